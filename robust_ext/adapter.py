@@ -1,0 +1,101 @@
+"""Adapters: how attacks and models of other libraries become this project's, found through entry points.
+
+An adapter is one object, published under the entry-point group ``robust_ext.adapters``; the built-in ones are found
+in the same way as anyone else's. Nothing of it is imported until something is adapted.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from torch import nn
+
+from robust_ext.attacks.base import Attack
+from robust_ext.errors import RobustExtError
+
+GROUP = "robust_ext.adapters"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackListing:
+    """One line of ``robust-ext attacks``.
+
+    Args:
+        name: As written in an attack string, without the library.
+        norms: Norms it can be run for.
+        kind: ``"fixed epsilon"`` or ``"minimum norm"``.
+        rows: See :class:`robust_ext.attacks.base.AttackTraits`.
+    """
+
+    name: str
+    norms: tuple[str, ...]
+    kind: str
+    rows: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedModel:
+    """A model of another library as a module.
+
+    Args:
+        module: From inputs in ``bounds`` to logits, preprocessing included.
+        bounds: The bounds the library's model states, or None where it states none.
+    """
+
+    module: nn.Module
+    bounds: tuple[float, float] | None
+
+
+class Adapter(ABC):
+    """What a library needs to offer to be usable here.
+
+    Attributes:
+        name: Prefix of its attack strings, as in ``foolbox:LinfPGD(steps=40)``.
+    """
+
+    name: str
+
+    @abstractmethod
+    def list_attacks(self) -> list[AttackListing]:
+        """The attacks that can be named; raises ``MissingDependencyError`` when the library is not installed."""
+
+    @abstractmethod
+    def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
+        """Make the attack called ``attack`` with these settings; ``name`` is how tables call it."""
+
+    @abstractmethod
+    def adapt_attack(self, attack: object, *, name: str | None = None) -> Attack | None:
+        """Wrap an attack object of the library; None when it is not one."""
+
+    @abstractmethod
+    def adapt_model(self, model: object) -> AdaptedModel | None:
+        """Wrap a model of the library; None when it is not one."""
+
+
+@cache
+def adapters() -> dict[str, Adapter]:
+    """All installed adapters by name.
+
+    Raises:
+        RobustExtError: An entry point does not lead to an :class:`Adapter`, or two have the same name.
+    """
+    found: dict[str, Adapter] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda p: p.name):
+        adapter = point.load()
+        if not isinstance(adapter, Adapter):
+            raise RobustExtError(f"entry point {point.name!r} of {GROUP}: {point.value} is no robust_ext.adapter.Adapter")
+        if adapter.name in found and type(found[adapter.name]) is not type(adapter):
+            raise RobustExtError(f"two installed adapters are called {adapter.name!r}; remove one of them")
+        found[adapter.name] = adapter
+    return found
+
+
+def comes_from(obj: object, package: str) -> bool:
+    """Whether a class in ``obj``'s family is defined in ``package``; imports nothing."""
+    family = obj.__mro__ if isinstance(obj, type) else type(obj).__mro__
+    return any(base.__module__.split(".")[0] == package for base in family)

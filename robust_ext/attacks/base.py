@@ -1,0 +1,159 @@
+"""The common interface of attacks, and how anything else becomes one.
+
+An attack gets a target, inputs, labels, a threat model and a generator, and returns candidates of the inputs' shape.
+It also states its traits: what it needs, and how it treats rows. Nothing it says of its own success is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.random_streams import seeded_globals
+from robust_ext.target import Target
+from robust_ext.threat import NORMS, ThreatModel
+
+ROWS = ("ordered", "any", "single")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackTraits:
+    """What an attack needs and how it treats rows, as data.
+
+    Args:
+        rows: ``"ordered"``: every query is the full batch in row order. ``"any"``: it may query subsets, permutations
+            or repeats of rows. ``"single"``: rows must be attacked one at a time.
+        gradients: Whether it needs gradients of the target.
+        minimum_norm: True: it looks for the smallest perturbation, is run once and judged at epsilon. False: it is
+            given epsilon.
+        norms: Norms it can be run for.
+        minimum_classes: Fewest classes it works with.
+    """
+
+    rows: str = "any"
+    gradients: bool = True
+    minimum_norm: bool = False
+    norms: tuple[str, ...] = NORMS
+    minimum_classes: int = 2
+
+    def __post_init__(self) -> None:
+        if self.rows not in ROWS:
+            raise InvalidArgumentError("rows", repr(self.rows), "one of " + ", ".join(map(repr, ROWS)))
+
+
+class Attack(ABC):
+    """Base of every attack.
+
+    Attributes:
+        name: How tables and files call it.
+        traits: What it needs and how it treats rows.
+    """
+
+    name: str
+    traits: AttackTraits
+
+    @abstractmethod
+    def generate(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return one candidate for each input.
+
+        Args:
+            target: What may be queried.
+            inputs: float32 ``(N, *target.input_shape)`` in ``target.bounds``; not to be changed.
+            labels: int64 ``(N,)``, the true labels: a candidate should be classified as anything else.
+            threat_model: The norm, epsilon and bounds to respect.
+            generator: CPU generator, the only source of randomness.
+
+        Returns:
+            Candidates ``(N, *target.input_shape)``, verified by whoever asked.
+        """
+
+    def refusal(self, *, threat_model: ThreatModel, classes: int) -> str | None:
+        """Why this attack makes no sense here and what to use instead, or None."""
+        if threat_model.norm not in self.traits.norms:
+            return (
+                f"{self.name} works for {' and '.join(self.traits.norms)}, not for {threat_model.norm}; choose an attack "
+                f"for {threat_model.norm} or change the threat model's norm"
+            )
+        if classes < self.traits.minimum_classes:
+            return (
+                f"{self.name} needs at least {self.traits.minimum_classes} classes and the target has {classes}; "
+                "choose a loss that works with two classes"
+            )
+        return None
+
+    def check(self, *, threat_model: ThreatModel, classes: int) -> None:
+        """Raise :class:`AttackRefusedError` when :meth:`refusal` gives a reason."""
+        reason = self.refusal(threat_model=threat_model, classes=classes)
+        if reason is not None:
+            raise AttackRefusedError(reason)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name})"
+
+
+class CallableAttack(Attack):
+    """A plain callable ``(model, x, y) -> x_adv`` as an attack.
+
+    The model it gets is the target's ``nn.Module``. Where the callable has parameters named ``threat_model``,
+    ``epsilon`` or ``generator``, it is given those too. Its global randomness is seeded from the generator.
+
+    Args:
+        function: The callable.
+        name: How tables call it; the callable's own name when left out.
+        rows: How it treats rows, see :class:`AttackTraits`.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, name: str | None = None, rows: str = "any") -> None:
+        if not callable(function):
+            raise InvalidArgumentError("function", type(function).__name__, "a callable (model, x, y) -> x_adv")
+        self.function = function
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.traits = AttackTraits(rows=rows)
+        self._extras = _accepted(function, ("threat_model", "epsilon", "generator"))
+
+    def generate(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Call the function on copies of the inputs and labels, see :meth:`Attack.generate`."""
+        offered = {"threat_model": threat_model, "epsilon": threat_model.epsilon, "generator": generator}
+        extras = {key: offered[key] for key in self._extras}
+        with seeded_globals(draw_seed(generator)):
+            out = self.function(target.module, inputs.clone(), labels.clone(), **extras)
+        if not isinstance(out, Tensor):
+            raise AttackError(f"{self.name}: returned {type(out).__name__}, expected a tensor of candidates")
+        return out
+
+
+def draw_seed(generator: torch.Generator) -> int:
+    """A 32-bit seed for a library that takes only integers, drawn from ``generator``."""
+    return int(torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64))
+
+
+def _accepted(function: Callable[..., Any], names: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
+    positional = (inspect.Parameter.POSITIONAL_ONLY,)
+    return tuple(name for name in names if name in parameters and parameters[name].kind not in positional)
