@@ -88,7 +88,9 @@ def adapters() -> dict[str, Adapter]:
     for point in sorted(entry_points(group=GROUP), key=lambda p: p.name):
         adapter = point.load()
         if not isinstance(adapter, Adapter):
-            raise RobustExtError(f"entry point {point.name!r} of {GROUP}: {point.value} is no robust_ext.adapter.Adapter")
+            raise RobustExtError(
+                f"entry point {point.name!r} of {GROUP}: {point.value} is no robust_ext.adapter.Adapter"
+            )
         if adapter.name in found and type(found[adapter.name]) is not type(adapter):
             raise RobustExtError(f"two installed adapters are called {adapter.name!r}; remove one of them")
         found[adapter.name] = adapter

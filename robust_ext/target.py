@@ -57,10 +57,10 @@ class Counted(nn.Module):
         self.counter.forward += rows
         out: Tensor = self.module(x)
         if out.requires_grad:
-            out.register_hook(lambda gradient: self._count_backward(gradient, rows))
+            out.register_hook(lambda _: self._count_backward(rows))  # type: ignore[no-untyped-call]
         return out
 
-    def _count_backward(self, _gradient: Tensor, rows: int) -> None:
+    def _count_backward(self, rows: int) -> None:
         self.counter.backward += rows
 
 
@@ -106,11 +106,13 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
     """
     if not isinstance(module, nn.Module):
         raise InvalidArgumentError("model", type(module).__name__, "a torch.nn.Module from inputs to logits")
-    training = [name or type(module).__name__ for name, part in module.named_modules() if part.training and _behaves(part)]
-    if module.training and (training or not any(True for _ in module.children())) or training:
+    training = [
+        name or type(part).__name__ for name, part in module.named_modules() if part.training and _behaves(part)
+    ]
+    if module.training or training:
         raise ModelError(
-            f"model: {', '.join(training[:3]) or type(module).__name__} is in train mode, so its output depends on the "
-            "batch or on chance; call model.eval() first"
+            f"model: {', '.join(training[:3]) or type(module).__name__} is in train mode, where outputs may depend "
+            "on the batch or on chance; call model.eval() first"
         )
     try:
         with torch.no_grad():

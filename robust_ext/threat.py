@@ -54,10 +54,11 @@ class ThreatModel:
 
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
         """Distances ``(N,)`` in float64 between the rows of two batches ``(N, ...)``."""
-        difference = (a.detach().double() - b.detach().double()).flatten(1)
+        difference: Tensor = (a.detach().double() - b.detach().double()).flatten(1)
         if self.norm == "linf":
             return difference.abs().amax(1) if difference.shape[1] else difference.sum(1)
-        return difference.norm(p=2 if self.norm == "l2" else 1, dim=1)
+        distances: Tensor = torch.linalg.vector_norm(difference, ord=2 if self.norm == "l2" else 1, dim=1)
+        return distances
 
     def tolerance(self, values: int) -> float:
         """How far beyond ``epsilon`` a candidate may lie and still count, for samples of ``values`` numbers.
@@ -66,7 +67,7 @@ class ThreatModel:
         a value in bounds can have, added up in the norm, plus 1e-5 of epsilon.
         """
         magnitude = max(abs(self.bounds[0]), abs(self.bounds[1]))
-        growth = {"linf": 1.0, "l2": float(values) ** 0.5, "l1": float(values)}[self.norm]
+        growth: float = {"linf": 1.0, "l2": float(values) ** 0.5, "l1": float(values)}[self.norm]
         return 1e-5 * self.epsilon + 2e-7 * magnitude * growth
 
     def contains(self, candidates: Tensor, inputs: Tensor) -> Tensor:

@@ -76,7 +76,9 @@ def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) 
     low, high = float(inputs.min()), float(inputs.max())
     if low < bounds[0] or high > bounds[1]:
         raise InvalidArgumentError(
-            argument, f"values in [{low:g}, {high:g}]", f"values in the threat model's bounds [{bounds[0]:g}, {bounds[1]:g}]"
+            argument,
+            f"values in [{low:g}, {high:g}]",
+            f"values in the threat model's bounds [{bounds[0]:g}, {bounds[1]:g}]",
         )
     return inputs
 

@@ -86,8 +86,8 @@ class Attack(ABC):
         """Why this attack makes no sense here and what to use instead, or None."""
         if threat_model.norm not in self.traits.norms:
             return (
-                f"{self.name} works for {' and '.join(self.traits.norms)}, not for {threat_model.norm}; choose an attack "
-                f"for {threat_model.norm} or change the threat model's norm"
+                f"{self.name} works for {' and '.join(self.traits.norms)}, not for {threat_model.norm}; choose an "
+                f"attack for {threat_model.norm} or change the threat model's norm"
             )
         if classes < self.traits.minimum_classes:
             return (
@@ -122,7 +122,7 @@ class CallableAttack(Attack):
         if not callable(function):
             raise InvalidArgumentError("function", type(function).__name__, "a callable (model, x, y) -> x_adv")
         self.function = function
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.traits = AttackTraits(rows=rows)
         self._extras = _accepted(function, ("threat_model", "epsilon", "generator"))
 

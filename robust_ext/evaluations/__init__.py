@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Evaluations: what tells whether a robustness evaluation can be trusted."""

@@ -1,1 +1,3 @@
-"""Placeholder."""
+"""Modules: whatever a model does is done by one of these."""
+
+from robust_ext.models.binarized import BinarizedClassifier as BinarizedClassifier

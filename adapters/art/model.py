@@ -1,0 +1,73 @@
+"""ART classifiers as modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from robust_ext.adapter import AdaptedModel
+from robust_ext.adapters.art.library import art
+from robust_ext.errors import InvalidArgumentError, ModelError
+
+
+class ArtModule(nn.Module):
+    """An ART PyTorch classifier as a module: its preprocessing, then its network, with gradients through both.
+
+    Args:
+        classifier: A ``PyTorchClassifier`` all of whose preprocessing runs in PyTorch.
+    """
+
+    def __init__(self, classifier: Any) -> None:
+        super().__init__()
+        self.network: nn.Module = classifier.model
+        self._steps = tuple(classifier.preprocessing_operations)
+        self.training = self.network.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, K)`` of inputs ``(N, ...)`` within the classifier's clip values."""
+        for step in self._steps:
+            if step.apply_predict:
+                x, _ = step.forward(x, None)
+        out: Tensor = self.network(x)
+        return out
+
+
+def adapt_model(model: Any) -> AdaptedModel:
+    """Turn an ART classifier into a module and its bounds.
+
+    Raises:
+        InvalidArgumentError: It is an object of ART but no ``PyTorchClassifier``.
+        ModelError: It has preprocessing outside PyTorch, postprocessing, or bounds that differ from value to value.
+    """
+    if not isinstance(model, art.estimators.classification.PyTorchClassifier):
+        raise InvalidArgumentError("model", f"art's {type(model).__name__}", "an art PyTorchClassifier")
+    outside = [type(step).__name__ for step in model.preprocessing_operations if not _runs_in_torch(step)]
+    if outside:
+        raise ModelError(
+            f"model: its preprocessing {', '.join(outside)} runs in numpy, where no gradient flows; use ART's PyTorch "
+            "variant of it, or put it into an nn.Module with an approximate gradient"
+        )
+    if model.postprocessing_defences:
+        names = ", ".join(type(step).__name__ for step in model.postprocessing_defences)
+        raise ModelError(
+            f"model: its postprocessing {names} changes the logits in numpy; remove it, or put it into the module"
+        )
+    return AdaptedModel(module=ArtModule(model), bounds=_bounds(model.clip_values))
+
+
+def _runs_in_torch(step: object) -> bool:
+    return isinstance(step, art.defences.preprocessor.preprocessor.PreprocessorPyTorch)
+
+
+def _bounds(clip_values: Any) -> tuple[float, float] | None:
+    if clip_values is None:
+        return None
+    ends = [np.unique(np.asarray(end, dtype=np.float64)) for end in clip_values]
+    if any(len(values) != 1 for values in ends):
+        raise ModelError(
+            "model: its clip_values differ from value to value, and a threat model has one pair of bounds; scale the "
+            "inputs to common bounds and move the scaling into the preprocessing"
+        )
+    return float(ends[0][0]), float(ends[1][0])

@@ -1,0 +1,71 @@
+"""Two published architectures, for use with ``--model examples/networks.py:NAME --weights FILE``.
+
+``resnet20``: He et al. 2016, CIFAR-10, with parameter-free shortcuts (option A); keys as in the widely used
+PyTorch port by Y. Idelbayev. ``wong_kolter_mnist``: the MNIST network of Wong and Kolter 2018.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with batch normalisation and a shortcut that subsamples and pads with zero channels."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outside)
+        self.stride = stride
+        self.padding = (outside - inside) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activations of the next block."""
+        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.padding:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.padding, self.padding))
+        return F.relu(out + x)
+
+
+class ResNet20(nn.Module):
+    """Inputs (N, 3, 32, 32) in [0, 1], normalised inside; logits (N, 10); 64 features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1), persistent=False)
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1 = nn.Sequential(Block(16, 16, 1), Block(16, 16, 1), Block(16, 16, 1))
+        self.layer2 = nn.Sequential(Block(16, 32, 2), Block(32, 32, 1), Block(32, 32, 1))
+        self.layer3 = nn.Sequential(Block(32, 64, 2), Block(64, 64, 1), Block(64, 64, 1))
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (N, 10)."""
+        x = (x - self.mean) / self.std
+        x = self.layer3(self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x))))))
+        return self.linear(x.mean((2, 3)))
+
+
+def resnet20() -> nn.Module:
+    """A CIFAR-10 ResNet-20 in eval mode; weights are loaded by the caller."""
+    return ResNet20().eval()
+
+
+def wong_kolter_mnist() -> nn.Module:
+    """The MNIST convnet of Wong and Kolter (2018), inputs (N, 1, 28, 28) in [0, 1], in eval mode."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 4, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 4, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(1568, 100),
+        nn.ReLU(),
+        nn.Linear(100, 10),
+    ).eval()

@@ -1,0 +1,196 @@
+"""Labelled images in memory, or in a memory map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.random_streams import stream
+from robust_ext.validation import check_choice, check_integer, check_number
+
+ORDERS = ("random", "first")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Dataset:
+    """Labelled images.
+
+    Args:
+        name: What reports call it.
+        images: ``(N, C, H, W)``, uint8 of 0..255 or float32 of 0..1; kept as they are (a memory map stays one) and
+            read-only from here.
+        labels: Integers ``(N,)`` of at least 0 and below the number of classes; kept as int64.
+        class_names: One name a class, in the order of the labels.
+
+    Raises:
+        InvalidArgumentError: Shapes, dtypes, lengths or values are others; the text names the field.
+
+    Example:
+        >>> data = Dataset(
+        ...     name="two", images=np.full((2, 1, 3, 3), 255, np.uint8), labels=np.array([1, 0]), class_names=("a", "b")
+        ... )
+        >>> data
+        Dataset(name='two', images=(2, 1, 3, 3) uint8, classes=2)
+        >>> inputs, labels = data.take([0], bounds=(-1.0, 1.0))
+        >>> inputs.shape, inputs.max(), labels
+        (torch.Size([1, 1, 3, 3]), tensor(1.), tensor([1]))
+    """
+
+    name: str
+    images: NDArray[np.uint8] | NDArray[np.float32]
+    labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidArgumentError("name", self.name, "a text that is not empty")
+        names = self.class_names
+        if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+            raise InvalidArgumentError("class_names", names, "a tuple of texts, one a class")
+        images = _check_images(self.images)
+        labels = _check_labels(self.labels, samples=len(images), classes=len(names))
+        for field, values in (("images", images.view()), ("labels", labels.view())):
+            values.flags.writeable = False
+            object.__setattr__(self, field, values)
+        object.__setattr__(self, "class_names", tuple(names))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        images = f"{self.images.shape} {self.images.dtype}"
+        return f"Dataset(name={self.name!r}, images={images}, classes={self.classes})"
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, also of those without an image."""
+        return len(self.class_names)
+
+    def take(
+        self, indices: Sequence[int] | NDArray[Any] | Tensor, *, bounds: tuple[float, float] = (0.0, 1.0)
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of some samples, in the order of ``indices``.
+
+        Args:
+            indices: Positions, each at least 0 and below ``len(self)``; may repeat.
+            bounds: Input values that stand for black and for white.
+
+        Returns:
+            Inputs ``(len(indices), C, H, W)`` float32 in ``bounds`` and labels ``(len(indices),)`` int64, both new
+            and on the CPU.
+
+        Raises:
+            InvalidArgumentError: An index or the bounds are not acceptable.
+        """
+        positions = self._check_indices(indices)
+        low, high = _check_bounds(bounds)
+        inputs = torch.from_numpy(np.ascontiguousarray(self.images[positions], dtype=np.float32))
+        if self.images.dtype == np.uint8:
+            inputs /= 255
+        if (low, high) != (0.0, 1.0):
+            # The nearest float32 of a bound may lie beyond it, and so may a rounded product: clamp to the last inside.
+            lowest, highest = np.float32(low), np.float32(high)
+            lowest = np.nextafter(lowest, np.float32(np.inf)) if float(lowest) < low else lowest
+            highest = np.nextafter(highest, np.float32(-np.inf)) if float(highest) > high else highest
+            inputs.mul_(high - low).add_(low).clamp_(float(lowest), float(highest))
+        return inputs, torch.from_numpy(self.labels[positions])
+
+    def choose(self, count: int, *, seed: int, order: str = "random") -> NDArray[np.int64]:
+        """Indices of some samples, without repetition.
+
+        Args:
+            count: How many, at most ``len(self)``.
+            seed: Of the permutation; any integer of at least 0.
+            order: ``"random"``: the beginning of a permutation that depends on the seed and the number of images
+                only, so that a smaller choice is the beginning of a larger one. ``"first"``: 0, 1, 2, and so on.
+
+        Returns:
+            int64 ``(count,)``.
+
+        Raises:
+            InvalidArgumentError: There are fewer images than ``count``, or an argument is not acceptable.
+
+        Example:
+            >>> data = Dataset(
+            ...     name="five", images=np.zeros((5, 1, 2, 2), np.uint8), labels=np.zeros(5, int), class_names=("a",)
+            ... )
+            >>> bool((data.choose(2, seed=0) == data.choose(5, seed=0)[:2]).all())
+            True
+            >>> data.choose(3, seed=0, order="first")
+            array([0, 1, 2])
+        """
+        count = check_integer("count", count, minimum=0)
+        check_integer("seed", seed, minimum=0)
+        check_choice("order", order, ORDERS)
+        if count > len(self):
+            raise InvalidArgumentError("count", count, f"at most {len(self)}, the number of images in {self.name}")
+        if order == "first":
+            return np.arange(count, dtype=np.int64)
+        permutation: NDArray[np.int64] = torch.randperm(len(self), generator=stream(seed, "dataset", "order")).numpy()
+        return permutation[:count].copy()
+
+    def _check_indices(self, indices: Sequence[int] | NDArray[Any] | Tensor) -> NDArray[np.int64]:
+        expected = f"a list of integers of at least 0 and below {len(self)}, the number of images in {self.name}"
+        try:
+            values = np.asarray(indices.detach().cpu() if isinstance(indices, Tensor) else indices)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError("indices", type(indices).__name__, expected) from error
+        if values.ndim != 1:
+            raise InvalidArgumentError("indices", f"shape {values.shape}", expected)
+        if values.size == 0:
+            return np.empty(0, dtype=np.int64)
+        if values.dtype.kind not in "iu":
+            raise InvalidArgumentError("indices", f"dtype {values.dtype}", expected)
+        if values.min() < 0 or values.max() >= len(self):
+            raise InvalidArgumentError("indices", f"values in {values.min()}..{values.max()}", expected)
+        return values.astype(np.int64)
+
+
+def _check_images(images: object) -> NDArray[np.uint8] | NDArray[np.float32]:
+    if not isinstance(images, np.ndarray):
+        raise InvalidArgumentError("images", type(images).__name__, "a numpy array of shape (N, C, H, W)")
+    if images.dtype not in (np.uint8, np.float32):
+        raise InvalidArgumentError("images", f"dtype {images.dtype}", "uint8 (0..255) or float32 (0..1)")
+    if images.ndim != 4 or 0 in images.shape[1:]:
+        raise InvalidArgumentError("images", f"shape {images.shape}", "shape (N, C, H, W), only N may be 0")
+    if images.dtype == np.float32 and images.size:
+        # NaN passes through min and max, and no comparison with it holds.
+        with np.errstate(invalid="ignore"):
+            low, high = float(images.min()), float(images.max())
+        if not (low >= 0 and high <= 1):
+            raise InvalidArgumentError(
+                "images", f"values in [{low:g}, {high:g}]", "finite values in [0, 1]: divide pixels of 0..255 by 255"
+            )
+    return images
+
+
+def _check_labels(labels: object, *, samples: int, classes: int) -> NDArray[np.int64]:
+    if not isinstance(labels, np.ndarray):
+        raise InvalidArgumentError("labels", type(labels).__name__, "a numpy array of shape (N,)")
+    if labels.dtype.kind not in "iu":
+        raise InvalidArgumentError("labels", f"dtype {labels.dtype}", "integer class labels (int64)")
+    if labels.shape != (samples,):
+        raise InvalidArgumentError("labels", f"shape {labels.shape}", f"shape ({samples},), one label an image")
+    if samples and (labels.min() < 0 or labels.max() >= classes):
+        raise InvalidArgumentError(
+            "labels",
+            f"labels in {labels.min()}..{labels.max()}",
+            f"labels of at least 0 and below {classes}, the number of class names",
+        )
+    return labels.astype(np.int64)
+
+
+def _check_bounds(bounds: object) -> tuple[float, float]:
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise InvalidArgumentError("bounds", bounds, "a pair (lowest, highest)")
+    low, high = check_number("bounds", bounds[0]), check_number("bounds", bounds[1])
+    if low >= high:
+        raise InvalidArgumentError("bounds", bounds, "a pair whose first number is below its second")
+    return low, high

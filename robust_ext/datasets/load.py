@@ -1,0 +1,90 @@
+"""From a name or a path to a dataset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from robust_ext.datasets.base import Dataset
+from robust_ext.datasets.cifar import load_cifar10, load_cifar100
+from robust_ext.datasets.digits import load_digits
+from robust_ext.datasets.files import reading, unusable
+from robust_ext.datasets.idx import load_fashion_mnist, load_mnist
+from robust_ext.datasets.image_folder import load_image_folder
+from robust_ext.datasets.npz import load_npz
+from robust_ext.errors import DataError, InvalidArgumentError
+from robust_ext.validation import check_choice
+
+SPLITS = ("train", "test")
+
+_NAMED: dict[str, Callable[[Path, str], Dataset]] = {
+    "digits": lambda _, split: load_digits(split),
+    "mnist": load_mnist,
+    "fashion-mnist": load_fashion_mnist,
+    "cifar10": load_cifar10,
+    "cifar100": load_cifar100,
+}
+_EXPECTED = f"one of {', '.join(_NAMED)}, or the path of an .npz file or of a folder of images"
+
+
+def load_dataset(spec: str, *, root: str | os.PathLike[str] | None = None, split: str = "test") -> Dataset:
+    """Load labelled images by a name or from a path.
+
+    Args:
+        spec: ``"digits"`` (comes with scikit-learn), ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``
+            (from files below ``root``), or the path of an ``.npz`` file or of a folder of images, relative to the
+            working directory or else to ``root``. Names come first: a folder called ``digits`` is ``"./digits"``.
+        root: Folder with the user's data; the working directory if not given.
+        split: ``"test"`` or ``"train"``. Files and folders without splits are used as they are for either.
+
+    Raises:
+        DataError: Files are missing, damaged or not what their names promise; says where they were looked for.
+        InvalidArgumentError: An argument is of another type, or there is no such split.
+        MissingDependencyError: scikit-learn (digits) or Pillow (folders) is not installed.
+
+    Example:
+        >>> digits = load_dataset("digits")
+        >>> digits
+        Dataset(name='digits-test', images=(500, 1, 8, 8) float32, classes=10)
+        >>> inputs, labels = digits.take(digits.choose(3, seed=0))
+        >>> inputs.shape, inputs.dtype, labels.dtype
+        (torch.Size([3, 1, 8, 8]), torch.float32, torch.int64)
+    """
+    if not isinstance(spec, str) or not spec.strip():
+        raise InvalidArgumentError("spec", repr(spec), _EXPECTED)
+    check_choice("split", split, SPLITS)
+    folder = _check_root(root)
+    with reading(spec):
+        if spec in _NAMED:
+            return _NAMED[spec](folder, split)
+        path = _find_path(spec, folder)
+        if path.is_dir():
+            return load_image_folder(path, split)
+        if path.suffix.lower() == ".npz":
+            return load_npz(path, split)
+    then = "save images and labels with numpy.savez, or name a folder of images"
+    raise unusable(path, got=f"a file ending in {path.suffix!r}", expected=_EXPECTED, then=then)
+
+
+def _check_root(root: object) -> Path:
+    if root is None:
+        return Path.cwd()
+    path = os.fspath(root) if isinstance(root, (str, os.PathLike)) else None
+    if not isinstance(path, str):
+        raise InvalidArgumentError("root", root, "the path of a folder, as a text or pathlib.Path")
+    folder = Path(path).expanduser()
+    with reading(folder):
+        if not folder.is_dir():
+            raise DataError(f"root: no folder at {folder}; name the folder that holds the data (--data-root)")
+    return folder
+
+
+def _find_path(spec: str, root: Path) -> Path:
+    given = Path(spec).expanduser()
+    places = list(dict.fromkeys([Path.cwd() / given, root / given]))
+    for place in places:
+        if place.exists():
+            return place
+    looked = " and ".join(map(str, places))
+    raise DataError(f"{spec}: not found, looked for {looked}; expected {_EXPECTED}")

@@ -1,0 +1,233 @@
+"""The binarization test as one function."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.evaluations.binarization import calibration as hardness
+from robust_ext.evaluations.binarization.examples import load_examples, save_examples
+from robust_ext.evaluations.binarization.preparation import (
+    as_attacks,
+    check_ids,
+    counted_parts,
+    inputs_digest,
+    model_digest,
+    versions,
+)
+from robust_ext.evaluations.binarization.protocol import (
+    Job,
+    Memory,
+    Store,
+    choose_forward_batch,
+    complete_groups,
+    run_groups,
+)
+from robust_ext.evaluations.binarization.result import BinarizationResult
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
+from robust_ext.evaluations.binarization.verdict import overall, overall_reason
+from robust_ext.evaluations.run import RunFolder
+from robust_ext.reports import Example
+from robust_ext.target import PassCounter
+from robust_ext.threat import ThreatModel
+from robust_ext.validation import check_inputs, check_integer
+
+T = TypeVar("T")
+
+
+def binarization_test(
+    model: object,
+    attack: object,
+    inputs: Tensor,
+    threat_model: ThreatModel,
+    *,
+    layer: str | None = None,
+    sample_ids: Sequence[int] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    calibrate_on: int = 0,
+    progress: bool = False,
+    target: str = "",
+    shard: tuple[int, int] = (0, 1),
+    **settings: Any,
+) -> BinarizationResult:
+    """Test whether an attack finds adversarial examples that are known to exist (Zimmermann et al. 2022, section 3.1).
+
+    For each input, a copy of the model with a two-class readout is made in which a random point of the ball is
+    adversarial. The attack is run on it, and its candidates are verified. An attack that misses what was planted
+    cannot support a claim of robustness of this model.
+
+    Args:
+        model: A torch module from inputs in the threat model's bounds to logits, in eval mode; a pair of modules
+            ``(features, readout)``; a Foolbox model; an ART ``PyTorchClassifier``.
+        attack: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
+        inputs: Clean samples, float ``(N, ...)`` in bounds. Labels are not needed: the problems bring their own.
+        threat_model: The norm, epsilon and bounds that the robustness claim is about.
+        layer: Name of the linear layer that makes the logits; found when left out.
+        sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
+        out: Run folder. With one, records survive a kill and the same call goes on; ``result.json`` and
+            ``report.html`` are written there.
+        calibrate_on: Number of samples on which the hardness is calibrated first (section 4.3); 0 for no calibration.
+        progress: Show a progress bar on stderr.
+        target: Words for what is attacked, for tables.
+        shard: Number of this process, and of how many that share the run folder; a call without it completes them.
+        **settings: Of the test, see :class:`BinarizationSettings`.
+
+    Returns:
+        The result; ``print`` shows its table.
+
+    Raises:
+        InvalidArgumentError: An argument is outside what is accepted.
+        ModelError: The model is no classifier to logits, or cannot be split.
+        AttackRefusedError: An attack makes no sense on this target.
+        AttackError: An attack raised, or returned no batch of candidates.
+        RunFolderError: The folder holds another run.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3))
+        >>> def nothing(model, x, y):
+        ...     return x
+        >>> threat_model = ThreatModel(norm="linf", epsilon=0.1)
+        >>> binarization_test(model.eval(), nothing, torch.rand(12, 1, 4, 4), threat_model, inner_points=50).verdict
+        'failed'
+    """
+    checked = _settings(threat_model, settings)
+    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+    samples = check_ids(sample_ids, len(inputs))
+    check_integer("calibrate_on", calibrate_on, minimum=0)
+    attacks = as_attacks(attack)
+    for one in attacks.values():
+        one.check(threat_model=threat_model, classes=2)
+    parts, device = counted_parts(model, inputs, threat_model, layer, PassCounter())
+    described = {
+        **checked.to_dict(),
+        "calibrate_on": calibrate_on,
+        "attacks": {name: repr(one) for name, one in attacks.items()},
+        "target": target,
+        "samples": len(samples),
+        "model": model_digest(parts, inputs[:1].to(device)),
+        "inputs": inputs_digest(inputs, samples),
+    }
+    store: Store = Memory()
+    with ExitStack() as stack:
+        folder: RunFolder | None = None
+        if out is not None:
+            folder = RunFolder(out, kind="binarization", settings=described, versions=versions(), shard=shard[0])
+            store = stack.enter_context(folder)
+        once = _at_once if folder is None else folder.once
+        first = inputs[:1].to(device)
+        forward_batch = (
+            int(checked.forward_batch)
+            if checked.forward_batch != "auto"
+            else once("forward_batch", lambda: choose_forward_batch(parts.features, first))
+        )
+        calibration: dict[str, Any] | None = None
+        if calibrate_on:
+            some, ids = inputs[:calibrate_on].to(device), samples[:calibrate_on]
+            calibration = once(
+                "calibration",
+                lambda: hardness.calibrate(parts, attacks, some, ids, checked, forward_batch=forward_batch),
+            )
+        examples: list[Example] = []
+        bar = stack.enter_context(tqdm(total=len(samples), unit="sample", disable=not progress, desc="binarization"))
+
+        def advance(done: int) -> None:
+            bar.update(done)
+
+        job = Job(
+            parts=parts,
+            attacks=attacks,
+            inputs=inputs,
+            samples=samples,
+            settings=hardness.apply(checked, calibration),
+            forward_batch=forward_batch,
+            device=device,
+            shard=shard,
+            progress=advance,
+            show=examples.extend if folder is None else lambda new: save_examples(folder.path, new),
+        )
+        run_groups(job, store)
+        if folder is not None:
+            examples = load_examples(folder.path)
+        records, timings = _used(job, store)
+        content = _content(job, records, timings, described, calibration)
+        result = BinarizationResult(content, records, examples)
+        if folder is not None and shard[1] == 1:
+            folder.finish(records)
+            result.save(folder.path)
+        return result
+
+
+def _at_once(_name: str, compute: Callable[[], T]) -> T:
+    return compute()
+
+
+def _settings(threat_model: ThreatModel, settings: Mapping[str, Any]) -> BinarizationSettings:
+    known = {entry.name for entry in fields(BinarizationSettings)} - {"threat_model"}
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ": " + ", ".join(sorted(known))
+            raise InvalidArgumentError(name, "an unknown setting", f"a setting of the binarization test{hint}")
+    return BinarizationSettings(threat_model=threat_model, **settings)
+
+
+def _used(job: Job, store: Store) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Records and timings up to where the last attack was decided; all of them where the protocol is not sequential."""
+    groups = complete_groups(job, store.records())
+    if job.settings.sequential:
+        needed = [decided_after(name, groups, job.settings) or len(groups) for name in job.attacks]
+        groups = groups[: max(needed)]
+    timings = {entry["group"]: entry for entry in store.timings() if entry["group"] < len(groups)}
+    return [record for group in groups for record in group], list(timings.values())
+
+
+def _content(
+    job: Job,
+    records: Sequence[Mapping[str, Any]],
+    timings: Sequence[Mapping[str, Any]],
+    described: Mapping[str, Any],
+    calibration: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Everything ``result.json`` holds."""
+    attacks = []
+    for name, attack in job.attacks.items():
+        mine = _until_decided(name, job, records)
+        last = len(mine)
+        attacks.append(
+            summarise_attack(
+                name,
+                mine,
+                [entry for entry in timings if job.groups[entry["group"]].start < last],
+                job.settings,
+                description=repr(attack),
+                target=described["target"],
+            )
+        )
+    return {
+        "kind": "binarization",
+        "verdict": overall([attack["verdict"] for attack in attacks]),
+        "reason": overall_reason(attacks),
+        "attacks": attacks,
+        "calibration": calibration,
+        "settings": {**described, **job.settings.to_dict(), "forward_batch": job.forward_batch},
+        "versions": versions(),
+        "seed": job.settings.seed,
+    }
+
+
+def _until_decided(name: str, job: Job, records: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    if not job.settings.sequential:
+        return records
+    groups = complete_groups(job, records)
+    number = decided_after(name, groups, job.settings)
+    return records if number is None else [record for group in groups[:number] for record in group]

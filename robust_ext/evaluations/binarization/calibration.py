@@ -1,0 +1,120 @@
+"""Hardness calibration: start as hard as possible, ease until the attack is near perfect (section 4.3).
+
+The points of each sample are measured once; every hardness is another readout or another bias on the same features,
+and the random attack judges its points by all of them. Only the attack itself is run again at each step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from robust_ext.attacks.base import Attack
+from robust_ext.evaluations.binarization.attacking import attack_problems
+from robust_ext.evaluations.binarization.problems import Problems, fit, measure
+from robust_ext.evaluations.binarization.random_attack import random_reach
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.features import Split
+from robust_ext.target import Counted
+
+KAPPAS = (0.9999, 0.999, 0.99, 0.9, 0.5, 0.0)
+
+
+def calibrate(
+    parts: Split,
+    attacks: Mapping[str, Attack],
+    inputs: Tensor,
+    samples: Sequence[int],
+    settings: BinarizationSettings,
+    *,
+    forward_batch: int,
+) -> dict[str, Any]:
+    """Find the hardest setting at which the best attack is near perfect, and the curves on the way there.
+
+    Kappa is eased first, with all inner points; when no kappa suffices, a third and a tenth of the inner points are
+    tried. At the kappa that is chosen, the score against the number of inner points completes the picture.
+
+    Args:
+        parts: The network, its features counted.
+        attacks: By name; the best of them counts.
+        inputs: Clean samples on the network's device.
+        samples: Their ids.
+        settings: Of the test; its kappa is one of those tried.
+        forward_batch: Rows of a forward pass.
+
+    Returns:
+        ``chosen`` (``{"kappa", "inner_points"}``, or None when nothing was easy enough), ``rows`` (one a setting and
+        attack: ``attack``, ``kappa``, ``inner_points``, ``score``, ``random_score``, ``samples``; the scores are None
+        where nothing could be planted), ``seconds`` and ``passes``.
+    """
+    features = parts.features
+    if not isinstance(features, Counted):
+        raise TypeError("the features of a calibration are counted")
+    begin, before = time.perf_counter(), features.counter.snapshot()
+    kappas = sorted({*KAPPAS, settings.kappa}, reverse=True)
+    counts = sorted({max(1, settings.inner_points // part) for part in (1, 3, 10)}, reverse=True)
+    measured = measure(parts, inputs, samples, settings, forward_batch=forward_batch)
+    versions = {count: fit(measured, parts.readout, settings, inner_points=count) for count in counts}
+    hardest = [_at(settings, kappas[0], count).boundary_position for count in counts]
+    reach, _ = random_reach(features, list(versions.values()), hardest, settings, forward_batch=forward_batch)
+    random = dict(zip(counts, reach.unbind(1), strict=True))
+    rows: list[dict[str, Any]] = []
+
+    def score(kappa: float, count: int) -> float:
+        tried = _at(settings, kappa, count)
+        new = [_row(name, attack, versions[count], random[count], features, tried) for name, attack in attacks.items()]
+        rows.extend(new)
+        return max((row["score"] for row in new if row["score"] is not None), default=0.0)
+
+    chosen: dict[str, Any] | None = None
+    for count in counts:
+        for kappa in kappas:
+            if score(kappa, count) >= settings.threshold:
+                chosen = {"kappa": kappa, "inner_points": count}
+                break
+        if chosen is not None:
+            break
+    if chosen is not None:
+        for count in counts:
+            if count < chosen["inner_points"]:
+                score(chosen["kappa"], count)
+    spent = features.counter.since(before)
+    return {
+        "chosen": chosen,
+        "rows": rows,
+        "seconds": time.perf_counter() - begin,
+        "passes": {"forward": spent.forward, "backward": spent.backward},
+    }
+
+
+def apply(settings: BinarizationSettings, calibration: Mapping[str, Any] | None) -> BinarizationSettings:
+    """The settings that a calibration chose; unchanged when there is none, or when it chose nothing."""
+    chosen = None if calibration is None else calibration["chosen"]
+    return settings if chosen is None else _at(settings, chosen["kappa"], chosen["inner_points"])
+
+
+def _at(settings: BinarizationSettings, kappa: float, inner_points: int) -> BinarizationSettings:
+    return replace(settings, kappa=kappa, inner_points=inner_points)
+
+
+def _row(
+    name: str, attack: Attack, problems: Problems, random: Tensor, features: Counted, settings: BinarizationSettings
+) -> dict[str, Any]:
+    position = settings.boundary_position
+    rows = [row for row in range(len(problems.samples)) if bool(problems.separable[row])]
+    done = attack_problems(attack, problems.select(rows), features, settings, position=position).records
+    planted = [row for row in rows if done[problems.samples[row]]["outcome"] != "not_planted"]
+    found = [done[problems.samples[row]]["outcome"] == "found" for row in planted]
+    hits = [float(random[row]) > position for row in planted]
+    return {
+        "attack": name,
+        "kappa": settings.kappa,
+        "inner_points": settings.inner_points,
+        "score": sum(found) / len(found) if found else None,
+        "random_score": sum(hits) / len(hits) if hits else None,
+        "samples": len(planted),
+    }

@@ -1,0 +1,225 @@
+"""Binarized problems: points are drawn and measured, readouts fitted, and classifiers made of them.
+
+Zimmermann et al. 2022, algorithm 1: inner and boundary points of each sample go through the features; a linear
+readout separates them; its bias is placed by the closeness kappa, and its logits are scaled to the network's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.features import Split
+from robust_ext.models.binarized import BinarizedClassifier
+from robust_ext.models.readouts import fit_directions
+from robust_ext.random_streams import stream
+
+# Float64 copies of the features that are solved together stay below this many bytes.
+_SOLVE_BYTES = 256 * 2**20
+# Points are drawn in blocks with a stream of their own, so that the first n do not depend on how many follow.
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Features of the drawn points of B samples.
+
+    Args:
+        samples: Ids of the samples.
+        inputs: Clean samples ``(B, ...)``.
+        planted: Boundary points ``(B, N_b, ...)``.
+        inner_features: ``(B, 1 + N_i, F)``, the clean sample's first.
+        planted_features: ``(B, N_b, F)``.
+    """
+
+    samples: tuple[int, ...]
+    inputs: Tensor
+    planted: Tensor
+    inner_features: Tensor
+    planted_features: Tensor
+
+
+@dataclass(frozen=True)
+class Problems:
+    """B fitted problems. Positions along a direction count from the planted point closest to the inner ones.
+
+    Args:
+        samples: Ids of the samples.
+        inputs: Clean samples ``(B, ...)``.
+        planted: Planted points ``(B, N_b, ...)``.
+        weight: Unit directions, float64 ``(B, F)``.
+        anchor: Features of that closest planted point, float64 ``(B, F)``.
+        gap: Distance along the direction from the closest inner point to it, float64 ``(B,)``; above 0 when separable.
+        lowest: Lowest position of any point, float64 ``(B,)``.
+        highest: Highest position.
+        logit_low: Lowest logit of the original network on these points, float64 ``(B,)``.
+        logit_high: Highest.
+    """
+
+    samples: tuple[int, ...]
+    inputs: Tensor
+    planted: Tensor
+    weight: Tensor
+    anchor: Tensor
+    gap: Tensor
+    lowest: Tensor
+    highest: Tensor
+    logit_low: Tensor
+    logit_high: Tensor
+
+    @property
+    def separable(self) -> Tensor:
+        """Whether a linear readout separates the points, bool ``(B,)``."""
+        return self.gap > 0
+
+    def reach(self, features: Tensor, index: Tensor | Sequence[int]) -> Tensor:
+        """How close to the planted points features ``(M, F)`` of problems ``index`` get, float64 ``(M,)``.
+
+        It is 0 at the closest inner point and 1 at the closest planted one, along the direction. A point is adversarial exactly where its reach is above the boundary's position, so it is also the largest
+        kappa at which it would be.
+        """
+        along = ((features.double() - self.anchor[index]) * self.weight[index]).sum(1)
+        return 1 + along / self.gap[index]
+
+    def select(self, rows: Sequence[int]) -> Problems:
+        """Some of the problems, in this order."""
+        index = torch.tensor(list(rows), dtype=torch.int64, device=self.inputs.device)
+        parts = {name: getattr(self, name)[index] for name in self.__dataclass_fields__ if name != "samples"}
+        return Problems(samples=tuple(self.samples[i] for i in rows), **parts)
+
+    def classifier(
+        self, features: nn.Module, *, position: float, logit_scale: str = "original", rows: str = "any"
+    ) -> BinarizedClassifier:
+        """The binarized classifier of these problems.
+
+        Args:
+            features: The network's features.
+            position: Where the boundary lies between the closest inner point (0) and the closest planted one (1).
+            logit_scale: ``"original"`` or ``"unit"``, see :class:`BinarizationSettings`.
+            rows: See :class:`BinarizedClassifier`.
+        """
+        threshold = -(1 - position) * self.gap
+        largest = torch.maximum((self.lowest - threshold).abs(), (self.highest - threshold).abs())
+        if logit_scale == "original":
+            spread, offset = (self.logit_high - self.logit_low) / 2, (self.logit_high + self.logit_low) / 2
+        else:
+            spread, offset = torch.ones_like(largest), torch.zeros_like(largest)
+        return BinarizedClassifier(
+            features,
+            references=self.inputs,
+            weight=self.weight,
+            anchor=self.anchor,
+            threshold=threshold,
+            scale=spread / largest.clamp_min(torch.finfo(torch.float64).tiny),
+            offset=offset,
+            rows=rows,
+        )
+
+
+def measure(
+    parts: Split,
+    inputs: Tensor,
+    samples: Sequence[int],
+    settings: BinarizationSettings,
+    *,
+    forward_batch: int,
+    inner_points: int | None = None,
+) -> Measured:
+    """Draw the points of each sample and send them through the features.
+
+    Args:
+        parts: The network.
+        inputs: Clean samples ``(B, ...)`` on the network's device.
+        samples: Their ids, which with the seed decide every draw.
+        settings: Of the test.
+        forward_batch: Most rows of a forward pass.
+        inner_points: Instead of ``settings.inner_points``.
+    """
+    inner = settings.inner_points if inner_points is None else inner_points
+    planted = torch.stack([draw_planted(x, sample, settings) for x, sample in zip(inputs, samples, strict=True)])
+    inner_features, planted_features = [], []
+    with torch.no_grad():
+        for x, sample, corners in zip(inputs, samples, planted, strict=True):
+            points = torch.cat([x[None], draw_inner(x, sample, settings, inner), corners])
+            features = forward_in_chunks(parts.features, points, forward_batch)
+            inner_features.append(features[: 1 + inner])
+            planted_features.append(features[1 + inner :])
+    return Measured(tuple(samples), inputs, planted, torch.stack(inner_features), torch.stack(planted_features))
+
+
+def forward_in_chunks(module: nn.Module, points: Tensor, chunk: int) -> Tensor:
+    """The outputs of ``module`` on ``(M, ...)`` in chunks of nearly equal size, at most ``chunk`` rows each."""
+    pieces = max(1, -(-points.shape[0] // chunk))
+    return torch.cat([module(piece) for piece in points.tensor_split(pieces)])
+
+
+def draw_planted(x: Tensor, sample: int, settings: BinarizationSettings) -> Tensor:
+    """The points planted for a sample, ``(N_b, ...)``."""
+    draw = settings.threat_model.sample_corners if settings.corners else settings.threat_model.sample_surface
+    blocks = _blocks(settings.boundary_points)
+    return torch.cat(
+        [draw(x, size, generator=stream(settings.seed, sample, "boundary", block)) for block, size in blocks]
+    )
+
+
+def draw_inner(x: Tensor, sample: int, settings: BinarizationSettings, count: int) -> Tensor:
+    """The first ``count`` inner points of a sample, ``(count, ...)``."""
+    return torch.cat(
+        [
+            settings.threat_model.sample_inner(
+                x, size, radius=1 - settings.gap, generator=stream(settings.seed, sample, "inner", block)
+            )
+            for block, size in _blocks(count)
+        ]
+    )
+
+
+def _blocks(count: int) -> Iterator[tuple[int, int]]:
+    """``(index, size)`` of the blocks that make up ``count`` points."""
+    for block in range(-(-count // _BLOCK)):
+        yield block, min(_BLOCK, count - block * _BLOCK)
+
+
+def fit(
+    measured: Measured, readout: nn.Module, settings: BinarizationSettings, *, inner_points: int | None = None
+) -> Problems:
+    """Fit the readouts of measured samples.
+
+    Args:
+        measured: Features of the points.
+        readout: The network's own, for the range of its logits.
+        settings: Of the test.
+        inner_points: Use only the first so many inner points.
+    """
+    last = measured.inner_features.shape[1] if inner_points is None else 1 + inner_points
+    inner, planted = measured.inner_features[:, :last], measured.planted_features
+    count, size = last + planted.shape[1], inner.shape[2]
+    classes = torch.arange(count, device=inner.device) >= last
+    step = max(1, _SOLVE_BYTES // (8 * count * max(size, 1)))
+    columns: list[list[Tensor]] = []
+    for start in range(0, inner.shape[0], step):
+        rows = torch.cat([inner[start : start + step], planted[start : start + step]], 1)
+        direction = fit_directions(rows, classes, kind=settings.readout, C=settings.C).weight
+        along = (rows.double() - rows[:, :1].double()) @ direction[:, :, None]
+        along = along.squeeze(2)
+        edge, closest = along[:, last:].min(1)
+        anchor = rows[torch.arange(len(rows), device=rows.device), last + closest].double()
+        with torch.no_grad():
+            logits = readout(rows.flatten(0, 1)).double().view(len(rows), -1)
+        columns.append(
+            [
+                direction,
+                anchor,
+                edge - along[:, :last].max(1).values,
+                along.min(1).values - edge,
+                along.max(1).values - edge,
+                logits.min(1).values,
+                logits.max(1).values,
+            ]
+        )
+    fitted = [torch.cat(column) for column in zip(*columns, strict=True)]
+    return Problems(measured.samples, measured.inputs, measured.planted, *fitted)

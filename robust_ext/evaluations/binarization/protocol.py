@@ -1,0 +1,233 @@
+"""The protocol: groups of samples are measured, fitted and attacked, until all are done or every verdict is decided."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.base import Attack
+from robust_ext.evaluations.binarization.attacking import Attacked, attack_problems
+from robust_ext.evaluations.binarization.problems import Problems, fit, measure
+from robust_ext.evaluations.binarization.random_attack import random_reach
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.binarization.summary import decided_after
+from robust_ext.features import Split
+from robust_ext.reports import Example
+from robust_ext.target import Counted
+
+EXAMPLES = 3
+
+
+class Store(Protocol):
+    """Where records go: a list in memory, or a run folder."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """All records so far, sorted by index."""
+
+    def timings(self) -> list[dict[str, Any]]:
+        """All timings so far."""
+
+    def append(self, records: Sequence[Mapping[str, Any]], timing: Mapping[str, Any]) -> None:
+        """Keep the records of a finished group, and what it took."""
+
+
+@dataclass
+class Memory:
+    """A store that forgets."""
+
+    kept: list[dict[str, Any]] = field(default_factory=list)
+    times: list[dict[str, Any]] = field(default_factory=list)
+
+    def records(self) -> list[dict[str, Any]]:
+        """See :class:`Store`."""
+        return list(self.kept)
+
+    def timings(self) -> list[dict[str, Any]]:
+        """See :class:`Store`."""
+        return list(self.times)
+
+    def append(self, records: Sequence[Mapping[str, Any]], timing: Mapping[str, Any]) -> None:
+        """See :class:`Store`."""
+        self.kept.extend(dict(record) for record in records)
+        self.times.append(dict(timing))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is tested.
+
+    Args:
+        parts: The network; its features counted.
+        attacks: By name.
+        inputs: Clean samples ``(N, ...)``, on the CPU or on the device.
+        samples: Their ids.
+        settings: Of the test.
+        forward_batch: Rows of a forward pass while points are measured.
+        device: Of the network.
+        shard: Number of this process, and of how many; group g is done by process g modulo their number.
+        progress: Called with the number of samples that are done.
+        show: Called with candidates worth showing.
+    """
+
+    parts: Split
+    attacks: Mapping[str, Attack]
+    inputs: Tensor
+    samples: Sequence[int]
+    settings: BinarizationSettings
+    forward_batch: int
+    device: torch.device
+    shard: tuple[int, int] = (0, 1)
+    progress: Callable[[int], None] = lambda _: None
+    show: Callable[[list[Example]], None] = lambda _: None
+
+    @property
+    def counted(self) -> Counted:
+        """The features."""
+        if not isinstance(self.parts.features, Counted):
+            raise TypeError("the features of a job are counted")
+        return self.parts.features
+
+    @property
+    def groups(self) -> list[range]:
+        """Indices of the samples of each group."""
+        size, total = self.settings.group_size, len(self.samples)
+        return [range(start, min(start + size, total)) for start in range(0, total, size)]
+
+
+def run_groups(job: Job, store: Store) -> None:
+    """Run what the store does not hold yet; a group that is there in part is run again and completed."""
+    number, count = job.shard
+    for group in range(number, len(job.groups), count):
+        indices = job.groups[group]
+        records = store.records()
+        open_attacks = undecided(job, records)
+        if not open_attacks:
+            break
+        present = {record["index"] for record in records}
+        if present.issuperset(indices):
+            job.progress(len(indices))
+            continue
+        done, timing = _run_group(job, group, open_attacks)
+        store.append([record for record in done if record["index"] not in present], timing)
+        job.progress(len(indices))
+
+
+def undecided(job: Job, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Attacks that still need samples, judged by the groups that are complete from the first on."""
+    if not job.settings.sequential:
+        return list(job.attacks)
+    complete = complete_groups(job, records)
+    return [name for name in job.attacks if decided_after(name, complete, job.settings) is None]
+
+
+def complete_groups(job: Job, records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Records by group, up to the first group that is not complete."""
+    by_index = {record["index"]: record for record in records}
+    complete: list[list[Mapping[str, Any]]] = []
+    for indices in job.groups:
+        if not all(index in by_index for index in indices):
+            break
+        complete.append([by_index[index] for index in indices])
+    return complete
+
+
+def _run_group(job: Job, group: int, attacks: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    indices, settings = job.groups[group], job.settings
+    position = settings.boundary_position
+    samples = [job.samples[index] for index in indices]
+    before, clock = job.counted.counter.snapshot(), _Clock()
+    inputs = job.inputs[indices.start : indices.stop].to(job.device)
+    measured = measure(job.parts, inputs, samples, settings, forward_batch=job.forward_batch)
+    clock.stop("features")
+    problems = fit(measured, job.parts.readout, settings)
+    del measured
+    clock.stop("readout")
+    reach, draws = random_reach(job.counted, [problems], [position], settings, forward_batch=job.forward_batch)
+    clock.stop("random")
+    shared = job.counted.counter.since(before)
+    separable = [row for row in range(len(samples)) if bool(problems.separable[row])]
+    posed = problems.select(separable)
+    canaries = frozenset(job.samples[: settings.canaries])
+    results = {
+        name: attack_problems(job.attacks[name], posed, job.counted, settings, position=position, canaries=canaries)
+        for name in attacks
+    }
+    if group == 0:
+        job.show(_examples(posed, results, settings.threat_model.bounds))
+    records = [
+        {
+            "index": index,
+            "sample": sample,
+            "separable": bool(problems.separable[row]),
+            "random_reach": float(reach[row, 0]) if bool(problems.separable[row]) else None,
+            "random_draws": int(draws[row]),
+            "attacks": {name: result.records[sample] for name, result in results.items() if sample in result.records},
+        }
+        for row, (index, sample) in enumerate(zip(indices, samples, strict=True))
+    ]
+    timing = {
+        "group": group,
+        "seconds": clock.seconds,
+        "passes": {"forward": shared.forward, "backward": shared.backward},
+        "attacks": {name: {"seconds": r.seconds, "passes": r.passes} for name, r in results.items()},
+    }
+    return records, timing
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.perf_counter()
+
+    def stop(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._start
+        self._start = now
+
+
+def _examples(problems: Problems, results: Mapping[str, Attacked], bounds: tuple[float, float]) -> list[Example]:
+    return [
+        Example(
+            attack=name,
+            sample=sample,
+            outcome=result.records[sample]["outcome"],
+            clean=problems.inputs[row].cpu().numpy(),
+            candidate=result.candidates[sample].cpu().numpy(),
+            bounds=bounds,
+        )
+        for name, result in results.items()
+        for row, sample in enumerate(problems.samples[:EXAMPLES])
+    ]
+
+
+def choose_forward_batch(module: nn.Module, inputs: Tensor, *, budget: float = 2.0) -> int:
+    """The number of rows at which ``module`` is fastest a row, among 16 to 512; stops looking when it gets worse.
+
+    Args:
+        module: The features.
+        inputs: Some inputs ``(n, ...)`` on its device, repeated to the sizes tried.
+        budget: Seconds after which no larger size is tried.
+    """
+    best, best_rate, begin = 16, float("inf"), time.perf_counter()
+    for size in (16, 32, 64, 128, 256, 512):
+        batch = inputs[:1].expand(size, *inputs.shape[1:]).contiguous()
+        rates = []
+        with torch.no_grad():
+            for _ in range(3):
+                start = time.perf_counter()
+                module(batch)
+                if batch.is_cuda:
+                    torch.cuda.synchronize(batch.device)
+                rates.append((time.perf_counter() - start) / size)
+        rate = min(rates)
+        if rate < best_rate:
+            best, best_rate = size, rate
+        # The CPU's caches give a single best size; a GPU keeps gaining until it is full.
+        if rate > 1.15 * best_rate or time.perf_counter() - begin > budget:
+            break
+    return best

@@ -1,0 +1,91 @@
+"""The random attack: how hard the planted points are to find without looking (R-ASR, section 3.1).
+
+Points are drawn within the ball and where points are planted, in alternation, until one is adversarial. Each is sent
+through the network once and judged by every readout that is asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.evaluations.binarization.problems import Problems
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.random_streams import stream
+
+# Points drawn for a problem before it is asked whether one of them was adversarial.
+_ROUND = 40
+
+
+def random_reach(
+    features: nn.Module,
+    problems: Sequence[Problems],
+    positions: Sequence[float],
+    settings: BinarizationSettings,
+    *,
+    forward_batch: int,
+) -> tuple[Tensor, Tensor]:
+    """Attack problems at random; a problem is left when every version of it has been solved.
+
+    Args:
+        features: The network's features.
+        problems: Versions of the same B problems (other readouts on the same samples), at least one.
+        positions: Where the boundary of each version lies; a point solves it when its reach is above.
+        settings: Of the test.
+        forward_batch: Most rows of a forward pass.
+
+    Returns:
+        The best reach of each problem in each version, float64 ``(B, versions)`` (up to where it was left), and the
+        number of points drawn for each, int64 ``(B,)``. Problems that are not separable are not attacked: their reach
+        is minus infinity.
+    """
+    first = problems[0]
+    device = first.inputs.device
+    boundary = torch.tensor(positions, dtype=torch.float64, device=device)
+    best = torch.full((len(first.samples), len(problems)), -torch.inf, dtype=torch.float64, device=device)
+    draws = torch.zeros(len(first.samples), dtype=torch.int64)
+    separable = torch.stack([version.separable for version in problems], 1)
+    alive = [i for i in range(len(first.samples)) if bool(separable[i].any())]
+    for number, (inner, corners) in enumerate(_rounds(settings)):
+        for group in _groups(alive, max(1, forward_batch // (inner + corners))):
+            points = torch.cat(
+                [_draw(first.inputs[i], first.samples[i], settings, number, inner, corners) for i in group]
+            )
+            index = torch.tensor(group, device=device).repeat_interleave(inner + corners)
+            with torch.no_grad():
+                measured = features(points)
+            for version, problem in enumerate(problems):
+                reach = torch.where(separable[index, version], problem.reach(measured, index), -torch.inf)
+                best[group, version] = torch.maximum(best[group, version], reach.view(len(group), -1).amax(1))
+            draws[group] += inner + corners
+        solved = (best > boundary) | ~separable
+        alive = [i for i in alive if not bool(solved[i].all())]
+        if not alive:
+            break
+    return best, draws
+
+
+def _rounds(settings: BinarizationSettings) -> list[tuple[int, int]]:
+    """Numbers of inner and corner points of each round, in the proportion of the totals."""
+    total = settings.random_inner + settings.random_corners
+    count = -(-total // _ROUND)
+    edges = [(settings.random_inner * i // count, settings.random_corners * i // count) for i in range(count + 1)]
+    return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(edges)]
+
+
+def _groups(rows: list[int], size: int) -> list[list[int]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _draw(x: Tensor, sample: int, settings: BinarizationSettings, number: int, inner: int, corners: int) -> Tensor:
+    threat_model = settings.threat_model
+    planted = threat_model.sample_corners if settings.corners else threat_model.sample_surface
+    return torch.cat(
+        [
+            threat_model.sample_inner(x, inner, generator=stream(settings.seed, sample, "random inner", number)),
+            planted(x, corners, generator=stream(settings.seed, sample, "random corners", number)),
+        ]
+    )

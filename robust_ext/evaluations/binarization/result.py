@@ -1,0 +1,56 @@
+"""The result of a binarization test, as an object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from robust_ext import reports
+
+
+@dataclass(frozen=True)
+class BinarizationResult:
+    """What the binarization test found.
+
+    Args:
+        content: Everything ``result.json`` holds; numbers, not strings.
+        records: One a sample, in order.
+        examples: A few candidates as images, for the report.
+    """
+
+    content: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    examples: Sequence[reports.Example] = field(default=(), repr=False)
+
+    @property
+    def verdict(self) -> str:
+        """``"passed"``, ``"failed"`` or ``"inconclusive"``: that of the best attack."""
+        return str(self.content["verdict"])
+
+    @property
+    def attacks(self) -> dict[str, Mapping[str, Any]]:
+        """The numbers of each attack, by name."""
+        return {attack["name"]: attack for attack in self.content["attacks"]}
+
+    @property
+    def score(self) -> float | None:
+        """Test score of the best attack; None when no problem could be planted."""
+        scores = [attack["score"] for attack in self.content["attacks"] if attack["score"] is not None]
+        return max(scores) if scores else None
+
+    def __str__(self) -> str:
+        return reports.table(self.content)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content, as a dict of its own."""
+        return dict(self.content)
+
+    def to_html(self) -> str:
+        """One self-contained page."""
+        return reports.render_html(self.content, self.examples)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``result.json`` and ``report.html`` to a folder."""
+        reports.save(self.content, folder, self.examples)

@@ -1,0 +1,135 @@
+"""From per-sample records to the numbers of ``result.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.binarization.verdict import judge
+from robust_ext.evaluations.statistics import sequential_decision
+from robust_ext.evaluations.verify import OUTCOMES
+
+Record = Mapping[str, Any]
+
+# Easier positions at which the same candidates are judged again, for the hardness curve.
+_KAPPAS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
+
+
+def summarise_attack(
+    name: str,
+    records: Sequence[Record],
+    timings: Sequence[Mapping[str, Any]],
+    settings: BinarizationSettings,
+    *,
+    description: str,
+    target: str,
+) -> dict[str, Any]:
+    """Everything about one attack, as documented for ``result.json``.
+
+    Args:
+        name: The attack.
+        records: Of the samples it was run on, in order.
+        timings: Of the same groups.
+        settings: Of the test.
+        description: Its settings in words.
+        target: What was attacked, in words.
+    """
+    attacked = [record for record in records if name in record["attacks"]]
+    planted = [record for record in attacked if record["attacks"][name]["outcome"] != "not_planted"]
+    mine = [record["attacks"][name] for record in planted]
+    position = settings.boundary_position
+    outcomes = {outcome: sum(entry["outcome"] == outcome for entry in mine) for outcome in OUTCOMES}
+    canaries = [entry["canary"] for entry in mine if entry["canary"] is not None]
+    judgement = judge(
+        found=outcomes["found"],
+        random_found=sum(_reached(record["random_reach"], position) for record in planted),
+        samples=len(planted),
+        canaries=len(canaries),
+        repaired=canaries.count("repaired"),
+        settings=settings,
+    )
+    shared = {phase: sum(entry["seconds"][phase] for entry in timings) for phase in ("features", "readout", "random")}
+    own = [entry["attacks"][name] for entry in timings if name in entry["attacks"]]
+    spent = {phase: sum(entry["seconds"][phase] for entry in own) for phase in ("attack", "verify")}
+    seconds = {**shared, **spent, "total": sum(shared.values()) + sum(spent.values())}
+    return {
+        "name": name,
+        "description": description,
+        "target": target,
+        "score": judgement.score,
+        "score_interval": _pair(judgement.score_interval),
+        "random_score": judgement.random_score,
+        "random_score_interval": _pair(judgement.random_score_interval),
+        "verdict": judgement.verdict,
+        "reason": judgement.reason,
+        "samples": len(planted),
+        "not_separable": sum(not record["separable"] for record in records),
+        "not_planted": len(attacked) - len(planted),
+        "planted_points": {
+            "drawn": settings.boundary_points * len(attacked),
+            "adversarial": sum(record["attacks"][name]["planted"] for record in attacked),
+        },
+        "outcomes": outcomes,
+        "canaries": {"planted": len(canaries), "repaired": canaries.count("repaired")},
+        "seconds": seconds,
+        "passes": {
+            "forward": sum(entry["passes"]["forward"] for entry in [*timings, *own]),
+            "backward": sum(entry["passes"]["backward"] for entry in [*timings, *own]),
+        },
+        "hardness": _hardness(planted, mine, settings) if planted else [],
+    }
+
+
+def _hardness(
+    planted: Sequence[Record], mine: Sequence[Mapping[str, Any]], settings: BinarizationSettings
+) -> list[dict[str, float]]:
+    """Scores of the same candidates at easier positions of the boundary: exact for R-ASR, a lower bound for the attack.
+
+    The random attack stops at its first hit, and what is a hit here is one at every easier position, so its score is
+    exact. An attack aims at the boundary it is given, and may find more when that is moved.
+    """
+    here = settings.boundary_position
+    rows = []
+    for kappa in (*(k for k in _KAPPAS if k < here), here):
+        # Where the boundary is the test's own, the verified outcome decides, not the reach computed from it.
+        hits = [
+            entry["outcome"] == "found" or (kappa < here and _within(entry) and _reached(entry["reach"], kappa))
+            for entry in mine
+        ]
+        random_hits = [_reached(record["random_reach"], kappa) for record in planted]
+        rows.append(
+            {"kappa": kappa, "score": sum(hits) / len(hits), "random_score": sum(random_hits) / len(random_hits)}
+        )
+    return rows
+
+
+def _within(entry: Mapping[str, Any]) -> bool:
+    return entry["outcome"] in ("found", "not_adversarial")
+
+
+def _reached(reach: float | None, position: float) -> bool:
+    return reach is not None and reach > position
+
+
+def _pair(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else list(interval)
+
+
+def decided_after(name: str, groups: Sequence[Sequence[Record]], settings: BinarizationSettings) -> int | None:
+    """After how many groups of samples the score of an attack is decided; None while it is not.
+
+    Args:
+        name: The attack.
+        groups: Records by group, in order, without holes.
+        settings: Of the test.
+    """
+    found = trials = 0
+    for number, group in enumerate(groups, 1):
+        entries = [record["attacks"][name] for record in group if name in record["attacks"]]
+        planted = [entry for entry in entries if entry["outcome"] != "not_planted"]
+        trials += len(planted)
+        found += sum(entry["outcome"] == "found" for entry in planted)
+        if sequential_decision(found, trials, threshold=settings.threshold, error_rate=settings.error_rate):
+            return number
+    return None

@@ -1,0 +1,121 @@
+"""Examples: a clean input, what an attack made of it, and their difference, as images inside a page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robust_ext.errors import InvalidArgumentError, MissingDependencyError
+
+_NOT_FINITE = (204, 0, 153)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Example:
+    """One clean input and the candidate an attack returned for it.
+
+    Args:
+        attack: Name of the attack.
+        sample: Index of the sample in the run.
+        outcome: What became of it, such as ``"found"`` or ``"not_adversarial"``.
+        clean: The clean input ``(C, H, W)``; one or three channels are shown as grey or colour, of other numbers of
+            channels the first one. Inputs of other shapes are accepted, and left out of a page.
+        candidate: What the attack returned, of the same shape.
+        bounds: Lowest and highest valid input value, shown as black and white.
+
+    Raises:
+        InvalidArgumentError: The shapes differ, or the bounds are not in order.
+    """
+
+    attack: str
+    sample: int
+    outcome: str
+    clean: NDArray[Any]
+    candidate: NDArray[Any]
+    bounds: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        if self.clean.shape != self.candidate.shape:
+            raise InvalidArgumentError(
+                "candidate", f"shape {self.candidate.shape}", f"the shape of clean, {self.clean.shape}"
+            )
+        if not self.bounds[0] < self.bounds[1]:
+            raise InvalidArgumentError("bounds", self.bounds, "a pair whose first number is below its second")
+
+    @property
+    def is_image(self) -> bool:
+        """Whether the input has the shape of an image, ``(C, H, W)`` with at least one pixel."""
+        return self.clean.ndim == 3 and self.clean.size > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """The images of one example, as data URIs of PNG files with one pixel a pixel.
+
+    Args:
+        clean: The clean input.
+        candidate: The candidate, with values beyond the bounds shown as black or white.
+        perturbation: Candidate minus clean: 0 is mid grey, the largest absolute value is black or white.
+        scale: That largest absolute value, in the units of the inputs; 0 when nothing changed.
+        notes: What the images leave out or add.
+    """
+
+    clean: str
+    candidate: str
+    perturbation: str
+    scale: float
+    notes: tuple[str, ...]
+
+
+def panels(example: Example) -> Panels:
+    """Return the images of an example whose ``is_image`` is true.
+
+    Raises:
+        MissingDependencyError: Pillow is not installed.
+    """
+    channels = example.clean.shape[0]
+    shown = slice(None) if channels in (1, 3) else slice(0, 1)
+    clean = np.asarray(example.clean[shown], dtype=np.float64)
+    candidate = np.asarray(example.candidate[shown], dtype=np.float64)
+    low, high = example.bounds
+    finite = np.isfinite(candidate) & np.isfinite(clean)
+    perturbation = np.where(finite, candidate, 0.0) - np.where(finite, clean, 0.0)
+    scale = float(np.abs(perturbation).max())
+    notes = []
+    if channels not in (1, 3):
+        notes.append(f"first of {channels} channels")
+    if not finite.all():
+        notes.append("values that are not finite are magenta")
+    if np.any((candidate[finite] < low) | (candidate[finite] > high)):
+        notes.append("values beyond the bounds are cut")
+    magnified = 0.5 + 0.5 * perturbation / (scale or 1.0)
+    return Panels(
+        clean=_png((clean - low) / (high - low), np.isfinite(clean)),
+        candidate=_png((candidate - low) / (high - low), np.isfinite(candidate)),
+        perturbation=_png(magnified, finite),
+        scale=scale,
+        notes=tuple(notes),
+    )
+
+
+def _png(values: NDArray[np.float64], finite: NDArray[np.bool_]) -> str:
+    """Return an image ``(1 or 3, H, W)`` of values in [0, 1] as a data URI; pixels that are not finite in magenta."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDependencyError('Images in a report need Pillow: pip install "robust-ext[cli]"') from error
+    levels = np.rint(np.clip(np.where(finite, values, 0.0), 0.0, 1.0) * 255).astype(np.uint8)
+    pixels = np.moveaxis(levels, 0, -1)
+    lost: NDArray[np.bool_] = np.any(~finite, axis=0)
+    if lost.any():
+        pixels = np.where(lost[..., None], np.array(_NOT_FINITE, dtype=np.uint8), pixels)
+    elif pixels.shape[-1] == 1:
+        pixels = pixels[..., 0]
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")

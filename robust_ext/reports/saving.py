@@ -1,0 +1,49 @@
+"""A result and its page as files; each file appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from robust_ext.reports.examples import Example
+from robust_ext.reports.html import render_html
+
+
+def save(result: Mapping[str, Any], folder: str | os.PathLike[str], examples: Sequence[Example] = ()) -> None:
+    """Write ``result.json`` and ``report.html`` to ``folder``, which is created when it is missing.
+
+    Both texts are made before the first file is written, so a result that cannot be written leaves the folder as it
+    was. A file that is already there is replaced in one step.
+
+    Args:
+        result: The content of ``result.json``, see :func:`robust_ext.reports.table.table`.
+        folder: Where to write; nothing is written outside it.
+        examples: Inputs and candidates to show as images.
+
+    Raises:
+        InvalidArgumentError: The result is of no kind that has a page, or has no attacks.
+        MissingDependencyError: Matplotlib, jinja2 or Pillow are not installed.
+        ValueError: The result holds NaN or infinity, which JSON does not know.
+    """
+    text = json.dumps(dict(result), indent=2, allow_nan=False) + "\n"
+    page = render_html(result, examples)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "result.json", text)
+    _write(folder / "report.html", page)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace the file ``path`` in one step; the temporary file lies beside it, because a rename needs one disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

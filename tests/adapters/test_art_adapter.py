@@ -1,0 +1,443 @@
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.adapter import adapters
+from robust_ext.attacks import Attack, as_attack
+from robust_ext.attacks.base import draw_seed
+from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError, ModelError
+from robust_ext.random_streams import seeded_globals
+from robust_ext.resolve import as_module
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+
+library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
+evasion = library.art.attacks.evasion
+PyTorchClassifier = library.art.estimators.classification.PyTorchClassifier
+preprocessors = library.art.defences.preprocessor
+
+BOUNDS = [(0.0, 1.0), (-1.0, 1.0)]
+SHAPE = (1, 10, 10)
+
+
+class Asked(nn.Module):
+    """Notes the batch sizes it is asked for."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        out: Tensor = self.module(x)
+        return out
+
+
+class Float32(nn.Module):
+    """Takes float64 too, which HopSkipJump sends on numpy 2: called directly it raises on a float32 network."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.module(x.float())
+        return out
+
+
+def network(classes: int = 5) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 8 * 8, classes)).eval()
+
+
+def batch(bounds: tuple[float, float] = (0.0, 1.0), classes: int = 5) -> tuple[Tensor, Tensor]:
+    x = torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(1)) * (bounds[1] - bounds[0]) + bounds[0]
+    return x, network(classes)(x).argmax(1)
+
+
+def run(
+    attack: Attack,
+    x: Tensor,
+    y: Tensor,
+    threat_model: ThreatModel,
+    *,
+    module: nn.Module | None = None,
+    classes: int = 5,
+) -> Tensor:
+    target = Target(
+        module=network(classes) if module is None else module,
+        bounds=threat_model.bounds,
+        classes=classes,
+        input_shape=SHAPE,
+        device=torch.device("cpu"),
+    )
+    return attack.generate(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
+
+
+def classifier(module: nn.Module | None = None, *, clip_values: Any = (0.0, 1.0), **settings: Any) -> Any:
+    return PyTorchClassifier(
+        model=network() if module is None else module,
+        loss=nn.CrossEntropyLoss(),
+        input_shape=SHAPE,
+        nb_classes=5,
+        clip_values=clip_values,
+        device_type="cpu",
+        **settings,
+    )
+
+
+def host(name: str, x: Tensor, y: Tensor, bounds: tuple[float, float], settings: dict[str, Any]) -> Tensor:
+    with seeded_globals(draw_seed(torch.Generator().manual_seed(3))):
+        attack = getattr(evasion, name)(classifier(Float32(network()), clip_values=bounds), **settings)
+        return torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize(
+    ("norm", "name", "settings", "given"),
+    [
+        ("linf", "ProjectedGradientDescent", {"max_iter": 5, "eps_step": 0.03, "num_random_init": 1}, {"norm": np.inf}),
+        ("l2", "ProjectedGradientDescent", {"max_iter": 5, "eps_step": 0.03}, {"norm": 2}),
+        ("linf", "FastGradientMethod", {}, {"norm": np.inf}),
+        ("linf", "SquareAttack", {"max_iter": 20}, {"norm": np.inf}),
+        ("linf", "BasicIterativeMethod", {"max_iter": 3, "eps_step": 0.03}, {}),
+    ],
+)
+def test_fixed_epsilon_attacks_equal_art(
+    bounds: tuple[float, float], norm: str, name: str, settings: dict[str, Any], given: dict[str, Any]
+) -> None:
+    x, y = batch(bounds)
+    threat_model = ThreatModel(norm=norm, epsilon=0.125, bounds=bounds)
+    attack = as_attack(f"art:{name}({', '.join(f'{key}={value}' for key, value in settings.items())})")
+    candidates = run(attack, x, y, threat_model)
+    quiet = {} if name == "FastGradientMethod" else {"verbose": False}
+    assert torch.equal(candidates, host(name, x, y, bounds, {"eps": 0.125, **settings, **given, **quiet}))
+    assert candidates.dtype == torch.float32
+    assert bool(threat_model.contains(candidates, x).all())
+    assert not torch.equal(candidates, x)
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize(
+    ("norm", "name", "settings", "given"),
+    [
+        ("l2", "CarliniL2Method", {"max_iter": 5, "binary_search_steps": 3, "initial_const": 10.0}, {"batch_size": 6}),
+        ("l2", "DeepFool", {"max_iter": 10}, {"batch_size": 6}),
+    ],
+)
+def test_minimum_norm_attacks_equal_art_and_are_not_clipped(
+    bounds: tuple[float, float], norm: str, name: str, settings: dict[str, Any], given: dict[str, Any]
+) -> None:
+    x, y = batch(bounds)
+    threat_model = ThreatModel(norm=norm, epsilon=1e-3, bounds=bounds)
+    attack = as_attack(f"art:{name}({', '.join(f'{key}={value}' for key, value in settings.items())})")
+    candidates = run(attack, x, y, threat_model)
+    assert torch.equal(candidates, host(name, x, y, bounds, {**settings, **given, "verbose": False}))
+    assert float(threat_model.distance(candidates, x).max()) > 1e-2
+    assert attack.traits.minimum_norm
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = batch()
+    x, y = x[:1], y[:1]
+    settings = {"max_iter": 2, "max_eval": 20, "init_eval": 5}
+    attack = as_attack((evasion.HopSkipJump, settings))
+    # Called directly, ART seeds its own generators from the system; these stand in for them.
+    states = iter(range(1000))
+    original = np.random.RandomState
+    monkeypatch.setattr(np.random, "RandomState", lambda: original(next(states)))
+    order = np.inf if norm == "linf" else 2
+    expected = host("HopSkipJump", x, y, (0.0, 1.0), {**settings, "norm": order, "verbose": False})
+    states = iter(range(1000))
+    monkeypatch.setattr("robust_ext.adapters.art.attack._seeded_states", nullcontext)
+    candidates = run(attack, x, y, ThreatModel(norm=norm, epsilon=0.1))
+    assert torch.equal(candidates, expected)
+    assert (attack.traits.rows, attack.traits.gradients) == ("single", False)
+    assert int(network()(candidates).argmax(1)) != int(y)
+
+
+@pytest.mark.parametrize(
+    "text", ["art:HopSkipJump(max_iter=2, max_eval=20, init_eval=5)", "art:BoundaryAttack(max_iter=5)"]
+)
+def test_attacks_that_seed_themselves_are_repeatable(text: str) -> None:
+    x, y = batch()
+    before = np.random.RandomState
+    first, second = (run(as_attack(text), x[:1], y[:1], ThreatModel(norm="l2", epsilon=0.1)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert np.random.RandomState is before
+
+
+def test_ordered_attacks_ask_for_whole_batches_only() -> None:
+    x, y = batch()
+    x, y = x.repeat(7, 1, 1, 1), y.repeat(7)
+    for text in (
+        "art:ProjectedGradientDescent(max_iter=3, batch_size=2)",
+        "art:DeepFool(max_iter=3)",
+        "art:FastGradientMethod",
+    ):
+        module = Asked(network()).eval()
+        attack = as_attack(text)
+        run(attack, x, y, ThreatModel(norm=attack.traits.norms[-1], epsilon=0.5), module=module)
+        assert attack.traits.rows == "ordered"
+        assert set(module.sizes) == {len(x)}, text
+
+
+def test_probes_at_construction_do_not_reach_the_target() -> None:
+    x, y = batch()
+    module = Asked(network()).eval()
+    attack = as_attack("art:AutoProjectedGradientDescent(max_iter=3, nb_random_init=1, loss_type='cross_entropy')")
+    target = Target(module=module, bounds=(0.0, 1.0), classes=5, input_shape=SHAPE, device=torch.device("cpu"))
+    attack._make(target, ThreatModel(norm="linf", epsilon=0.1), 6)  # type: ignore[attr-defined]
+    assert module.sizes == []
+    run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1), module=module)
+    assert module.sizes[0] == 6
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("wrong", [1, 6])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "art:ProjectedGradientDescent(max_iter=3)",
+        "art:FastGradientMethod",
+        "art:AutoProjectedGradientDescent(max_iter=3, nb_random_init=1)",
+        "art:SquareAttack(max_iter=5)",
+        "art:CarliniL2Method(max_iter=2, binary_search_steps=2)",
+        "art:DeepFool(max_iter=3)",
+        "art:NewtonFool(max_iter=3)",
+    ],
+)
+def test_batches_with_rows_that_are_wrong_already(text: str, wrong: int, classes: int) -> None:
+    x, y = batch(classes=classes)
+    y[:wrong] = (y[:wrong] + 1) % classes
+    attack = as_attack(text)
+    norm = "l2" if attack.traits.norms == ("l2",) else "linf"
+    before = x.clone()
+    candidates = run(attack, x, y, ThreatModel(norm=norm, epsilon=0.1), classes=classes)
+    assert candidates.shape == x.shape
+    assert bool(torch.isfinite(candidates).all())
+    assert torch.equal(x, before)
+
+
+def test_square_in_l2_divides_by_zero_quietly() -> None:
+    x, y = batch(classes=2)
+    threat_model = ThreatModel(norm="l2", epsilon=1.0)
+    candidates = run(as_attack("art:SquareAttack(max_iter=100)"), x, y, threat_model, classes=2)
+    assert bool(threat_model.contains(candidates, x).all())
+
+
+def test_newtonfool_is_given_probabilities() -> None:
+    x, y = batch()
+    candidates = run(as_attack("art:NewtonFool"), x, y, ThreatModel(norm="l2", epsilon=1.0))
+    assert bool((network()(candidates).argmax(1) != y).all())
+
+
+def test_two_class_targets_refuse_what_needs_three() -> None:
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    dlr = as_attack("art:AutoProjectedGradientDescent(loss_type='difference_logits_ratio')")
+    with pytest.raises(AttackRefusedError, match="at least 3 classes"):
+        dlr.check(threat_model=threat_model, classes=2)
+    with pytest.raises(AttackRefusedError, match="at least 3 classes"):
+        as_attack("art:AutoAttack").check(threat_model=threat_model, classes=2)
+    as_attack("art:AutoProjectedGradientDescent").check(threat_model=threat_model, classes=2)
+    with pytest.raises(AttackRefusedError, match="linf and l2"):
+        as_attack("art:SquareAttack").check(threat_model=ThreatModel(norm="l1", epsilon=0.1), classes=5)
+
+
+def test_objects_are_bound_anew_with_their_settings() -> None:
+    x, y = batch()
+    module = Asked(network()).eval()
+    other = Asked(network()).eval()
+    mine = evasion.ProjectedGradientDescent(classifier(other), max_iter=4, eps_step=0.02, verbose=False)
+    attack = as_attack(mine)
+    candidates = run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1), module=module)
+    settings = {"max_iter": 4, "eps_step": 0.02, "eps": 0.1, "verbose": False}
+    assert torch.equal(candidates, host("ProjectedGradientDescent", x, y, (0.0, 1.0), settings))
+    assert other.sizes == []
+    assert mine.eps == 0.3
+    assert attack.name == "ProjectedGradientDescent"
+
+
+def test_objects_do_not_drag_their_old_estimator_along() -> None:
+    x, y = batch()
+    other = Asked(network()).eval()
+    square = evasion.SquareAttack(classifier(other), max_iter=5, verbose=False)
+    run(as_attack(square), x, y, ThreatModel(norm="linf", epsilon=0.1))
+    assert other.sizes == []
+    assert as_attack(square).settings == {"max_iter": 5, "verbose": False}  # type: ignore[attr-defined]
+    auto = evasion.AutoAttack(classifier(other), eps=0.2)
+    other.sizes.clear()
+    assert as_attack(auto).settings == {"eps": 0.2}  # type: ignore[attr-defined]
+
+
+def test_steps_follow_epsilon_where_they_are_left_out() -> None:
+    def step(text: str, epsilon: float) -> Any:
+        threat_model = ThreatModel(norm="linf", epsilon=epsilon)
+        return as_attack(text)._completed(threat_model, 6)["eps_step"]  # type: ignore[attr-defined]
+
+    assert step("art:ProjectedGradientDescent", 0.3) == 0.1
+    assert step("art:ProjectedGradientDescent", 0.05) == pytest.approx(0.005)
+    assert step("art:ProjectedGradientDescent(max_iter=5)", 0.05) == pytest.approx(0.025)
+    assert step("art:ProjectedGradientDescent(eps_step=0.7)", 0.05) == 0.7
+    assert step("art:AutoProjectedGradientDescent", 0.05) == 0.05
+    assert step("art:FastGradientMethod", 0.05) == pytest.approx(0.005)
+
+
+def test_settings_that_differ_from_the_threat_model_are_kept_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = batch()
+    attack = as_attack("art:FastGradientMethod(eps=0.05, norm='inf')")
+    with caplog.at_level(logging.WARNING):
+        candidates = run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1))
+    assert torch.equal(candidates, host("FastGradientMethod", x, y, (0.0, 1.0), {"eps": 0.05}))
+    assert len(caplog.messages) == 1
+    assert "eps=0.05 was set and differs from the threat model's 0.1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("art:ProjectedGradientDecent", "did you mean ProjectedGradientDescent"),
+        ("art:ProjectedGradientDescent(steps=3)", "one of: norm, eps,"),
+        ("art:ProjectedGradientDescent(estimator=3)", "one of: norm, eps,"),
+        ("art:ProjectedGradientDescent(targeted=True)", "targeted=False"),
+        ("art:HopSkipJump(norm=1)", "a norm among linf, l2"),
+        ("art:SaliencyMapMethod", "l0"),
+        ("art:AdversarialPatch", "norm ball"),
+        ("art:DPatch", "not made for PyTorch classifiers"),
+    ],
+)
+def test_what_cannot_be_built_is_explained(text: str, expected: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=expected):
+        as_attack(text)
+
+
+def test_failures_name_the_attack() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("no answer")
+
+    x, y = batch()
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    with pytest.raises(AttackError, match="art:FastGradientMethod: ART raised RuntimeError: no answer"):
+        run(as_attack("art:FastGradientMethod"), x, y, threat_model, module=Broken().eval())
+    with pytest.raises(InvalidArgumentError, match=r"max_iter=-3.*ART raised ValueError"):
+        run(as_attack("art:ProjectedGradientDescent(max_iter=-3)"), x, y, threat_model)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "multiprocess", None)
+    x, y = batch()
+    with pytest.raises(MissingDependencyError, match="pip install multiprocess"):
+        run(as_attack("art:AutoAttack"), x, y, ThreatModel(norm="linf", epsilon=0.1))
+
+
+def test_attacks_of_others_go_one_row_at_a_time() -> None:
+    class Mine(evasion.FastGradientMethod):  # type: ignore[misc,name-defined]
+        pass
+
+    x, y = batch()
+    attack = as_attack(Mine)
+    assert attack.traits.rows == "single"
+    expected = host("FastGradientMethod", x, y, (0.0, 1.0), {"eps": 0.1})
+    assert torch.equal(run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1)), expected)
+
+
+def test_listing_agrees_with_what_is_built() -> None:
+    listed = adapters()["art"].list_attacks()
+    assert {"ProjectedGradientDescent", "SquareAttack", "HopSkipJump"} <= {entry.name for entry in listed}
+    for entry in listed:
+        traits = adapters()["art"].build_attack(entry.name, {}, name="x").traits
+        assert (traits.norms, traits.rows) == (entry.norms, entry.rows)
+        assert ("minimum norm" if traits.minimum_norm else "fixed epsilon") == entry.kind
+
+
+def test_preprocessing_is_kept_and_differentiated() -> None:
+    inner = network()
+    model = classifier(inner, preprocessing=(np.array([0.3]), np.array([0.7])))
+    adapted = as_module(model)
+    assert adapted.bounds == (0.0, 1.0)
+    x, _ = batch()
+    x.requires_grad_()
+    out, by_hand = adapted.module(x), inner((x - 0.3) / 0.7)
+    torch.testing.assert_close(out, by_hand)
+    np.testing.assert_allclose(out.detach().numpy(), model.predict(x.detach().numpy()), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(out, inner(x))
+    (gradient,) = torch.autograd.grad(out.square().sum(), x)
+    (expected,) = torch.autograd.grad(by_hand.square().sum(), x)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_defences_in_pytorch_are_kept() -> None:
+    class Halving(preprocessors.preprocessor.PreprocessorPyTorch):  # type: ignore[misc,name-defined]
+        def forward(self, x: Tensor, y: Any = None) -> tuple[Tensor, Any]:
+            return x / 2, y
+
+    class FitOnly(Halving):
+        def forward(self, x: Tensor, y: Any = None) -> tuple[Tensor, Any]:
+            raise AssertionError("it is for training only")
+
+    inner = network()
+    defences = [Halving(device_type="cpu"), FitOnly(device_type="cpu", apply_predict=False)]
+    model = classifier(inner, preprocessing_defences=defences)
+    x, _ = batch()
+    out = as_module(model).module(x)
+    torch.testing.assert_close(out, inner(x / 2))
+    np.testing.assert_allclose(out.detach().numpy(), model.predict(x.numpy()), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(out, inner(x))
+
+
+def test_the_network_is_reached_and_keeps_its_mode() -> None:
+    inner = network()
+    adapted = as_module(classifier(inner))
+    assert inner in list(adapted.module.modules())
+    assert not adapted.module.training
+    adapted.module.train()
+    assert inner.training
+    assert as_module(classifier(inner)).module.training
+
+
+@pytest.mark.parametrize(
+    ("clip_values", "expected"),
+    [(None, None), ((-1, 1), (-1.0, 1.0)), ((np.zeros(SHAPE), np.ones(SHAPE)), (0.0, 1.0))],
+)
+def test_clip_values_become_bounds(clip_values: Any, expected: Any) -> None:
+    assert as_module(classifier(clip_values=clip_values)).bounds == expected
+
+
+def test_models_that_cannot_be_modules_are_refused() -> None:
+    varying = (np.zeros(SHAPE), np.linspace(1, 2, 100).reshape(SHAPE))
+    with pytest.raises(ModelError, match="clip_values differ from value to value"):
+        as_module(classifier(clip_values=varying))
+    squeezing = preprocessors.FeatureSqueezing(clip_values=(0.0, 1.0), bit_depth=4)
+    with pytest.raises(ModelError, match="FeatureSqueezing runs in numpy"):
+        as_module(classifier(preprocessing_defences=squeezing))
+    rounding = library.art.defences.postprocessor.Rounded(decimals=2)
+    with pytest.raises(ModelError, match="Rounded changes the logits"):
+        as_module(classifier(postprocessing_defences=rounding))
+    with pytest.raises(InvalidArgumentError, match="PyTorchClassifier"):
+        as_module(evasion.FastGradientMethod(classifier()))
+
+
+def test_nothing_is_written_to_the_home_folder(tmp_path: Path) -> None:
+    code = (
+        "from robust_ext.adapters.art.library import art\n"
+        "import os, art.config\n"
+        "assert os.environ['HOME'] == art.config.ART_DATA_PATH.split('/.art')[0], art.config.ART_DATA_PATH\n"
+        "assert art.attacks.evasion.FastGradientMethod\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "HOME": str(tmp_path)})
+    assert not (tmp_path / ".art").exists()

@@ -1,0 +1,162 @@
+"""idx files: round trips, damage, and where they are looked for."""
+
+import gzip
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from robust_ext.datasets import load_dataset
+from robust_ext.datasets.idx import read_idx
+from robust_ext.errors import DataError
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+
+
+def idx(array, *, type_code=0x08):
+    return struct.pack(f">HBB{array.ndim}I", 0, type_code, array.ndim, *array.shape) + array.tobytes()
+
+
+def images_of(count, *, size=(28, 28)):
+    return np.random.default_rng(0).integers(0, 256, (count, *size), dtype=np.uint8)
+
+
+def write(folder, images, labels, *, prefix="t10k", separator="-", packed=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, dimensions, array in (("images", 3, images), ("labels", 1, np.asarray(labels, np.uint8))):
+        name = f"{prefix}-{kind}{separator}idx{dimensions}-ubyte" + (".gz" if packed else "")
+        (folder / name).write_bytes(gzip.compress(idx(array)) if packed else idx(array))
+
+
+@given(npst.arrays(np.uint8, npst.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)), st.booleans())
+def test_round_trip(tmp_path_factory, array, packed):
+    path = tmp_path_factory.getbasetemp() / "any.idx"
+    path.write_bytes(gzip.compress(idx(array)) if packed else idx(array))
+    read = read_idx(path, dimensions=array.ndim)
+    assert read.dtype == np.uint8
+    np.testing.assert_array_equal(read, array)
+
+
+@given(st.binary(max_size=40), st.integers(1, 3))
+def test_any_bytes_give_an_array_or_a_data_error(tmp_path_factory, content, dimensions):
+    path = tmp_path_factory.getbasetemp() / "bytes.idx"
+    for start in (b"", bytes([0, 0, 8, dimensions]), b"\x1f\x8b\x08\x00"):
+        path.write_bytes(start + content)
+        try:
+            array = read_idx(path, dimensions=dimensions)
+        except DataError as error:
+            assert str(path) in str(error)
+        else:
+            assert math.prod(array.shape) <= len(content)
+
+
+@pytest.mark.parametrize(
+    "folder", ["", "raw", "mnist", "MNIST", "MNIST/raw", "mnist/raw"], ids=lambda folder: folder or "root"
+)
+def test_found_in_the_usual_folders(tmp_path, folder):
+    images = images_of(3)
+    write(tmp_path / folder, images, [7, 2, 9])
+    data = load_dataset("mnist", root=tmp_path)
+    np.testing.assert_array_equal(data.images[:, 0], images)
+    assert data.labels.tolist() == [7, 2, 9]
+    assert (data.name, data.images.dtype, data.class_names[7]) == ("mnist-test", np.uint8, "7")
+
+
+@pytest.mark.parametrize("separator", ["-", "."])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("split", "prefix"), [("train", "train"), ("test", "t10k")])
+def test_every_name(tmp_path, separator, packed, split, prefix):
+    images = images_of(2)
+    write(tmp_path, images, [0, 1], prefix=prefix, separator=separator, packed=packed)
+    np.testing.assert_array_equal(load_dataset("mnist", root=tmp_path, split=split).images[:, 0], images)
+    with pytest.raises(DataError, match="no files found"):
+        load_dataset("mnist", root=tmp_path, split="test" if split == "train" else "train")
+
+
+def test_the_two_datasets_are_told_apart_by_their_folders(tmp_path):
+    for folder, value in (("mnist", 1), ("fashion-mnist", 2), ("", 3)):
+        write(tmp_path / folder, np.full((1, 28, 28), value, np.uint8), [9])
+    assert load_dataset("mnist", root=tmp_path).images.max() == 1
+    fashion = load_dataset("fashion-mnist", root=tmp_path)
+    assert (fashion.images.max(), fashion.class_names[fashion.labels[0]]) == (2, "ankle boot")
+
+
+def test_working_directory_without_root(monkeypatch, tmp_path):
+    write(tmp_path / "mnist", images_of(1), [4])
+    monkeypatch.chdir(tmp_path)
+    assert load_dataset("mnist").labels.tolist() == [4]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_samples(tmp_path, count):
+    write(tmp_path, images_of(count), [5] * count)
+    data = load_dataset("mnist", root=tmp_path)
+    assert (data.images.shape, data.classes) == ((count, 1, 28, 28), 10)
+
+
+def test_unpacked_file_that_kept_its_name(tmp_path):
+    write(tmp_path, images_of(2), [1, 2])
+    for path in list(tmp_path.iterdir()):
+        path.rename(path.with_name(path.name + ".gz"))
+    assert len(load_dataset("mnist", root=tmp_path)) == 2
+
+
+IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+WHOLE = idx(images_of(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        (IMAGES, b"", ["0 bytes", "download it again"]),
+        (IMAGES, WHOLE[:10], ["10 bytes", "a header of 16"]),
+        (IMAGES, WHOLE[:-1], ["1567 bytes of values", "1568", "(2, 28, 28)"]),
+        (IMAGES, WHOLE + b"\0", ["more than 1568 bytes"]),
+        (IMAGES, b"\x89PNG" + WHOLE, ["first bytes 89 50 4e 47"]),
+        (IMAGES, idx(images_of(2), type_code=0x0D), ["an idx file of float32", ".npz"]),
+        (IMAGES, idx(images_of(2)[0]), ["2 dimension(s)", "exchanged"]),
+        (IMAGES, idx(images_of(2, size=(0, 4))), ["images", "(2, 1, 0, 4)"]),
+        (IMAGES, struct.pack(">HBB3I", 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1), ["0 bytes of values"]),
+        (IMAGES, gzip.compress(WHOLE)[:-20], ["damaged data", "a whole gzip file"]),
+        (IMAGES, gzip.compress(WHOLE)[:200] + b"x" * 200, ["damaged data"]),
+        (IMAGES, b"\x1f\x8b", ["damaged data"]),
+        (IMAGES, gzip.compress(b""), ["0 bytes"]),
+        (IMAGES, gzip.compress(WHOLE[:-1]), ["1567 bytes of values"]),
+        (LABELS, idx(np.array([1, 10], np.uint8)), [IMAGES, "labels in 1..10", "below 10"]),
+        (LABELS, idx(np.array([1], np.uint8)), [IMAGES, "shape (1,)", "one label an image"]),
+        (LABELS, WHOLE, ["3 dimension(s)", "exchanged"]),
+    ],
+)
+def test_damage_is_named(tmp_path, name, content, parts):
+    write(tmp_path, images_of(2), [0, 1])
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load_dataset("mnist", root=tmp_path)
+    for part in (str(tmp_path / name), *parts):
+        assert part in str(caught.value)
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(DataError) as caught:
+        load_dataset("mnist", root=tmp_path)
+    for folder in ("mnist", "MNIST/raw", ""):
+        assert str(tmp_path / folder / IMAGES) in str(caught.value)
+    assert "--data-root" in str(caught.value)
+    write(tmp_path, images_of(2), [0, 1])
+    (tmp_path / LABELS).unlink()
+    with pytest.raises(DataError, match=f"{LABELS}: got no such file.*mnist \\(test\\)"):
+        load_dataset("mnist", root=tmp_path)
+
+
+def test_the_real_mnist():
+    if not (REAL / "mnist" / f"{IMAGES}.gz").is_file():
+        pytest.skip(f"no MNIST test files in {REAL / 'mnist'}")
+    data = load_dataset("mnist", root=REAL)
+    assert data.images.shape == (10_000, 1, 28, 28)
+    assert np.bincount(data.labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert data.labels[:5].tolist() == [7, 2, 1, 0, 4]
