@@ -49,10 +49,9 @@ def test_any_bytes_give_an_array_or_a_data_error(tmp_path_factory, content, dime
         path.write_bytes(start + content)
         try:
             array = read_idx(path, dimensions=dimensions)
-        except DataError as error:
-            assert str(path) in str(error)
-        else:
-            assert math.prod(array.shape) <= len(content)
+        except DataError:
+            continue
+        assert math.prod(array.shape) <= len(content)
 
 
 @pytest.mark.parametrize(

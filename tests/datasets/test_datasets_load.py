@@ -100,7 +100,7 @@ def test_other_splits():
 
 
 def test_other_roots(tmp_path):
-    with pytest.raises(DataError, match="no folder at .*nowhere"):
+    with pytest.raises(DataError, match=r"no folder at .*nowhere"):
         load_dataset("mnist", root=tmp_path / "nowhere")
     for root in (3, b"."):
         with pytest.raises(InvalidArgumentError, match="root"):

@@ -95,7 +95,10 @@ def _decide(
             f"{facts}. That is too few samples for a verdict; use at least {settings.minimum_samples}.",
         )
     if score < bar:
-        compared = " and hardly beats random search" if interval[0] <= random_interval[1] else ""
+        no_better = " and no better than that of random search" if score <= random_score else ""
+        compared = no_better or (
+            " and hardly better than that of random search" if interval[0] <= random_interval[1] else ""
+        )
         return "failed", (
             f"{facts}. A score below {bar:g}{compared} means that the attack misses adversarial examples that exist, "
             "so robustness measured with it cannot be trusted."

@@ -1,0 +1,280 @@
+"""The command line: ``robust-ext binarization``, ``robust-ext demo`` and ``robust-ext attacks``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from robust_ext import __version__
+from robust_ext.adapter import adapters
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.run import run_demo
+from robust_ext.errors import InvalidArgumentError, MissingDependencyError, RobustExtError
+from robust_ext.evaluations.binarization import BinarizationSettings, binarization_test
+from robust_ext.loading import load_model
+from robust_ext.shards import end_with_parent, run_shards
+from robust_ext.threat import NORMS, ThreatModel
+from robust_ext.validation import check_integer
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Can this robustness evaluation be trusted? Tests of adversarial attacks for Foolbox, ART and PyTorch.",
+)
+
+DEFAULTS = {entry.name: entry.default for entry in fields(BinarizationSettings)}
+
+
+def number(argument: str, text: str) -> float:
+    """A number, or a fraction such as ``8/255``."""
+    parts = text.split("/")
+    try:
+        values = [float(part) for part in parts]
+    except ValueError as error:
+        raise InvalidArgumentError(argument, repr(text), "a number or a fraction such as 8/255") from error
+    if len(values) > 2 or (len(values) == 2 and values[1] == 0):
+        raise InvalidArgumentError(argument, repr(text), "a number or a fraction such as 8/255")
+    return values[0] if len(values) == 1 else values[0] / values[1]
+
+
+def pair(argument: str, text: str) -> tuple[float, float]:
+    """Two numbers separated by a comma."""
+    parts = text.split(",")
+    if len(parts) != 2:
+        raise InvalidArgumentError(argument, repr(text), "two numbers, as in 0,1")
+    return number(argument, parts[0]), number(argument, parts[1])
+
+
+def size(argument: str, text: str) -> int | str:
+    """``auto`` or an integer."""
+    if text == "auto":
+        return text
+    try:
+        return check_integer(argument, int(text), minimum=1)
+    except ValueError as error:
+        raise InvalidArgumentError(argument, repr(text), "auto or an integer of at least 1") from error
+
+
+def share(argument: str, text: str) -> tuple[int, int]:
+    """``K/N``, process K of N."""
+    parts = text.split("/")
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts) or not 0 <= int(parts[0]) < int(parts[1]):
+        raise InvalidArgumentError(argument, repr(text), "K/N with K from 0 to N - 1")
+    return int(parts[0]), int(parts[1])
+
+
+@app.command()
+def binarization(
+    model: Annotated[
+        str, typer.Option(help="digits, package.module:object or file.py:object; a model or what makes one.")
+    ],
+    attack: Annotated[
+        list[str], typer.Option(help="library:Name(key=value), module:callable or file.py:callable; repeatable.")
+    ],
+    data: Annotated[
+        str, typer.Option(help="digits, mnist, fashion-mnist, cifar10, cifar100, an .npz file or a folder.")
+    ],
+    eps: Annotated[str, typer.Option(help="Budget in the units of the inputs; fractions such as 8/255 are fine.")],
+    norm: Annotated[str, typer.Option(help=f"One of {', '.join(NORMS)}.")] = "linf",
+    bounds: Annotated[str, typer.Option(help="Lowest and highest input value of the model.")] = "0,1",
+    weights: Annotated[str | None, typer.Option(help="State dict of the model: .safetensors, or a torch file.")] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="Name of the linear layer that makes the logits; found by itself.")
+    ] = None,
+    data_root: Annotated[str | None, typer.Option(help="Folder with the data's files.")] = None,
+    data_split: Annotated[str, typer.Option(help="test or train.")] = "test",
+    samples: Annotated[int, typer.Option(help="Number of samples (the paper used 512).")] = 64,
+    order: Annotated[str, typer.Option(help="Which samples: random (by the seed) or first.")] = "random",
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; a killed run goes on there. result.json, report.html.")
+    ] = None,
+    inner_points: Annotated[int, typer.Option(help="Inner points a sample.")] = DEFAULTS["inner_points"],
+    boundary_points: Annotated[int, typer.Option(help="Planted points a sample.")] = DEFAULTS["boundary_points"],
+    boundary: Annotated[str, typer.Option(help="Where points are planted: auto, corners or surface.")] = DEFAULTS[
+        "boundary"
+    ],
+    gap: Annotated[float, typer.Option(help="Margin between inner points and boundary, relative to eps.")] = DEFAULTS[
+        "gap"
+    ],
+    kappa: Annotated[float, typer.Option(help="Closeness of the decision boundary to the planted point.")] = DEFAULTS[
+        "kappa"
+    ],
+    kappa_convention: Annotated[str, typer.Option(help="paper, or reference (its code).")] = DEFAULTS[
+        "kappa_convention"
+    ],
+    readout: Annotated[str, typer.Option(help="logistic or max-margin.")] = DEFAULTS["readout"],
+    c: Annotated[float, typer.Option("--C", help="Weight of the losses in logistic regression.")] = DEFAULTS["C"],
+    logit_scale: Annotated[str, typer.Option(help="original (the network's range) or unit.")] = DEFAULTS["logit_scale"],
+    random_inner: Annotated[int, typer.Option(help="Random attack: points in the ball.")] = DEFAULTS["random_inner"],
+    random_corners: Annotated[int, typer.Option(help="Random attack: boundary points.")] = DEFAULTS["random_corners"],
+    canaries: Annotated[int, typer.Option(help="Samples also posed with the wrong label.")] = DEFAULTS["canaries"],
+    threshold: Annotated[float, typer.Option(help="Test score that passes.")] = DEFAULTS["threshold"],
+    maximum_random_score: Annotated[float, typer.Option(help="R-ASR above which nothing passes.")] = DEFAULTS[
+        "maximum_random_score"
+    ],
+    minimum_samples: Annotated[int, typer.Option(help="Planted samples a pass needs.")] = DEFAULTS["minimum_samples"],
+    sequential: Annotated[bool, typer.Option(help="Stop drawing samples once the verdict is decided.")] = False,
+    error_rate: Annotated[float, typer.Option(help="Of the sequential decision.")] = DEFAULTS["error_rate"],
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = DEFAULTS["confidence"],
+    calibrate: Annotated[bool, typer.Option(help="Find the hardness first, on --calibration-samples.")] = False,
+    calibration_samples: Annotated[int, typer.Option(help="Samples for --calibrate.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+    device: Annotated[str, typer.Option(help="As torch names it: cpu, cuda, cuda:1.")] = "cpu",
+    jobs: Annotated[int, typer.Option(help="Processes; needs --out.")] = 1,
+    batch_size: Annotated[str, typer.Option(help="Problems attacked at once, or auto.")] = "auto",
+    forward_batch: Annotated[str, typer.Option(help="Rows of a forward pass, or auto.")] = "auto",
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+    shard: Annotated[str, typer.Option(hidden=True)] = "0/1",
+) -> None:
+    """Plant adversarial examples in a model and see whether an attack finds them."""
+    threat_model = ThreatModel(norm=norm, epsilon=number("--eps", eps), bounds=pair("--bounds", bounds))
+    check_integer("--samples", samples, minimum=1)
+    check_integer("--jobs", jobs, minimum=1)
+    check_integer("--calibration-samples", calibration_samples, minimum=1)
+    torch_device = _device(device)
+    part = share("--shard", shard)
+    if jobs > 1 and out is None:
+        raise InvalidArgumentError("--jobs", jobs, "a run folder (--out) when there is more than one")
+    if part[1] > 1:
+        end_with_parent()
+    dataset = load_dataset(data, root=data_root, split=data_split)
+    chosen = dataset.choose(samples, seed=seed, order=order)
+    inputs, _ = dataset.take(chosen, bounds=threat_model.bounds)
+    if jobs > 1 and out is not None:
+        run_shards(_without_jobs(sys.argv[1:]), jobs=jobs, folder=out, samples=samples, progress=progress)
+    result = binarization_test(
+        load_model(model, weights=weights, device=torch_device),
+        list(attack),
+        inputs,
+        threat_model,
+        layer=layer,
+        sample_ids=[int(index) for index in chosen],
+        out=out,
+        calibrate_on=min(calibration_samples, samples) if calibrate else 0,
+        progress=progress and part[1] == 1 and jobs == 1,
+        target=f"{model} on {data}",
+        shard=part,
+        inner_points=inner_points,
+        boundary_points=boundary_points,
+        boundary=boundary,
+        gap=gap,
+        kappa=kappa,
+        kappa_convention=kappa_convention,
+        readout=readout,
+        C=c,
+        logit_scale=logit_scale,
+        random_inner=random_inner,
+        random_corners=random_corners,
+        canaries=canaries,
+        threshold=threshold,
+        maximum_random_score=maximum_random_score,
+        minimum_samples=minimum_samples,
+        sequential=sequential,
+        error_rate=error_rate,
+        confidence=confidence,
+        seed=seed,
+        batch_size=size("--batch-size", batch_size),
+        forward_batch=size("--forward-batch", forward_batch),
+    )
+    if part[1] == 1:
+        typer.echo(str(result))
+        if out is not None:
+            typer.echo(f"{out / 'result.json'} and {out / 'report.html'} hold the details.")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json and report.html.")] = None,
+    samples: Annotated[int, typer.Option(help="Number of digits.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+) -> None:
+    """Show one strong attack passing and three weak ones failing, on an embedded network for digits."""
+    result = run_demo(samples=check_integer("--samples", samples, minimum=1), seed=seed, progress=progress)
+    typer.echo(str(result))
+    if out is not None:
+        result.save(out)
+        typer.echo(f"{out / 'result.json'} and {out / 'report.html'} hold the details.")
+    else:
+        typer.echo("Add --out DIR for a report with plots.")
+
+
+@app.command()
+def attacks(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the list to this file.")] = None,
+) -> None:
+    """List the attacks that can be named on the command line."""
+    rows: list[dict[str, Any]] = []
+    for name, adapter in adapters().items():
+        try:
+            listed = adapter.list_attacks()
+        except MissingDependencyError as error:
+            typer.echo(f"{name}: {error}", err=True)
+            continue
+        rows += [{"name": f"{name}:{a.name}", "kind": a.kind, "norms": list(a.norms), "rows": a.rows} for a in listed]
+    if json_file is not None:
+        json_file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    width = max((len(row["name"]) for row in rows), default=4)
+    typer.echo(f"{'attack':<{width}}  {'kind':<13}  {'norms':<12}  rows")
+    for row in rows:
+        typer.echo(f"{row['name']:<{width}}  {row['kind']:<13}  {' '.join(row['norms']):<12}  {row['rows']}")
+    typer.echo("Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv.")
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"robust-ext {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and end.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log to stderr.")] = False,
+) -> None:
+    if verbose:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
+
+
+def _device(text: str) -> torch.device:
+    try:
+        device = torch.device(text)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidArgumentError("--device", repr(text), f"a device this torch can use ({error})") from error
+    return device
+
+
+def _without_jobs(arguments: list[str]) -> list[str]:
+    """The same command without ``--jobs N`` or ``--jobs=N``."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip or argument == "--jobs":
+            skip = not skip
+        elif not argument.startswith("--jobs="):
+            kept.append(argument)
+    return kept
+
+
+def main() -> None:
+    """Run the command line; errors of this project end it with a line on stderr and status 2."""
+    try:
+        app()
+    except RobustExtError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The demonstration: one strong attack passes, three weak ones fail, each for a reason that published evaluations had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.binarization import BinarizationResult, binarization_test
+from robust_ext.evaluations.binarization.verdict import overall, overall_reason
+from robust_ext.threat import ThreatModel
+
+
+class Saturated(nn.Module):
+    """A network whose logits are so large that cross-entropy has no gradient in float32.
+
+    Args:
+        network: Its last layer is an ``nn.Linear``, copied and scaled.
+        factor: Of the logits.
+    """
+
+    def __init__(self, network: nn.Sequential, factor: float = 1000.0) -> None:
+        super().__init__()
+        last = network[-1]
+        if not isinstance(last, nn.Linear):
+            raise TypeError("the last layer is linear")
+        self.body = network[:-1]
+        self.head = nn.Linear(last.in_features, last.out_features)
+        with torch.no_grad():
+            self.head.weight.copy_(last.weight * factor)
+            self.head.bias.copy_(last.bias * factor)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, K)``."""
+        logits: Tensor = self.head(self.body(x))
+        return logits
+
+
+class Rounded(nn.Module):
+    """A network behind a rounding of its inputs, whose gradient is zero almost everywhere.
+
+    Args:
+        network: Any classifier for inputs in [0, 1].
+        levels: Number of values that remain.
+    """
+
+    def __init__(self, network: nn.Module, levels: int = 16) -> None:
+        super().__init__()
+        self.network = network
+        self.levels = levels
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, K)``."""
+        logits: Tensor = self.network((x * (self.levels - 1)).round() / (self.levels - 1))
+        return logits
+
+
+def run_demo(*, samples: int = 64, seed: int = 0, progress: bool = False) -> BinarizationResult:
+    """Test four attack recipes on the embedded network and two variants of it.
+
+    Args:
+        samples: Number of digits.
+        seed: Of every draw.
+        progress: Show progress bars on stderr.
+    """
+    digits = load_dataset("digits")
+    chosen = digits.choose(samples, seed=seed)
+    inputs, _ = digits.take(chosen)
+    network = digits_network()
+    strong = "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)"
+    cases: list[tuple[str, nn.Module, dict[str, str]]] = [
+        (
+            "plain network",
+            network,
+            {"PGD, 40 steps": strong, "PGD, tiny steps": "foolbox:LinfPGD(steps=20, rel_stepsize=0.005)"},
+        ),
+        ("logits x 1000", Saturated(network), {"PGD, cross-entropy": strong}),
+        ("rounded inputs", Rounded(network), {"PGD, plain gradients": strong}),
+    ]
+    results = [
+        binarization_test(
+            model,
+            attacks,
+            inputs,
+            ThreatModel(norm="linf", epsilon=0.1),
+            sample_ids=[int(index) for index in chosen],
+            target=target,
+            seed=seed,
+            progress=progress,
+        )
+        for target, model, attacks in cases
+    ]
+    found: list[Mapping[str, Any]] = [attack for result in results for attack in result.content["attacks"]]
+    passed = sum(attack["verdict"] == "passed" for attack in found)
+    content = {
+        **results[0].content,
+        "verdict": overall([attack["verdict"] for attack in found]),
+        "reason": f"{passed} of {len(found)} recipes pass, each judged on its own target. {overall_reason(found)}",
+        "attacks": found,
+    }
+    return BinarizationResult(content, examples=[example for result in results for example in result.examples])

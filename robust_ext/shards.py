@@ -1,0 +1,86 @@
+"""One run on several processes: each repeats the command for its share of the samples, into the same run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from robust_ext.errors import RobustExtError
+
+
+def run_shards(arguments: Sequence[str], *, jobs: int, folder: Path, samples: int, progress: bool) -> None:
+    """Run ``robust-ext`` ``jobs`` times, with ``--shard K/jobs`` added, until all have ended.
+
+    Each gets its part of the cores, and ends when this process does.
+
+    Args:
+        arguments: Of the command, without the program's name.
+        jobs: Number of processes.
+        folder: Run folder, watched for the progress bar.
+        samples: Of the whole run.
+        progress: Show the bar on stderr.
+
+    Raises:
+        RobustExtError: A process failed; the text is what it said last.
+    """
+    cores = max(1, (os.cpu_count() or 1) // jobs)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores)}
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(jobs)]
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-m", "robust_ext.cli", *arguments, "--shard", f"{number}/{jobs}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=environment,
+            )
+            for number, log in enumerate(logs)
+        ]
+        stack.callback(_stop, children)
+        bar = stack.enter_context(tqdm(total=samples, unit="sample", disable=not progress, desc="binarization"))
+        while any(child.poll() is None for child in children):
+            _advance(bar, folder)
+            if any(child.poll() not in (None, 0) for child in children):
+                break
+            time.sleep(0.2)
+        _advance(bar, folder)
+        for number, (child, log) in enumerate(zip(children, logs, strict=True)):
+            if child.poll() not in (None, 0):
+                log.seek(0)
+                said = log.read().decode(errors="replace").strip().splitlines()
+                raise RobustExtError(f"process {number} of {jobs} failed: " + "\n".join(said[-15:]))
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it closes its side of stdin, however that one ended."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdin.buffer.read()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+        child.wait()
+        if child.stdin is not None:
+            child.stdin.close()
+
+
+def _advance(bar: tqdm[None], folder: Path) -> None:
+    done = sum(file.read_bytes().count(b"\n") for file in folder.glob("records*.jsonl"))
+    bar.update(min(done, bar.total) - bar.n)

@@ -1,0 +1,265 @@
+"""CIFAR in both versions: round trips, damage, and pickles that want more than to be read."""
+
+import importlib.util
+import io
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from robust_ext.datasets import load_dataset
+from robust_ext.datasets.cifar_pickle import read_batch
+from robust_ext.errors import DataError
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+
+
+def rows_of(count, *, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, 3072), dtype=np.uint8)
+
+
+def records(rows, *label_columns):
+    return np.column_stack([*label_columns, rows]).astype(np.uint8).tobytes()
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def batch(rows, labels, *, key="labels", keys_as=str.encode):
+    names = [f"{i}.png" for i in range(len(rows))]
+    content = {"batch_label": "testing batch 1 of 1", key: labels, "data": rows, "filenames": names}
+    return pickle.dumps({keys_as(name): value for name, value in content.items()}, protocol=2)
+
+
+def python2_batch(rows, labels):
+    """The very opcodes of the original files: byte strings of Python 2, arrays of numpy 1."""
+
+    def text(value):
+        return b"U" + bytes([len(value)]) + value
+
+    def integer(value):
+        return b"K" + bytes([value])
+
+    values = rows.tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + integer(0) + b"\x85" + text(b"b") + b"\x87R"
+        b"(" + integer(1) + integer(len(rows)) + b"M\x00\x0c\x86"
+        b"cnumpy\ndtype\n" + text(b"u1") + integer(0) + integer(1) + b"\x87R"
+        b"(" + integer(3) + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xff" + integer(0) + b"tb"
+        b"\x89T" + struct.pack("<i", len(values)) + values + b"tb"
+    )
+    listed = b"](" + b"".join(map(integer, labels)) + b"e"
+    return b"\x80\x02}(" + text(b"data") + array + text(b"labels") + listed + b"u."
+
+
+@pytest.mark.parametrize("folder", ["", "cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"])
+def test_binary_cifar10(tmp_path, folder):
+    rows = rows_of(3)
+    write(tmp_path / folder / "test_batch.bin", records(rows, [9, 0, 3]))
+    data = load_dataset("cifar10", root=tmp_path)
+    assert (data.name, data.images.shape, data.images.dtype) == ("cifar10-test", (3, 3, 32, 32), np.uint8)
+    np.testing.assert_array_equal(data.images.reshape(3, -1), rows)
+    assert [data.class_names[label] for label in data.labels] == ["truck", "airplane", "cat"]
+    assert data.take([0])[0].shape == (1, 3, 32, 32)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_training_batches_in_order(tmp_path, binary):
+    parts = [rows_of(2, seed=i) for i in range(5)]
+    folder = tmp_path / ("cifar-10-batches-bin" if binary else "cifar-10-batches-py")
+    for i, rows in enumerate(parts, start=1):
+        content = records(rows, [i, 0]) if binary else batch(rows, [i, 0])
+        write(folder / (f"data_batch_{i}" + (".bin" if binary else "")), content)
+    data = load_dataset("cifar10", root=tmp_path, split="train")
+    np.testing.assert_array_equal(data.images.reshape(10, -1), np.concatenate(parts))
+    assert data.labels.tolist() == [1, 0, 2, 0, 3, 0, 4, 0, 5, 0]
+    next(folder.glob("data_batch_3*")).unlink()
+    with pytest.raises(DataError, match=r"data_batch_3.*got no such file"):
+        load_dataset("cifar10", root=tmp_path, split="train")
+
+
+def test_binary_cifar100_has_fine_labels(tmp_path):
+    rows = rows_of(2)
+    for split, labels in (("test", [99, 0]), ("train", [1, 2])):
+        write(tmp_path / "cifar-100-binary" / f"{split}.bin", records(rows, [19, 4], labels))
+    data = load_dataset("cifar100", root=tmp_path)
+    np.testing.assert_array_equal(data.images.reshape(2, -1), rows)
+    assert [data.class_names[label] for label in data.labels] == ["worm", "apple"]
+    assert (data.classes, load_dataset("cifar100", root=tmp_path, split="train").labels.tolist()) == (100, [1, 2])
+
+
+@pytest.mark.parametrize("write_batch", [batch, python2_batch, lambda *a: batch(*a, keys_as=str)])
+@pytest.mark.parametrize("folder", ["", "cifar10/cifar-10-batches-py"])
+def test_python_cifar10(tmp_path, write_batch, folder):
+    rows = rows_of(3)
+    write(tmp_path / folder / "test_batch", write_batch(rows, [1, 2, 9]))
+    data = load_dataset("cifar10", root=tmp_path)
+    np.testing.assert_array_equal(data.images.reshape(3, -1), rows)
+    assert data.labels.tolist() == [1, 2, 9]
+
+
+def test_test_writer_of_python2_batches_agrees_with_numpy():
+    rows = rows_of(2)
+    loaded = pickle.loads(python2_batch(rows, [3, 4]), encoding="bytes")  # noqa: S301 - written the line before
+    np.testing.assert_array_equal(loaded[b"data"], rows)
+    assert loaded[b"labels"] == [3, 4]
+
+
+def test_python_cifar100_has_fine_labels(tmp_path):
+    rows = rows_of(2)
+    write(tmp_path / "cifar-100-python" / "test", batch(rows, [99, 5], key="fine_labels"))
+    assert load_dataset("cifar100", root=tmp_path).labels.tolist() == [99, 5]
+
+
+def test_rows_stored_by_column(tmp_path):
+    rows = np.asfortranarray(rows_of(3))
+    write(tmp_path / "test_batch", batch(rows, [0, 0, 0]))
+    np.testing.assert_array_equal(load_dataset("cifar10", root=tmp_path).images.reshape(3, -1), rows)
+
+
+class Runs:
+    """Unpickled in the usual way, it calls what it was given."""
+
+    def __init__(self, call, *args):
+        self.call = call, args
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+def test_pickle_that_runs_a_command_is_refused_and_has_no_effect(tmp_path, protocol):
+    trace = tmp_path / "trace"
+    content = pickle.dumps({b"data": Runs(os.system, f"touch {trace}"), b"labels": []}, protocol=protocol)
+    write(tmp_path / "test_batch", content)
+    with pytest.raises(DataError) as caught:
+        load_dataset("cifar10", root=tmp_path)
+    assert not trace.exists()
+    for part in (
+        str(tmp_path / "test_batch"),
+        f"a pickle that asks for {os.system.__module__}.system",
+        "nothing of it",
+    ):
+        assert part in str(caught.value)
+    pickle.loads(content)  # noqa: S301 - shows that the pickle above would have run
+    assert trace.exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Runs(eval, "1"),
+        Runs(getattr, "a", "upper"),
+        Runs(__import__, "os"),
+        np.dtype,
+        np.load,
+        np.zeros(2, object),
+        np.zeros((2, 3072), np.int64),
+        np.zeros(2, "V8"),
+        np.uint8(3),
+        np.random.default_rng(0),
+    ],
+)
+def test_pickles_that_ask_for_anything_else_are_refused(tmp_path, value):
+    write(tmp_path / "test_batch", pickle.dumps({b"data": value, b"labels": [0, 1]}, protocol=2))
+    with pytest.raises(DataError, match="test_batch: got "):
+        load_dataset("cifar10", root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "program",  # each is followed by a whole batch, so that only a refusal raises
+    [
+        b"cnumpy\ndtype\n}U\x08__call__K\x01sb",
+        b"cnumpy\ndtype\n(N}U\x08__call__K\x01stb",
+        b"c_codecs\nencode\n(N}U\x09__class__cnumpy\ndtype\nstb",
+        b"cnumpy.core.multiarray\n_reconstruct\n(N}U\x01xK\x01stb",
+        b"cnumpy\ndtype.__class__\n",
+        b"\x80\x04\x8c\x05numpy\x8c\x10ndarray.__class__\x93",
+        b"Psomething\n",
+        b"c_codecs\nencode\nU\x01aU\x03zip\x86R",
+        b"c_codecs\nencode\nV1\nVrot13\n\x86R",
+        b"cnumpy.core.multiarray\n_reconstruct\nU\x01aK\x00K\x00\x87R",
+    ],
+)
+def test_pickles_cannot_change_what_reads_them(tmp_path, program):
+    path = tmp_path / "test_batch"
+    whole = python2_batch(rows_of(1), [1])
+    write(path, program + b"0" + whole)
+    with pytest.raises(DataError):
+        read_batch(path, label_key="labels")
+    write(path, b"K\x000" + whole)
+    assert read_batch(path, label_key="labels")[1].tolist() == [1]
+
+
+@given(st.data())
+def test_damaged_pickles_give_a_batch_or_a_data_error(tmp_path_factory, data):
+    content = bytearray(python2_batch(rows_of(1), [1]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        # The pixels are most of the file and harm nobody: change what stands around them.
+        position = data.draw(st.integers(0, 175)) - data.draw(st.sampled_from([0, 25]))
+        content[position] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
+    try:
+        rows, _ = read_batch(path, label_key="labels")
+    except DataError:
+        return
+    assert rows.shape[1:] == (3072,)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("test_batch.bin", b"", ["0 bytes", "a multiple of 3073"]),
+        ("test_batch.bin", records(rows_of(2), [0, 1])[:-1], ["6145 bytes", "download it again"]),
+        ("test_batch.bin", records(rows_of(2), [0, 10]), ["labels in 0..10", "below 10"]),
+        ("test_batch", b"", ["damaged data"]),
+        ("test_batch", batch(rows_of(2), [0, 1])[:500], ["damaged data"]),
+        ("test_batch", b"\x89PNG", ["damaged data"]),
+        ("test_batch", batch(rows_of(2), [0, 10]), ["labels in 0..10"]),
+        ("test_batch", batch(rows_of(2), [0, -1]), ["labels in -1..0"]),
+        ("test_batch", batch(rows_of(2), [0]), ["shape (1,)", "shape (2,)"]),
+        ("test_batch", batch(rows_of(2), [0, 2**70]), ["'labels' of another type"]),
+        ("test_batch", batch(rows_of(2), "ab"), ["'labels' of another type"]),
+        ("test_batch", batch(rows_of(2), [0, 1], key="fine_labels"), ["no 'labels'"]),
+        ("test_batch", batch(rows_of(2)[:, :100], [0, 1]), ["'data' of another shape", "(N, 3072)"]),
+        ("test_batch", batch([1, 2], [0, 1]), ["'data' of another shape or type"]),
+        ("test_batch", pickle.dumps({}, protocol=2), ["no 'data'"]),
+        ("test_batch", pickle.dumps([1], protocol=2), ["a pickled list"]),
+    ],
+)
+def test_damage_is_named(tmp_path, name, content, parts):
+    write(tmp_path / name, content)
+    with pytest.raises(DataError) as caught:
+        load_dataset("cifar10", root=tmp_path)
+    for part in (str(tmp_path / name), *parts):
+        assert part in str(caught.value)
+
+
+def test_missing_files_say_where_was_looked(tmp_path):
+    with pytest.raises(DataError) as caught:
+        load_dataset("cifar100", root=tmp_path)
+    for part in ("cifar-100-binary/test.bin", "cifar100/cifar-100-python/test", "--data-root", "kriz/cifar.html"):
+        assert part in str(caught.value)
+
+
+def test_the_real_cifar10(tmp_path):
+    if not (REAL / "cifar10" / "test_jpeg.npz").is_file():
+        pytest.skip(f"no CIFAR-10 test images in {REAL / 'cifar10'}")
+    image = pytest.importorskip("PIL.Image")
+    spec = importlib.util.spec_from_file_location("unpack_cifar10", REAL / "unpack_cifar10.py")
+    unpack = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(unpack)
+    unpack.records(REAL / "cifar10" / "test_jpeg.npz", 20).tofile(tmp_path / "test_batch.bin")
+    data = load_dataset("cifar10", root=tmp_path)
+    with np.load(REAL / "cifar10" / "test_jpeg.npz", allow_pickle=False) as archive:
+        jpeg = archive["jpeg"][: archive["offsets"][1]].tobytes()
+        np.testing.assert_array_equal(data.labels, archive["labels"][:20])
+    np.testing.assert_array_equal(data.images[0].transpose(1, 2, 0), np.asarray(image.open(io.BytesIO(jpeg))))

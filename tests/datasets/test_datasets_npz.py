@@ -1,0 +1,157 @@
+"""Arrays in one file."""
+
+import io
+
+import numpy as np
+import pytest
+
+from robust_ext.datasets import load_dataset
+from robust_ext.errors import DataError
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (4, 3, 6, 5), dtype=np.uint8)
+LABELS = np.array([0, 2, 1, 2])
+
+
+def load(tmp_path, *, split="test", **arrays):
+    path = tmp_path / "toy.npz"
+    np.savez(path, **arrays)
+    return load_dataset(str(path), split=split)
+
+
+@pytest.mark.parametrize("keys", [("images", "labels"), ("x", "y"), ("x_test", "y_test")])
+def test_keys(tmp_path, keys):
+    data = load(tmp_path, **dict(zip(keys, (IMAGES, LABELS), strict=True)))
+    np.testing.assert_array_equal(data.images, IMAGES)
+    assert (data.labels.tolist(), data.class_names) == ([0, 2, 1, 2], ("0", "1", "2"))
+    assert data.name == ("toy-test" if keys == ("x_test", "y_test") else "toy")
+
+
+def test_splits_come_before_the_rest(tmp_path):
+    arrays = {
+        "x_test": IMAGES[:1],
+        "y_test": [1],
+        "x_train": IMAGES[1:],
+        "y_train": LABELS[1:],
+        "x": IMAGES,
+        "y": LABELS,
+    }
+    assert len(load(tmp_path, **arrays)) == 1
+    assert len(load(tmp_path, **arrays, split="train")) == 3
+    del arrays["x_test"]
+    assert len(load(tmp_path, **arrays)) == 4
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("last", [True, False])
+def test_channels_at_either_end(tmp_path, channels, last):
+    images = np.random.default_rng(0).integers(0, 256, (4, channels, 6, 5), dtype=np.uint8)
+    data = load(tmp_path, x=np.moveaxis(images, 1, -1) if last else images, y=LABELS)
+    np.testing.assert_array_equal(data.images, images)
+
+
+def test_grey_images_without_channels(tmp_path):
+    assert load(tmp_path, x=IMAGES[:, 0], y=LABELS).images.shape == (4, 1, 6, 5)
+
+
+@pytest.mark.parametrize(
+    "shape", [(4, 3, 6, 3), (4, 1, 4, 4), (4, 6, 6, 5), (4, 2, 6, 6), (4, 8), (4,), (4, 1, 3, 6, 5)]
+)
+def test_ambiguous_channels(tmp_path, shape):
+    with pytest.raises(DataError, match=r"toy\.npz: got images of shape .*transpose .*Dataset"):
+        load(tmp_path, x=np.zeros(shape, np.uint8), y=LABELS)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f4"])
+def test_floats(tmp_path, dtype):
+    images = (IMAGES / 255).astype(dtype)
+    data = load(tmp_path, x=images, y=LABELS)
+    assert data.images.dtype == np.float32
+    np.testing.assert_array_equal(data.images, images.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
+def test_labels_of_any_integers_in_a_column(tmp_path, dtype):
+    assert load(tmp_path, x=IMAGES, y=LABELS.astype(dtype)[:, None]).labels.tolist() == [0, 2, 1, 2]
+
+
+def test_class_names(tmp_path):
+    assert load(tmp_path, x=IMAGES, y=LABELS, class_names=["a", "b", "c", "d"]).class_names == ("a", "b", "c", "d")
+    with pytest.raises(DataError, match=r"labels in 0\.\.2.*below 2"):
+        load(tmp_path, x=IMAGES, y=LABELS, class_names=["a", "b"])
+    with pytest.raises(DataError, match="class_names of shape"):
+        load(tmp_path, x=IMAGES, y=LABELS, class_names=[1, 2, 3])
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_samples(tmp_path, count):
+    data = load(tmp_path, x=IMAGES[:count], y=LABELS[:count])
+    assert (len(data), data.classes) == (count, count)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (IMAGES.astype(np.int64), LABELS, "images of dtype int64, expected uint8.*convert"),
+        (IMAGES.astype(bool), LABELS, "images of dtype bool"),
+        (IMAGES.astype(float), LABELS, r"values in \[.*divide pixels of 0..255 by 255"),
+        (np.full((4, 3, 6, 5), np.nan), LABELS, r"values in \[nan"),
+        (np.full((4, 3, 6, 5), 1e300), LABELS, "values in "),
+        (IMAGES, LABELS[:2], r"labels: got shape \(2,\)"),
+        (IMAGES, LABELS / 2, "labels: got dtype float64"),
+        (IMAGES, np.eye(4, dtype=int), "labels: got shape"),
+        (IMAGES, -LABELS, r"labels in -2\.\.0"),
+        (IMAGES, LABELS * 10**12, "a label of 2000000000000, expected labels below 100000"),
+        (IMAGES, np.array(["a", "b", "a", "b"]), "labels: got dtype <U1"),
+        (IMAGES, np.array(3), r"labels: got shape \(\)"),
+    ],
+)
+def test_other_arrays(tmp_path, images, labels, message):
+    with pytest.raises(DataError, match=message) as caught:
+        load(tmp_path, x=images, y=labels)
+    assert str(tmp_path / "toy.npz") in str(caught.value)
+
+
+def test_missing_arrays_are_listed(tmp_path):
+    with pytest.raises(DataError, match=r"got arrays x_train, y_train, expected arrays x_test and y_test, or images"):
+        load(tmp_path, x_train=IMAGES, y_train=LABELS)
+
+
+def test_object_arrays_are_refused(tmp_path):
+    class Touch:
+        def __reduce__(self):
+            return (tmp_path / "trace").touch, ()
+
+    path = tmp_path / "toy.npz"
+    np.savez(path, x=IMAGES, y=np.array([Touch()], dtype=object))
+    with pytest.raises(DataError, match="allow_pickle"):
+        load_dataset(str(path))
+    assert not (tmp_path / "trace").exists()
+
+
+def saved(save, *arrays, **named):
+    file = io.BytesIO()
+    save(file, *arrays, **named)
+    return file.getvalue()
+
+
+WHOLE = saved(np.savez_compressed, x=IMAGES, y=LABELS)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"PK\x03\x04",
+        b"no arrays",
+        WHOLE[:100],
+        WHOLE[:-1],
+        WHOLE[:80] + bytes(40) + WHOLE[120:],
+        saved(np.save, IMAGES),
+        saved(np.savez),
+    ],
+)
+def test_damage_is_named(tmp_path, content):
+    path = tmp_path / "toy.npz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"toy\.npz: got .*, expected arrays .*; "):
+        load_dataset(str(path))
