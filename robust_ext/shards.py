@@ -65,8 +65,10 @@ def end_with_parent() -> None:
     """End this process when the one that started it closes its side of stdin, however that one ended."""
 
     def watch() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdin.buffer.read()
+        # The bare file: a thread that waits inside sys.stdin would hold a lock that the interpreter needs to end.
+        with contextlib.suppress(OSError):
+            while os.read(0, 1024):
+                pass
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -57,9 +57,13 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path}: another process is writing this run; wait for it, stop it, or choose another folder"
             ) from error
-        self._check_run({"kind": kind, "settings": _plain(settings), "versions": dict(versions)})
-        for name in self._names:
-            _cut_torn_line(self.path / name)
+        try:
+            self._check_run({"kind": kind, "settings": _plain(settings), "versions": dict(versions)})
+            for name in self._names:
+                _cut_torn_line(self.path / name)
+        except BaseException:
+            self.close()
+            raise
 
     def records(self) -> list[dict[str, Any]]:
         """All records of all shards, one an ``index``, sorted by it."""

@@ -203,9 +203,8 @@ def fit(
     columns: list[list[Tensor]] = []
     for start in range(0, inner.shape[0], step):
         rows = torch.cat([inner[start : start + step], planted[start : start + step]], 1)
-        direction = fit_directions(rows, classes, kind=settings.readout, C=settings.C).weight
-        along = (rows.double() - rows[:, :1].double()) @ direction[:, :, None]
-        along = along.squeeze(2)
+        direction = _separate(rows, classes, settings)
+        along = _along(rows, direction)
         edge, closest = along[:, last:].min(1)
         anchor = rows[torch.arange(len(rows), device=rows.device), last + closest].double()
         with torch.no_grad():
@@ -223,3 +222,22 @@ def fit(
         )
     fitted = [torch.cat(column) for column in zip(*columns, strict=True)]
     return Problems(measured.samples, measured.inputs, measured.planted, *fitted)
+
+
+def _along(rows: Tensor, direction: Tensor) -> Tensor:
+    """Positions of features ``(B, n, F)`` along directions ``(B, F)``, float64 ``(B, n)``, counted from the first row."""
+    return ((rows.double() - rows[:, :1].double()) @ direction[:, :, None]).squeeze(2)
+
+
+def _separate(rows: Tensor, planted: Tensor, settings: BinarizationSettings) -> Tensor:
+    """Directions ``(B, F)``; where the penalty keeps one from separating what can be separated, it is lowered."""
+    direction = fit_directions(rows, planted, kind=settings.readout, C=settings.C).weight
+    if settings.readout != "logistic":
+        return direction
+    for factor in (1e3, 1e6):
+        along = _along(rows, direction)
+        mixed = along[:, planted].min(1).values <= along[:, ~planted].max(1).values
+        if not bool(mixed.any()):
+            break
+        direction[mixed] = fit_directions(rows[mixed], planted, C=settings.C * factor).weight
+    return direction

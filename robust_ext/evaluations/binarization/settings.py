@@ -31,7 +31,8 @@ class BinarizationSettings:
         kappa_convention: ``"paper"``, as above; ``"reference"``: the paper's public code, which starts half way, so
             that the same kappa gives a boundary at ``(1 + kappa) / 2``.
         readout: ``"logistic"`` or ``"max-margin"``.
-        C: Weight of the losses in logistic regression, see :func:`robust_ext.models.readouts.fit_directions`.
+        C: Weight of the losses in logistic regression, see :func:`robust_ext.models.readouts.fit_directions`; raised
+            for the samples that it keeps from being separated.
         logit_scale: ``"original"``: the two logits span the range of the network's own (section 3.1, footnote 3).
             ``"unit"``: they span [-1, 1].
         random_inner: Points the random attack draws within the ball.

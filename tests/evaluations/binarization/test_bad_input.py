@@ -1,0 +1,195 @@
+"""Whatever is wrong, one clear error or a clearly reported outcome."""
+
+import pytest
+import torch
+from torch import nn
+
+import robust_ext
+from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError, SplitError
+
+QUICK = {"inner_points": 40, "random_inner": 10, "random_corners": 10, "canaries": 0, "minimum_samples": 1}
+
+
+def run(network, inputs, threat_model, attack=None, **settings):
+    return robust_ext.binarization_test(
+        network, attack or (lambda model, x, y: x), inputs, threat_model, **{**QUICK, **settings}
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([[0.0]], r"inputs: got list, expected a torch.Tensor"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), r"inputs: got dtype torch.uint8"),
+        (torch.zeros(4), r"inputs: got shape \(4,\)"),
+        (torch.full((2, 1, 8, 8), torch.nan), r"inputs: got NaN"),
+        (torch.full((2, 1, 8, 8), 1.5), r"inputs: got values in \[1.5, 1.5\], expected values in .* \[0, 1\]"),
+        (torch.zeros(0, 1, 8, 8), r"inputs: got no samples"),
+    ],
+)
+def test_inputs(inputs, message, network, linf):
+    with pytest.raises(InvalidArgumentError, match=message):
+        run(network, inputs, linf)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kappa": 1.0}, r"kappa: got 1.0, expected a finite number in \[0, 1\)"),
+        ({"kappa": "0.9"}, "kappa"),
+        ({"inner_points": 0}, "inner_points: got 0"),
+        ({"inner_points": 3.5}, "inner_points: got 3.5"),
+        ({"boundary_points": True}, "boundary_points: got True"),
+        ({"boundary": "edge"}, "boundary: got 'edge', expected one of 'auto', 'corners', 'surface'"),
+        ({"readout": "svm"}, "readout"),
+        ({"gap": 1.0}, "gap"),
+        ({"seed": -1}, "seed"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": "big"}, "batch_size"),
+        ({"threshold": 0.0}, "threshold"),
+        ({"random_inner": 0, "random_corners": 0}, "random_inner"),
+        ({"inner_point": 5}, "inner_point: got an unknown setting, expected .* did you mean 'inner_points'"),
+        ({"sample_ids": [1, 1]}, "sample_ids: got an id twice"),
+        ({"sample_ids": [1]}, "sample_ids: got 1 ids"),
+        ({"calibrate_on": -1}, "calibrate_on"),
+    ],
+)
+def test_settings(settings, message, network, digits, linf):
+    with pytest.raises(InvalidArgumentError, match=message):
+        run(network, digits[:2], linf, **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"norm": "l3"}, "norm: got 'l3'"),
+        ({"epsilon": 0.0}, "epsilon: got 0.0"),
+        ({"epsilon": float("nan")}, "epsilon"),
+        ({"bounds": (1.0, 0.0)}, "bounds"),
+        ({"bounds": 1.0}, "bounds"),
+    ],
+)
+def test_threat_model(change, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        robust_ext.ThreatModel(**{"norm": "linf", "epsilon": 0.1, **change})
+
+
+class Broken(nn.Module):
+    """A network with one thing wrong."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+        self.body = nn.Linear(64, 16)
+        self.head = nn.Linear(16, 3)
+        self.eval()
+
+    def forward(self, x):
+        return self.change(self.head(self.body(x.flatten(1)).relu()))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda z: z.softmax(1), ModelError, "returns probabilities .* leave out the softmax"),
+        (lambda z: z[:, :1], ModelError, r"returned shape \(2, 1\)"),
+        (lambda z: z[:1], ModelError, r"returned shape \(1, 3\)"),
+        (lambda z: z.argmax(1), ModelError, "returned dtype torch.int64"),
+        (lambda z: [z], ModelError, "returned list"),
+        (lambda z: z * torch.nan, ModelError, "NaN or infinite"),
+        (lambda z: z / 0, ModelError, "NaN or infinite"),
+        (lambda z: 3 * z, SplitError, "'head' does not produce the logits"),
+    ],
+)
+def test_models(change, error, message, digits, linf):
+    with pytest.raises(error, match=message):
+        run(Broken(change), digits[:2], linf)
+
+
+def test_a_model_in_train_mode(network, digits, linf):
+    with pytest.raises(ModelError, match=r"train mode.*call model.eval\(\)"):
+        run(Broken(lambda z: z).train(), digits[:2], linf)
+    halfway = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)).eval()
+    halfway[1].train()
+    with pytest.raises(ModelError, match="1 is in train mode"):
+        run(halfway, digits[:2], linf)
+
+
+def test_no_model_and_no_attack(network, digits, linf):
+    with pytest.raises(InvalidArgumentError, match="model: got int"):
+        run(3, digits[:2], linf)
+    with pytest.raises(InvalidArgumentError, match="attack: got int"):
+        run(network, digits[:2], linf, attack=3)
+    with pytest.raises(InvalidArgumentError, match="at least one attack"):
+        robust_ext.binarization_test(network, [], digits[:2], linf)
+    with pytest.raises(ModelError, match="inputs of shape"):
+        run(network, torch.rand(2, 3, 5, 5), linf)
+
+
+def test_attacks_that_return_no_candidates(network, digits, linf):
+    cases = {
+        "returned list": lambda model, x, y: [x],
+        r"returned shape \(1, 1, 8, 8\)": lambda model, x, y: x[:1],
+        "returned dtype torch.int64": lambda model, x, y: x.long(),
+        "raised ZeroDivisionError": lambda model, x, y: 1 / 0,
+    }
+    for message, attack in cases.items():
+        with pytest.raises(AttackError, match=message):
+            run(network, digits[:2], linf, attack=attack)
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        (lambda x: x * torch.nan, "not_finite"),
+        (lambda x: x + torch.inf, "not_finite"),
+        (lambda x: x + 2, "out_of_bounds"),
+        (lambda x: 1 - x, "beyond_epsilon"),
+        (lambda x: x, "not_adversarial"),
+    ],
+)
+def test_useless_candidates_are_outcomes(change, outcome, network, digits, linf):
+    result = run(network, digits[:12], linf, attack=lambda model, x, y: change(x), minimum_samples=5)
+    attack = next(iter(result.attacks.values()))
+    assert attack["outcomes"][outcome] == 12
+    assert attack["score"] == 0.0
+    assert attack["verdict"] == "failed"
+
+
+def test_wrong_norm_is_refused_before_any_work(network, digits):
+    threat_model = robust_ext.ThreatModel(norm="l1", epsilon=4.0)
+    with pytest.raises(AttackRefusedError, match="not for l1"):
+        run(network, digits[:2], threat_model, attack="foolbox:LinfPGD")
+
+
+def test_an_attack_leaves_no_trace(digits, linf):
+    """Switching batch normalisation to train mode, asking for weights' gradients: judged and left as before."""
+    network = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5)).eval()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    seen = []
+
+    def vandal(model, x, y):
+        model.train()
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+        model(x).sum().backward()
+        seen.append(network[1].running_mean.clone())
+        return x
+
+    run(network, digits[:4], linf, attack=vandal)
+    assert not torch.equal(seen[0], before["1.running_mean"])
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert not any(part.training for part in network.modules())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in network.parameters())
+
+
+def test_nothing_separable_is_inconclusive(linf):
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.ones(len(x), 3)
+
+    result = run((Constant().eval(), nn.Linear(3, 2).eval()), torch.rand(4, 1, 4, 4), linf)
+    attack = next(iter(result.attacks.values()))
+    assert (attack["not_separable"], attack["samples"], attack["score"]) == (4, 0, None)
+    assert attack["verdict"] == "inconclusive"
+    assert "No example could be planted" in str(result)

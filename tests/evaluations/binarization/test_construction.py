@@ -1,0 +1,140 @@
+"""Problems as the paper defines them: what is planted is there, where it should be, and the same for everyone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from robust_ext.evaluations.binarization.attacking import count_planted
+from robust_ext.evaluations.binarization.problems import draw_inner, draw_planted, fit, measure
+from robust_ext.evaluations.binarization.random_attack import random_reach
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.features import Split, split
+from robust_ext.target import Counted, PassCounter
+from robust_ext.threat import ThreatModel
+
+THREATS = [
+    ThreatModel(norm="linf", epsilon=0.1),
+    ThreatModel(norm="l2", epsilon=0.8),
+    ThreatModel(norm="l1", epsilon=4.0),
+]
+
+
+def parts_of(network, inputs):
+    found = split(network, inputs[:2])
+    return Split(Counted(found.features, PassCounter()), found.readout, found.layer)
+
+
+def problems_of(network, inputs, settings, forward_batch=64):
+    parts = parts_of(network, inputs)
+    measured = measure(parts, inputs, range(len(inputs)), settings, forward_batch=forward_batch)
+    return parts, measured, fit(measured, parts.readout, settings)
+
+
+@pytest.mark.parametrize("threat_model", THREATS, ids=lambda t: t.norm)
+@pytest.mark.parametrize("boundary_points", [1, 10])
+@pytest.mark.parametrize("kappa", [0.0, 0.999, 0.9999])
+def test_planted_points_survive_the_whole_model(network, digits, threat_model, boundary_points, kappa):
+    settings = BinarizationSettings(
+        threat_model=threat_model, inner_points=300, boundary_points=boundary_points, kappa=kappa
+    )
+    parts, _, problems = problems_of(network, digits[:32], settings)
+    rows = [row for row in range(32) if problems.separable[row]]
+    assert len(rows) >= 30
+    posed = problems.select(rows)
+    module = posed.classifier(parts.features, position=settings.boundary_position, rows="ordered")
+    assert int(count_planted(module, posed).sum()) >= 0.99 * len(rows) * boundary_points
+
+
+def test_the_boundary_lies_at_kappa(network, digits, linf):
+    """Along the direction, an oracle made of the raw features puts it at kappa between the two closest points."""
+    settings = BinarizationSettings(threat_model=linf, inner_points=100, boundary_points=3, kappa=0.75)
+    parts, measured, problems = problems_of(network, digits[:4], settings)
+    module = problems.classifier(parts.features, position=settings.boundary_position)
+    for i in range(4):
+        direction = problems.weight[i]
+        inner = (measured.inner_features[i].double() @ direction).max()
+        planted = (measured.planted_features[i].double() @ direction).min()
+        anchor = problems.anchor[i] @ direction
+        boundary = anchor + module.threshold[i].double()
+        assert float((boundary - inner) / (planted - inner)) == pytest.approx(0.75, abs=1e-5)
+
+
+def test_reference_convention_starts_half_way(linf):
+    settings = BinarizationSettings(threat_model=linf, kappa=0.8, kappa_convention="reference")
+    assert settings.boundary_position == pytest.approx(0.9)
+    assert replace(settings, kappa_convention="paper").boundary_position == 0.8
+
+
+def test_logits_span_the_range_of_the_network(network, digits, linf):
+    settings = BinarizationSettings(threat_model=linf, inner_points=100)
+    parts, _, problems = problems_of(network, digits[:3], settings)
+    module = problems.classifier(parts.features, position=settings.boundary_position)
+    for i in range(3):
+        points = torch.cat([digits[i : i + 1], draw_inner(digits[i], i, settings, 100), draw_planted(digits[i], i, settings)])
+        with torch.no_grad():
+            original, binary = network(points), problems.select([i]).classifier(
+                parts.features, position=settings.boundary_position
+            )(points)
+        # The span is symmetric about the middle; its far end is that of the class with the larger margins.
+        assert float(binary.max()) == pytest.approx(float(original.max()), rel=1e-4)
+        assert float(binary.min()) == pytest.approx(float(original.min()), rel=1e-4)
+    assert module.rows == "any"
+
+
+def test_points_do_not_depend_on_batch_order_or_number(digits, linf):
+    settings = BinarizationSettings(threat_model=linf, inner_points=600)
+    many = draw_inner(digits[3], 3, settings, 600)
+    assert torch.equal(draw_inner(digits[3], 3, settings, 300), many[:300])
+    assert not torch.equal(draw_inner(digits[3], 4, settings, 300), many[:300])
+    planted = draw_planted(digits[3], 3, replace(settings, boundary_points=5))
+    assert torch.equal(draw_planted(digits[3], 3, settings), planted[:1])
+
+
+def test_problems_do_not_depend_on_their_batch(network, digits, linf):
+    settings = BinarizationSettings(threat_model=linf, inner_points=200)
+    _, _, together = problems_of(network, digits[:6], settings)
+    parts = parts_of(network, digits)
+    measured = measure(parts, digits[4:5], [4], settings, forward_batch=7)
+    alone = fit(measured, parts.readout, settings)
+    assert torch.equal(alone.planted[0], together.planted[4])
+    assert float(alone.weight[0] @ together.weight[4]) == pytest.approx(1, abs=1e-6)
+
+
+def test_random_attack_agrees_with_brute_force(network, digits, linf):
+    """The same points, all of them, through the whole binarized model, give the same hits."""
+    settings = BinarizationSettings(threat_model=linf, inner_points=50, random_inner=30, random_corners=50, kappa=0.9)
+    parts, _, problems = problems_of(network, digits[:16], settings)
+    reach, draws = random_reach(parts.features, [problems], [0.9], settings, forward_batch=100)
+    seen = {}
+
+    class Recording(nn.Module):
+        def forward(self, x):
+            seen.setdefault("points", []).append(x)
+            return parts.features(x)
+
+    # No position can be reached, so every point is drawn.
+    random_reach(Recording(), [problems], [float("inf")], settings, forward_batch=40)
+    points = torch.cat(seen["points"])
+    assert len(points) == 16 * 80
+    module = problems.classifier(parts.features, position=0.9, rows="any")
+    with torch.no_grad():
+        owner, hit = module.problems(points), module(points).argmax(1) == 1
+    assert [int((owner == i).sum()) for i in range(16)] == [80] * 16
+    assert [bool(hit[owner == i].any()) for i in range(16)] == (reach[:, 0] > 0.9).tolist()
+    assert 0 < int((reach[:, 0] > 0.9).sum()) < 16
+    assert all(int(draws[i]) == 80 for i in range(16) if reach[i, 0] <= 0.9)
+
+
+def test_inseparable_points_are_told(linf):
+    """Features that do not depend on the input separate nothing."""
+
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.ones(len(x), 3)
+
+    network = nn.Sequential(Constant(), nn.Linear(3, 2)).eval()
+    settings = BinarizationSettings(threat_model=linf, inner_points=10)
+    _, _, problems = problems_of(network, torch.rand(2, 1, 4, 4), settings)
+    assert not problems.separable.any()

@@ -1,0 +1,152 @@
+"""Runs survive: interrupted anywhere and started again, they end with the records of an undisturbed run."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import robust_ext
+from robust_ext.errors import RunFolderError
+
+SETTINGS = {"inner_points": 100, "batch_size": 4, "random_inner": 20, "random_corners": 20, "forward_batch": 64}
+
+
+def records_of(folder):
+    return (folder / "records.jsonl").read_bytes()
+
+
+def test_an_interrupted_run_goes_on(tmp_path, network, digits, linf, pgd):
+    calls = []
+
+    def fragile(model, x, y, threat_model):
+        calls.append(len(x))
+        if len(calls) == fail_at:
+            raise KeyboardInterrupt
+        return pgd(steps=3)(model, x, y, threat_model)
+
+    fail_at = 0
+    robust_ext.binarization_test(network, fragile, digits[:20], linf, out=tmp_path / "whole", **SETTINGS)
+    total = len(calls)
+    for fail_at in range(1, total + 1):
+        calls.clear()
+        folder = tmp_path / f"broken{fail_at}"
+        with pytest.raises(KeyboardInterrupt):
+            robust_ext.binarization_test(network, fragile, digits[:20], linf, out=folder, **SETTINGS)
+        assert not (folder / "result.json").exists()
+        robust_ext.binarization_test(network, fragile, digits[:20], linf, out=folder, **SETTINGS)
+        assert records_of(folder) == records_of(tmp_path / "whole")
+
+
+def test_a_group_torn_in_the_middle_is_completed(tmp_path, network, digits, linf, pgd):
+    def run(folder):
+        return robust_ext.binarization_test(network, pgd(), digits[:12], linf, out=folder, **SETTINGS)
+
+    run(tmp_path)
+    whole = records_of(tmp_path)
+    lines = whole.splitlines(keepends=True)
+    for keep in (0, 1, 5, 11):
+        (tmp_path / "records.jsonl").write_bytes(b"".join(lines[:keep]) + lines[keep][: len(lines[keep]) // 2])
+        result = run(tmp_path)
+        assert records_of(tmp_path) == whole
+        assert result.attacks["attack"]["samples"] == 12
+
+
+def test_a_finished_run_is_not_run_again(tmp_path, network, digits, linf, pgd):
+    calls = []
+
+    def attack(model, x, y, threat_model):
+        calls.append(len(x))
+        return pgd()(model, x, y, threat_model)
+
+    first = robust_ext.binarization_test(network, attack, digits[:8], linf, out=tmp_path, **SETTINGS)
+    calls.clear()
+    second = robust_ext.binarization_test(network, attack, digits[:8], linf, out=tmp_path, **SETTINGS)
+    assert calls == []
+    assert first.to_dict() == second.to_dict()
+    assert json.loads((tmp_path / "result.json").read_text()) == json.loads(json.dumps(first.to_dict()))
+
+
+def test_other_settings_are_refused(tmp_path, network, digits, linf, pgd):
+    robust_ext.binarization_test(network, pgd(), digits[:4], linf, out=tmp_path, **SETTINGS)
+    with pytest.raises(RunFolderError, match="inner_points: 100 there, 101 now"):
+        robust_ext.binarization_test(network, pgd(), digits[:4], linf, out=tmp_path, **{**SETTINGS, "inner_points": 101})
+    with pytest.raises(RunFolderError, match="inputs"):
+        robust_ext.binarization_test(network, pgd(), digits[4:8], linf, out=tmp_path, **SETTINGS)
+
+
+def test_same_problems_for_every_attack_batch_size_and_order(network, digits, linf, pgd):
+    """What is planted, and what random search makes of it, is decided by seed and sample alone."""
+
+    def of(attack, batch_size, ids):
+        result = robust_ext.binarization_test(
+            network, attack, digits[ids], linf, sample_ids=ids, **{**SETTINGS, "batch_size": batch_size}
+        )
+        return {r["sample"]: (r["separable"], r["random_reach"] > 0.999, r["random_draws"]) for r in result.records}
+
+    ids = list(range(12))
+    expected = of(pgd(), 4, ids)
+    assert of(pgd(steps=1), 12, ids) == expected
+    assert of(lambda model, x, y: x, 5, ids[::-1]) == expected
+
+
+COMMAND = (
+    "binarization --model digits --attack foolbox:LinfPGD(steps=10) --attack foolbox:LinfFastGradientAttack "
+    "--data digits --eps 0.1 --samples 48 --batch-size 4 --forward-batch 64 --no-progress --out"
+)
+
+
+def start(folder, *extra):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "robust_ext.cli", *COMMAND.split(), str(folder), *extra],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        text=True,
+    )
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+
+
+@pytest.mark.slow
+def test_killed_at_ten_random_moments(tmp_path):
+    finish(start(tmp_path / "whole"))
+    moments = random.Random(0)
+    kills = 0
+    while kills < 10:
+        process = start(tmp_path / "killed")
+        folder = tmp_path / "killed"
+        before = len(records_of(folder)) if (folder / "records.jsonl").exists() else 0
+        # Wait until this run has won something new, then kill it within about the time of a group.
+        while process.poll() is None and (
+            not (folder / "records.jsonl").exists() or len(records_of(folder)) == before
+        ):
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0, 0.15))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    finish(start(tmp_path / "killed"))
+    assert records_of(tmp_path / "killed") == records_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_jobs_give_the_same_records(tmp_path):
+    finish(start(tmp_path / "one"))
+    finish(start(tmp_path / "two", "--jobs", "2"))
+
+    def essence(folder):
+        lines = (folder / "records.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return [(r["index"], r["sample"], {n: a["outcome"] for n, a in r["attacks"].items()}) for r in found]
+
+    assert essence(tmp_path / "one") == essence(tmp_path / "two")
+    assert not list((tmp_path / "two").glob("records-*.jsonl"))
