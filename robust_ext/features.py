@@ -50,7 +50,9 @@ class LayerInput(nn.Module):
         """Features ``(N, F)`` of inputs ``(N, ...)``."""
         calls: list[Tensor] = []
         # The layer is looked up at each call, so that copies of this module watch their own network.
-        handle = self.model.get_submodule(self.layer).register_forward_pre_hook(lambda _, args: calls.append(args[0]))
+        handle = self.model.get_submodule(self.layer).register_forward_pre_hook(
+            lambda _, args, named: calls.append(args[0] if args else named["input"]), with_kwargs=True
+        )
         try:
             self.model(x)
         finally:
@@ -116,6 +118,8 @@ def split(
 def _check_features(parts: Split, inputs: Tensor) -> Tensor:
     with torch.no_grad():
         features: Tensor = parts.features(inputs)
+    if not isinstance(features, Tensor):
+        raise SplitError(f"features: got {type(features).__name__}, expected a tensor (n, F)")
     if features.dim() != 2 or features.shape[0] != inputs.shape[0]:
         raise SplitError(
             f"features: got shape {tuple(features.shape)} for {inputs.shape[0]} inputs, expected "

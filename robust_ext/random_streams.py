@@ -27,7 +27,7 @@ def derive_seed(seed: int, *keys: int | str) -> int:
         >>> derive_seed(0, 7, "inner") == derive_seed(0, 8, "inner")
         False
     """
-    check_integer("seed", seed, minimum=0)
+    seed = check_integer("seed", seed, minimum=0)
     text = "\x1f".join([str(seed), *(f"{type(key).__name__}:{key}" for key in keys)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -47,7 +47,7 @@ def seeded_globals(seed: int) -> Iterator[None]:
     """Seed the global generators of ``random``, numpy and torch (CPU and GPUs), and restore them afterwards.
 
     Args:
-        seed: Any integer of at least 0; numpy gets its lower 32 bits.
+        seed: Any integer of at least 0; numpy gets its lower 32 bits, torch its lower 63.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
@@ -55,7 +55,7 @@ def seeded_globals(seed: int) -> Iterator[None]:
         try:
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            torch.manual_seed(seed)
+            torch.manual_seed(seed % 2**63)
             yield
         finally:
             random.setstate(python_state)

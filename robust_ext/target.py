@@ -57,6 +57,9 @@ class Counted(nn.Module):
         self.counter.forward += rows
         out: Tensor = self.module(x)
         if out.requires_grad:
+            if out is x:
+                # A hook on the caller's own tensor would stay on it, and count again at every later pass.
+                out = out.view_as(out)
             out.register_hook(lambda _: self._count_backward(rows))  # type: ignore[no-untyped-call]
         return out
 
@@ -155,10 +158,16 @@ def frozen(module: nn.Module) -> Iterator[None]:
     an attack that switches batch normalisation into train mode would otherwise change the network it is judged on.
     """
     parameters = [(p, p.requires_grad, p.grad) for p in module.parameters()]
-    buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    buffers = [
+        (part, name, buffer, buffer.detach().clone())
+        for part in module.modules()
+        for name, buffer in part.named_buffers(recurse=False)
+    ]
     flags = [(part, part.training) for part in module.modules()]
     for parameter, _, _ in parameters:
         parameter.requires_grad_(False)
+        # Kept aside, where nothing can be added to it in place.
+        parameter.grad = None
     try:
         yield
     finally:
@@ -166,8 +175,9 @@ def frozen(module: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(asked)
             parameter.grad = gradient
         with torch.no_grad():
-            for buffer, before in buffers:
+            for part, name, buffer, before in buffers:
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)
+                setattr(part, name, buffer)
         for part, training in flags:
             part.training = training

@@ -6,6 +6,7 @@ appendices A.2 and B, for inner and boundary points; they treat linf only, the l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -92,14 +93,13 @@ class ThreatModel:
         if self.norm == "linf":
             d = torch.rand(shape, generator=generator).mul_(2 * reach).sub_(reach)
         elif self.norm == "l2":
-            d = torch.randn(shape, generator=generator)
-            # In D dimensions the volume within r grows as r ** D, hence the root of a uniform number.
-            scale = torch.rand(count, 1, generator=generator) ** (1 / max(x.numel(), 1))
-            d = d / d.norm(dim=1, keepdim=True) * (scale * reach)
+            # D of D + 2 coordinates of a point uniform on the sphere are uniform in the ball (Barthe et al. 2005).
+            d = _rows(count, x.numel() + 2, lambda row: row.normal_(generator=generator))
+            d = d[:, :-2] / d.norm(dim=1, keepdim=True) * reach
         else:
             # D + 1 exponentials divided by their sum are uniform on the simplex; dropping one makes them uniform in it.
-            exponentials = torch.empty(count, x.numel() + 1).exponential_(generator=generator)
-            d = exponentials[:, :-1] / exponentials.sum(1, keepdim=True) * reach * _signs(shape, generator)
+            signed = _rows(count, x.numel() + 1, lambda row: _laplace(row, generator))
+            d = signed[:, :-1] / signed.abs().sum(1, keepdim=True) * reach
         return self._add(x, d)
 
     def sample_surface(self, x: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
@@ -120,9 +120,9 @@ class ThreatModel:
         if self.norm == "linf":
             d = torch.rand(shape, generator=generator).mul_(2).sub_(1)
         elif self.norm == "l2":
-            d = torch.randn(shape, generator=generator)
+            d = _rows(*shape, lambda row: row.normal_(generator=generator))
         else:
-            d = torch.empty(shape).exponential_(generator=generator) * _signs(shape, generator)
+            d = _rows(*shape, lambda row: _laplace(row, generator))
         return self._stretch(x, d)
 
     def sample_corners(self, x: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
@@ -140,13 +140,18 @@ class ThreatModel:
         Returns:
             float32 ``(count, *x.shape)`` on the device of ``x``.
         """
+        if self.norm == "l1":
+            return self._vertices(x, count, generator)
         signs = _signs((count, x.numel()), generator)
         if self.norm == "linf":
             return self._add(x, signs.mul_(self.epsilon))
-        if self.norm == "l2":
-            return self._stretch(x, signs)
+        return self._stretch(x, signs)
+
+    def _vertices(self, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        drawn = _rows(count, 2 * x.numel(), lambda row: row.uniform_(generator=generator))
+        signs = torch.where(drawn[:, : x.numel()] < 0.5, -1.0, 1.0)
         room = self._room(x, signs)
-        order = torch.rand(signs.shape, generator=generator).argsort(1)
+        order = drawn[:, x.numel() :].argsort(1)
         ordered = room.gather(1, order)
         before = ordered.cumsum(1) - ordered
         taken = torch.minimum(ordered, (self.epsilon - before).clamp_min_(0))
@@ -189,3 +194,16 @@ class ThreatModel:
 
 def _signs(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+
+
+def _rows(count: int, size: int, draw: Callable[[Tensor], object]) -> Tensor:
+    """Random ``(count, size)`` drawn row by row: torch's draws of a whole tensor depend on how many rows it has."""
+    rows = torch.empty(count, size)
+    for row in rows:
+        draw(row)
+    return rows
+
+
+def _laplace(row: Tensor, generator: torch.Generator) -> Tensor:
+    signs = torch.randint(0, 2, row.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+    return row.exponential_(generator=generator).mul_(signs)

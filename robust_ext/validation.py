@@ -16,7 +16,10 @@ def check_integer(argument: str, value: object, *, minimum: int, maximum: int | 
     expected = f"an integer of at least {minimum}" + ("" if maximum is None else f" and at most {maximum}")
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InvalidArgumentError(argument, value, expected)
-    number = int(value.__index__())
+    try:
+        number = int(value.__index__())
+    except TypeError as error:  # Arrays and tensors have the method whatever they hold.
+        raise InvalidArgumentError(argument, value, expected) from error
     if number < minimum or (maximum is not None and number > maximum):
         raise InvalidArgumentError(argument, value, expected)
     return number
@@ -34,11 +37,11 @@ def check_number(
     """Return ``value`` as a float when it is finite and in the interval (ends open where said)."""
     left, right = "(" if open_minimum else "[", ")" if open_maximum else "]"
     expected = f"a finite number in {left}{minimum:g}, {maximum:g}{right}"
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+    if isinstance(value, (bool, str, complex)) or not hasattr(value, "__float__"):
         raise InvalidArgumentError(argument, value, expected)
     try:
         number = float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InvalidArgumentError(argument, value, expected) from error
     low = number > minimum if open_minimum else number >= minimum
     high = number < maximum if open_maximum else number <= maximum
@@ -74,7 +77,9 @@ def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) 
     if not bool(torch.isfinite(inputs).all()):
         raise InvalidArgumentError(argument, "NaN or infinite values", "finite values")
     low, high = float(inputs.min()), float(inputs.max())
-    if low < bounds[0] or high > bounds[1]:
+    # Values clipped to the bounds are as near to them as float32 allows, which may be just outside.
+    lowest, highest = torch.tensor(bounds, dtype=torch.float32).tolist()
+    if low < lowest or high > highest:
         raise InvalidArgumentError(
             argument,
             f"values in [{low:g}, {high:g}]",

@@ -8,8 +8,10 @@ the file, with types of which numpy believes that the bytes are pointers.
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
+import pickletools
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from robust_ext.datasets.files import DOWNLOAD_AGAIN, reading, unusable
 
 _NDARRAY = "numpy.ndarray"
+_MEMO_OPCODES = ("PUT", "BINPUT", "LONG_BINPUT")
 _EXPECTED = "a CIFAR batch: a pickled dict of arrays of unsigned bytes, lists and texts"
 
 
@@ -110,6 +113,17 @@ class _BatchUnpickler(pickle.Unpickler):
         raise _RefusedError("a pickle that refers to objects outside itself")
 
 
+def _check_memo(content: bytes) -> None:
+    """Refuse positions in the pickle's memo that no writer reaches.
+
+    The memo is a table as long as the highest position in it: one damaged byte can ask for gigabytes. Writers count
+    up from 0 or 1, at most once an opcode. ``genops`` only takes the pickle apart and runs nothing of it.
+    """
+    for count, (opcode, position, _) in enumerate(pickletools.genops(content)):
+        if opcode.name in _MEMO_OPCODES and position is not None and position > count:
+            raise ValueError(f"position {position} in the memo of a pickle that has used at most {count}")
+
+
 def read_batch(path: Path, *, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Rows and labels of one pickled CIFAR batch.
 
@@ -123,15 +137,17 @@ def read_batch(path: Path, *, label_key: str) -> tuple[NDArray[np.uint8], NDArra
     Raises:
         DataError: The file is damaged, no CIFAR batch, or a pickle that asks for more than one needs.
     """
-    with reading(path), path.open("rb") as file:
-        try:
-            batch = _BatchUnpickler(file, encoding="bytes").load()
-        except _RefusedError as error:
-            then = "nothing of it was run; use files from https://www.cs.toronto.edu/~kriz/cifar.html"
-            raise unusable(path, got=str(error), expected=_EXPECTED, then=then) from error
-        except Exception as error:
-            # A damaged pickle runs into any error the reader's own checks and our stand-ins can raise.
-            raise unusable(path, got=f"damaged data ({error})", expected=_EXPECTED, then=DOWNLOAD_AGAIN) from error
+    with reading(path):
+        content = path.read_bytes()
+    try:
+        _check_memo(content)
+        batch = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
+    except _RefusedError as error:
+        then = "nothing of it was run; use files from https://www.cs.toronto.edu/~kriz/cifar.html"
+        raise unusable(path, got=str(error), expected=_EXPECTED, then=then) from error
+    except Exception as error:
+        # A damaged pickle runs into any error the reader's own checks and our stand-ins can raise.
+        raise unusable(path, got=f"damaged data ({error})", expected=_EXPECTED, then=DOWNLOAD_AGAIN) from error
     if not isinstance(batch, dict):
         raise unusable(path, got=f"a pickled {type(batch).__name__}", expected=_EXPECTED, then=DOWNLOAD_AGAIN)
     # Written by Python 2 and read as bytes, or written again by Python 3 as texts.

@@ -89,7 +89,7 @@ def _read(paths: Sequence[Path]) -> NDArray[np.uint8]:
             if image.mode in _DEEP_MODES or image.mode.startswith("I;"):
                 then = "convert it to 8 bits, or save the values in [0, 1] as .npz"
                 raise unusable(path, got=f"pixels of mode {image.mode}", expected="8 bits a channel", then=then)
-            grey = image.mode in _GREY_MODES
+            grey = grey and image.mode in _GREY_MODES
     images = np.empty((len(paths), 1 if grey else 3, size[1], size[0]), dtype=np.uint8)
     for position, path in enumerate(paths):
         with _opened(path) as image:

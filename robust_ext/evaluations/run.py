@@ -53,10 +53,12 @@ class RunFolder:
         self._names = (f"records{suffix}.jsonl", f"timings{suffix}.jsonl")
         try:
             self._lock = _locked(self.path / f".lock{suffix}", wait=False)
-        except OSError as error:
+        except BlockingIOError as error:
             raise RunFolderError(
                 f"{self.path}: another process is writing this run; wait for it, stop it, or choose another folder"
             ) from error
+        except OSError as error:
+            raise RunFolderError(f"{self.path}: cannot be written as a run folder: {error}") from error
         try:
             self._check_run({"kind": kind, "settings": _plain(settings), "versions": dict(versions)})
             for name in self._names:
@@ -70,7 +72,9 @@ class RunFolder:
         found: dict[int, dict[str, Any]] = {}
         for file in sorted(self.path.glob("records*.jsonl")):
             for record in _read_lines(file):
-                found.setdefault(int(record["index"]), record)
+                if not isinstance(record.get("index"), int):
+                    raise RunFolderError(f"{file}: a record has no index; choose another folder")
+                found.setdefault(record["index"], record)
         return [found[index] for index in sorted(found)]
 
     def timings(self) -> list[dict[str, Any]]:
@@ -126,7 +130,7 @@ class RunFolder:
             return
         try:
             earlier = json.loads(file.read_text(encoding="utf-8"))
-            kind, settings, versions = earlier["kind"], earlier["settings"], earlier["versions"]
+            kind, settings, versions = earlier["kind"], dict(earlier["settings"]), earlier["versions"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunFolderError(f"{file}: cannot be read as a run ({error}); choose another folder") from error
         if kind != run["kind"]:
@@ -201,6 +205,9 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     content = path.read_bytes()
     lines = content[: content.rfind(b"\n") + 1].splitlines()
     try:
-        return [json.loads(line) for line in lines]
+        entries = [json.loads(line) for line in lines]
     except ValueError as error:
         raise RunFolderError(f"{path}: a line is damaged ({error}); choose another folder") from error
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise RunFolderError(f"{path}: a line is damaged (not an object); choose another folder")
+    return entries

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from robust_ext.errors import InvalidArgumentError
 from robust_ext.validation import check_integer, check_number
 
 
@@ -29,6 +28,9 @@ def proportion_interval(hits: int, trials: int, *, confidence: float = 0.95) -> 
 
 def upper_bound(hits: int, trials: int, *, error_rate: float = 0.05) -> float:
     """One-sided exact upper bound of a proportion: below it with probability ``1 - error_rate``; 1 without trials."""
+    check_integer("trials", trials, minimum=0)
+    check_integer("hits", hits, minimum=0, maximum=trials)
+    check_number("error_rate", error_rate, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
     if trials == 0:
         return 1.0
     from scipy import stats
@@ -52,8 +54,7 @@ def sequential_decision(hits: int, trials: int, *, threshold: float, error_rate:
     check_integer("trials", trials, minimum=0)
     check_integer("hits", hits, minimum=0, maximum=trials)
     check_number("threshold", threshold, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
-    if not 0 < error_rate < 0.5:
-        raise InvalidArgumentError("error_rate", error_rate, "a number in (0, 0.5)")
+    check_number("error_rate", error_rate, minimum=0, maximum=0.5, open_minimum=True, open_maximum=True)
     from scipy.special import betainc, betaln
 
     misses = trials - hits

@@ -62,7 +62,7 @@ def verify(
     flat = candidates.flatten(1)
     finite = torch.isfinite(flat).all(1)
     inside = ((flat >= low - slack) & (flat <= high + slack)).all(1)
-    distances = threat_model.distance(candidates, inputs)
+    distances = threat_model.distance(candidates, inputs).where(finite, torch.nan)
     near = threat_model.contains(candidates, inputs)
     usable = (finite & inside).view(-1, *[1] * (inputs.dim() - 1))
     judged = torch.where(usable, candidates.to(torch.float32), inputs).clamp(low, high)

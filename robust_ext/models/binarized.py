@@ -78,9 +78,10 @@ class BinarizedClassifier(nn.Module):
         if count == 1:
             return torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         with torch.no_grad():
-            flat = x.detach().flatten(1)
-            # argmin of |x - r|^2 over r: the term |x|^2 is the same for all.
-            return (self.references.square().sum(1) - 2 * flat @ self.references.mT).argmin(1)
+            flat, references = x.detach().flatten(1).double(), self.references.double()
+            # argmin of |x - r|^2 over r: the term |x|^2 is the same for all. In float32 what is left of it would be
+            # rounding where references are much alike.
+            return (references.square().sum(1) - 2 * flat @ references.mT).argmin(1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(M, 2)`` of inputs ``(M, ...)``."""

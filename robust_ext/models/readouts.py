@@ -8,6 +8,7 @@ is where the optimiser happens to stop), so the penalty here is small and finite
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -65,21 +66,25 @@ def fit_directions(features: Tensor, planted: Tensor, *, kind: str = "logistic",
         )
     if not 0 < int(planted.sum()) < len(planted):
         raise InvalidArgumentError("planted", f"{int(planted.sum())} of {len(planted)} rows", "rows of both classes")
-    rows = features.double()
-    center = rows.mean(1, keepdim=True)
-    rows = rows - center
+    first = features[:, :1].double()
+    # Constant features are exactly zero after this, and not the rounding of their mean.
+    rows = features.double() - first
+    mean = rows.mean(1, keepdim=True)
+    rows, center = rows - mean, first + mean
     scale = rows.square().mean((1, 2)).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
     rows = rows / scale[:, None, None]
     if kind == "max-margin":
-        weight, converged = _maximum_margin(rows, planted), torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        weight, converged = _maximum_margin(rows, planted)
     else:
         weight, converged = _logistic(rows, planted, C)
     weight = weight / weight.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     return Directions(weight, center.squeeze(1), scale, converged)
 
 
-def _maximum_margin(rows: Tensor, planted: Tensor) -> Tensor:
+def _maximum_margin(rows: Tensor, planted: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights ``(B, F)`` and whether each problem was solved; NaN where the features are not finite."""
     try:
+        from sklearn.exceptions import ConvergenceWarning
         from sklearn.svm import SVC
     except ImportError as error:
         raise MissingDependencyError(
@@ -87,9 +92,14 @@ def _maximum_margin(rows: Tensor, planted: Tensor) -> Tensor:
         ) from error
     classes = planted.cpu().numpy()
     # C far above any multiplier of a separable problem makes the margin hard; the cap ends inseparable ones.
-    fits = [SVC(kernel="linear", C=1e8, tol=1e-6, max_iter=100_000) for _ in rows]
-    weights = [torch.tensor(fit.fit(x.cpu().numpy(), classes).coef_[0]) for fit, x in zip(fits, rows, strict=True)]
-    return torch.stack(weights).to(rows) if weights else rows.new_zeros(0, rows.shape[2])
+    weight = torch.full((rows.shape[0], rows.shape[2]), torch.nan, dtype=rows.dtype)
+    converged = torch.zeros(rows.shape[0], dtype=torch.bool)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for i in torch.isfinite(rows).all(2).all(1).nonzero().flatten().tolist():
+            solved = SVC(kernel="linear", C=1e8, tol=1e-6, max_iter=100_000).fit(rows[i].cpu().numpy(), classes)
+            weight[i], converged[i] = torch.from_numpy(solved.coef_[0]), solved.fit_status_ == 0
+    return weight.to(rows), converged.to(rows.device)
 
 
 def _logistic(rows: Tensor, planted: Tensor, C: float) -> tuple[Tensor, Tensor]:

@@ -198,6 +198,13 @@ def test_pickles_cannot_change_what_reads_them(tmp_path, program):
     assert read_batch(path, label_key="labels")[1].tolist() == [1]
 
 
+@pytest.mark.parametrize("put", [b"r\xff\xff\xff\x7f", b"p999999999\n", b"r\x00\x00\x00\x01"])
+def test_a_damaged_memo_reserves_no_memory(tmp_path, put):
+    write(tmp_path / "test_batch", b"K\x00" + put + b"0" + python2_batch(rows_of(1), [1]))
+    with pytest.raises(DataError, match="in the memo of a pickle that has used at most 1"):
+        load_dataset("cifar10", root=tmp_path)
+
+
 @given(st.data())
 def test_damaged_pickles_give_a_batch_or_a_data_error(tmp_path_factory, data):
     content = bytearray(python2_batch(rows_of(1), [1]))
