@@ -30,12 +30,14 @@ class AttackListing:
         norms: Norms it can be run for.
         kind: ``"fixed epsilon"`` or ``"minimum norm"``.
         rows: See :class:`robust_ext.attacks.base.AttackTraits`.
+        aliases: Other names of the same attack.
     """
 
     name: str
     norms: tuple[str, ...]
     kind: str
     rows: str
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

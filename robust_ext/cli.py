@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,8 @@ from robust_ext.adapter import adapters
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.run import run_demo
 from robust_ext.errors import InvalidArgumentError, MissingDependencyError, RobustExtError
-from robust_ext.evaluations.binarization import BinarizationSettings, binarization_test
+from robust_ext.evaluations.binarization import BinarizationSettings as Settings
+from robust_ext.evaluations.binarization import binarization_test
 from robust_ext.loading import load_model
 from robust_ext.shards import end_with_parent, run_shards
 from robust_ext.threat import NORMS, ThreatModel
@@ -29,8 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Can this robustness evaluation be trusted? Tests of adversarial attacks for Foolbox, ART and PyTorch.",
 )
-
-DEFAULTS = {entry.name: entry.default for entry in fields(BinarizationSettings)}
 
 
 def number(argument: str, text: str) -> float:
@@ -96,34 +94,32 @@ def binarization(
     out: Annotated[
         Path | None, typer.Option(help="Run folder; a killed run goes on there. result.json, report.html.")
     ] = None,
-    inner_points: Annotated[int, typer.Option(help="Inner points a sample.")] = DEFAULTS["inner_points"],
-    boundary_points: Annotated[int, typer.Option(help="Planted points a sample.")] = DEFAULTS["boundary_points"],
-    boundary: Annotated[str, typer.Option(help="Where points are planted: auto, corners or surface.")] = DEFAULTS[
-        "boundary"
-    ],
-    gap: Annotated[float, typer.Option(help="Margin between inner points and boundary, relative to eps.")] = DEFAULTS[
-        "gap"
-    ],
-    kappa: Annotated[float, typer.Option(help="Closeness of the decision boundary to the planted point.")] = DEFAULTS[
-        "kappa"
-    ],
-    kappa_convention: Annotated[str, typer.Option(help="paper, or reference (its code).")] = DEFAULTS[
-        "kappa_convention"
-    ],
-    readout: Annotated[str, typer.Option(help="logistic or max-margin.")] = DEFAULTS["readout"],
-    c: Annotated[float, typer.Option("--C", help="Weight of the losses in logistic regression.")] = DEFAULTS["C"],
-    logit_scale: Annotated[str, typer.Option(help="original (the network's range) or unit.")] = DEFAULTS["logit_scale"],
-    random_inner: Annotated[int, typer.Option(help="Random attack: points in the ball.")] = DEFAULTS["random_inner"],
-    random_corners: Annotated[int, typer.Option(help="Random attack: boundary points.")] = DEFAULTS["random_corners"],
-    canaries: Annotated[int, typer.Option(help="Samples also posed with the wrong label.")] = DEFAULTS["canaries"],
-    threshold: Annotated[float, typer.Option(help="Test score that passes.")] = DEFAULTS["threshold"],
-    maximum_random_score: Annotated[float, typer.Option(help="R-ASR above which nothing passes.")] = DEFAULTS[
-        "maximum_random_score"
-    ],
-    minimum_samples: Annotated[int, typer.Option(help="Planted samples a pass needs.")] = DEFAULTS["minimum_samples"],
+    inner_points: Annotated[int, typer.Option(help="Inner points a sample.")] = Settings.inner_points,
+    boundary_points: Annotated[int, typer.Option(help="Planted points a sample.")] = Settings.boundary_points,
+    boundary: Annotated[
+        str, typer.Option(help="Where points are planted: auto, corners or surface.")
+    ] = Settings.boundary,
+    gap: Annotated[
+        float, typer.Option(help="Margin between inner points and boundary, relative to eps.")
+    ] = Settings.gap,
+    kappa: Annotated[
+        float, typer.Option(help="Closeness of the decision boundary to the planted point.")
+    ] = Settings.kappa,
+    kappa_convention: Annotated[str, typer.Option(help="paper, or reference (its code).")] = Settings.kappa_convention,
+    readout: Annotated[str, typer.Option(help="logistic or max-margin.")] = Settings.readout,
+    c: Annotated[float, typer.Option("--C", help="Weight of the losses in logistic regression.")] = Settings.C,
+    logit_scale: Annotated[str, typer.Option(help="original (the network's range) or unit.")] = Settings.logit_scale,
+    random_inner: Annotated[int, typer.Option(help="Random attack: points in the ball.")] = Settings.random_inner,
+    random_corners: Annotated[int, typer.Option(help="Random attack: boundary points.")] = Settings.random_corners,
+    canaries: Annotated[int, typer.Option(help="Samples also posed with the wrong label.")] = Settings.canaries,
+    threshold: Annotated[float, typer.Option(help="Test score that passes.")] = Settings.threshold,
+    maximum_random_score: Annotated[
+        float, typer.Option(help="R-ASR above which nothing passes.")
+    ] = Settings.maximum_random_score,
+    minimum_samples: Annotated[int, typer.Option(help="Planted samples a pass needs.")] = Settings.minimum_samples,
     sequential: Annotated[bool, typer.Option(help="Stop drawing samples once the verdict is decided.")] = False,
-    error_rate: Annotated[float, typer.Option(help="Of the sequential decision.")] = DEFAULTS["error_rate"],
-    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = DEFAULTS["confidence"],
+    error_rate: Annotated[float, typer.Option(help="Of the sequential decision.")] = Settings.error_rate,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = Settings.confidence,
     calibrate: Annotated[bool, typer.Option(help="Find the hardness first, on --calibration-samples.")] = False,
     calibration_samples: Annotated[int, typer.Option(help="Samples for --calibrate.")] = 16,
     seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
@@ -219,13 +215,23 @@ def attacks(
         except MissingDependencyError as error:
             typer.echo(f"{name}: {error}", err=True)
             continue
-        rows += [{"name": f"{name}:{a.name}", "kind": a.kind, "norms": list(a.norms), "rows": a.rows} for a in listed]
+        rows += [
+            {
+                "name": f"{name}:{one.name}",
+                "aliases": [f"{name}:{alias}" for alias in one.aliases],
+                "kind": one.kind,
+                "norms": list(one.norms),
+                "rows": one.rows,
+            }
+            for one in listed
+        ]
     if json_file is not None:
         json_file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     width = max((len(row["name"]) for row in rows), default=4)
-    typer.echo(f"{'attack':<{width}}  {'kind':<13}  {'norms':<12}  rows")
+    typer.echo(f"{'attack':<{width}}  {'kind':<13}  {'norms':<12}  {'rows':<7}  also called")
     for row in rows:
-        typer.echo(f"{row['name']:<{width}}  {row['kind']:<13}  {' '.join(row['norms']):<12}  {row['rows']}")
+        line = f"{row['name']:<{width}}  {row['kind']:<13}  {' '.join(row['norms']):<12}  {row['rows']:<7}  "
+        typer.echo((line + " ".join(row["aliases"])).rstrip())
     typer.echo("Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv.")
 
 

@@ -106,7 +106,13 @@ def split(
     result = Split(LayerInput(model, layer), linear[layer], layer)
     features = _check_features(result, inputs)
     with torch.no_grad():
-        difference = float((result.readout(features) - logits).abs().max())
+        output: Tensor = result.readout(features)
+    if output.shape != logits.shape:
+        raise SplitError(
+            f"layer {layer!r}: got outputs of shape {tuple(output.shape)}, expected the model's logits of shape "
+            f"{tuple(logits.shape)}; name the last linear layer"
+        )
+    difference = float((output - logits).abs().max())
     if difference > tolerance * (1 + float(logits.abs().max())):
         raise SplitError(
             f"layer {layer!r}: the logits differ from the model's by up to {difference:.3g}, so something follows that "

@@ -38,7 +38,7 @@ def load_model(spec: str, *, weights: str | None = None, device: str | torch.dev
 
 
 def _is_model(made: object) -> bool:
-    """Whether an object is an instance of a library's model class; functions and classes make models, and are called."""
+    """Whether an object is a model of a library already; functions and classes make models, and are called."""
     return not isinstance(made, type) and hasattr(made, "bounds" if hasattr(made, "bounds") else "clip_values")
 
 

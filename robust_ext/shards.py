@@ -49,11 +49,11 @@ def run_shards(arguments: Sequence[str], *, jobs: int, folder: Path, samples: in
         stack.callback(_stop, children)
         bar = stack.enter_context(tqdm(total=samples, unit="sample", disable=not progress, desc="binarization"))
         while any(child.poll() is None for child in children):
-            _advance(bar, folder)
+            bar.update(min(_done(folder), samples) - bar.n)
             if any(child.poll() not in (None, 0) for child in children):
                 break
             time.sleep(0.2)
-        _advance(bar, folder)
+        bar.update(min(_done(folder), samples) - bar.n)
         for number, (child, log) in enumerate(zip(children, logs, strict=True)):
             if child.poll() not in (None, 0):
                 log.seek(0)
@@ -83,6 +83,5 @@ def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
             child.stdin.close()
 
 
-def _advance(bar: tqdm[None], folder: Path) -> None:
-    done = sum(file.read_bytes().count(b"\n") for file in folder.glob("records*.jsonl"))
-    bar.update(min(done, bar.total) - bar.n)
+def _done(folder: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob("records*.jsonl"))

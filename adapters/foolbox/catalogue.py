@@ -107,12 +107,14 @@ def norms_of(distance: object) -> tuple[str, ...]:
 def list_attacks() -> list[AttackListing]:
     """One line for each class that can be used."""
     listed = []
-    for name, attack_class in _classes().items():
+    public = _classes()
+    for name, attack_class in public.items():
         if name != attack_class.__name__ or name in UNUSABLE:
             continue
         traits = traits_of(attack_class, _class_norms(attack_class))
         kind = "minimum norm" if traits.minimum_norm else "fixed epsilon"
-        listed.append(AttackListing(name=name, norms=traits.norms, kind=kind, rows=traits.rows))
+        aliases = tuple(other for other, known in public.items() if known is attack_class and other != name)
+        listed.append(AttackListing(name=name, norms=traits.norms, kind=kind, rows=traits.rows, aliases=aliases))
     return listed
 
 

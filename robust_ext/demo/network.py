@@ -50,8 +50,8 @@ def train_digits_network(inputs: Tensor, labels: Tensor, *, epochs: int = 30, se
         network = digits_network(trained=False).train()
         optimizer = torch.optim.Adam(network.parameters(), lr=2e-3, weight_decay=1e-4)
         for _ in range(epochs):
-            for batch in torch.randperm(len(inputs)).split(64):
+            for batch in torch.split(torch.randperm(len(inputs)), 64):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(network(inputs[batch]), labels[batch]).backward()
+                torch.autograd.backward(nn.functional.cross_entropy(network(inputs[batch]), labels[batch]))
                 optimizer.step()
     return network.eval()

@@ -1,4 +1,4 @@
-"""The demonstration: one strong attack passes, three weak ones fail, each for a reason that published evaluations had."""
+"""The demonstration: one strong attack passes, and three weak ones fail as published evaluations did."""
 
 from __future__ import annotations
 

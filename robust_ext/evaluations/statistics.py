@@ -20,10 +20,8 @@ def proportion_interval(hits: int, trials: int, *, confidence: float = 0.95) -> 
     check_number("confidence", confidence, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
     if trials == 0:
         return None
-    from scipy import stats  # Slow to import, and importing this package should cost little beyond torch.
-
-    interval = stats.binomtest(hits, trials).proportion_ci(confidence_level=confidence, method="exact")
-    return float(interval.low), float(interval.high)
+    tail = (1 - confidence) / 2
+    return 1.0 - _upper(trials - hits, trials, tail), _upper(hits, trials, tail)
 
 
 def upper_bound(hits: int, trials: int, *, error_rate: float = 0.05) -> float:
@@ -31,12 +29,17 @@ def upper_bound(hits: int, trials: int, *, error_rate: float = 0.05) -> float:
     check_integer("trials", trials, minimum=0)
     check_integer("hits", hits, minimum=0, maximum=trials)
     check_number("error_rate", error_rate, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
-    if trials == 0:
-        return 1.0
-    from scipy import stats
+    return _upper(hits, trials, error_rate)
 
-    test = stats.binomtest(hits, trials, alternative="less")
-    return float(test.proportion_ci(confidence_level=1 - error_rate, method="exact").high)
+
+def _upper(hits: int, trials: int, tail: float) -> float:
+    """The proportion at which so few hits have probability ``tail``, a quantile of the beta distribution."""
+    if hits == trials:
+        return 1.0
+    # Not scipy.stats, which takes a second to import; this package should cost little beyond torch.
+    from scipy.special import betaincinv
+
+    return float(betaincinv(hits + 1, trials - hits, 1 - tail))
 
 
 def sequential_decision(hits: int, trials: int, *, threshold: float, error_rate: float = 0.05) -> str | None:

@@ -68,7 +68,8 @@ def verify(
     judged = torch.where(usable, candidates.to(torch.float32), inputs).clamp(low, high)
     with torch.no_grad():
         logits = module(judged)
-    wrong = logits.argmax(1) != labels
+    # A target that answers NaN has decided nothing.
+    wrong = (logits.argmax(1) != labels) & torch.isfinite(logits).all(1)
     # The first test that a candidate fails names its outcome.
     tests = [("not_finite", finite), ("out_of_bounds", inside), ("beyond_epsilon", near), ("not_adversarial", wrong)]
     outcomes = ["found"] * len(judged)

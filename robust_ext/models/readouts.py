@@ -25,7 +25,8 @@ class Directions:
     """Fitted directions.
 
     Args:
-        weight: float64 ``(B, F)``, pointing from inner to planted points, of unit length (zero where nothing varies).
+        weight: float64 ``(B, F)``, pointing from inner to planted points, of unit length (zero where nothing varies,
+            NaN where the features are not finite).
         center: float64 ``(B, F)``, the mean of each problem's features.
         scale: float64 ``(B,)``, the scale its features were divided by.
         converged: bool ``(B,)``.
@@ -73,16 +74,19 @@ def fit_directions(features: Tensor, planted: Tensor, *, kind: str = "logistic",
     rows, center = rows - mean, first + mean
     scale = rows.square().mean((1, 2)).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
     rows = rows / scale[:, None, None]
+    finite = torch.isfinite(rows).all(2).all(1)
+    rows = rows.where(finite[:, None, None], 0.0)
     if kind == "max-margin":
         weight, converged = _maximum_margin(rows, planted)
     else:
         weight, converged = _logistic(rows, planted, C)
     weight = weight / weight.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    return Directions(weight, center.squeeze(1), scale, converged)
+    weight = weight.where(finite[:, None], torch.nan)
+    return Directions(weight, center.squeeze(1), scale, converged & finite)
 
 
 def _maximum_margin(rows: Tensor, planted: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights ``(B, F)`` and whether each problem was solved; NaN where the features are not finite."""
+    """Weights ``(B, F)`` and whether each problem was solved within the cap on iterations."""
     try:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.svm import SVC
@@ -92,14 +96,12 @@ def _maximum_margin(rows: Tensor, planted: Tensor) -> tuple[Tensor, Tensor]:
         ) from error
     classes = planted.cpu().numpy()
     # C far above any multiplier of a separable problem makes the margin hard; the cap ends inseparable ones.
-    weight = torch.full((rows.shape[0], rows.shape[2]), torch.nan, dtype=rows.dtype)
-    converged = torch.zeros(rows.shape[0], dtype=torch.bool)
+    fits = [SVC(kernel="linear", C=1e8, tol=1e-6, max_iter=100_000) for _ in rows]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        for i in torch.isfinite(rows).all(2).all(1).nonzero().flatten().tolist():
-            solved = SVC(kernel="linear", C=1e8, tol=1e-6, max_iter=100_000).fit(rows[i].cpu().numpy(), classes)
-            weight[i], converged[i] = torch.from_numpy(solved.coef_[0]), solved.fit_status_ == 0
-    return weight.to(rows), converged.to(rows.device)
+        weights = [torch.tensor(fit.fit(x.cpu().numpy(), classes).coef_[0]) for fit, x in zip(fits, rows, strict=True)]
+    converged = torch.tensor([fit.fit_status_ == 0 for fit in fits], dtype=torch.bool, device=rows.device)
+    return (torch.stack(weights).to(rows) if weights else rows.new_zeros(0, rows.shape[2])), converged
 
 
 def _logistic(rows: Tensor, planted: Tensor, C: float) -> tuple[Tensor, Tensor]:

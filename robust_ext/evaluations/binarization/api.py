@@ -92,6 +92,7 @@ def binarization_test(
         RunFolderError: The folder holds another run.
 
     Example:
+        >>> import torch
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3))
         >>> def nothing(model, x, y):

@@ -79,8 +79,8 @@ class Problems:
     def reach(self, features: Tensor, index: Tensor | Sequence[int]) -> Tensor:
         """How close to the planted points features ``(M, F)`` of problems ``index`` get, float64 ``(M,)``.
 
-        It is 0 at the closest inner point and 1 at the closest planted one, along the direction. A point is adversarial exactly where its reach is above the boundary's position, so it is also the largest
-        kappa at which it would be.
+        It is 0 at the closest inner point and 1 at the closest planted one, along the direction. A point is adversarial
+        exactly where its reach is above the boundary's position, so it is also the largest kappa at which it would be.
         """
         along = ((features.double() - self.anchor[index]) * self.weight[index]).sum(1)
         return 1 + along / self.gap[index]
@@ -225,7 +225,7 @@ def fit(
 
 
 def _along(rows: Tensor, direction: Tensor) -> Tensor:
-    """Positions of features ``(B, n, F)`` along directions ``(B, F)``, float64 ``(B, n)``, counted from the first row."""
+    """Positions of features ``(B, n, F)`` along directions ``(B, F)``, float64 ``(B, n)``, from the first row's."""
     return ((rows.double() - rows[:, :1].double()) @ direction[:, :, None]).squeeze(2)
 
 

@@ -205,20 +205,20 @@ def _examples(problems: Problems, results: Mapping[str, Attacked], bounds: tuple
     ]
 
 
-def choose_forward_batch(module: nn.Module, inputs: Tensor, *, budget: float = 2.0) -> int:
-    """The number of rows at which ``module`` is fastest a row, among 16 to 512; stops looking when it gets worse.
+def choose_forward_batch(module: nn.Module, inputs: Tensor, *, budget: float = 1.0) -> int:
+    """The number of rows at which ``module`` is fastest a row, among 32 to 512; stops looking when it gets worse.
 
     Args:
         module: The features.
         inputs: Some inputs ``(n, ...)`` on its device, repeated to the sizes tried.
         budget: Seconds after which no larger size is tried.
     """
-    best, best_rate, begin = 16, float("inf"), time.perf_counter()
-    for size in (16, 32, 64, 128, 256, 512):
+    best, best_rate, begin = 32, float("inf"), time.perf_counter()
+    for size in (32, 64, 128, 256, 512):
         batch = inputs[:1].expand(size, *inputs.shape[1:]).contiguous()
         rates = []
         with torch.no_grad():
-            for _ in range(3):
+            for _ in range(2):
                 start = time.perf_counter()
                 module(batch)
                 if batch.is_cuda:
@@ -228,6 +228,6 @@ def choose_forward_batch(module: nn.Module, inputs: Tensor, *, budget: float = 2
         if rate < best_rate:
             best, best_rate = size, rate
         # The CPU's caches give a single best size; a GPU keeps gaining until it is full.
-        if rate > 1.15 * best_rate or time.perf_counter() - begin > budget:
+        if rate > 1.05 * best_rate or time.perf_counter() - begin > budget:
             break
     return best

@@ -79,8 +79,8 @@ def _decide(
     if repaired >= 2:
         return "failed", (
             f"The attack moved {repaired} of {canaries} misclassified canaries into the class of their label: it "
-            "attacks the model's predicted labels instead of the given ones, which repairs misclassified inputs and overstates "
-            "robust accuracy."
+            "attacks the model's predicted labels instead of the given ones, which repairs misclassified inputs and "
+            "overstates robust accuracy."
         )
     if interval is None or random_interval is None:
         return "inconclusive", "No example could be planted, so nothing is known about the attack."

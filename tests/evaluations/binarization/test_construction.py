@@ -72,11 +72,14 @@ def test_logits_span_the_range_of_the_network(network, digits, linf):
     parts, _, problems = problems_of(network, digits[:3], settings)
     module = problems.classifier(parts.features, position=settings.boundary_position)
     for i in range(3):
-        points = torch.cat([digits[i : i + 1], draw_inner(digits[i], i, settings, 100), draw_planted(digits[i], i, settings)])
+        points = torch.cat(
+            [digits[i : i + 1], draw_inner(digits[i], i, settings, 100), draw_planted(digits[i], i, settings)]
+        )
         with torch.no_grad():
-            original, binary = network(points), problems.select([i]).classifier(
-                parts.features, position=settings.boundary_position
-            )(points)
+            original, binary = (
+                network(points),
+                problems.select([i]).classifier(parts.features, position=settings.boundary_position)(points),
+            )
         # The span is symmetric about the middle; its far end is that of the class with the larger margins.
         assert float(binary.max()) == pytest.approx(float(original.max()), rel=1e-4)
         assert float(binary.min()) == pytest.approx(float(original.min()), rel=1e-4)

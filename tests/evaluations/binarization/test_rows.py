@@ -32,7 +32,10 @@ def test_same_verdict_together_and_alone(name, network, digits):
     together = robust_ext.binarization_test(network, attack, digits[:10], threat_model, **settings)
     alone = robust_ext.as_attack(text)
     alone.traits = AttackTraits(
-        rows="single", minimum_norm=attack.traits.minimum_norm, norms=attack.traits.norms, gradients=attack.traits.gradients
+        rows="single",
+        minimum_norm=attack.traits.minimum_norm,
+        norms=attack.traits.norms,
+        gradients=attack.traits.gradients,
     )
     singly = robust_ext.binarization_test(network, alone, digits[:10], threat_model, **settings)
     first, second = together.attacks[text], singly.attacks[text]
@@ -48,7 +51,9 @@ def test_attacks_that_reshuffle_rows_meet_the_right_readouts(shape, network, dig
 
     def shuffling(model, x, y, threat_model):
         if shape == "subset":
-            halves = [pgd()(model, part, label, threat_model) for part, label in zip(x.split(3), y.split(3), strict=True)]
+            halves = [
+                pgd()(model, part, label, threat_model) for part, label in zip(x.split(3), y.split(3), strict=True)
+            ]
             return torch.cat(halves)
         order = torch.arange(len(x)).flip(0)
         if shape == "repeated":

@@ -74,7 +74,9 @@ def test_a_finished_run_is_not_run_again(tmp_path, network, digits, linf, pgd):
 def test_other_settings_are_refused(tmp_path, network, digits, linf, pgd):
     robust_ext.binarization_test(network, pgd(), digits[:4], linf, out=tmp_path, **SETTINGS)
     with pytest.raises(RunFolderError, match="inner_points: 100 there, 101 now"):
-        robust_ext.binarization_test(network, pgd(), digits[:4], linf, out=tmp_path, **{**SETTINGS, "inner_points": 101})
+        robust_ext.binarization_test(
+            network, pgd(), digits[:4], linf, out=tmp_path, **{**SETTINGS, "inner_points": 101}
+        )
     with pytest.raises(RunFolderError, match="inputs"):
         robust_ext.binarization_test(network, pgd(), digits[4:8], linf, out=tmp_path, **SETTINGS)
 
@@ -126,9 +128,7 @@ def test_killed_at_ten_random_moments(tmp_path):
         folder = tmp_path / "killed"
         before = len(records_of(folder)) if (folder / "records.jsonl").exists() else 0
         # Wait until this run has won something new, then kill it within about the time of a group.
-        while process.poll() is None and (
-            not (folder / "records.jsonl").exists() or len(records_of(folder)) == before
-        ):
+        while process.poll() is None and (not (folder / "records.jsonl").exists() or len(records_of(folder)) == before):
             time.sleep(0.005)
         time.sleep(moments.uniform(0, 0.15))
         process.send_signal(signal.SIGKILL)

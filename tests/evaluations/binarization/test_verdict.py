@@ -1,0 +1,154 @@
+"""The rules of the verdict, one by one and at their edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.binarization.verdict import VERDICTS, Judgement, judge, overall, overall_reason
+from robust_ext.threat import ThreatModel
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+
+
+def judged(
+    found: int, random_found: int, samples: int, *, canaries: int = 8, repaired: int = 0, **options: Any
+) -> Judgement:
+    return judge(
+        found=found,
+        random_found=random_found,
+        samples=samples,
+        canaries=canaries,
+        repaired=repaired,
+        settings=BinarizationSettings(threat_model=LINF, **options),
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "random_found", "samples", "options", "verdict", "reason"),
+    [
+        # Rule 1: canaries come before everything else.
+        (512, 0, 512, {"repaired": 2}, "failed", "predicted labels instead of the given ones"),
+        (512, 0, 512, {"repaired": 8}, "failed", "moved 8 of 8 misclassified canaries"),
+        (512, 0, 512, {"repaired": 1}, "passed", "finds what is there"),
+        (0, 0, 0, {"repaired": 2}, "failed", "predicted labels"),
+        (3, 0, 3, {"repaired": 2}, "failed", "predicted labels"),
+        # Rule 2.
+        (0, 0, 0, {}, "inconclusive", "No example could be planted"),
+        (0, 0, 0, {"minimum_samples": 0}, "inconclusive", "No example could be planted"),
+        # Rule 3: the upper bounds of 0 of 1 and 1 of 2 are .95 and .9747, that of 0 of 2 is .776.
+        (9, 0, 9, {}, "inconclusive", "too few samples for a verdict; use at least 10"),
+        (8, 0, 9, {}, "inconclusive", "too few samples"),
+        (0, 0, 1, {"threshold": 0.96}, "failed", "Even on so few samples a score of 0.96 can be ruled out"),
+        (0, 0, 1, {"threshold": 0.94}, "inconclusive", "too few samples"),
+        (0, 0, 2, {}, "failed", "can be ruled out"),
+        (1, 0, 2, {}, "inconclusive", "too few samples"),
+        (3, 0, 9, {}, "failed", "can be ruled out"),
+        (10, 0, 10, {"minimum_samples": 11}, "inconclusive", "use at least 11"),
+        # Rule 4: exactly at the threshold is not below it.
+        (18, 0, 20, {}, "failed", "A score below 0.95 means that the attack misses adversarial examples"),
+        (19, 0, 20, {}, "passed", "finds what is there"),
+        (95, 0, 100, {}, "passed", "finds what is there"),
+        (94, 0, 100, {}, "failed", "A score below 0.95 means"),
+        (30, 40, 100, {}, "failed", "no better than that of random search"),
+        (40, 40, 100, {}, "failed", "no better than that of random search"),
+        (45, 40, 100, {}, "failed", "hardly better than that of random search"),
+        (90, 95, 100, {}, "failed", "no better than"),
+        (90, 0, 100, {"threshold": 0.9}, "passed", "finds what is there"),
+        # Rule 5: exactly at the maximum is not above it.
+        (100, 50, 100, {}, "passed", "finds what is there"),
+        (100, 51, 100, {}, "inconclusive", "an R-ASR above 0.5 means that the planted examples are too easy"),
+        (100, 11, 100, {"maximum_random_score": 0.1}, "inconclusive", "an R-ASR above 0.1"),
+        (10, 5, 10, {}, "inconclusive", "an R-ASR whose interval overlaps that of the score"),
+        (100, 95, 100, {"maximum_random_score": 1.0}, "inconclusive", "an R-ASR whose interval overlaps"),
+        (100, 90, 100, {"maximum_random_score": 1.0}, "passed", "finds what is there"),
+        # Rule 6, with the doubt that few samples leave.
+        (10, 0, 10, {}, "passed", "so few samples leave room for a true score below 0.95"),
+        (61, 0, 61, {}, "passed", "so few samples leave room"),
+    ],
+)
+def test_the_rules(
+    found: int, random_found: int, samples: int, options: dict[str, Any], verdict: str, reason: str
+) -> None:
+    judgement = judged(found, random_found, samples, **options)
+    assert judgement.verdict == verdict
+    assert reason in judgement.reason
+    assert judgement.reason.endswith(".")
+
+
+@pytest.mark.parametrize(("samples", "sure"), [(61, False), (62, True), (512, True)])
+def test_doubt_ends_where_the_sequential_test_decides(samples: int, sure: bool) -> None:
+    assert ("so few samples" not in judged(samples, 0, samples).reason) == sure
+
+
+def test_numbers_of_a_judgement() -> None:
+    judgement = judged(19, 4, 20, confidence=0.9)
+    assert (judgement.score, judgement.random_score) == (0.95, 0.2)
+    assert judgement.score_interval == pytest.approx((stats.beta.ppf(0.05, 19, 2), stats.beta.ppf(0.95, 20, 1)))
+    assert judgement.random_score_interval == pytest.approx((stats.beta.ppf(0.05, 4, 17), stats.beta.ppf(0.95, 5, 16)))
+    assert "It found 19 of 20 planted examples (0.95); random search found 0.20" in judgement.reason
+    nothing = judged(0, 0, 0)
+    assert nothing.score is nothing.score_interval is nothing.random_score is nothing.random_score_interval is None
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.integers(0, 120).flatmap(lambda n: st.tuples(st.integers(0, n), st.integers(0, n), st.just(n))),
+    st.integers(0, 3),
+)
+def test_what_passes_has_earned_it(counts: tuple[int, int, int], repaired: int) -> None:
+    found, random_found, samples = counts
+    judgement = judged(found, random_found, samples, repaired=repaired)
+    assert judgement.verdict in VERDICTS
+    if judgement.verdict == "passed":
+        assert samples >= 10
+        assert repaired < 2
+        assert found / samples >= 0.95
+        assert random_found / samples <= 0.5
+        assert stats.beta.ppf(0.025, found, samples - found + 1) > stats.beta.ppf(
+            0.975, random_found + 1, samples - random_found
+        )
+    if repaired >= 2 or (samples >= 10 and found / samples < 0.95):
+        assert judgement.verdict == "failed"
+    # A stronger attack is never judged worse, an easier test never better.
+    rank = {"failed": 0, "inconclusive": 1, "passed": 2}
+    if found < samples:
+        better = judged(found + 1, random_found, samples, repaired=repaired)
+        assert rank[better.verdict] >= rank[judgement.verdict]
+    if random_found < samples:
+        easier = judged(found, random_found + 1, samples, repaired=repaired)
+        assert rank[easier.verdict] <= rank[judgement.verdict]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ([], "inconclusive"),
+        (["failed"], "failed"),
+        (["failed", "failed"], "failed"),
+        (["failed", "inconclusive"], "inconclusive"),
+        (["inconclusive", "passed", "failed"], "passed"),
+        (["passed"], "passed"),
+    ],
+)
+def test_the_best_attack_decides(verdicts: list[str], expected: str) -> None:
+    assert overall(verdicts) == expected
+    assert overall(verdicts[::-1]) == expected
+
+
+def entry(name: str, verdict: str, score: float | None) -> dict[str, Any]:
+    return {"name": name, "verdict": verdict, "score": score, "reason": f"Reason of {name}."}
+
+
+def test_the_reason_is_that_of_the_deciding_attack() -> None:
+    assert overall_reason([]) == "No attack was run."
+    assert overall_reason([entry("pgd", "failed", 0.1)]) == "Reason of pgd."
+    attacks = [entry("fgsm", "passed", 0.96), entry("easy", "inconclusive", 1.0), entry("pgd", "passed", 0.99)]
+    assert overall_reason(attacks) == "Best of 3 attacks, pgd: Reason of pgd."
+    nothing = [entry("a", "inconclusive", None), entry("b", "failed", 0.5)]
+    assert overall_reason(nothing) == "Best of 2 attacks, a: Reason of a."

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.models.binarized import BinarizedClassifier, identifiable
+from robust_ext.threat import ThreatModel
+
+SIZE, FEATURES = 6, 4
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Flatten(), nn.Linear(SIZE, FEATURES), nn.Tanh()).eval()
+
+
+def parts(count: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    return {
+        "references": torch.rand(count, 2, 3, generator=generator),
+        "weight": torch.randn(count, FEATURES, generator=generator),
+        "anchor": torch.randn(count, FEATURES, generator=generator),
+        "threshold": torch.randn(count, generator=generator),
+        "scale": torch.rand(count, generator=generator) + 0.5,
+        "offset": torch.randn(count, generator=generator),
+    }
+
+
+def classifier(count: int, rows: str = "any") -> BinarizedClassifier:
+    return BinarizedClassifier(network(), **parts(count), rows=rows)
+
+
+def by_hand(x: Tensor, problem: int, count: int) -> list[float]:
+    """The logits of one row in plain float64 arithmetic."""
+    p = {name: part.double()[problem].tolist() for name, part in parts(count).items() if name != "references"}
+    with torch.no_grad():
+        features = network().double()(x[None].double())[0].tolist()
+    along = sum((f - a) * w for f, a, w in zip(features, p["anchor"], p["weight"], strict=True))
+    signed = p["scale"] * (along - p["threshold"])
+    return [p["offset"] - signed, p["offset"] + signed]
+
+
+@pytest.mark.parametrize("rows", ["ordered", "any"])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_logits_are_those_made_by_hand(rows: str, count: int) -> None:
+    x = parts(count)["references"] + 0.01
+    expected = torch.tensor([by_hand(x[i], i, count) for i in range(count)])
+    found = classifier(count, rows)(x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(order=st.lists(st.integers(0, 4), max_size=12), seed=st.integers(0, 1000))
+def test_permuted_missing_and_repeated_rows_meet_their_own_readout(order: list[int], seed: int) -> None:
+    references = parts(5)["references"]
+    noise = 0.02 * torch.randn(len(order), 2, 3, generator=torch.Generator().manual_seed(seed))
+    x = references[order] + noise
+    module = classifier(5)
+    nearest = [min(range(5), key=lambda i: float((row - references[i]).square().sum())) for row in x]
+    assert nearest == order
+    index = module.problems(x)
+    assert index is not None
+    assert index.tolist() == order
+    expected = torch.tensor([by_hand(row, i, 5) for row, i in zip(x, order, strict=True)]).view(-1, 2)
+    torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_one_problem_takes_every_row() -> None:
+    module = classifier(1)
+    x = torch.rand(9, 2, 3) * 100
+    assert module.problems(x).tolist() == [0] * 9  # type: ignore[union-attr]
+    torch.testing.assert_close(module(x), torch.tensor([by_hand(row, 0, 1) for row in x]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", ["ordered", "any"])
+def test_gradients_are_those_of_the_single_problems(rows: str) -> None:
+    module, made = classifier(4, rows), parts(4)
+    x = (made["references"] + 0.01).requires_grad_()
+    loss = nn.functional.cross_entropy(module(x), torch.zeros(4, dtype=torch.int64), reduction="sum")
+    (together,) = torch.autograd.grad(loss, x)
+    for i in range(4):
+        alone = BinarizedClassifier(network(), **{name: part[i : i + 1] for name, part in made.items()}, rows=rows)
+        row = x.detach()[i : i + 1].requires_grad_()
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(alone(row), torch.zeros(1).long()), row)
+        torch.testing.assert_close(gradient[0], together[i])
+        assert float(gradient.abs().max()) > 0
+
+
+def test_ordered_batches_have_one_row_a_problem() -> None:
+    module = classifier(3, "ordered")
+    assert module.problems(torch.rand(3, 2, 3)) is None
+    for count in (0, 1, 2, 4, 6):
+        with pytest.raises(ModelError, match=rf"got a batch of {count} rows, expected the 3 problems in order"):
+            module(torch.rand(count, 2, 3))
+
+
+def test_the_module_is_in_eval_mode_and_keeps_its_parts() -> None:
+    module = classifier(3)
+    assert not module.training
+    assert set(module.state_dict()) >= {"references", "weight", "anchor", "threshold", "scale", "offset"}
+    assert module.references.shape == (3, SIZE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_networks_of_other_types_give_float32(dtype: torch.dtype) -> None:
+    class Cast(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :FEATURES].to(dtype)
+
+    made = parts(2)
+    x = made["references"].clone()
+    found = BinarizedClassifier(Cast(), **made)(x)
+    assert found.dtype == torch.float32
+    rounded = x.flatten(1)[:, :FEATURES].to(dtype).float()
+    signed = made["scale"] * (((rounded - made["anchor"]) * made["weight"]).sum(1) - made["threshold"])
+    torch.testing.assert_close(found, torch.stack([made["offset"] - signed, made["offset"] + signed], 1))
+
+
+@pytest.mark.parametrize("name", ["weight", "anchor", "threshold", "scale", "offset"])
+def test_parts_of_other_lengths_are_refused(name: str) -> None:
+    made = parts(3)
+    made[name] = made[name][:2]
+    with pytest.raises(InvalidArgumentError, match=rf"^{name}: got shape .*, expected 3 rows, one for each reference"):
+        BinarizedClassifier(network(), **made)
+    with pytest.raises(InvalidArgumentError, match=r"^rows: got 'single', expected one of 'ordered', 'any'"):
+        BinarizedClassifier(network(), **parts(3), rows="single")
+
+
+@pytest.mark.parametrize("distance", [1e-3, 3e-5])
+def test_references_that_are_much_alike_are_told_apart(distance: float) -> None:
+    """Close references far from the origin: what tells them apart is less than a float32 of their squared norms."""
+    references = torch.rand(1, 784, generator=torch.Generator().manual_seed(0)).repeat(3, 1) * 3 - 1
+    references[1, 7] += distance
+    references[2, 300] += distance
+    threat_model = ThreatModel(norm="linf", epsilon=distance / 10, bounds=(-1, 3))
+    assert identifiable(references, threat_model)
+    flat = {"weight": torch.ones(3, 784), "anchor": references}
+    rows = {name: torch.zeros(3) for name in ("threshold", "scale", "offset")}
+    module = BinarizedClassifier(nn.Identity(), references=references, **flat, **rows)
+    assert module.problems(references).tolist() == [0, 1, 2]  # type: ignore[union-attr]
+    for i in range(3):
+        points = threat_model.sample_corners(references[i], 30, generator=torch.Generator().manual_seed(i))
+        assert module.problems(points).tolist() == [i] * 30  # type: ignore[union-attr]
+
+
+def worst_margin(references: Tensor, threat_model: ThreatModel) -> float:
+    """How much nearer a point of a ball is to its own reference than to another, at the least that a search finds.
+
+    The search tries, for each pair, the step in the ball that goes furthest towards the other reference, and many
+    random steps; the bounds are left open, as :func:`identifiable` leaves them.
+    """
+    free = ThreatModel(norm=threat_model.norm, epsilon=threat_model.epsilon, bounds=(-100, 100))
+    least = float("inf")
+    for i, j in itertools.permutations(range(len(references)), 2):
+        own, other = references[i].double().flatten(), references[j].double().flatten()
+        difference = other - own
+        if threat_model.norm == "linf":
+            step = difference.sign()
+        elif threat_model.norm == "l2":
+            step = difference / difference.norm().clamp_min(1e-300)
+        else:
+            step = torch.zeros_like(difference)
+            largest = difference.abs().argmax()
+            step[largest] = difference[largest].sign()
+        generator = torch.Generator().manual_seed(i * 10 + j)
+        points = [(own + threat_model.epsilon * step)[None]]
+        for draw in (free.sample_inner, free.sample_surface, free.sample_corners):
+            points.append(draw(references[i].flatten(), 100, generator=generator).double())
+        at = torch.cat(points)
+        least = min(least, float(((at - other).square().sum(1) - (at - own).square().sum(1)).min()))
+    return least
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    norm=st.sampled_from(["linf", "l2", "l1"]),
+    epsilon=st.floats(0.01, 1.5),
+    count=st.integers(2, 4),
+    size=st.integers(1, 6),
+    seed=st.integers(0, 10_000),
+)
+def test_identifiable_agrees_with_a_search_over_the_balls(
+    norm: str, epsilon: float, count: int, size: int, seed: int
+) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon)
+    references = torch.rand(count, 1, size, generator=torch.Generator().manual_seed(seed))
+    margin = worst_margin(references, threat_model)
+    if identifiable(references, threat_model):
+        assert margin > 0
+    else:
+        # Refused only where a point is nearer to another reference, or within the slack of a thousandth.
+        assert margin < 0.01 * epsilon * 2 * size
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_duplicates_are_not_identifiable(norm: str) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=1e-6)
+    references = torch.rand(4, 1, 3, generator=torch.Generator().manual_seed(1))
+    assert identifiable(references, threat_model)
+    assert not identifiable(torch.cat([references, references[1:2]]), threat_model)
+    assert not identifiable(references[:1].repeat(2, 1, 1), threat_model)
+
+
+def test_a_single_reference_is_identifiable() -> None:
+    threat_model = ThreatModel(norm="linf", epsilon=100)
+    assert identifiable(torch.rand(1, 3), threat_model)
+    assert identifiable(torch.rand(0, 3), threat_model)
+
+
+@pytest.mark.parametrize(("norm", "dual"), [("linf", 1.5), ("l2", 1.25**0.5), ("l1", 1.0)])
+def test_the_limit_of_identifiable_in_closed_form(norm: str, dual: float) -> None:
+    """For a difference v it is ``|v|_2^2 / (2 |v|_*)``, here with v = (1, -.5, 0)."""
+    limit = 1.25 / 2 / dual
+    references = torch.tensor([[0.0, 0.0, 0.0], [1.0, -0.5, 0.0]])
+    assert identifiable(references, ThreatModel(norm=norm, epsilon=limit * 0.998))
+    assert not identifiable(references, ThreatModel(norm=norm, epsilon=limit))

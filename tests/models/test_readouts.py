@@ -1,0 +1,208 @@
+"""Fitted directions against scikit-learn, closed forms and an independent solver of the margin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.models.readouts import READOUTS, fit_directions
+
+
+def problem(seed: int, n: int, F: int, planted: int, shift: float) -> tuple[Tensor, Tensor]:
+    """Correlated features; the planted rows are moved along a random direction."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(n, F, generator=generator) @ torch.randn(F, F, generator=generator) / F**0.5
+    direction = torch.randn(F, generator=generator)
+    classes = torch.arange(n) >= n - planted
+    return rows + shift * classes[:, None] * direction / direction.norm() + 5, classes
+
+
+def scaled(rows: Tensor) -> np.ndarray:
+    x = rows.double().numpy()
+    x = x - x.mean(0)
+    return x / np.sqrt((x**2).mean())
+
+
+def cosine(a: Tensor, b: np.ndarray) -> float:
+    return float(a.numpy() @ b / np.linalg.norm(a.numpy()) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("C", [1e-2, 1.0, 10.0, 1e4])
+@pytest.mark.parametrize(("n", "F"), [(60, 2), (200, 10), (40, 39), (30, 80)])
+@pytest.mark.parametrize(("planted", "shift"), [(1, 6.0), (7, 3.0), (7, 0.1)])
+def test_logistic_agrees_with_scikit_learn(C: float, n: int, F: int, planted: int, shift: float) -> None:
+    rows, classes = problem(n + planted, n, F, planted, shift)
+    found = fit_directions(rows[None], classes, C=C)
+    oracle = LogisticRegression(C=C, solver="newton-cholesky", tol=1e-10, max_iter=1000)
+    coefficients = oracle.fit(scaled(rows), classes.numpy()).coef_[0]
+    assert bool(found.converged.all())
+    assert cosine(found.weight[0], coefficients) > 0.9999
+    assert float(found.weight.norm()) == pytest.approx(1, abs=1e-12)
+    assert found.weight.dtype == torch.float64
+
+
+def test_weak_penalties_tend_to_the_maximum_margin() -> None:
+    """The limit of logistic regression on separable data as the penalty vanishes (Rosset et al. 2004)."""
+    rows, classes = problem(5, 80, 6, 4, 9.0)
+    margin = fit_directions(rows[None], classes, kind="max-margin").weight[0].numpy()
+    fits = [fit_directions(rows[None], classes, C=C) for C in (1e-1, 1e1, 1e3, 1e5, 1e7)]
+    assert all(bool(fit.converged.all()) for fit in fits)
+    cosines = [cosine(fit.weight[0], margin) for fit in fits]
+    assert cosines == sorted(cosines)
+    assert cosines[-1] > 0.99
+
+
+@pytest.mark.parametrize("n", [40, 12])
+def test_logistic_reaches_a_minimum(n: int) -> None:
+    """The gradient of scikit-learn's objective vanishes at the best length along the direction that was found."""
+    rows, classes = problem(8, n, 20, 3, 2.0)
+    weight = fit_directions(rows[None], classes, C=10.0).weight[0].numpy()
+    x, y = scaled(rows), np.where(classes.numpy(), 1.0, -1.0)
+
+    def objective(parameters: np.ndarray) -> float:
+        w = parameters[0] * weight
+        return float(w @ w / 2 + 10 * np.logaddexp(0, -y * (x @ w + parameters[1])).sum())
+
+    best = minimize(objective, [1.0, 0.0], method="BFGS", options={"gtol": 1e-7}).x
+    w = best[0] * weight
+    pull = -10 * y / (1 + np.exp(y * (x @ w + best[1])))
+    assert np.linalg.norm(w + x.T @ pull) < 1e-3 * np.linalg.norm(w)
+
+
+@pytest.mark.parametrize("kind", READOUTS)
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.lists(st.floats(-3, 3), min_size=3, max_size=3))
+def test_two_points_are_separated_along_their_difference(kind: str, a: list[float], b: list[float]) -> None:
+    rows = torch.tensor([a, b], dtype=torch.float64)
+    difference = rows[1] - rows[0]
+    if float(difference.norm()) < 1e-3:
+        return
+    found = fit_directions(rows[None], torch.tensor([False, True]), kind=kind)
+    torch.testing.assert_close(found.weight[0], difference / difference.norm(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.center[0], rows.mean(0))
+
+
+@pytest.mark.parametrize(("seed", "n", "F"), [(0, 12, 2), (1, 15, 3), (2, 10, 5), (3, 8, 12)])
+def test_maximum_margin_agrees_with_a_general_solver(seed: int, n: int, F: int) -> None:
+    rows, classes = problem(seed, n, F, 3, 8.0)
+    found = fit_directions(rows[None], classes, kind="max-margin")
+    x, y = scaled(rows), np.where(classes.numpy(), 1.0, -1.0)
+    solution = minimize(
+        lambda p: p[:-1] @ p[:-1] / 2,
+        np.append(found.weight[0].numpy() * 0 + y @ x / n, 0.0),
+        jac=lambda p: np.append(p[:-1], 0.0),
+        constraints={
+            "type": "ineq",
+            "fun": lambda p: y * (x @ p[:-1] + p[-1]) - 1,
+            "jac": lambda p: y[:, None] * np.column_stack([x, np.ones(n)]),
+        },
+        method="SLSQP",
+        options={"maxiter": 1000, "ftol": 1e-12},
+    )
+    assert solution.success
+    assert bool(found.converged.all())
+    assert cosine(found.weight[0], solution.x[:-1]) > 0.99999
+    along = rows.double() @ found.weight[0]
+    gap = float(along[classes].min() - along[~classes].max())
+    scale = float(found.scale[0])
+    assert gap == pytest.approx(2 * scale / np.linalg.norm(solution.x[:-1]), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", READOUTS)
+def test_inseparable_data_end_in_a_direction(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, classes = torch.randn(1, 120, 2, generator=generator), torch.arange(120) % 2 == 0
+    found = fit_directions(rows, classes, kind=kind)
+    assert float(found.weight.norm()) == pytest.approx(1)
+    along = (rows[0].double() @ found.weight[0]).numpy()
+    assert along[classes].min() < along[~classes].max()
+    # The capped solver says that it was stopped; logistic regression has a minimum all the same.
+    assert found.converged.tolist() == [kind == "logistic"]
+
+
+@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("F", [3, 30])
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6 / 3])
+def test_constant_features_have_no_direction(kind: str, F: int, value: float) -> None:
+    rows = torch.full((2, 11, F), value, dtype=torch.float64)
+    found = fit_directions(rows, torch.arange(11) >= 10, kind=kind)
+    assert torch.equal(found.weight, torch.zeros(2, F, dtype=torch.float64))
+    torch.testing.assert_close(found.center, rows[:, 0])
+
+
+@pytest.mark.parametrize("kind", READOUTS)
+def test_features_that_do_not_vary_are_left_out(kind: str) -> None:
+    rows, classes = problem(4, 50, 3, 2, 7.0)
+    padded = torch.cat([rows, torch.full((50, 2), 0.1)], 1)
+    alone, with_constants = (fit_directions(r[None], classes, kind=kind).weight[0] for r in (rows, padded))
+    assert float(with_constants[3:].abs().max()) < 1e-9
+    assert cosine(alone, with_constants[:3].numpy()) > 0.99
+
+
+@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("F", [4, 60])
+def test_a_batch_gives_what_single_problems_give(kind: str, F: int) -> None:
+    pairs = [problem(seed, 50, F, 3, 0.5 + 2 * seed) for seed in range(5)]
+    rows, classes = torch.stack([pair[0] for pair in pairs]), pairs[0][1]
+    together = fit_directions(rows, classes, kind=kind)
+    for i in range(5):
+        alone = fit_directions(rows[i : i + 1], classes, kind=kind)
+        torch.testing.assert_close(alone.weight[0], together.weight[i], rtol=0, atol=1e-4)
+        torch.testing.assert_close(alone.center[0], together.center[i])
+        torch.testing.assert_close(alone.scale[0], together.scale[i])
+        assert bool(alone.converged[0]) == bool(together.converged[i])
+
+
+@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("F", [3, 30])
+def test_no_problems_have_no_directions(kind: str, F: int) -> None:
+    found = fit_directions(torch.zeros(0, 11, F), torch.arange(11) >= 10, kind=kind)
+    assert (found.weight.shape, found.center.shape) == ((0, F), (0, F))
+    assert (found.scale.shape, found.converged.shape) == ((0,), (0,))
+
+
+@pytest.mark.parametrize("kind", READOUTS)
+def test_what_is_no_number_spoils_no_other_problem(kind: str) -> None:
+    rows, classes = problem(6, 30, 4, 2, 6.0)
+    spoiled = rows.clone()
+    spoiled[3, 1] = float("nan")
+    found = fit_directions(torch.stack([rows, spoiled, rows]), classes, kind=kind)
+    alone = fit_directions(rows[None], classes, kind=kind)
+    assert bool(found.weight[1].isnan().any())
+    assert found.converged.tolist() == [True, False, True]
+    for i in (0, 2):
+        torch.testing.assert_close(found.weight[i], alone.weight[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("factor", [1e-6, 1.0, 1e5])
+def test_units_and_origin_of_the_features_do_not_matter(kind: str, factor: float) -> None:
+    rows, classes = problem(9, 40, 5, 2, 4.0)
+    first = fit_directions(rows[None].double(), classes, kind=kind)
+    moved = fit_directions(factor * (rows[None].double() + 100), classes, kind=kind)
+    torch.testing.assert_close(moved.weight, first.weight, rtol=0, atol=1e-5)
+    torch.testing.assert_close(moved.scale, factor * first.scale)
+
+
+@pytest.mark.parametrize(
+    ("features", "planted", "options", "message"),
+    [
+        (torch.zeros(3, 2), [True, False, False], {}, r"features: got shape \(3, 2\), expected shape \(B, n, F\)"),
+        (torch.zeros(1, 3, 2), [True, False], {}, r"planted: got shape \(2,\), dtype torch.bool, expected .*\(3,\)"),
+        (torch.zeros(1, 3, 2), [1, 0, 0], {}, r"planted: got shape \(3,\), dtype torch.int64, expected bool"),
+        (torch.zeros(1, 3, 2), [False] * 3, {}, r"planted: got 0 of 3 rows, expected rows of both classes"),
+        (torch.zeros(1, 3, 2), [True] * 3, {}, r"planted: got 3 of 3 rows, expected rows of both classes"),
+        (torch.zeros(1, 2, 2), [True, False], {"kind": "svm"}, r"kind: got 'svm', expected one of 'logistic', 'max-"),
+        (torch.zeros(1, 2, 2), [True, False], {"C": 0}, r"C: got 0, expected a finite number in \(0, inf\]"),
+    ],
+)
+def test_wrong_arguments(features: Tensor, planted: list[bool], options: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="^" + message):
+        fit_directions(features, torch.tensor(planted), **options)  # type: ignore[arg-type]

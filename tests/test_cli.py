@@ -1,0 +1,172 @@
+"""The command line, as a person uses it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from robust_ext import cli
+from robust_ext.demo.network import digits_network
+from robust_ext.errors import DataError, InvalidArgumentError
+from robust_ext.loading import load_model
+
+BASE = ["binarization", "--model", "digits", "--data", "digits", "--eps", "0.1", "--no-progress"]
+QUICK = ["--samples", "6", "--inner-points", "30", "--minimum-samples", "1", "--canaries", "2"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def test_binarization(tmp_path):
+    out = tmp_path / "run"
+    attacks = ["--attack", "foolbox:LinfPGD(steps=10, rel_stepsize=0.25)", "--attack", "art:FastGradientMethod"]
+    done = invoke(*BASE, *QUICK, *attacks, "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert "verdict" in done.output
+    content = json.loads((out / "result.json").read_text())
+    assert [attack["name"] for attack in content["attacks"]] == [
+        "foolbox:LinfPGD(steps=10, rel_stepsize=0.25)",
+        "art:FastGradientMethod",
+    ]
+    assert content["settings"]["epsilon"] == 0.1
+    assert content["settings"]["inner_points"] == 30
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert "<svg" in (out / "report.html").read_text()
+
+
+def test_every_setting_has_an_option():
+    from dataclasses import fields
+
+    from robust_ext.evaluations.binarization import BinarizationSettings
+
+    text = subprocess.run(
+        [sys.executable, "-m", "robust_ext.cli", "binarization", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"COLUMNS": "200", "PATH": "", "TERM": "dumb"},
+    ).stdout
+    for entry in fields(BinarizationSettings):
+        if entry.name != "threat_model":
+            assert f"--{entry.name.replace('_', '-')}" in text, entry.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--attack", "foolbox:LinfPDG"], "LinfPGD"),
+        (["--attack", "foolbox:LinfPGD(step=3)"], "steps"),
+        (["--attack", "foolbox:LinfPGD", "--eps", "eight"], "--eps: got 'eight'"),
+        (["--attack", "foolbox:LinfPGD", "--eps", "8/0"], "--eps: got '8/0'"),
+        (["--attack", "foolbox:LinfPGD", "--norm", "l7"], "norm: got 'l7'"),
+        (["--attack", "foolbox:LinfPGD", "--bounds", "1"], "--bounds"),
+        (["--attack", "foolbox:LinfPGD", "--samples", "9999"], "500"),
+        (["--attack", "foolbox:LinfPGD", "--jobs", "2"], "--out"),
+        (["--attack", "foolbox:LinfPGD", "--device", "tpu9"], "--device"),
+        (["--attack", "foolbox:LinfPGD", "--batch-size", "big"], "--batch-size"),
+        (["--attack", "foolbox:LinfPGD", "--data", "nowhere.npz"], "nowhere.npz"),
+        (["--attack", "foolbox:LinfPGD", "--model", "nowhere.py:net"], "nowhere.py"),
+        (["--attack", "foolbox:LinfPGD", "--weights", "nowhere.pt"], "nowhere.pt"),
+        (["--attack", "nolibrary:Thing"], "nolibrary"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, monkeypatch, capsys):
+    given = [*BASE, *QUICK]
+    for option in arguments[::2]:
+        if option in given and option != "--attack":
+            at = given.index(option)
+            del given[at : at + 2]
+    monkeypatch.setattr(sys, "argv", ["robust-ext", *given, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_demo_shows_what_it_promises(tmp_path):
+    done = invoke("demo", "--samples", "24", "--no-progress", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert [attack["verdict"] for attack in content["attacks"]] == ["passed", "failed", "failed", "failed"]
+
+
+def test_attacks_are_listed(tmp_path):
+    done = invoke("attacks", "--json", str(tmp_path / "list.json"))
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "list.json").read_text())
+    names = {name for row in rows for name in (row["name"], *row["aliases"])}
+    assert {"foolbox:LinfPGD", "art:ProjectedGradientDescent", "art:SquareAttack"} <= names
+    assert all(name in done.output for name in names)
+
+
+def test_version():
+    from robust_ext import __version__
+
+    assert __version__ in invoke("--version").output
+
+
+def test_models_from_files_and_weights(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from robust_ext.demo.network import digits_network\n"
+        "def make(trained=False):\n    return digits_network(trained=trained)\n"
+        "ready = digits_network()\n"
+    )
+    state = digits_network().state_dict()
+    save_file(state, tmp_path / "w.safetensors")
+    torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "w.pt")
+    x = torch.rand(2, 1, 8, 8)
+    expected = digits_network()(x)
+    for spec, weights in [
+        ("digits", None),
+        (f"{file}:ready", None),
+        (f"{file}:make(trained=True)", None),
+        (f"{file}:make", "w.safetensors"),
+        (f"{file}:make", "w.pt"),
+    ]:
+        model = load_model(spec, weights=None if weights is None else str(tmp_path / weights))
+        assert torch.equal(model(x), expected)
+
+
+def test_bad_weights(tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "harm"), "w"))
+
+    torch.save(Harm(), tmp_path / "harmful.pt")
+    (tmp_path / "damaged.pt").write_bytes(b"\x00\x01")
+    (tmp_path / "damaged.safetensors").write_bytes(b"\x00\x01")
+    torch.save({"0.weight": torch.zeros(3)}, tmp_path / "other.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    for name in ("harmful.pt", "damaged.pt", "damaged.safetensors", "other.pt", "list.pt"):
+        with pytest.raises(DataError, match=name):
+            load_model("digits", weights=str(tmp_path / name))
+    assert not (tmp_path / "harm").exists()
+
+
+def test_numbers():
+    assert cli.number("--eps", "8/255") == 8 / 255
+    assert cli.pair("--bounds", "-1,1") == (-1.0, 1.0)
+    assert cli.share("--shard", "1/2") == (1, 2)
+    for text in ("2/2", "a/2", "1", "-1/2"):
+        with pytest.raises(InvalidArgumentError):
+            cli.share("--shard", text)
+
+
+def test_import_is_light():
+    """Importing the package imports neither hosts nor plotting, and the adapters only by entry point."""
+    code = (
+        "import sys, robust_ext; "
+        "print([m for m in ('foolbox', 'art', 'matplotlib', 'sklearn', 'typer', 'scipy.stats', 'robust_ext.adapters') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,80 @@
+"""The scripts in examples/, as a user runs them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = {"by_hand.py": "passed", "foolbox_user.py": "passed", "art_user.py": "passed"}
+
+
+def run_script(*arguments, folder):
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name, tmp_path):
+    done = run_script(ROOT / "examples" / name, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("verdict")
+    assert EXAMPLES[name] in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_example_is_run_or_needs_files():
+    scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert scripts == {*EXAMPLES, "networks.py", "resnet20_recipes.py"}
+
+
+def unpacked_cifar(folder):
+    """The shared copies of CIFAR-10, in their standard layout."""
+    shared = ROOT.parent / "shared"
+    if not (shared / "data" / "unpack_cifar10.py").exists():
+        pytest.skip("the CIFAR-10 images and the ResNet-20 are not on this machine")
+    done = run_script(shared / "data" / "unpack_cifar10.py", folder, "--train", "5", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return shared / "models" / "cifar10_resnet20.safetensors"
+
+
+@pytest.mark.slow
+def test_recipes_on_a_resnet(tmp_path):
+    weights = unpacked_cifar(tmp_path)
+    script = ROOT / "examples" / "resnet20_recipes.py"
+    done = run_script(script, "--weights", weights, "--data-root", tmp_path, "--samples", "16", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    scores = {line[:42].strip(): float(line.split("score ")[1].split()[0]) for line in done.stdout.splitlines()}
+    strong = [score for name, score in scores.items() if name.endswith(("x eps/8", "difference"))]
+    weak = [score for name, score in scores.items() if not name.endswith(("x eps/8", "difference"))]
+    assert len(scores) == 5
+    assert min(strong) >= 0.95
+    assert max(weak) <= 0.5
+
+
+def test_published_networks_load_and_work():
+    """The architectures in examples/ reproduce the published accuracy on the first test images."""
+    import numpy as np
+    import torch
+
+    from robust_ext.datasets import load_dataset
+    from robust_ext.loading import load_model
+
+    shared = ROOT.parent / "shared"
+    if not (shared / "models").exists():
+        pytest.skip("the published networks are not on this machine")
+    mnist = load_dataset("mnist", root=shared / "data")
+    inputs, labels = mnist.take(np.arange(500))
+    spec = f"{ROOT / 'examples' / 'networks.py'}:wong_kolter_mnist"
+    network = load_model(spec, weights=str(shared / "models" / "mnist_wong_kolter_linf_0.1.safetensors"))
+    with torch.no_grad():
+        assert float((network(inputs).argmax(1) == labels).float().mean()) > 0.95
