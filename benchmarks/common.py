@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from networks import resnet20
 
 from robust_ext.datasets import load_dataset
+from robust_ext.target import frozen
 from robust_ext.threat import ThreatModel
 
 THREAT = ThreatModel(norm="linf", epsilon=8 / 255)
@@ -69,35 +70,35 @@ def seconds(function: Callable[[], object], *, repeats: int = 1) -> float:
     return min(times)
 
 
-def forward_seconds(network: nn.Module, x: Tensor, *, rows: int = 512) -> float:
-    """Seconds a row of a bare forward pass, at the best of several batch sizes."""
-    rates = []
-    for size in (16, 32, 64, 128, 256):
-        batch = x[:1].expand(size, -1, -1, -1).contiguous()
+def replay(network: nn.Module, x: Tensor, *, forwards: int, gradients: int, sizes: tuple[int, int]) -> float:
+    """Seconds of bare passes: ``forwards`` rows without and ``gradients`` rows with gradients to the inputs.
 
-        def some(batch: Tensor = batch, size: int = size) -> None:
-            with torch.no_grad():
-                for _ in range(max(1, rows // size)):
-                    network(batch)
+    Args:
+        network: The plain network; its weights are frozen meanwhile.
+        x: Inputs, of which the first is repeated.
+        forwards: Rows that only go forward.
+        gradients: Rows that go forward and backward.
+        sizes: Rows of a batch of each kind.
+    """
+    only, both = (x[:1].expand(size, *x.shape[1:]).contiguous() for size in sizes)
+    both.requires_grad_(True)
+    start = time.perf_counter()
+    with frozen(network):
+        with torch.no_grad():
+            for _ in range(round(forwards / sizes[0])):
+                network(only)
+        for _ in range(round(gradients / sizes[1])):
+            torch.autograd.grad(network(both).sum(), both)
+    return time.perf_counter() - start
 
-        rates.append(seconds(some, repeats=3) / (max(1, rows // size) * size))
-    return min(rates)
 
+def best_sizes(network: nn.Module, x: Tensor) -> tuple[int, int]:
+    """The fastest batch sizes a row, without and with gradients."""
 
-def gradient_seconds(network: nn.Module, x: Tensor, *, rows: int = 256) -> float:
-    """Seconds a row of a bare forward and backward pass to the inputs, weights frozen, at the best batch size."""
-    asked = [(p, p.requires_grad) for p in network.parameters()]
-    for parameter, _ in asked:
-        parameter.requires_grad_(False)
-    rates = []
-    for size in (8, 16, 32, 64):
-        batch = x[:1].expand(size, -1, -1, -1).contiguous().requires_grad_(True)
+    def rate(size: int, gradients: bool) -> float:
+        rows = 256 if gradients else 512
+        counts = {"forwards": 0, "gradients": rows} if gradients else {"forwards": rows, "gradients": 0}
+        return min(replay(network, x, **counts, sizes=(size, size)) for _ in range(2))
 
-        def some(batch: Tensor = batch, size: int = size) -> None:
-            for _ in range(max(1, rows // size)):
-                torch.autograd.grad(network(batch).sum(), batch)
-
-        rates.append(seconds(some, repeats=3) / (max(1, rows // size) * size))
-    for parameter, before in asked:
-        parameter.requires_grad_(before)
-    return min(rates)
+    candidates = (16, 32, 64, 128, 256)
+    return min(candidates, key=lambda s: rate(s, False)), min(candidates[:4], key=lambda s: rate(s, True))

@@ -110,72 +110,71 @@ def _logistic(rows: Tensor, planted: Tensor, C: float) -> tuple[Tensor, Tensor]:
     if rows.shape[2] > rows.shape[1]:
         # The penalty keeps the solution in the span of the rows: solve in coordinates of that span.
         basis, upper = torch.linalg.qr(rows.mT)
-        rows = upper.mT.contiguous()
-    problems, _, size = rows.shape
-    signs = torch.where(planted, 1.0, -1.0).to(rows).expand(rows.shape[:2])
-    # Start at the best constant: the intercept of the classes' odds.
+        rows = upper.mT
+    # A column of ones takes the intercept in.
+    x = torch.cat([rows, torch.ones_like(rows[:, :, :1])], 2)
+    y = torch.where(planted, 1.0, -1.0).to(x)
+    # The Newton matrix only shapes the steps; where C keeps it far from singular, float32 is enough for that.
+    rough = x.float() if C <= 100 else x
     share = planted.double().mean()
-    solution = rows.new_zeros(problems, size + 1)
-    solution[:, size] = (share / (1 - share)).log()
-    converged = torch.zeros(problems, dtype=torch.bool, device=rows.device)
-    active = torch.arange(problems, device=rows.device)
+    solution = x.new_zeros(x.shape[0], x.shape[2])
+    # Start at the best constant: the intercept of the classes' odds.
+    solution[:, -1] = (share / (1 - share)).log()
+    result, converged = torch.empty_like(solution), torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    active = torch.arange(len(x), device=x.device)
+    margins = y * solution[:, -1:].expand(-1, x.shape[1])
     for _ in range(100):
-        if not active.numel():
+        if not len(active):
             break
-        x, y, current = (
-            (rows, signs, solution) if len(active) == problems else (t[active] for t in (rows, signs, solution))
-        )
-        margins = y * _outputs(x, current)
         wrong = torch.sigmoid(-margins)
-        value = _objective(current, margins, C)
-        pull = -C * y * wrong
-        gradient = torch.cat([current[:, :size] + (x.mT @ pull[:, :, None]).squeeze(2), pull.sum(1, keepdim=True)], 1)
-        step = -_solve(x, C * wrong * (1 - wrong), gradient)
+        value = _objective(solution, margins, C)
+        gradient = (x.mT @ (-C * y * wrong)[:, :, None]).squeeze(2)
+        gradient[:, :-1] += solution[:, :-1]
+        step = -_solve(rough, C * wrong * (1 - wrong), gradient)
         slope = (gradient * step).sum(1)
-        length = _line_search(x, y, current, step, value, slope, C)
-        solution[active] = current + length[:, None] * step
+        along = y * (x @ step[:, :, None]).squeeze(2)
+        length = _line_search(solution, margins, step, along, value, slope, C)
+        solution = solution + length[:, None] * step
+        margins = margins + length[:, None] * along
         # The Newton decrement -slope is twice the distance to the minimum, in the objective's own units.
         finished = (-slope <= 1e-10 * (1 + value)) | (length == 0)
-        converged[active[finished]] = True
-        active = active[~finished]
-    weight = solution[:, :size]
+        if bool(finished.any()):
+            result[active[finished]] = solution[finished]
+            converged[active[finished]] = True
+            active, x, rough, solution, margins = (t[~finished] for t in (active, x, rough, solution, margins))
+    result[active] = solution
+    weight = result[:, :-1]
     return (weight if basis is None else (basis @ weight[:, :, None]).squeeze(2)), converged
-
-
-def _outputs(rows: Tensor, solution: Tensor) -> Tensor:
-    return (rows @ solution[:, :-1, None]).squeeze(2) + solution[:, -1:]
 
 
 def _objective(solution: Tensor, margins: Tensor, C: float) -> Tensor:
     return solution[:, :-1].square().sum(1) / 2 + C * torch.nn.functional.softplus(-margins).sum(1)
 
 
-def _solve(rows: Tensor, curvature: Tensor, gradient: Tensor) -> Tensor:
-    """Solve the Newton system of ``diag(1, .., 1, 0) + X' D X`` with X extended by a column of ones."""
-    size = rows.shape[2]
+def _solve(x: Tensor, curvature: Tensor, gradient: Tensor) -> Tensor:
+    """Solve the Newton system of ``diag(1, .., 1, 0) + X' D X``; the intercept, last, has no penalty."""
     # Few rows have curvature once a direction is found; what the others add is too small to change the direction much.
     keep = int((curvature > 1e-6 * curvature.amax(1, keepdim=True)).sum(1).max())
-    if keep < rows.shape[1]:
-        curvature, index = curvature.topk(keep, dim=1)
-        rows = rows.gather(1, index[:, :, None].expand(-1, -1, size))
-    root = curvature.sqrt()
-    weighted = torch.cat([rows * root[:, :, None], root[:, :, None]], 2)
-    matrix = weighted.mT @ weighted
-    diagonal = torch.ones(size + 1, dtype=rows.dtype, device=rows.device)
-    # The intercept has no penalty; a trace keeps the system solvable where no row has curvature.
-    diagonal[size] = 1e-10
+    if keep < 0.5 * x.shape[1]:
+        curvature, index = curvature.topk(keep, dim=1, sorted=False)
+        x = x[torch.arange(len(x), device=x.device)[:, None], index]
+    weighted = x * curvature.sqrt().to(x)[:, :, None]
+    matrix = (weighted.mT @ weighted).double()
+    diagonal = torch.ones_like(gradient[0])
+    # A trace keeps the system solvable where no row has curvature.
+    diagonal[-1] = 1e-10
     matrix.diagonal(dim1=1, dim2=2).add_(diagonal)
     return torch.cholesky_solve(gradient[:, :, None], torch.linalg.cholesky(matrix)).squeeze(2)
 
 
-def _line_search(x: Tensor, y: Tensor, current: Tensor, step: Tensor, value: Tensor, slope: Tensor, C: float) -> Tensor:
+def _line_search(
+    solution: Tensor, margins: Tensor, step: Tensor, along: Tensor, value: Tensor, slope: Tensor, C: float
+) -> Tensor:
     """Largest of 1, 1/2, 1/4, ... that gives a tenth of the promised decrease; 0 where none does."""
-    start, along = _outputs(x, current), _outputs(x, step)
     length = torch.ones_like(value)
     short = torch.ones_like(value, dtype=torch.bool)
     for _ in range(40):
-        moved = current + length[:, None] * step
-        new = _objective(moved, y * (start + length[:, None] * along), C)
+        new = _objective(solution + length[:, None] * step, margins + length[:, None] * along, C)
         # The slack is rounding: near the minimum the promised decrease is smaller than one.
         short = new > value + 0.1 * length * slope + 1e-13 * value.abs()
         if not bool(short.any()):
