@@ -9,6 +9,7 @@ from common import THREAT, load, parser, pgd
 
 from robust_ext.attacks.base import CallableAttack
 from robust_ext.evaluations.binarization.attacking import attack_problems
+from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.features import Split, split
@@ -24,7 +25,7 @@ def main() -> None:
     settings = BinarizationSettings(threat_model=THREAT, inner_points=200)
     parts = split(network, inputs[:2])
     parts = Split(Counted(parts.features, PassCounter()), parts.readout, parts.layer)
-    problems = fit(measure(parts, inputs, range(len(inputs)), settings, forward_batch=64), parts.readout, settings)
+    problems = fit(measure(Forward(parts.features, 64), inputs, range(len(inputs)), settings), parts.readout, settings)
     times = {}
     for rows in ("any", "single", "any", "single"):
         attack = CallableAttack(pgd(200), rows=rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from common import THREAT, load, parser
 
 from robust_ext.evaluations.binarization.attacking import count_planted
+from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.features import split
@@ -20,7 +21,9 @@ def main() -> None:
     for points in (1, 10):
         settings = BinarizationSettings(threat_model=THREAT, boundary_points=points)
         parts = split(network, inputs[:2])
-        problems = fit(measure(parts, inputs, range(len(inputs)), settings, forward_batch=64), parts.readout, settings)
+        problems = fit(
+            measure(Forward(parts.features, 64), inputs, range(len(inputs)), settings), parts.readout, settings
+        )
         rows = [row for row in range(len(inputs)) if problems.separable[row]]
         posed = problems.select(rows)
         for kappa in (0.9, 0.999, 0.9999, 0.99999, 1 - 1e-7):

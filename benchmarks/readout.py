@@ -16,6 +16,7 @@ import torch
 from common import THREAT, load, parser, seconds
 from sklearn.linear_model import LogisticRegression
 
+from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.features import split
@@ -29,7 +30,7 @@ def main() -> None:
     arguments = options.parse_args()
     network, inputs = load(arguments)
     settings = BinarizationSettings(threat_model=THREAT)
-    measured = measure(split(network, inputs[:2]), inputs, range(len(inputs)), settings, forward_batch=64)
+    measured = measure(Forward(split(network, inputs[:2]).features, 64), inputs, range(len(inputs)), settings)
     features = torch.cat([measured.inner_features, measured.planted_features], 1)
     planted = torch.arange(features.shape[1]) > settings.inner_points
     warnings.simplefilter("ignore")

@@ -127,6 +127,7 @@ def binarization(
     jobs: Annotated[int, typer.Option(help="Processes; needs --out.")] = 1,
     batch_size: Annotated[str, typer.Option(help="Problems attacked at once, or auto.")] = "auto",
     forward_batch: Annotated[str, typer.Option(help="Rows of a forward pass, or auto.")] = "auto",
+    fold: Annotated[bool, typer.Option(help="Measure points with batch normalisation folded, where faster.")] = True,
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
     shard: Annotated[str, typer.Option(hidden=True)] = "0/1",
 ) -> None:
@@ -179,6 +180,7 @@ def binarization(
         seed=seed,
         batch_size=size("--batch-size", batch_size),
         forward_batch=size("--forward-batch", forward_batch),
+        fold=fold,
     )
     if part[1] == 1:
         typer.echo(str(result))

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.binarization import calibration as hardness
 from robust_ext.evaluations.binarization.examples import load_examples, save_examples
+from robust_ext.evaluations.binarization.forward import choose_forward
 from robust_ext.evaluations.binarization.preparation import (
     as_attacks,
     check_ids,
@@ -27,7 +28,6 @@ from robust_ext.evaluations.binarization.protocol import (
     Job,
     Memory,
     Store,
-    choose_forward_batch,
     complete_groups,
     run_groups,
 )
@@ -108,14 +108,14 @@ def binarization_test(
     attacks = as_attacks(attack)
     for one in attacks.values():
         one.check(threat_model=threat_model, classes=2)
-    parts, device = counted_parts(model, inputs, threat_model, layer, PassCounter())
+    features, readout, device = counted_parts(model, inputs, threat_model, layer, PassCounter())
     described = {
         **checked.to_dict(),
         "calibrate_on": calibrate_on,
         "attacks": {name: repr(one) for name, one in attacks.items()},
         "target": target,
         "samples": len(samples),
-        "model": model_digest(parts, inputs[:1].to(device)),
+        "model": model_digest(features, readout),
         "inputs": inputs_digest(inputs, samples),
     }
     store: Store = Memory()
@@ -125,18 +125,15 @@ def binarization_test(
             folder = RunFolder(out, kind="binarization", settings=described, versions=versions(), shard=shard[0])
             store = stack.enter_context(folder)
         once = _at_once if folder is None else folder.once
-        first = inputs[:1].to(device)
-        forward_batch = (
-            int(checked.forward_batch)
-            if checked.forward_batch != "auto"
-            else once("forward_batch", lambda: choose_forward_batch(parts.features, first))
+        forward = choose_forward(
+            features, inputs[:2].to(device), rows=checked.forward_batch, fold=checked.fold, once=once
         )
         calibration: dict[str, Any] | None = None
         if calibrate_on:
             some, ids = inputs[:calibrate_on].to(device), samples[:calibrate_on]
             calibration = once(
                 "calibration",
-                lambda: hardness.calibrate(parts, attacks, some, ids, checked, forward_batch=forward_batch),
+                lambda: hardness.calibrate(features, readout, attacks, some, ids, checked, forward=forward),
             )
         examples: list[Example] = []
         bar = stack.enter_context(tqdm(total=len(samples), unit="sample", disable=not progress, desc="binarization"))
@@ -145,12 +142,13 @@ def binarization_test(
             bar.update(done)
 
         job = Job(
-            parts=parts,
+            features=features,
+            readout=readout,
             attacks=attacks,
             inputs=inputs,
             samples=samples,
             settings=hardness.apply(checked, calibration),
-            forward_batch=forward_batch,
+            forward=forward,
             device=device,
             shard=shard,
             progress=advance,
@@ -220,7 +218,12 @@ def _content(
         "reason": overall_reason(attacks),
         "attacks": attacks,
         "calibration": calibration,
-        "settings": {**described, **job.settings.to_dict(), "forward_batch": job.forward_batch},
+        "settings": {
+            **described,
+            **job.settings.to_dict(),
+            "forward_batch": job.forward.rows,
+            "fold": job.forward.module is not job.features,
+        },
         "versions": versions(),
         "seed": job.settings.seed,
     }

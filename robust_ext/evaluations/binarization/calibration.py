@@ -11,27 +11,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.evaluations.binarization.attacking import attack_problems
+from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.features import Split
 from robust_ext.target import Counted
 
 KAPPAS = (0.9999, 0.999, 0.99, 0.9, 0.5, 0.0)
 
 
 def calibrate(
-    parts: Split,
+    features: Counted,
+    readout: nn.Module,
     attacks: Mapping[str, Attack],
     inputs: Tensor,
     samples: Sequence[int],
     settings: BinarizationSettings,
     *,
-    forward_batch: int,
+    forward: Forward,
 ) -> dict[str, Any]:
     """Find the hardest setting at which the best attack is near perfect, and the curves on the way there.
 
@@ -39,28 +40,26 @@ def calibrate(
     tried. At the kappa that is chosen, the score against the number of inner points completes the picture.
 
     Args:
-        parts: The network, its features counted.
+        features: The network's features, counted.
+        readout: What makes its logits of them.
         attacks: By name; the best of them counts.
         inputs: Clean samples on the network's device.
         samples: Their ids.
         settings: Of the test; its kappa is one of those tried.
-        forward_batch: Rows of a forward pass.
+        forward: How points are measured.
 
     Returns:
         ``chosen`` (``{"kappa", "inner_points"}``, or None when nothing was easy enough), ``rows`` (one a setting and
         attack: ``attack``, ``kappa``, ``inner_points``, ``score``, ``random_score``, ``samples``; the scores are None
         where nothing could be planted), ``seconds`` and ``passes``.
     """
-    features = parts.features
-    if not isinstance(features, Counted):
-        raise TypeError("the features of a calibration are counted")
     begin, before = time.perf_counter(), features.counter.snapshot()
     kappas = sorted({*KAPPAS, settings.kappa}, reverse=True)
     counts = sorted({max(1, settings.inner_points // part) for part in (1, 3, 10)}, reverse=True)
-    measured = measure(parts, inputs, samples, settings, forward_batch=forward_batch)
-    versions = {count: fit(measured, parts.readout, settings, inner_points=count) for count in counts}
+    measured = measure(forward, inputs, samples, settings)
+    versions = {count: fit(measured, readout, settings, inner_points=count) for count in counts}
     hardest = [_at(settings, kappas[0], count).boundary_position for count in counts]
-    reach, _ = random_reach(features, list(versions.values()), hardest, settings, forward_batch=forward_batch)
+    reach, _ = random_reach(forward, list(versions.values()), hardest, settings)
     random = dict(zip(counts, reach.unbind(1), strict=True))
     rows: list[dict[str, Any]] = []
 

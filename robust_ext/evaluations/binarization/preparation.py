@@ -14,7 +14,7 @@ from robust_ext._version import __version__
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.resolve import as_attack
 from robust_ext.errors import InvalidArgumentError
-from robust_ext.features import Split, split
+from robust_ext.features import split
 from robust_ext.resolve import as_module
 from robust_ext.target import Counted, PassCounter, module_device
 from robust_ext.threat import ThreatModel
@@ -62,8 +62,8 @@ def check_ids(sample_ids: Sequence[int] | None, count: int) -> list[int]:
 
 def counted_parts(
     model: object, inputs: Tensor, threat_model: ThreatModel, layer: str | None, counter: PassCounter
-) -> tuple[Split, torch.device]:
-    """The network in two verified parts, its features counted, and its device.
+) -> tuple[Counted, nn.Module, torch.device]:
+    """The network's features (counted) and readout, verified, and its device.
 
     Raises:
         InvalidArgumentError: The model is of no known kind, or states other bounds than the threat model.
@@ -84,19 +84,17 @@ def counted_parts(
         module = whole = adapted.module
     device = module_device(whole)
     parts = split(module, inputs[:_PROBES].to(device), layer=layer)
-    return Split(Counted(parts.features, counter), parts.readout, parts.layer), device
+    return Counted(parts.features, counter), parts.readout, device
 
 
-def model_digest(parts: Split, inputs: Tensor) -> str:
-    """Fingerprint of a network: its weights, and what it makes of an input (rounded, so that devices agree)."""
+def model_digest(features: nn.Module, readout: nn.Module) -> str:
+    """Fingerprint of a network: its weights, and what it is made of."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in (parts.features, parts.readout):
+    for part in (features, readout):
+        digest.update(str(part).encode())
         for name, tensor in part.state_dict().items():
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    with torch.no_grad():
-        outputs = parts.readout(parts.features(inputs[:1]))
-    digest.update(" ".join(f"{value:.2e}" for value in outputs.flatten().tolist()).encode())
     return digest.hexdigest()
 
 

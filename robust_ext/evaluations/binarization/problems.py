@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.features import Split
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.readouts import fit_directions
 from robust_ext.random_streams import stream
@@ -121,40 +121,30 @@ class Problems:
 
 
 def measure(
-    parts: Split,
+    forward: Forward,
     inputs: Tensor,
     samples: Sequence[int],
     settings: BinarizationSettings,
     *,
-    forward_batch: int,
     inner_points: int | None = None,
 ) -> Measured:
     """Draw the points of each sample and send them through the features.
 
     Args:
-        parts: The network.
+        forward: Makes features of points.
         inputs: Clean samples ``(B, ...)`` on the network's device.
         samples: Their ids, which with the seed decide every draw.
         settings: Of the test.
-        forward_batch: Most rows of a forward pass.
         inner_points: Instead of ``settings.inner_points``.
     """
     inner = settings.inner_points if inner_points is None else inner_points
     planted = torch.stack([draw_planted(x, sample, settings) for x, sample in zip(inputs, samples, strict=True)])
     inner_features, planted_features = [], []
-    with torch.no_grad():
-        for x, sample, corners in zip(inputs, samples, planted, strict=True):
-            points = torch.cat([x[None], draw_inner(x, sample, settings, inner), corners])
-            features = forward_in_chunks(parts.features, points, forward_batch)
-            inner_features.append(features[: 1 + inner])
-            planted_features.append(features[1 + inner :])
+    for x, sample, corners in zip(inputs, samples, planted, strict=True):
+        features = forward(torch.cat([x[None], draw_inner(x, sample, settings, inner), corners]))
+        inner_features.append(features[: 1 + inner])
+        planted_features.append(features[1 + inner :])
     return Measured(tuple(samples), inputs, planted, torch.stack(inner_features), torch.stack(planted_features))
-
-
-def forward_in_chunks(module: nn.Module, points: Tensor, chunk: int) -> Tensor:
-    """The outputs of ``module`` on ``(M, ...)`` in chunks of nearly equal size, at most ``chunk`` rows each."""
-    pieces = max(1, -(-points.shape[0] // chunk))
-    return torch.cat([module(piece) for piece in points.tensor_split(pieces)])
 
 
 def draw_planted(x: Tensor, sample: int, settings: BinarizationSettings) -> Tensor:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.evaluations.binarization.attacking import Attacked, attack_problems
+from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.summary import decided_after
-from robust_ext.features import Split
 from robust_ext.reports import Example
 from robust_ext.target import Counted
 
@@ -62,35 +62,30 @@ class Job:
     """What is tested.
 
     Args:
-        parts: The network; its features counted.
+        features: The network's features, counted.
+        readout: What makes its logits of them.
         attacks: By name.
         inputs: Clean samples ``(N, ...)``, on the CPU or on the device.
         samples: Their ids.
         settings: Of the test.
-        forward_batch: Rows of a forward pass while points are measured.
+        forward: How points are measured.
         device: Of the network.
         shard: Number of this process, and of how many; group g is done by process g modulo their number.
         progress: Called with the number of samples that are done.
         show: Called with candidates worth showing.
     """
 
-    parts: Split
+    features: Counted
+    readout: nn.Module
     attacks: Mapping[str, Attack]
     inputs: Tensor
     samples: Sequence[int]
     settings: BinarizationSettings
-    forward_batch: int
+    forward: Forward
     device: torch.device
     shard: tuple[int, int] = (0, 1)
     progress: Callable[[int], None] = lambda _: None
     show: Callable[[list[Example]], None] = lambda _: None
-
-    @property
-    def counted(self) -> Counted:
-        """The features."""
-        if not isinstance(self.parts.features, Counted):
-            raise TypeError("the features of a job are counted")
-        return self.parts.features
 
     @property
     def groups(self) -> list[range]:
@@ -140,21 +135,21 @@ def _run_group(job: Job, group: int, attacks: Sequence[str]) -> tuple[list[dict[
     indices, settings = job.groups[group], job.settings
     position = settings.boundary_position
     samples = [job.samples[index] for index in indices]
-    before, clock = job.counted.counter.snapshot(), _Clock()
+    before, clock = job.features.counter.snapshot(), _Clock()
     inputs = job.inputs[indices.start : indices.stop].to(job.device)
-    measured = measure(job.parts, inputs, samples, settings, forward_batch=job.forward_batch)
+    measured = measure(job.forward, inputs, samples, settings)
     clock.stop("features")
-    problems = fit(measured, job.parts.readout, settings)
+    problems = fit(measured, job.readout, settings)
     del measured
     clock.stop("readout")
-    reach, draws = random_reach(job.counted, [problems], [position], settings, forward_batch=job.forward_batch)
+    reach, draws = random_reach(job.forward, [problems], [position], settings)
     clock.stop("random")
-    shared = job.counted.counter.since(before)
+    shared = job.features.counter.since(before)
     separable = [row for row in range(len(samples)) if bool(problems.separable[row])]
     posed = problems.select(separable)
     canaries = frozenset(job.samples[: settings.canaries])
     results = {
-        name: attack_problems(job.attacks[name], posed, job.counted, settings, position=position, canaries=canaries)
+        name: attack_problems(job.attacks[name], posed, job.features, settings, position=position, canaries=canaries)
         for name in attacks
     }
     if group == 0:
@@ -203,27 +198,3 @@ def _examples(problems: Problems, results: Mapping[str, Attacked], bounds: tuple
         for name, result in results.items()
         for row, sample in enumerate(problems.samples[:EXAMPLES])
     ]
-
-
-def choose_forward_batch(module: nn.Module, inputs: Tensor) -> int:
-    """The number of rows at which ``module`` is fastest a row; the smallest that comes within 3% of it.
-
-    Args:
-        module: The features.
-        inputs: One input or more on its device; the first is repeated.
-    """
-    # A CPU has its best size where activations still fit into caches; a GPU gains until it is full.
-    sizes = (64, 256, 1024) if inputs.is_cuda else (32, 64, 128)
-    rates = dict.fromkeys(sizes, float("inf"))
-    with torch.no_grad():
-        # Round after round rather than size after size, so that a slow moment does not decide; the first warms up.
-        for warm in (False, True, True):
-            for size in sizes:
-                batch = inputs[:1].expand(size, *inputs.shape[1:]).contiguous()
-                start = time.perf_counter()
-                module(batch)
-                if batch.is_cuda:
-                    torch.cuda.synchronize(batch.device)
-                if warm:
-                    rates[size] = min(rates[size], (time.perf_counter() - start) / size)
-    return min(size for size in sizes if rates[size] <= 1.03 * min(rates.values()))

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.random_streams import stream
@@ -21,21 +22,18 @@ _ROUND = 40
 
 
 def random_reach(
-    features: nn.Module,
+    forward: Forward,
     problems: Sequence[Problems],
     positions: Sequence[float],
     settings: BinarizationSettings,
-    *,
-    forward_batch: int,
 ) -> tuple[Tensor, Tensor]:
     """Attack problems at random; a problem is left when every version of it has been solved.
 
     Args:
-        features: The network's features.
+        forward: Makes features of points.
         problems: Versions of the same B problems (other readouts on the same samples), at least one.
         positions: Where the boundary of each version lies; a point solves it when its reach is above.
         settings: Of the test.
-        forward_batch: Most rows of a forward pass.
 
     Returns:
         The best reach of each problem in each version, float64 ``(B, versions)`` (up to where it was left), and the
@@ -50,13 +48,12 @@ def random_reach(
     separable = torch.stack([version.separable for version in problems], 1)
     alive = [i for i in range(len(first.samples)) if bool(separable[i].any())]
     for number, (inner, corners) in enumerate(_rounds(settings)):
-        for group in _groups(alive, max(1, forward_batch // (inner + corners))):
+        for group in _groups(alive, max(1, forward.rows // (inner + corners))):
             points = torch.cat(
                 [_draw(first.inputs[i], first.samples[i], settings, number, inner, corners) for i in group]
             )
             index = torch.tensor(group, device=device).repeat_interleave(inner + corners)
-            with torch.no_grad():
-                measured = features(points)
+            measured = forward(points)
             for version, problem in enumerate(problems):
                 reach = torch.where(separable[index, version], problem.reach(measured, index), -torch.inf)
                 best[group, version] = torch.maximum(best[group, version], reach.view(len(group), -1).amax(1))

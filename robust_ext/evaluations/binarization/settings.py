@@ -47,6 +47,8 @@ class BinarizationSettings:
         seed: Of every draw.
         batch_size: Problems attacked at once, or ``"auto"`` (32, or 8 when sequential).
         forward_batch: Rows of a forward pass while points are measured, or ``"auto"`` (the fastest of a few).
+        fold: Measure points through a copy of the network with batch normalisation folded into convolutions, where
+            that is faster and gives the same features, see :mod:`robust_ext.evaluations.binarization.forward`.
 
     A canary is a planted problem with label 1 although the clean sample is class 0: it starts misclassified, and an
     attack has nothing to do. One that moves it into class 1 attacks the predicted labels instead of the given ones,
@@ -75,6 +77,7 @@ class BinarizationSettings:
     seed: int = 0
     batch_size: int | str = "auto"
     forward_batch: int | str = "auto"
+    fold: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat_model, ThreatModel):
@@ -96,8 +99,9 @@ class BinarizationSettings:
         check_number("maximum_random_score", self.maximum_random_score, minimum=0, maximum=1)
         check_number("error_rate", self.error_rate, minimum=0, maximum=0.5, open_minimum=True, open_maximum=True)
         check_number("confidence", self.confidence, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
-        if not isinstance(self.sequential, bool):
-            raise InvalidArgumentError("sequential", self.sequential, "True or False")
+        for name in ("sequential", "fold"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgumentError(name, getattr(self, name), "True or False")
         for name in ("batch_size", "forward_batch"):
             if getattr(self, name) != "auto":
                 if isinstance(getattr(self, name), str):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from robust_ext.evaluations.binarization.attacking import count_planted
+from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import draw_inner, draw_planted, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
@@ -28,7 +29,7 @@ def parts_of(network, inputs):
 
 def problems_of(network, inputs, settings, forward_batch=64):
     parts = parts_of(network, inputs)
-    measured = measure(parts, inputs, range(len(inputs)), settings, forward_batch=forward_batch)
+    measured = measure(Forward(parts.features, forward_batch), inputs, range(len(inputs)), settings)
     return parts, measured, fit(measured, parts.readout, settings)
 
 
@@ -99,7 +100,7 @@ def test_problems_do_not_depend_on_their_batch(network, digits, linf):
     settings = BinarizationSettings(threat_model=linf, inner_points=200)
     _, _, together = problems_of(network, digits[:6], settings)
     parts = parts_of(network, digits)
-    measured = measure(parts, digits[4:5], [4], settings, forward_batch=7)
+    measured = measure(Forward(parts.features, 7), digits[4:5], [4], settings)
     alone = fit(measured, parts.readout, settings)
     assert torch.equal(alone.planted[0], together.planted[4])
     assert float(alone.weight[0] @ together.weight[4]) == pytest.approx(1, abs=1e-6)
@@ -109,7 +110,7 @@ def test_random_attack_agrees_with_brute_force(network, digits, linf):
     """The same points, all of them, through the whole binarized model, give the same hits."""
     settings = BinarizationSettings(threat_model=linf, inner_points=50, random_inner=30, random_corners=50, kappa=0.9)
     parts, _, problems = problems_of(network, digits[:16], settings)
-    reach, draws = random_reach(parts.features, [problems], [0.9], settings, forward_batch=100)
+    reach, draws = random_reach(Forward(parts.features, 100), [problems], [0.9], settings)
     seen = {}
 
     class Recording(nn.Module):
@@ -118,7 +119,7 @@ def test_random_attack_agrees_with_brute_force(network, digits, linf):
             return parts.features(x)
 
     # No position can be reached, so every point is drawn.
-    random_reach(Recording(), [problems], [float("inf")], settings, forward_batch=40)
+    random_reach(Forward(Recording(), 40), [problems], [float("inf")], settings)
     points = torch.cat(seen["points"])
     assert len(points) == 16 * 80
     module = problems.classifier(parts.features, position=0.9, rows="any")

@@ -1,0 +1,96 @@
+"""Points measured through a folded copy: the same features, or the network itself."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import robust_ext
+from robust_ext.evaluations.binarization.forward import Forward, choose_forward, folded_twin
+from robust_ext.features import LayerInput
+from robust_ext.target import Counted, PassCounter
+
+
+class Residual(nn.Module):
+    """Functional calls, a skip and batch normalisation with statistics of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.second, self.other = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 4)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for norm in (self.norm, self.other):
+                norm.running_mean.normal_(generator=generator)
+                norm.running_var.uniform_(0.5, 2, generator=generator)
+                norm.weight.uniform_(0.5, 2, generator=generator)
+        self.eval()
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.first(x)))
+        x = F.relu(self.other(self.second(x)) + x)
+        return self.head(x.mean((2, 3)))
+
+
+class DataDependent(Residual):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else super().forward(-x)
+
+
+class Noisy(Residual):
+    def forward(self, x):
+        return super().forward(x + 0.1 * torch.randn_like(x))
+
+
+def counted(network):
+    return Counted(LayerInput(network, "head"), PassCounter())
+
+
+def at_once(_name, compute):
+    return compute()
+
+
+def test_the_copy_gives_the_same_features_and_is_counted():
+    network = Residual()
+    features = counted(network)
+    inputs = torch.rand(5, 3, 10, 10)
+    twin = folded_twin(features, inputs)
+    before = features.counter.snapshot()
+    got = Forward(twin.module, 2, twin.channels_last)(inputs)
+    assert features.counter.since(before) == PassCounter(5, 0)
+    assert torch.allclose(got, features(inputs), rtol=1e-5, atol=1e-5)
+    assert not any(isinstance(part, nn.BatchNorm2d) for part in twin.module.modules())
+    assert sum(isinstance(part, nn.BatchNorm2d) for part in network.modules()) == 2
+
+
+@pytest.mark.parametrize("network", [DataDependent(), Noisy()], ids=lambda n: type(n).__name__)
+def test_what_cannot_be_folded_is_measured_as_it_is(network):
+    features = counted(network)
+    assert folded_twin(features, torch.rand(2, 3, 10, 10)) is None
+    forward = choose_forward(features, torch.rand(2, 3, 10, 10), rows=16, fold=True, once=at_once)
+    assert (forward.module, forward.rows, forward.channels_last) == (features, 16, False)
+
+
+def test_folding_can_be_refused_and_decisions_are_kept():
+    features, inputs = counted(Residual()), torch.rand(2, 3, 10, 10)
+    assert choose_forward(features, inputs, rows=8, fold=False, once=at_once).module is features
+    kept = choose_forward(features, inputs, rows="auto", fold=True, once=lambda *_: {"rows": 7, "folded": True})
+    assert kept.rows == 7
+    assert kept.module is not features
+    kept = choose_forward(features, inputs, rows="auto", fold=True, once=lambda *_: {"rows": 9, "folded": False})
+    assert (kept.rows, kept.module) == (9, features)
+
+
+def test_results_do_not_depend_on_folding(linf, pgd):
+    network, inputs = Residual(), torch.rand(12, 3, 10, 10, generator=torch.Generator().manual_seed(1))
+    found = []
+    for fold in (True, False):
+        result = robust_ext.binarization_test(
+            network, pgd(), inputs, linf, fold=fold, forward_batch=64, inner_points=50, minimum_samples=1
+        )
+        found.append([(r["separable"], r["random_draws"], r["attacks"]) for r in result.records])
+    for folded, plain in zip(*found, strict=True):
+        assert folded[:2] == plain[:2]
+        if plain[0]:
+            assert folded[2]["attack"]["outcome"] == plain[2]["attack"]["outcome"]
