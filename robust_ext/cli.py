@@ -157,7 +157,10 @@ def binarization(
         out=out,
         calibrate_on=min(calibration_samples, samples) if calibrate else 0,
         progress=progress and part[1] == 1 and jobs == 1,
-        target=f"{model} on {data}",
+        origin={
+            "model": model if weights is None else f"{model}, weights {weights}",
+            "data": f"{dataset.name}, order {order}",
+        },
         shard=part,
         inner_points=inner_points,
         boundary_points=boundary_points,

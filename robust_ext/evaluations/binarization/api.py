@@ -56,6 +56,7 @@ def binarization_test(
     calibrate_on: int = 0,
     progress: bool = False,
     target: str = "",
+    origin: Mapping[str, str] | None = None,
     shard: tuple[int, int] = (0, 1),
     **settings: Any,
 ) -> BinarizationResult:
@@ -77,7 +78,8 @@ def binarization_test(
             ``report.html`` are written there.
         calibrate_on: Number of samples on which the hardness is calibrated first (section 4.3); 0 for no calibration.
         progress: Show a progress bar on stderr.
-        target: Words for what is attacked, for tables.
+        target: Words for what is attacked, for tables that hold several targets.
+        origin: Where things came from, in words by name (``{"model": "net.py:make"}``), kept with the settings.
         shard: Number of this process, and of how many that share the run folder; a call without it completes them.
         **settings: Of the test, see :class:`BinarizationSettings`.
 
@@ -115,6 +117,7 @@ def binarization_test(
         "attacks": {name: repr(one) for name, one in attacks.items()},
         "target": target,
         "samples": len(samples),
+        **{f"{name}_origin": words for name, words in (origin or {}).items()},
         "model": model_digest(features, readout),
         "inputs": inputs_digest(inputs, samples),
     }
@@ -125,9 +128,7 @@ def binarization_test(
             folder = RunFolder(out, kind="binarization", settings=described, versions=versions(), shard=shard[0])
             store = stack.enter_context(folder)
         once = _at_once if folder is None else folder.once
-        forward = choose_forward(
-            features, inputs[:2].to(device), rows=checked.forward_batch, fold=checked.fold, once=once
-        )
+        forward = choose_forward(features, inputs[:2].to(device), rows=checked.forward_batch, fold=checked.fold)
         calibration: dict[str, Any] | None = None
         if calibrate_on:
             some, ids = inputs[:calibrate_on].to(device), samples[:calibrate_on]

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -54,57 +51,49 @@ class Forward:
         return features
 
 
-def choose_forward(
-    features: Counted,
-    inputs: Tensor,
-    *,
-    rows: int | str,
-    fold: bool,
-    once: Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]],
-) -> Forward:
-    """Decide how points are measured, by timing; a run that goes on keeps to what was decided.
+def choose_forward(features: Counted, inputs: Tensor, *, rows: int | str, fold: bool) -> Forward:
+    """Decide how points are measured: by the network and the inputs alone, so that every run decides alike.
+
+    (Batches of other sizes differ in their last bits. What is fastest at the moment would make the records of two runs
+    differ too.)
 
     Args:
         features: The network's features.
         inputs: Some inputs ``(n, ...)`` on its device, n of at least 1.
         rows: Rows of a batch, or ``"auto"``.
         fold: Whether a folded copy may be used.
-        once: Gets a name and what computes the decision; returns it, or what was decided earlier.
     """
+    chosen = _auto_rows(inputs) if rows == "auto" else int(rows)
     twin = folded_twin(features, inputs) if fold else None
-    plain = Forward(features, 1)
-    # A GPU gains from batches until it is full; a CPU has its best size where activations still fit into caches.
-    sizes = ([64, 256, 1024] if inputs.is_cuda else [32, 64, 128]) if rows == "auto" else [int(rows)]
+    return Forward(features, chosen) if twin is None else Forward(twin.module, chosen, twin.channels_last)
 
-    def decide() -> dict[str, Any]:
-        best, rate = _fastest(plain, inputs, sizes)
-        if twin is None:
-            return {"rows": best, "folded": False}
-        best_twin, rate_twin = _fastest(twin, inputs, sizes)
-        return {"rows": best_twin, "folded": True} if rate_twin < 0.97 * rate else {"rows": best, "folded": False}
 
-    decided = once("forward", decide)
-    if decided["folded"] and twin is not None:
-        return Forward(twin.module, decided["rows"], twin.channels_last)
-    return Forward(features, decided["rows"])
+def _auto_rows(inputs: Tensor) -> int:
+    """A power of two, 64 for CIFAR's images on a CPU, where caches limit it; more on a GPU and for less input."""
+    budget, least, most = (2**24, 16, 1024) if inputs.is_cuda else (2**18, 8, 256)
+    size = max(1, inputs[:1].numel())
+    return min(most, max(least, 1 << (max(1, budget // size).bit_length() - 1)))
 
 
 def folded_twin(features: Counted, inputs: Tensor) -> Forward | None:
     """A faster copy of the features that gives the same result, counted like them; None where there is none.
 
+    Only networks with batch normalisation are copied, and only on a CPU, where it pays.
+
     Args:
         features: The network's features.
         inputs: Some inputs ``(n, ...)``; the copy is compared on them, and on noise in their range.
     """
-    if inputs.is_cuda or inputs.dim() != 4:
+    normalised = any(isinstance(part, nn.BatchNorm2d) for part in features.modules())
+    if inputs.is_cuda or inputs.dim() != 4 or not normalised:
         return None
     original = features.module
     try:
         network = original.model if isinstance(original, LayerInput) else original
         folded = _fold(network).requires_grad_(False)
         folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        copy = LayerInput(folded, original.layer) if isinstance(original, LayerInput) else folded
-        twin = Forward(Counted(copy, features.counter), 1, channels_last=True)
+        module = LayerInput(folded, original.layer) if isinstance(original, LayerInput) else folded
+        twin = Forward(Counted(module, features.counter), 1, channels_last=True)
         with torch.no_grad():
             low, high = float(inputs.min()), float(inputs.max())
             noise = torch.linspace(low, high, inputs.numel(), device=inputs.device).view_as(inputs)
@@ -140,21 +129,3 @@ def _fold(network: nn.Module) -> fx.GraphModule:
     traced.delete_all_unused_submodules()
     traced.recompile()
     return traced
-
-
-def _fastest(forward: Forward, inputs: Tensor, sizes: list[int]) -> tuple[int, float]:
-    """The best of some batch sizes (the smallest within 3% of it), and its seconds a row."""
-    rates = dict.fromkeys(sizes, float("inf"))
-    with torch.no_grad():
-        # Round after round rather than size after size, so that a slow moment does not decide; the first warms up.
-        for warm in (False, True, True):
-            for size in sizes:
-                batch = inputs[:1].expand(size, *inputs.shape[1:]).contiguous()
-                start = time.perf_counter()
-                forward.batch(batch)
-                if batch.is_cuda:
-                    torch.cuda.synchronize(batch.device)
-                if warm:
-                    rates[size] = min(rates[size], (time.perf_counter() - start) / size)
-    best = min(size for size in sizes if rates[size] <= 1.03 * min(rates.values()))
-    return best, rates[best]

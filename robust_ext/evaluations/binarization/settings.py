@@ -46,9 +46,9 @@ class BinarizationSettings:
         confidence: Of the intervals, in (0, 1).
         seed: Of every draw.
         batch_size: Problems attacked at once, or ``"auto"`` (32, or 8 when sequential).
-        forward_batch: Rows of a forward pass while points are measured, or ``"auto"`` (the fastest of a few).
+        forward_batch: Rows of a forward pass while points are measured, or ``"auto"`` (by the size of an input).
         fold: Measure points through a copy of the network with batch normalisation folded into convolutions, where
-            that is faster and gives the same features, see :mod:`robust_ext.evaluations.binarization.forward`.
+            there is any and the copy gives the same features, see :mod:`robust_ext.evaluations.binarization.forward`.
 
     A canary is a planted problem with label 1 although the clean sample is class 0: it starts misclassified, and an
     attack has nothing to do. One that moves it into class 1 attacks the predicted labels instead of the given ones,

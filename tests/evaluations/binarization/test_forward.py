@@ -47,10 +47,6 @@ def counted(network):
     return Counted(LayerInput(network, "head"), PassCounter())
 
 
-def at_once(_name, compute):
-    return compute()
-
-
 def test_the_copy_gives_the_same_features_and_is_counted():
     network = Residual()
     features = counted(network)
@@ -68,18 +64,34 @@ def test_the_copy_gives_the_same_features_and_is_counted():
 def test_what_cannot_be_folded_is_measured_as_it_is(network):
     features = counted(network)
     assert folded_twin(features, torch.rand(2, 3, 10, 10)) is None
-    forward = choose_forward(features, torch.rand(2, 3, 10, 10), rows=16, fold=True, once=at_once)
+    forward = choose_forward(features, torch.rand(2, 3, 10, 10), rows=16, fold=True)
     assert (forward.module, forward.rows, forward.channels_last) == (features, 16, False)
 
 
-def test_folding_can_be_refused_and_decisions_are_kept():
+def test_decisions_depend_on_network_and_inputs_alone():
     features, inputs = counted(Residual()), torch.rand(2, 3, 10, 10)
-    assert choose_forward(features, inputs, rows=8, fold=False, once=at_once).module is features
-    kept = choose_forward(features, inputs, rows="auto", fold=True, once=lambda *_: {"rows": 7, "folded": True})
-    assert kept.rows == 7
-    assert kept.module is not features
-    kept = choose_forward(features, inputs, rows="auto", fold=True, once=lambda *_: {"rows": 9, "folded": False})
-    assert (kept.rows, kept.module) == (9, features)
+    plain = choose_forward(features, inputs, rows=8, fold=False)
+    assert (plain.module, plain.rows) == (features, 8)
+    assert choose_forward(features, inputs, rows="auto", fold=True).module is not features
+    without = Counted(nn.Conv2d(3, 4, 3).eval(), PassCounter())
+    assert folded_twin(without, inputs) is None
+    sizes = {(1, 8, 8): 256, (1, 28, 28): 256, (3, 32, 32): 64, (3, 224, 224): 8, (5,): 256}
+    for shape, rows in sizes.items():
+        assert choose_forward(features, torch.zeros(1, *shape), rows="auto", fold=False).rows == rows
+
+
+def test_shared_layers_are_not_folded():
+    """One convolution called twice, once before a normalisation: folding it would change the other call."""
+
+    class Shared(Residual):
+        def forward(self, x):
+            x = self.norm(self.second(F.relu(self.first(x))))
+            return self.head(F.relu(self.second(x)).mean((2, 3)))
+
+    features, inputs = counted(Shared().eval()), torch.rand(3, 3, 10, 10)
+    twin = folded_twin(features, inputs)
+    assert twin is None or torch.allclose(twin.batch(inputs), features(inputs), rtol=1e-5, atol=1e-5)
+    assert sum(isinstance(part, nn.BatchNorm2d) for part in twin.module.modules()) == 1
 
 
 def test_results_do_not_depend_on_folding(linf, pgd):

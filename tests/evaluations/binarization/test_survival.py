@@ -13,7 +13,7 @@ import pytest
 import robust_ext
 from robust_ext.errors import RunFolderError
 
-SETTINGS = {"inner_points": 100, "batch_size": 4, "random_inner": 20, "random_corners": 20, "forward_batch": 64}
+SETTINGS = {"inner_points": 100, "batch_size": 4, "random_inner": 20, "random_corners": 20}
 
 
 def records_of(folder):
@@ -98,7 +98,7 @@ def test_same_problems_for_every_attack_batch_size_and_order(network, digits, li
 
 COMMAND = (
     "binarization --model digits --attack foolbox:LinfPGD(steps=10) --attack foolbox:LinfFastGradientAttack "
-    "--data digits --eps 0.1 --samples 48 --batch-size 4 --forward-batch 64 --no-progress --out"
+    "--data digits --eps 0.1 --samples 48 --batch-size 4 --no-progress --out"
 )
 
 
