@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from robust_ext.classifier import check_classifier
 from robust_ext.errors import InvalidArgumentError, SplitError
-from robust_ext.target import check_classifier
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext.classifier import check_classifier
 from robust_ext.errors import ModelError
-from robust_ext.target import Counted, PassCounter, check_classifier, frozen, module_device
+from robust_ext.target import Counted, PassCounter, frozen, module_device
 
 
 @pytest.fixture

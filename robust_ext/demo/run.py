@@ -78,10 +78,10 @@ def run_demo(*, samples: int = 64, seed: int = 0, progress: bool = False) -> Bin
         (
             "plain network",
             network,
-            {"PGD, 40 steps": strong, "PGD, tiny steps": "foolbox:LinfPGD(steps=20, rel_stepsize=0.005)"},
+            {"PGD": strong, "PGD, tiny steps": "foolbox:LinfPGD(steps=20, rel_stepsize=0.005)"},
         ),
-        ("logits x 1000", Saturated(network), {"PGD, cross-entropy": strong}),
-        ("rounded inputs", Rounded(network), {"PGD, plain gradients": strong}),
+        ("logits x 1000", Saturated(network), {"PGD, CE loss": strong}),
+        ("rounded inputs", Rounded(network), {"PGD, no BPDA": strong}),
     ]
     results = [
         binarization_test(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from robust_ext.errors import RunFolderError
+from robust_ext.files import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -100,14 +101,14 @@ class RunFolder:
         file = self.path / f"{name}.json"
         with _locked(self.path / ".lock-once", wait=True):
             if not file.exists():
-                replace_text(file, json.dumps(compute(), allow_nan=False) + "\n")
+                replace_file(file, json.dumps(compute(), allow_nan=False) + "\n")
         value: T = json.loads(file.read_text(encoding="utf-8"))
         return value
 
     def finish(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Replace the records of all shards by the final ones, in order."""
         text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
-        replace_text(self.path / "records.jsonl", text)
+        replace_file(self.path / "records.jsonl", text)
         for file in self.path.glob("records-*.jsonl"):
             file.unlink()
 
@@ -126,7 +127,7 @@ class RunFolder:
         if not file.exists():
             if any(self.path.glob("records*.jsonl")):
                 raise RunFolderError(f"{self.path}: holds records but no run.json; choose another folder")
-            replace_text(file, json.dumps(run, indent=2, allow_nan=False) + "\n")
+            replace_file(file, json.dumps(run, indent=2, allow_nan=False) + "\n")
             return
         try:
             earlier = json.loads(file.read_text(encoding="utf-8"))
@@ -163,19 +164,6 @@ def _locked(path: Path, *, wait: bool) -> BinaryIO:
         handle.close()
         raise
     return handle
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    replace_bytes(path, text.encode())
-
-
-def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    # The process id keeps two processes that begin the same run apart.
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(content)
-    draft.replace(path)
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from robust_ext.files import replace_file
 from robust_ext.reports.examples import Example
 from robust_ext.reports.html import render_html
 
@@ -32,18 +33,5 @@ def save(result: Mapping[str, Any], folder: str | os.PathLike[str], examples: Se
     page = render_html(result, examples)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "result.json", text)
-    _write(folder / "report.html", page)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace the file ``path`` in one step; the temporary file lies beside it, because a rename needs one disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(folder / "result.json", text)
+    replace_file(folder / "report.html", page)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from robust_ext.errors import RunFolderError
-from robust_ext.evaluations.run import RunFolder, replace_text
+from robust_ext.evaluations.run import RunFolder
+from robust_ext.files import replace_file
 
 
 def opened(path: Path, settings: dict[str, Any] | None = None, **options: Any) -> RunFolder:
@@ -297,8 +298,8 @@ def test_what_is_not_json_is_not_written(tmp_path: Path) -> None:
 
 def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file.txt"
-    replace_text(file, "one")
-    replace_text(file, "twö")
+    replace_file(file, "one")
+    replace_file(file, "twö")
     assert file.read_text(encoding="utf-8") == "twö"
     assert tree(tmp_path) == {"file.txt"}
 
@@ -307,5 +308,5 @@ def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Path, "replace", stopped)
     with pytest.raises(KeyboardInterrupt):
-        replace_text(file, "three")
+        replace_file(file, "three")
     assert file.read_text(encoding="utf-8") == "twö"

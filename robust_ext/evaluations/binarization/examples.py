@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from robust_ext.evaluations.run import replace_bytes
+from robust_ext.files import replace_file
 from robust_ext.reports import Example
 
 _FILE = "examples.npz"
@@ -23,7 +23,7 @@ def save_examples(folder: Path, examples: Sequence[Example]) -> None:
     arrays |= {f"candidate{i}": e.candidate for i, e in enumerate(examples)}
     content = io.BytesIO()
     np.savez_compressed(content, about=np.array(json.dumps(about)), **arrays)
-    replace_bytes(folder / _FILE, content.getvalue())
+    replace_file(folder / _FILE, content.getvalue())
 
 
 def load_examples(folder: Path) -> list[Example]:

@@ -6,8 +6,9 @@ readout separates them; its bias is placed by the closeness kappa, and its logit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -141,9 +142,13 @@ def measure(
     planted = torch.stack([draw_planted(x, sample, settings) for x, sample in zip(inputs, samples, strict=True)])
     inner_features, planted_features = [], []
     for x, sample, corners in zip(inputs, samples, planted, strict=True):
-        features = forward(torch.cat([x[None], draw_inner(x, sample, settings, inner), corners]))
-        inner_features.append(features[: 1 + inner])
-        planted_features.append(features[1 + inner :])
+        # Block by block, so that large images and many points do not fill the memory; what is left joins the last.
+        blocks = list(_inner_blocks(x, sample, settings, inner))
+        rows = [forward(draw()) for draw in blocks[:-1]]
+        rest = forward(torch.cat([blocks[-1](), x[None], corners]))
+        last = rest.shape[0] - 1 - len(corners)
+        inner_features.append(torch.cat([rest[last : last + 1], *rows, rest[:last]]))
+        planted_features.append(rest[last + 1 :])
     return Measured(tuple(samples), inputs, planted, torch.stack(inner_features), torch.stack(planted_features))
 
 
@@ -158,14 +163,19 @@ def draw_planted(x: Tensor, sample: int, settings: BinarizationSettings) -> Tens
 
 def draw_inner(x: Tensor, sample: int, settings: BinarizationSettings, count: int) -> Tensor:
     """The first ``count`` inner points of a sample, ``(count, ...)``."""
-    return torch.cat(
-        [
-            settings.threat_model.sample_inner(
-                x, size, radius=1 - settings.gap, generator=stream(settings.seed, sample, "inner", block)
-            )
-            for block, size in _blocks(count)
-        ]
-    )
+    return torch.cat([draw() for draw in _inner_blocks(x, sample, settings, count)])
+
+
+def _inner_blocks(x: Tensor, sample: int, settings: BinarizationSettings, count: int) -> Iterator[Callable[[], Tensor]]:
+    """Functions that draw the blocks of a sample's inner points."""
+    for block, size in _blocks(count):
+        yield partial(
+            settings.threat_model.sample_inner,
+            x,
+            size,
+            radius=1 - settings.gap,
+            generator=stream(settings.seed, sample, "inner", block),
+        )
 
 
 def _blocks(count: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,77 @@
+"""An adapter whose parts lie in three modules of its own, imported when the library is used and not before."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from robust_ext.adapter import AdaptedModel, Adapter, AttackListing, comes_from
+from robust_ext.attacks.base import Attack
+from robust_ext.errors import MissingDependencyError
+
+
+class HostAdapter(Adapter):
+    """Adapter of a library by modules ``attack``, ``catalogue`` and ``model`` of ``robust_ext.adapters.<name>``.
+
+    ``attack`` has ``from_class(class, settings, name=)`` and ``from_object(attack, name=)``; ``catalogue`` has
+    ``find_class(name)`` and ``list_attacks()``; ``model`` has ``adapt_model(model)``.
+
+    Args:
+        name: Prefix of attack strings, package of the parts, and extra to install.
+        title: What people call the library.
+        package: What is imported of it.
+    """
+
+    def __init__(self, *, name: str, title: str, package: str) -> None:
+        self.name = name
+        self.title = title
+        self.package = package
+
+    def list_attacks(self) -> list[AttackListing]:
+        """Every attack of the library that can be run in a norm ball."""
+        self._require()
+        listed: list[AttackListing] = self._part("catalogue").list_attacks()
+        return listed
+
+    def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
+        """Make the attack of that class name or alias, with these settings."""
+        self._require()
+        built: Attack = self._part("attack").from_class(self._part("catalogue").find_class(attack), settings, name=name)
+        return built
+
+    def adapt_attack(self, attack: object, *, name: str | None = None) -> Attack | None:
+        """Wrap an attack object, an attack class (no settings), or a tuple (attack class, settings).
+
+        An object that is bound to a model is made anew for each target, with the settings that differ from the
+        defaults of its class.
+        """
+        settings: object = {}
+        if isinstance(attack, tuple) and len(attack) == 2 and isinstance(attack[0], type):
+            attack, settings = attack
+        if not comes_from(attack, self.package):
+            return None
+        part = self._part("attack")
+        adapted: Attack = (
+            part.from_class(attack, settings, name=name)
+            if isinstance(attack, type)
+            else part.from_object(attack, name=name)
+        )
+        return adapted
+
+    def adapt_model(self, model: object) -> AdaptedModel | None:
+        """Wrap a model of the library, preprocessing included."""
+        if not comes_from(model, self.package):
+            return None
+        adapted: AdaptedModel | None = self._part("model").adapt_model(model)
+        return adapted
+
+    def _part(self, module: str) -> ModuleType:
+        return importlib.import_module(f"robust_ext.adapters.{self.name}.{module}")
+
+    def _require(self) -> None:
+        # Looked up, not imported: an import that fails for another reason should say so itself.
+        if importlib.util.find_spec(self.package) is None:
+            raise MissingDependencyError(f'{self.title} is not installed; pip install "robust-ext[{self.name}]"')
