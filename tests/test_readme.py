@@ -1,0 +1,96 @@
+"""What the README shows is what happens."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import robust_ext
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_five_lines_run(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    digits = load_dataset("digits")
+    inputs, _ = digits.take(digits.choose(4, seed=0))
+    attack = robust_ext.as_attack("foolbox:LinfPGD(steps=2)")
+    exec(code, {"model": digits_network(), "attack": attack, "inputs": inputs})  # noqa: S102 - our own README
+    assert "foolbox:LinfPGD(steps=2)" in capsys.readouterr().out
+
+
+def test_the_first_screen_is_the_demonstration():
+    """The table of the README agrees with a run in everything but the seconds."""
+    from robust_ext.demo.run import run_demo
+
+    (shown,) = re.findall(r"```text\n(verdict.*?)```", README, re.DOTALL)
+
+    def without_seconds(table):
+        return [re.sub(r"\s+[\d.]+$", "", line) for line in table.splitlines() if line and not line.startswith("-")]
+
+    table = str(run_demo()).split("\n\n")[0]
+    assert without_seconds(table) == without_seconds(shown)
+
+
+def test_commands_name_what_exists():
+    scripts = re.findall(r"\((examples/[a-z_]+\.py)\)", README)
+    assert len(scripts) == 3
+    assert all((ROOT / script).exists() for script in scripts)
+    assert README.count("constraints.txt") == 2
+
+
+def test_documented_keys_are_those_of_a_result(tmp_path):
+    digits = load_dataset("digits")
+    inputs, _ = digits.take(digits.choose(4, seed=0))
+    robust_ext.binarization_test(
+        digits_network(),
+        "foolbox:LinfPGD(steps=2)",
+        inputs,
+        robust_ext.ThreatModel(norm="linf", epsilon=0.1),
+        inner_points=20,
+        out=tmp_path,
+    )
+    content = json.loads((tmp_path / "result.json").read_text())
+    tables = README.split("## What `result.json` holds")[1].split("\n## ")[0]
+    first_columns = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
+    documented = {name for cell in first_columns for name in re.findall(r"`(\w+)(?:\[\])?`", cell)}
+    assert documented == set(content) | set(content["attacks"][0])
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_third_party_adapter_is_found(broken, tmp_path):
+    """A package with an entry point, as a stranger would install it."""
+    (tmp_path / "stranger.py").write_text(
+        "from robust_ext.adapter import Adapter, AttackListing\n"
+        "from robust_ext.attacks import CallableAttack\n"
+        "class Stranger(Adapter):\n"
+        "    name = 'stranger'\n"
+        "    def list_attacks(self):\n"
+        "        return [AttackListing(name='Nothing', norms=('linf',), kind='fixed epsilon', rows='any')]\n"
+        "    def build_attack(self, attack, settings, *, name):\n"
+        "        return CallableAttack(lambda model, x, y: x, name=name)\n"
+        "    def adapt_attack(self, attack, *, name=None):\n"
+        "        return None\n"
+        "    def adapt_model(self, model):\n"
+        "        return None\n"
+        "ADAPTER = " + ("3\n" if broken else "Stranger()\n")
+    )
+    info = tmp_path / "stranger-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[robust_ext.adapters]\nstranger = stranger:ADAPTER\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import robust_ext; print(robust_ext.as_attack('stranger:Nothing(a=1)'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if broken:
+        assert "entry point 'stranger'" in done.stderr
+    else:
+        assert done.stdout.strip() == "CallableAttack(stranger:Nothing(a=1))", done.stderr
