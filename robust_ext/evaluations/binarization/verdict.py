@@ -104,15 +104,13 @@ def _decide(
             "so robustness measured with it cannot be trusted."
         )
     if random_score > settings.maximum_random_score or random_interval[1] >= interval[0]:
-        why = (
-            f"an R-ASR above {settings.maximum_random_score:g}"
+        harder = "Make the test harder (more inner points, a larger kappa)"
+        why, remedy = (
+            (f"an R-ASR above {settings.maximum_random_score:g}", harder)
             if random_score > settings.maximum_random_score
-            else "an R-ASR whose interval overlaps that of the score"
+            else ("an R-ASR whose interval overlaps that of the score", f"{harder}, or use more samples")
         )
-        return "inconclusive", (
-            f"{facts}: {why} means that the planted examples are too easy to find. Make the test harder (more inner "
-            "points, a larger kappa), or use more samples."
-        )
+        return "inconclusive", f"{facts}: {why} means that the planted examples are too easy to find. {remedy}."
     sure = sequential_decision(found, samples, threshold=bar, error_rate=settings.error_rate) == "above"
     doubt = "" if sure else f" (so few samples leave room for a true score below {bar:g})"
     return "passed", f"{facts}. The attack finds what is there to be found in this model{doubt}."
