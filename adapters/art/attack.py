@@ -51,6 +51,12 @@ class ArtAttack(Attack):
         self.traits = _traits(entry, self.settings)
         self._parameters = inspect.signature(attack_class).parameters
 
+    @property
+    def description(self) -> str:
+        """The class and the settings that were given."""
+        shown = ", ".join(f"{key}={value!r}" for key, value in sorted(self.settings.items()))
+        return f"ART {self.attack_class.__name__}({shown})"
+
     def generate(
         self,
         target: Target,

@@ -41,6 +41,11 @@ class FoolboxAttack(Attack):
         self.traits = traits
         self.chooses_norm = chooses_norm
 
+    @property
+    def description(self) -> str:
+        """The attack as Foolbox shows it, with all its settings."""
+        return f"Foolbox {self.attack!r}"
+
     def generate(
         self,
         target: Target,

@@ -59,6 +59,11 @@ class Attack(ABC):
     name: str
     traits: AttackTraits
 
+    @property
+    def description(self) -> str:
+        """The attack with its settings, in words; a run is gone on with only by the same."""
+        return self.name
+
     @abstractmethod
     def generate(
         self,
@@ -125,6 +130,12 @@ class CallableAttack(Attack):
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.traits = AttackTraits(rows=rows)
         self._extras = _accepted(function, ("threat_model", "epsilon", "generator"))
+
+    @property
+    def description(self) -> str:
+        """Where the function is defined; what it does is not looked into."""
+        kind = self.function if hasattr(self.function, "__qualname__") else type(self.function)
+        return f"{kind.__module__}.{kind.__qualname__}"
 
     def generate(
         self,

@@ -20,6 +20,7 @@ from robust_ext.evaluations.binarization.preparation import (
     as_attacks,
     check_ids,
     counted_parts,
+    describe,
     inputs_digest,
     model_digest,
     versions,
@@ -114,7 +115,7 @@ def binarization_test(
     described = {
         **checked.to_dict(),
         "calibrate_on": calibrate_on,
-        "attacks": {name: repr(one) for name, one in attacks.items()},
+        "attacks": {name: describe(one) for name, one in attacks.items()},
         "target": target,
         "samples": len(samples),
         **{f"{name}_origin": words for name, words in (origin or {}).items()},
@@ -209,7 +210,7 @@ def _content(
                 mine,
                 [entry for entry in timings if job.groups[entry["group"]].start < last],
                 job.settings,
-                description=repr(attack),
+                description=describe(attack),
                 target=described["target"],
             )
         )

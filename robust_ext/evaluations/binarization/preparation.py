@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
@@ -46,6 +47,11 @@ def as_attacks(attack: object) -> dict[str, Attack]:
             "attack", f"several called {', '.join(twice)}", "a dict of attacks by different names"
         )
     return named
+
+
+def describe(attack: Attack) -> str:
+    """An attack in words that are the same in every process: without the addresses of objects."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", attack.description)
 
 
 def check_ids(sample_ids: Sequence[int] | None, count: int) -> list[int]:

@@ -81,6 +81,20 @@ def test_other_settings_are_refused(tmp_path, network, digits, linf, pgd):
         robust_ext.binarization_test(network, pgd(), digits[4:8], linf, out=tmp_path, **SETTINGS)
 
 
+@pytest.mark.parametrize("library", ["foolbox:LinfPGD(steps={})", "art:ProjectedGradientDescent(max_iter={})"])
+def test_other_settings_of_an_attack_are_refused(library, tmp_path, network, digits, linf):
+    """Also where its name stays the same."""
+
+    def run(steps):
+        attack = robust_ext.as_attack(library.format(steps), name="PGD")
+        return robust_ext.binarization_test(network, attack, digits[:4], linf, out=tmp_path, **SETTINGS)
+
+    run(3)
+    assert "3" in run(3).attacks["PGD"]["description"]
+    with pytest.raises(RunFolderError, match="attacks"):
+        run(4)
+
+
 def test_same_problems_for_every_attack_batch_size_and_order(network, digits, linf, pgd):
     """What is planted, and what random search makes of it, is decided by seed and sample alone."""
 
