@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from robust_ext.demo.network import digits_network
 from robust_ext.errors import DataError, InvalidArgumentError
-from robust_ext.specification import resolve_object
+from robust_ext.objects import resolve_object
 
 
 def load_model(spec: str, *, weights: str | None = None, device: str | torch.device = "cpu") -> object:

@@ -1,32 +1,20 @@
-"""Attacks, models and datasets written as text: ``foolbox:LinfPGD(steps=40)``, ``package.module:make(depth=3)``.
-
-Arguments are literals read from the syntax tree, never evaluated; what a file or module holds is only run because the
-user named it.
-"""
+"""Calls written as text: ``foolbox:LinfPGD(steps=40)``. Arguments are literals of the syntax tree, never evaluated."""
 
 from __future__ import annotations
 
 import ast
 import difflib
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import re
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from robust_ext.errors import DataError, InvalidArgumentError
+from robust_ext.errors import InvalidArgumentError
 
 _CALL = re.compile(
     r"\s*(?P<scope>[^:].*?)\s*:\s*(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)\s*(?P<arguments>\(.*\))?\s*", re.DOTALL
 )
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FORM = "scope:name or scope:name(key=value, ...), as in foolbox:LinfPGD(steps=40) or file.py:make(depth=3)"
 _LITERALS = (
     "keyword arguments whose values are numbers, fractions such as 8/255, strings, True, False, None, or lists, tuples "
@@ -66,62 +54,9 @@ def parse_call(text: str, *, argument: str = "attack") -> CallSpec:
         >>> spec.scope, spec.name, spec.arguments["steps"], round(spec.arguments["abs_stepsize"], 5)
         ('foolbox', 'LinfPGD', 40, 0.00784)
     """
-    match = _match(text, argument)
+    match = match_form(text, argument)
     arguments = _parse_arguments(match["arguments"] or "()", text, argument)
     return CallSpec(scope=match["scope"], name=match["name"], arguments=arguments, text=text)
-
-
-def load_object(text: str, *, argument: str = "object") -> Any:
-    """Load ``package.module:name`` or ``path/to/file.py:name``; ``name`` may have dots.
-
-    Modules and the imports of a file are searched for in the usual places and then in the current folder, or the
-    file's own. A file is loaded once as long as it does not change.
-
-    Args:
-        text: The text, without parentheses.
-        argument: What error messages call it.
-
-    Raises:
-        InvalidArgumentError: The text has another form, or there is no such file, module or name.
-        DataError: The file or module raised while it was imported.
-
-    Example:
-        >>> load_object("math:pi")
-        3.141592653589793
-    """
-    match = _match(text, argument)
-    if match["arguments"] is not None:
-        raise InvalidArgumentError(
-            argument, text, "a name without parentheses, as in package.module:name or file.py:name"
-        )
-    return _load(match["scope"], match["name"], text, argument)
-
-
-def resolve_object(text: str, *, argument: str = "object") -> Any:
-    """Load an object as :func:`load_object` does and, where the text ends in parentheses, call it.
-
-    Raises:
-        InvalidArgumentError: As in :func:`load_object`, or the callable does not take these arguments.
-        DataError: The import or the call raised.
-
-    Example:
-        >>> resolve_object("fractions:Fraction(numerator=3, denominator=4)")
-        Fraction(3, 4)
-    """
-    match = _match(text, argument)
-    spec = parse_call(text, argument=argument)
-    found = _load(spec.scope, spec.name, text, argument)
-    if match["arguments"] is None:
-        return found
-    if not callable(found):
-        raise InvalidArgumentError(
-            argument, text, f"no parentheses, because {spec.name} is {_article(found)} and no callable"
-        )
-    check_keywords(found, spec.arguments, argument=argument, label=spec.name)
-    try:
-        return found(**spec.arguments)
-    except Exception as error:
-        raise DataError(f"{argument}: {text} raised {type(error).__name__}: {error}; check its arguments") from error
 
 
 def check_keywords(
@@ -176,7 +111,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return f"; did you mean {' or '.join(lowered[entry] for entry in near)}?" if near else ""
 
 
-def _match(text: str, argument: str) -> re.Match[str]:
+def match_form(text: str, argument: str) -> re.Match[str]:
+    """The groups ``scope``, ``name`` and ``arguments`` (None without parentheses) of a text of this form."""
     if not isinstance(text, str):
         raise InvalidArgumentError(argument, type(text).__name__, f"text of the form {_FORM}")
     match = _CALL.fullmatch(text)
@@ -239,81 +175,3 @@ def _number(node: ast.expr) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{ast.unparse(node)} is not a number")
     return value
-
-
-def _load(scope: str, name: str, text: str, argument: str) -> Any:
-    found: Any = _load_file(scope, argument) if scope.endswith(".py") else _load_module(scope, text, argument)
-    where = scope
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError as error:
-            known = [entry for entry in dir(found) if not entry.startswith("_")]
-            expected = f"a name that {where} defines{did_you_mean(part, known)}"
-            raise InvalidArgumentError(argument, text, expected) from error
-        where = f"{where}:{part}" if where == scope else f"{where}.{part}"
-    return found
-
-
-def _load_file(path: str, argument: str) -> ModuleType:
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise InvalidArgumentError(argument, path, f"an existing Python file; there is none at {file}")
-    stat = file.stat()
-    # The change time is part of the name, so that an edited file is loaded afresh in a long-lived process.
-    key = hashlib.blake2b(f"{file}\0{stat.st_mtime_ns}\0{stat.st_size}".encode(), digest_size=8).hexdigest()
-    unique = f"robust_ext_file_{key}"
-    if unique in sys.modules:
-        return sys.modules[unique]
-    spec = importlib.util.spec_from_file_location(unique, file)
-    if spec is None or spec.loader is None:
-        raise InvalidArgumentError(argument, path, "a file that Python can import")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickle look a module up by its name while and after it is executed.
-    sys.modules[unique] = module
-    try:
-        with _also_searched(file.parent):
-            spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[unique]
-        raise _import_failure(path, argument, error) from error
-    return module
-
-
-def _load_module(scope: str, text: str, argument: str) -> ModuleType:
-    if not _MODULE.fullmatch(scope):
-        raise InvalidArgumentError(
-            argument, text, "package.module:name, or path/to/file.py:name with a file that ends in .py"
-        )
-    try:
-        with _also_searched(Path.cwd()):
-            return importlib.import_module(scope)
-    except (Exception, SystemExit) as error:
-        packages = [".".join(scope.split(".")[: count + 1]) for count in range(scope.count(".") + 1)]
-        if isinstance(error, ModuleNotFoundError) and error.name in packages:
-            expected = f"an importable module (there is no {error.name}), or a file written as path/to/file.py:name"
-            raise InvalidArgumentError(argument, text, expected) from error
-        raise _import_failure(scope, argument, error) from error
-
-
-def _import_failure(what: str, argument: str, error: BaseException) -> DataError:
-    hint = "; move what it runs below `if __name__ == '__main__':`" if isinstance(error, SystemExit) else ""
-    return DataError(
-        f"{argument}: importing {what} raised {type(error).__name__}: {error}{hint or '; correct it first'}"
-    )
-
-
-@contextmanager
-def _also_searched(folder: Path) -> Iterator[None]:
-    """Let imports find what lies in ``folder``, after everything that is installed."""
-    sys.path.append(str(folder))
-    try:
-        yield
-    finally:
-        if str(folder) in sys.path:
-            # Remove the last one: the user may have had the folder on the path before.
-            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(str(folder))]
-
-
-def _article(obj: object) -> str:
-    return f"of type {type(obj).__name__}"

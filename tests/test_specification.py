@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from robust_ext.errors import DataError, InvalidArgumentError
-from robust_ext.specification import check_keywords, did_you_mean, load_object, parse_call, resolve_object
+from robust_ext.objects import load_object, resolve_object
+from robust_ext.specification import check_keywords, did_you_mean, parse_call
 
 
 def test_parse_reads_scope_name_and_literals() -> None:

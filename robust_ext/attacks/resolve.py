@@ -11,7 +11,8 @@ from typing import Any
 from robust_ext import adapter as libraries
 from robust_ext.attacks.base import Attack, CallableAttack
 from robust_ext.errors import InvalidArgumentError
-from robust_ext.specification import did_you_mean, parse_call, resolve_object
+from robust_ext.objects import resolve_object
+from robust_ext.specification import did_you_mean, parse_call
 
 _ACCEPTED = (
     "an Attack, a string such as 'foolbox:LinfPGD(steps=40)' or 'file.py:attack', an attack object of an adapted "
