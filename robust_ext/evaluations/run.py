@@ -84,7 +84,8 @@ class RunFolder:
 
     def append(self, records: Iterable[Mapping[str, Any]], timing: Mapping[str, Any]) -> None:
         """Store finished samples, and what they took, so that they survive a crash of the machine."""
-        for name, entries in zip(self._names, (list(records), [timing]), strict=True):
+        # Records last: a group whose records are there is not run again, and would never get its timing.
+        for name, entries in zip(reversed(self._names), ([timing], list(records)), strict=True):
             text = "".join(json.dumps(entry, allow_nan=False) + "\n" for entry in entries)
             with (self.path / name).open("ab") as file:
                 file.write(text.encode())

@@ -111,8 +111,10 @@ def _attack_batch(
         few = problems.select(chosen)
         module = few.classifier(features, position=position, logit_scale=settings.logit_scale, rows=rows)
         repaired = _run(attack, module, few, zeros[chosen] + 1, settings, "canary", result)
-        for sample, outcome in zip(few.samples, repaired.outcomes, strict=True):
-            result.records[sample]["canary"] = "repaired" if outcome == "not_adversarial" else "kept"
+        # An answer of NaN is no adversarial one either, but repairs nothing.
+        answered = torch.isfinite(repaired.logits).all(1).tolist()
+        for sample, outcome, finite in zip(few.samples, repaired.outcomes, answered, strict=True):
+            result.records[sample]["canary"] = "repaired" if outcome == "not_adversarial" and finite else "kept"
 
 
 def count_planted(module: BinarizedClassifier, problems: Problems) -> Tensor:

@@ -14,17 +14,18 @@ from robust_ext.target import Counted, PassCounter
 class Residual(nn.Module):
     """Functional calls, a skip and batch normalisation with statistics of its own."""
 
-    def __init__(self):
+    def __init__(self, width=32, seed=0):
         super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.second, self.other = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.head = nn.Linear(8, 4)
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for norm in (self.norm, self.other):
-                norm.running_mean.normal_(generator=generator)
-                norm.running_var.uniform_(0.5, 2, generator=generator)
-                norm.weight.uniform_(0.5, 2, generator=generator)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.first, self.norm = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+            self.second, self.other = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+            self.head = nn.Linear(width, 4)
+            with torch.no_grad():
+                for norm in (self.norm, self.other):
+                    norm.running_mean.normal_()
+                    norm.running_var.uniform_(0.5, 2)
+                    norm.weight.uniform_(0.5, 2)
         self.eval()
 
     def forward(self, x):
