@@ -31,7 +31,7 @@ class HostAdapter(Adapter):
         self.package = package
 
     def list_attacks(self) -> list[AttackListing]:
-        """Every attack of the library that can be run in a norm ball."""
+        """Every attack of the library, those that cannot be used included."""
         self._require()
         listed: list[AttackListing] = self._part("catalogue").list_attacks()
         return listed

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
 from torch import nn
 
-from robust_ext.attacks.base import Attack
+from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.errors import RobustExtError
 
 GROUP = "robust_ext.adapters"
@@ -23,21 +23,23 @@ GROUP = "robust_ext.adapters"
 
 @dataclass(frozen=True, kw_only=True)
 class AttackListing:
-    """One line of ``robust-ext attacks``.
+    """What is known of one attack of a library: a line of ``robust-ext attacks``.
 
     Args:
         name: As written in an attack string, without the library.
-        norms: Norms it can be run for.
-        kind: ``"fixed epsilon"`` or ``"minimum norm"``.
-        rows: See :class:`robust_ext.attacks.base.AttackTraits`.
+        traits: What it needs and how it treats rows, with its default settings.
         aliases: Other names of the same attack.
+        reason: Why it cannot be used, and what to use instead; empty where it can.
+        trial: Settings with which it runs fast, for ``robust-ext attacks --matrix``.
+        defect: What is wrong with it in the library, in words; empty where nothing is known.
     """
 
     name: str
-    norms: tuple[str, ...]
-    kind: str
-    rows: str
+    traits: AttackTraits = field(default_factory=AttackTraits)
     aliases: tuple[str, ...] = ()
+    reason: str = ""
+    trial: Mapping[str, Any] = field(default_factory=dict)
+    defect: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,11 @@ class Adapter(ABC):
 
     @abstractmethod
     def list_attacks(self) -> list[AttackListing]:
-        """The attacks that can be named; raises ``MissingDependencyError`` when the library is not installed."""
+        """Every attack of the library, those that cannot be used included, with the reason.
+
+        Raises:
+            MissingDependencyError: The library is not installed.
+        """
 
     @abstractmethod
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:

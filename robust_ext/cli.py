@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import torch
 import typer
 
 from robust_ext import __version__
-from robust_ext.adapter import adapters
+from robust_ext.adapter import AttackListing, adapters
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.run import run_demo
 from robust_ext.errors import InvalidArgumentError, MissingDependencyError, RobustExtError
@@ -220,24 +221,33 @@ def attacks(
         except MissingDependencyError as error:
             typer.echo(f"{name}: {error}", err=True)
             continue
-        rows += [
-            {
-                "name": f"{name}:{one.name}",
-                "aliases": [f"{name}:{alias}" for alias in one.aliases],
-                "kind": one.kind,
-                "norms": list(one.norms),
-                "rows": one.rows,
-            }
-            for one in listed
-        ]
+        rows += [_listed(name, one) for one in listed]
     if json_file is not None:
         json_file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     width = max((len(row["name"]) for row in rows), default=4)
     typer.echo(f"{'attack':<{width}}  {'kind':<13}  {'norms':<12}  {'rows':<7}  also called")
     for row in rows:
-        line = f"{row['name']:<{width}}  {row['kind']:<13}  {' '.join(row['norms']):<12}  {row['rows']:<7}  "
-        typer.echo((line + " ".join(row["aliases"])).rstrip())
+        if not row["reason"]:
+            line = f"{row['name']:<{width}}  {row['kind']:<13}  {' '.join(row['norms']):<12}  {row['rows']:<7}  "
+            typer.echo((line + " ".join(row["aliases"])).rstrip())
+    refused = [row for row in rows if row["reason"]]
+    if refused:
+        typer.echo("\nNot usable here:")
+    for row in refused:
+        typer.echo(f"{row['name']}: {row['reason']}")
     typer.echo("Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv.")
+
+
+def _listed(library: str, listing: AttackListing) -> dict[str, Any]:
+    traits = asdict(listing.traits)
+    return {
+        "name": f"{library}:{listing.name}",
+        "aliases": [f"{library}:{alias}" for alias in listing.aliases],
+        "kind": listing.traits.kind,
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in traits.items()},
+        "reason": listing.reason,
+        "defect": listing.defect,
+    }
 
 
 def _version(value: bool) -> None:

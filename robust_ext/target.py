@@ -6,7 +6,7 @@ and ART classifiers become one through the adapters, which keep their preprocess
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,10 +21,12 @@ class PassCounter:
     Attributes:
         forward: Rows (single samples) that went forward.
         backward: Rows through which a gradient came back.
+        watch: Called after each forward pass, for progress bars.
     """
 
     forward: int = 0
     backward: int = 0
+    watch: Callable[[PassCounter], None] | None = field(default=None, compare=False, repr=False)
 
     def snapshot(self) -> PassCounter:
         """The counts as they are now."""
@@ -53,6 +55,8 @@ class Counted(nn.Module):
         """Count and pass on ``(N, ...)``."""
         rows = x.shape[0]
         self.counter.forward += rows
+        if self.counter.watch is not None:
+            self.counter.watch(self.counter)
         out: Tensor = self.module(x)
         if out.requires_grad:
             if out is x:

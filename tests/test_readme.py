@@ -72,7 +72,7 @@ def test_a_third_party_adapter_is_found(broken, tmp_path):
         "class Stranger(Adapter):\n"
         "    name = 'stranger'\n"
         "    def list_attacks(self):\n"
-        "        return [AttackListing(name='Nothing', norms=('linf',), kind='fixed epsilon', rows='any')]\n"
+        "        return [AttackListing(name='Nothing')]\n"
         "    def build_attack(self, attack, settings, *, name):\n"
         "        return CallableAttack(lambda model, x, y: x, name=name)\n"
         "    def adapt_attack(self, attack, *, name=None):\n"

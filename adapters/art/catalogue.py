@@ -147,13 +147,15 @@ def fewest_classes(entry: Entry, settings: Mapping[str, Any]) -> int:
 
 
 def list_attacks() -> list[AttackListing]:
-    """One line for each class that can be used."""
+    """One entry for each class, those that cannot be used included."""
     listed = []
     for name, member in inspect.getmembers(art.attacks.evasion, inspect.isclass):
-        if name in ENTRIES and member.__name__ == name:
-            traits = ENTRIES[name].traits
-            kind = "minimum norm" if traits.minimum_norm else "fixed epsilon"
-            listed.append(AttackListing(name=name, norms=traits.norms, kind=kind, rows=traits.rows))
+        if member.__name__ != name:
+            continue
+        if name in ENTRIES:
+            listed.append(AttackListing(name=name, traits=ENTRIES[name].traits))
+        elif name in UNUSABLE:
+            listed.append(AttackListing(name=name, reason=UNUSABLE[name]))
     return listed
 
 

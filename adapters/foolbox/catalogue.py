@@ -105,16 +105,16 @@ def norms_of(distance: object) -> tuple[str, ...]:
 
 
 def list_attacks() -> list[AttackListing]:
-    """One line for each class that can be used."""
+    """One entry for each class, those that cannot be used included."""
     listed = []
     public = _classes()
     for name, attack_class in public.items():
-        if name != attack_class.__name__ or name in UNUSABLE:
+        if name != attack_class.__name__ or attack_class is _BASE.Attack:
             continue
-        traits = traits_of(attack_class, _class_norms(attack_class))
-        kind = "minimum norm" if traits.minimum_norm else "fixed epsilon"
         aliases = tuple(other for other, known in public.items() if known is attack_class and other != name)
-        listed.append(AttackListing(name=name, norms=traits.norms, kind=kind, rows=traits.rows, aliases=aliases))
+        reason = UNUSABLE.get(name, "")
+        traits = AttackTraits() if reason else traits_of(attack_class, _class_norms(attack_class))
+        listed.append(AttackListing(name=name, traits=traits, aliases=aliases, reason=reason))
     return listed
 
 

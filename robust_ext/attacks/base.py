@@ -6,6 +6,7 @@ It also states its traits: what it needs, and how it treats rows. Nothing it say
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,37 +16,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.random_streams import seeded_globals
 from robust_ext.target import Target
 from robust_ext.threat import NORMS, ThreatModel
+from robust_ext.validation import check_choice
 
 ROWS = ("ordered", "any", "single")
+FAILURES = ("best", "last", "input", "start", "zeros", "raises")
+SEEDS = ("generator", "global", "own", "setting", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackTraits:
-    """What an attack needs and how it treats rows, as data.
+    """What an attack needs, how it treats rows and what it does where it fails, as data.
 
     Args:
         rows: ``"ordered"``: every query is the full batch in row order. ``"any"``: it may query subsets, permutations
             or repeats of rows. ``"single"``: rows must be attacked one at a time.
+        coupled: Whether the rows of a batch influence one another's result, through a stopping rule or a noise draw
+            they share.
         gradients: Whether it needs gradients of the target.
+        starting_points: Whether it begins at points that are already adversarial; they are searched for it.
+        references: Whether it needs points of other classes to imitate; they are searched for it.
+        detector: Whether it needs a target that has a detector.
         minimum_norm: True: it looks for the smallest perturbation, is run once and judged at epsilon. False: it is
             given epsilon.
         norms: Norms it can be run for.
-        minimum_classes: Fewest classes it works with.
+        minimum_classes: Fewest classes it works with; a target that has fewer is padded, see
+            :class:`robust_ext.models.padded.PaddedClasses`.
+        outside: Whether it queries points outside the ball.
+        failure: What it returns for a row where it fails: the ``"best"`` or ``"last"`` point it tried, the ``"input"``,
+            its random ``"start"`` or all ``"zeros"`` (these two are replaced by the input); or it ``"raises"``.
+        seeds: Where its randomness comes from: the ``"generator"`` it is given, the ``"global"`` generators, generators
+            of its ``"own"``, a ``"setting"`` that is filled in, or it draws ``"none"``.
+        packages: Names of modules it imports beside its library's own requirements.
     """
 
     rows: str = "any"
+    coupled: bool = False
     gradients: bool = True
+    starting_points: bool = False
+    references: bool = False
+    detector: bool = False
     minimum_norm: bool = False
     norms: tuple[str, ...] = NORMS
     minimum_classes: int = 2
+    outside: bool = False
+    failure: str = "last"
+    seeds: str = "global"
+    packages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.rows not in ROWS:
-            raise InvalidArgumentError("rows", repr(self.rows), "one of " + ", ".join(map(repr, ROWS)))
+        for name, known in (("rows", ROWS), ("failure", FAILURES), ("seeds", SEEDS)):
+            check_choice(name, getattr(self, name), known)
+
+    @property
+    def kind(self) -> str:
+        """``"fixed epsilon"`` or ``"minimum norm"``."""
+        return "minimum norm" if self.minimum_norm else "fixed epsilon"
 
 
 class Attack(ABC):
@@ -87,25 +116,38 @@ class Attack(ABC):
             Candidates ``(N, *target.input_shape)``, verified by whoever asked.
         """
 
-    def refusal(self, *, threat_model: ThreatModel, classes: int) -> str | None:
-        """Why this attack makes no sense here and what to use instead, or None."""
+    def refusal(self, *, threat_model: ThreatModel, detector: bool = False) -> str | None:
+        """Why this attack makes no sense here and what to use instead, or None.
+
+        Args:
+            threat_model: What candidates are judged by.
+            detector: Whether the target has a detector.
+        """
         if threat_model.norm not in self.traits.norms:
             return (
                 f"{self.name} works for {' and '.join(self.traits.norms)}, not for {threat_model.norm}; choose an "
                 f"attack for {threat_model.norm} or change the threat model's norm"
             )
-        if classes < self.traits.minimum_classes:
+        if self.traits.detector and not detector:
             return (
-                f"{self.name} needs at least {self.traits.minimum_classes} classes and the target has {classes}; "
-                "choose a loss that works with two classes"
+                f"{self.name} attacks a detector together with the classifier, and this target has none; choose an "
+                "attack on classifiers"
             )
         return None
 
-    def check(self, *, threat_model: ThreatModel, classes: int) -> None:
-        """Raise :class:`AttackRefusedError` when :meth:`refusal` gives a reason."""
-        reason = self.refusal(threat_model=threat_model, classes=classes)
+    def check(self, *, threat_model: ThreatModel, detector: bool = False) -> None:
+        """Raise where this attack cannot be run here.
+
+        Raises:
+            AttackRefusedError: :meth:`refusal` gives a reason.
+            MissingDependencyError: It imports a package that is not installed.
+        """
+        reason = self.refusal(threat_model=threat_model, detector=detector)
         if reason is not None:
             raise AttackRefusedError(reason)
+        missing = [package for package in self.traits.packages if importlib.util.find_spec(package) is None]
+        if missing:
+            raise MissingDependencyError(f"{self.name} needs {' and '.join(missing)}; pip install {' '.join(missing)}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"

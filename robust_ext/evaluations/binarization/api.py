@@ -110,7 +110,7 @@ def binarization_test(
     check_integer("calibrate_on", calibrate_on, minimum=0)
     attacks = as_attacks(attack)
     for one in attacks.values():
-        one.check(threat_model=threat_model, classes=2)
+        one.check(threat_model=threat_model)
     features, readout, device = counted_parts(model, inputs, threat_model, layer, PassCounter())
     described = {
         **checked.to_dict(),

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
-from robust_ext.errors import AttackError, RobustExtError
+from robust_ext.attacks.running import run_attack
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.verify import Verification, verify
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
 from robust_ext.random_streams import stream
-from robust_ext.target import Counted, Target, frozen
+from robust_ext.target import Counted, Target
 
 
 @dataclass
@@ -146,17 +146,10 @@ def _run(
         device=problems.inputs.device,
     )
     generator = stream(settings.seed, problems.samples[0], purpose, attack.name)
-    inputs = problems.inputs.clone()
     start = time.perf_counter()
-    try:
-        with frozen(module):
-            candidates = attack.generate(
-                target, inputs, labels, threat_model=settings.threat_model, generator=generator
-            )
-    except RobustExtError:
-        raise
-    except Exception as error:
-        raise AttackError(f"{attack.name}: raised {type(error).__name__}: {error}") from error
+    candidates = run_attack(
+        attack, target, problems.inputs, labels, threat_model=settings.threat_model, generator=generator
+    )
     middle = time.perf_counter()
     checked = verify(
         candidates,

@@ -1,0 +1,69 @@
+"""Running an attack on a target that it may not fit as it is, without leaving a trace on the target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.base import Attack
+from robust_ext.errors import AttackError, RobustExtError
+from robust_ext.models.padded import PaddedClasses
+from robust_ext.target import Target, frozen
+from robust_ext.threat import ThreatModel
+
+
+def run_attack(
+    attack: Attack,
+    target: Target,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    threat_model: ThreatModel,
+    generator: torch.Generator,
+) -> Tensor:
+    """Run an attack; a target with too few classes for it is padded, and is left as it was.
+
+    Args:
+        attack: The attack; whether it makes sense here was asked before, see :meth:`Attack.check`.
+        target: What it may query.
+        inputs: float32 ``(N, *target.input_shape)``; the attack gets a copy.
+        labels: int64 ``(N,)``.
+        threat_model: The norm, epsilon and bounds.
+        generator: CPU generator, the only source of randomness.
+
+    Returns:
+        What the attack returned, not verified.
+
+    Raises:
+        AttackError: It raised.
+    """
+    if target.classes < attack.traits.minimum_classes:
+        classes = attack.traits.minimum_classes
+        target = replace(target, module=PaddedClasses(target.module, classes=classes), classes=classes)
+    try:
+        with frozen(target.module):
+            return attack.generate(
+                target, inputs.clone(), labels.clone(), threat_model=threat_model, generator=generator
+            )
+    except RobustExtError:
+        raise
+    except Exception as error:
+        raise AttackError(f"{attack.name}: raised {type(error).__name__}: {error}") from error
+
+
+def restore_failed(candidates: Tensor, inputs: Tensor, labels: Tensor, *, target: Target) -> Tensor:
+    """Candidates, with the input in place of each that is not adversarial; one forward pass.
+
+    For libraries that return a random start or a black image where they fail, which would pass for a try.
+
+    Args:
+        candidates: ``(N, ...)``.
+        inputs: ``(N, ...)``.
+        labels: int64 ``(N,)``.
+        target: What is asked.
+    """
+    with torch.no_grad():
+        adversarial = target.module(candidates.to(inputs.dtype)).argmax(1) != labels
+    return torch.where(adversarial.view(-1, *[1] * (inputs.dim() - 1)), candidates, inputs)
