@@ -20,15 +20,17 @@ class HostAdapter(Adapter):
     ``find_class(name)`` and ``list_attacks()``; ``model`` has ``adapt_model(model)``.
 
     Args:
-        name: Prefix of attack strings, package of the parts, and extra to install.
+        name: Prefix of attack strings, and package of the parts.
         title: What people call the library.
         package: What is imported of it.
+        install: What to hand to ``pip install``.
     """
 
-    def __init__(self, *, name: str, title: str, package: str) -> None:
+    def __init__(self, *, name: str, title: str, package: str, install: str) -> None:
         self.name = name
         self.title = title
         self.package = package
+        self.install = install
 
     def list_attacks(self) -> list[AttackListing]:
         """Every attack of the library, those that cannot be used included."""
@@ -74,4 +76,4 @@ class HostAdapter(Adapter):
     def _require(self) -> None:
         # Looked up, not imported: an import that fails for another reason should say so itself.
         if importlib.util.find_spec(self.package) is None:
-            raise MissingDependencyError(f'{self.title} is not installed; pip install "robust-ext[{self.name}]"')
+            raise MissingDependencyError(f"{self.title} is not installed; pip install {self.install}")

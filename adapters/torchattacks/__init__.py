@@ -1,0 +1,7 @@
+"""Attacks of torchattacks. Importing this imports no torchattacks; using it does."""
+
+from robust_ext.adapters.host import HostAdapter
+
+ADAPTER = HostAdapter(
+    name="torchattacks", title="torchattacks", package="torchattacks", install="--no-deps torchattacks"
+)

@@ -1,0 +1,76 @@
+"""What this project's own attacks have in common; their Foolbox and ART classes are thin shells around it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.base import Attack
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an attack shows of itself after a step.
+
+    Args:
+        number: Of the step, from 0; runs on over restarts.
+        total: How many steps there will be.
+        points: Where the rows are, ``(N, ...)``.
+        loss: What the attack maximises there, ``(N,)``.
+        gradient: Of that loss, ``(N, ...)``; None for attacks without gradients.
+    """
+
+    number: int
+    total: int
+    points: Tensor
+    loss: Tensor
+    gradient: Tensor | None = None
+
+
+Watch = Callable[[Step], None]
+
+
+class NativeAttack(Attack):
+    """An attack of this project: untargeted or targeted, and open to whoever wants to watch its steps."""
+
+    @abstractmethod
+    def search(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+        targeted: bool = False,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """Return one candidate for each input; see :meth:`Attack.generate`.
+
+        Args:
+            target: What may be queried.
+            inputs: float32 ``(N, *target.input_shape)`` in bounds; not changed.
+            labels: int64 ``(N,)``: the true classes, or the classes to aim at.
+            threat_model: The norm, epsilon and bounds to respect.
+            generator: CPU generator, the only source of randomness.
+            targeted: Whether a candidate should be classified as its label instead of as anything else.
+            watch: Called after each step.
+        """
+
+    def generate(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return one candidate for each input, see :meth:`Attack.generate`."""
+        return self.search(target, inputs, labels, threat_model=threat_model, generator=generator)

@@ -1,0 +1,1 @@
+"""ART-style estimators and Foolbox models of the modules in ``robust_ext.models``."""
