@@ -31,6 +31,7 @@ class AttackListing:
         aliases: Other names of the same attack.
         reason: Why it cannot be used, and what to use instead; empty where it can.
         trial: Settings with which it runs fast, for ``robust-ext attacks --matrix``.
+        channels: Fewest channels of the images it takes.
         defect: What is wrong with it in the library, in words; empty where nothing is known.
     """
 
@@ -39,6 +40,7 @@ class AttackListing:
     aliases: tuple[str, ...] = ()
     reason: str = ""
     trial: Mapping[str, Any] = field(default_factory=dict)
+    channels: int = 1
     defect: str = ""
 
 

@@ -1,1 +1,21 @@
-"""ART-style estimators and Foolbox models of the modules in ``robust_ext.models``."""
+"""The modules in ``robust_ext.models`` as native models of ART and Foolbox; each is imported when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from robust_ext.estimators.binarized_art import BinarizedPyTorchClassifier as BinarizedPyTorchClassifier
+    from robust_ext.estimators.binarized_foolbox import BinarizedPyTorchModel as BinarizedPyTorchModel
+
+_MODULES = {"BinarizedPyTorchClassifier": "binarized_art", "BinarizedPyTorchModel": "binarized_foolbox"}
+
+__all__ = ["BinarizedPyTorchClassifier", "BinarizedPyTorchModel"]
+
+
+def __getattr__(name: str) -> Any:
+    # One library's users need not have the other installed.
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

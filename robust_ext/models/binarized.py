@@ -85,6 +85,8 @@ class BinarizedClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(M, 2)`` of inputs ``(M, ...)``."""
+        # On numpy 2, some of ART's attacks (Boundary, HopSkipJump) send float64.
+        x = x.to(self.references.dtype)
         index = self.problems(x)
         names = ("weight", "anchor", "threshold", "scale", "offset")
         parts = [getattr(self, name) for name in names]

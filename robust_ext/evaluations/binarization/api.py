@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
 from typing import Any, TypeVar
 
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.binarization import calibration as hardness
 from robust_ext.evaluations.binarization.examples import load_examples, save_examples
 from robust_ext.evaluations.binarization.forward import choose_forward
@@ -33,7 +30,7 @@ from robust_ext.evaluations.binarization.protocol import (
     run_groups,
 )
 from robust_ext.evaluations.binarization.result import BinarizationResult
-from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.binarization.settings import make_settings
 from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason
 from robust_ext.evaluations.run import RunFolder
@@ -104,7 +101,7 @@ def binarization_test(
         >>> binarization_test(model.eval(), nothing, torch.rand(12, 1, 4, 4), threat_model, inner_points=50).verdict
         'failed'
     """
-    checked = _settings(threat_model, settings)
+    checked = make_settings(threat_model, settings)
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
     samples = check_ids(sample_ids, len(inputs))
     check_integer("calibrate_on", calibrate_on, minimum=0)
@@ -170,16 +167,6 @@ def binarization_test(
 
 def _at_once(_name: str, compute: Callable[[], T]) -> T:
     return compute()
-
-
-def _settings(threat_model: ThreatModel, settings: Mapping[str, Any]) -> BinarizationSettings:
-    known = {entry.name for entry in fields(BinarizationSettings)} - {"threat_model"}
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ": " + ", ".join(sorted(known))
-            raise InvalidArgumentError(name, "an unknown setting", f"a setting of the binarization test{hint}")
-    return BinarizationSettings(threat_model=threat_model, **settings)
 
 
 def _used(job: Job, store: Store) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:

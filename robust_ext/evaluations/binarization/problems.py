@@ -7,7 +7,7 @@ readout separates them; its bias is placed by the closeness kappa, and its logit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
@@ -89,8 +89,14 @@ class Problems:
     def select(self, rows: Sequence[int]) -> Problems:
         """Some of the problems, in this order."""
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.inputs.device)
-        parts = {name: getattr(self, name)[index] for name in self.__dataclass_fields__ if name != "samples"}
+        parts = {name: getattr(self, name)[index] for name in _COLUMNS}
         return Problems(samples=tuple(self.samples[i] for i in rows), **parts)
+
+    @staticmethod
+    def join(parts: Sequence[Problems]) -> Problems:
+        """The problems of several batches, at least one, as one."""
+        columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        return Problems(samples=tuple(sample for part in parts for sample in part.samples), **columns)
 
     def classifier(
         self, features: nn.Module, *, position: float, logit_scale: str = "original", rows: str = "any"
@@ -119,6 +125,9 @@ class Problems:
             offset=offset,
             rows=rows,
         )
+
+
+_COLUMNS = tuple(entry.name for entry in fields(Problems) if entry.name != "samples")
 
 
 def measure(

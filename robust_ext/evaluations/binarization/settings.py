@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from robust_ext.errors import InvalidArgumentError
@@ -130,3 +132,18 @@ class BinarizationSettings:
         values = asdict(self)
         threat = values.pop("threat_model")
         return {"norm": threat["norm"], "epsilon": threat["epsilon"], "bounds": list(threat["bounds"]), **values}
+
+
+def make_settings(threat_model: ThreatModel, settings: Mapping[str, Any]) -> BinarizationSettings:
+    """Settings from keyword arguments.
+
+    Raises:
+        InvalidArgumentError: One is unknown, or outside what is accepted.
+    """
+    known = {entry.name for entry in fields(BinarizationSettings)} - {"threat_model"}
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ": " + ", ".join(sorted(known))
+            raise InvalidArgumentError(name, "an unknown setting", f"a setting of the binarization test{hint}")
+    return BinarizationSettings(threat_model=threat_model, **settings)

@@ -1,0 +1,151 @@
+"""Planted problems to be attacked by hand: one classifier, its inputs and labels, and the judge of what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.evaluations.binarization.attacking import count_planted
+from robust_ext.evaluations.binarization.forward import choose_forward
+from robust_ext.evaluations.binarization.preparation import counted_parts
+from robust_ext.evaluations.binarization.problems import Problems, fit, measure
+from robust_ext.evaluations.binarization.settings import BinarizationSettings, make_settings
+from robust_ext.evaluations.verify import Verification, verify
+from robust_ext.models.binarized import BinarizedClassifier, identifiable
+from robust_ext.target import PassCounter
+from robust_ext.threat import ThreatModel
+from robust_ext.validation import check_inputs
+
+
+@dataclass(frozen=True)
+class Planted:
+    """M binarized problems as one classifier with two classes: 0 for the inputs, 1 where something was planted.
+
+    A row belongs to the input nearest to it (l2), so the classifier may be given any rows near its inputs, in any
+    order. Attacks that query points far from them (most that need no gradients) are to be run on one problem at a time,
+    see :meth:`single`.
+
+    Args:
+        problems: The fitted problems.
+        features: The network's features.
+        settings: Of the test.
+    """
+
+    problems: Problems
+    features: nn.Module
+    settings: BinarizationSettings
+
+    @property
+    def module(self) -> BinarizedClassifier:
+        """The classifier, from ``(n, ...)`` to logits ``(n, 2)``; its features are the network's own."""
+        return self.problems.classifier(
+            self.features, position=self.settings.boundary_position, logit_scale=self.settings.logit_scale
+        )
+
+    @property
+    def inputs(self) -> Tensor:
+        """Where attacks begin, ``(M, ...)``: those of the given inputs that could be planted."""
+        return self.problems.inputs
+
+    @property
+    def labels(self) -> Tensor:
+        """Their class, 0, int64 ``(M,)``."""
+        return torch.zeros(len(self.inputs), dtype=torch.int64, device=self.inputs.device)
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Which of the given inputs they are."""
+        return self.problems.samples
+
+    @property
+    def planted(self) -> Tensor:
+        """The planted points ``(M, N_b, ...)``; those that attacks are to find, or others like them."""
+        return self.problems.planted
+
+    def __len__(self) -> int:
+        """Number of problems."""
+        return len(self.samples)
+
+    def single(self, row: int) -> Planted:
+        """Problem ``row`` alone: its classifier takes any points, however far from the input."""
+        if not 0 <= row < len(self):
+            raise InvalidArgumentError("row", row, f"an integer from 0 to {len(self) - 1}")
+        return Planted(self.problems.select([row]), self.features, self.settings)
+
+    def verify(self, candidates: Tensor, *, attack: str = "attack") -> Verification:
+        """Check candidates ``(M, ...)``, one a problem, see :func:`robust_ext.evaluations.verify.verify`."""
+        return verify(
+            candidates,
+            self.inputs,
+            self.labels,
+            module=self.module,
+            threat_model=self.settings.threat_model,
+            attack=attack,
+        )
+
+    def score(self, candidates: Tensor) -> float:
+        """The test score: share of the problems that verified candidates ``(M, ...)`` solve."""
+        return self.verify(candidates).outcomes.count("found") / len(self)
+
+
+def plant(
+    model: object, inputs: Tensor, threat_model: ThreatModel, *, layer: str | None = None, **settings: Any
+) -> Planted:
+    """Plant an adversarial example for each input, as the binarization test does, for attacks to be run by hand.
+
+    The test itself, :func:`robust_ext.binarization_test`, also asks how hard the problems are, poses canaries, and
+    gives a verdict.
+
+    Args:
+        model: A torch module in eval mode, a pair ``(features, readout)``, a Foolbox model or an ART classifier.
+        inputs: Clean samples, float ``(N, ...)`` in bounds, N of at least 1.
+        threat_model: Norm, epsilon and bounds.
+        layer: Name of the linear layer that makes the logits; found when left out.
+        **settings: Of the test, see :class:`BinarizationSettings`.
+
+    Raises:
+        InvalidArgumentError: An argument is outside what is accepted, or inputs are so alike that points near one
+            cannot be told from points near another.
+        ModelError: The model is no classifier, cannot be split, or nothing could be planted in it.
+
+    Example:
+        >>> from torch import nn
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 99), nn.ReLU(), nn.Linear(99, 3)).eval()
+        >>> planted = plant(model, torch.rand(5, 1, 4, 4), ThreatModel(norm="linf", epsilon=0.1), inner_points=50)
+        >>> planted.score(planted.inputs), planted.score(planted.planted[:, 0])
+        (0.0, 1.0)
+    """
+    checked = make_settings(threat_model, settings)
+    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+    features, readout, device = counted_parts(model, inputs, threat_model, layer, PassCounter())
+    forward = choose_forward(features, inputs[:2].to(device), rows=checked.forward_batch, fold=checked.fold)
+    parts = []
+    for start in range(0, len(inputs), checked.group_size):
+        some = inputs[start : start + checked.group_size].to(device)
+        samples = range(start, start + len(some))
+        problems = fit(measure(forward, some, samples, checked), readout, checked)
+        parts.append(problems.select([row for row in range(len(some)) if bool(problems.separable[row])]))
+    whole = Problems.join(parts)
+    if len(whole.samples) > 1 and not identifiable(whole.inputs, threat_model):
+        raise InvalidArgumentError(
+            "inputs",
+            "some that lie closer together than epsilon reaches",
+            "inputs whose balls do not touch; drop those that are almost the same, or plant them one at a time",
+        )
+    everything = Planted(whole, features.module, checked)
+    kept = (
+        [row for row, count in enumerate(count_planted(everything.module, whole).tolist()) if count]
+        if len(everything)
+        else []
+    )
+    if not kept:
+        raise ModelError(
+            f"model: in none of the {len(inputs)} inputs could anything be planted: no linear readout of its features "
+            "tells the planted point from the others; try readout='max-margin', fewer inner_points or a smaller kappa"
+        )
+    return Planted(whole.select(kept), features.module, checked)

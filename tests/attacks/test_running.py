@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks import Attack, AttackTraits
+from robust_ext.attacks.running import restore_failed, run_attack
+from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+
+
+class Probe(Attack):
+    """Notes what it meets, and returns what it is told to."""
+
+    def __init__(self, answer=None, **traits):
+        self.name = "probe"
+        self.traits = AttackTraits(**traits)
+        self.answer = answer
+
+    def generate(self, target, inputs, labels, *, threat_model, generator):
+        self.classes, self.columns = target.classes, target.module(inputs).shape[1]
+        self.asks = [p.requires_grad for p in target.module.parameters()]
+        nn.functional.cross_entropy(target.module(inputs.clone().requires_grad_()), labels).backward()
+        inputs.zero_()
+        labels.zero_()
+        target.module.train()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return inputs
+
+
+def target(classes: int = 2) -> Target:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, classes)).eval()
+    return Target(module=module, bounds=(0.0, 1.0), classes=classes, input_shape=(2, 2), device=torch.device("cpu"))
+
+
+def run(attack: Attack, met: Target, inputs: Tensor, labels: Tensor) -> Tensor:
+    return run_attack(attack, met, inputs, labels, threat_model=LINF, generator=torch.Generator())
+
+
+def test_targets_with_too_few_classes_are_padded() -> None:
+    few = Probe(minimum_classes=5)
+    run(few, target(), torch.rand(3, 2, 2), torch.zeros(3, dtype=torch.int64))
+    assert (few.classes, few.columns) == (5, 5)
+    enough = Probe(minimum_classes=3)
+    run(enough, target(4), torch.rand(3, 2, 2), torch.zeros(3, dtype=torch.int64))
+    assert (enough.classes, enough.columns) == (4, 4)
+
+
+def test_nothing_of_the_callers_is_changed() -> None:
+    met, inputs, labels = target(), torch.rand(3, 2, 2), torch.ones(3, dtype=torch.int64)
+    before = inputs.clone()
+    probe = Probe()
+    run(probe, met, inputs, labels)
+    assert torch.equal(inputs, before)
+    assert labels.tolist() == [1, 1, 1]
+    assert probe.asks == [False, False]
+    assert all(p.grad is None and p.requires_grad for p in met.module.parameters())
+    assert not met.module.training
+
+
+def test_what_an_attack_raises_names_it() -> None:
+    inputs, labels = torch.rand(3, 2, 2), torch.ones(3, dtype=torch.int64)
+    with pytest.raises(AttackError, match="probe: raised ZeroDivisionError: by nothing"):
+        run(Probe(ZeroDivisionError("by nothing")), target(), inputs, labels)
+    with pytest.raises(InvalidArgumentError, match="eps: got 3"):
+        run(Probe(InvalidArgumentError("eps", 3, "less")), target(), inputs, labels)
+
+
+def test_failed_rows_become_the_input() -> None:
+    met = target()
+    inputs = torch.rand(50, 2, 2, generator=torch.Generator().manual_seed(0))
+    candidates = torch.rand(50, 2, 2, generator=torch.Generator().manual_seed(1))
+    labels = met.module(inputs).argmax(1)
+    with torch.no_grad():
+        met.module[1].bias += met.module(inputs).mean(0).flip(0)  # type: ignore[index]
+        adversarial = met.module(candidates).argmax(1) != labels
+    restored = restore_failed(candidates, inputs, labels, target=met)
+    assert 0 < int(adversarial.sum()) < 50
+    assert torch.equal(restored[adversarial], candidates[adversarial])
+    assert torch.equal(restored[~adversarial], inputs[~adversarial])
+
+
+def test_missing_packages_and_detectors_are_said_before_any_work() -> None:
+    with pytest.raises(MissingDependencyError, match="probe needs nowhere_to_be_found; pip install nowhere"):
+        Probe(packages=("torch", "nowhere_to_be_found")).check(threat_model=LINF)
+    Probe(packages=("torch",)).check(threat_model=LINF)
+    with pytest.raises(AttackRefusedError, match="a detector together with the classifier"):
+        Probe(detector=True).check(threat_model=LINF)
+    Probe(detector=True).check(threat_model=LINF, detector=True)
+    with pytest.raises(AttackRefusedError, match="works for l2, not for linf"):
+        Probe(norms=("l2",)).check(threat_model=LINF)
+
+
+@pytest.mark.parametrize("wrong", [{"rows": "some"}, {"failure": "never"}, {"seeds": "lucky"}])
+def test_traits_are_checked(wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong))}: got"):
+        AttackTraits(**wrong)  # type: ignore[arg-type]
+    assert replace(AttackTraits(), minimum_norm=True).kind == "minimum norm"
