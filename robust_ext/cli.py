@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from tqdm.auto import tqdm
 
 from robust_ext import __version__
-from robust_ext.adapter import AttackListing, adapters
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.run import run_demo
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError, RobustExtError
+from robust_ext.errors import InvalidArgumentError, RobustExtError
 from robust_ext.evaluations.binarization import BinarizationSettings as Settings
 from robust_ext.evaluations.binarization import binarization_test
+from robust_ext.evaluations.conformance import Row, conformance
 from robust_ext.loading import load_model
+from robust_ext.reports.attack_list import attack_table, list_attacks
+from robust_ext.reports.conformance import matrix_page, matrix_table
 from robust_ext.shards import end_with_parent, run_shards
 from robust_ext.threat import NORMS, ThreatModel
 from robust_ext.validation import check_integer
@@ -211,43 +213,48 @@ def demo(
 
 @app.command()
 def attacks(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the list to this file.")] = None,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Run each of them on a small target, with small settings; takes minutes.")
+    ] = False,
+    library: Annotated[
+        list[str] | None, typer.Option(help="Only this library's; repeatable. All that are installed when left out.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the list or the matrix to this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the matrix to this file as documentation.")] = None,
+    seed: Annotated[int, typer.Option(help="Of every draw of the matrix.")] = 0,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> None:
-    """List the attacks that can be named on the command line."""
-    rows: list[dict[str, Any]] = []
-    for name, adapter in adapters().items():
-        try:
-            listed = adapter.list_attacks()
-        except MissingDependencyError as error:
-            typer.echo(f"{name}: {error}", err=True)
-            continue
-        rows += [_listed(name, one) for one in listed]
+    """List the attacks that can be named on the command line, or see which of them run (--matrix)."""
+    check_integer("--seed", seed, minimum=0)
+    missing: list[str] = []
+    if matrix:
+        rows = _matrix(library, seed, progress)
+    else:
+        rows, missing = list_attacks(library)
     if json_file is not None:
         json_file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    width = max((len(row["name"]) for row in rows), default=4)
-    typer.echo(f"{'attack':<{width}}  {'kind':<13}  {'norms':<12}  {'rows':<7}  also called")
-    for row in rows:
-        if not row["reason"]:
-            line = f"{row['name']:<{width}}  {row['kind']:<13}  {' '.join(row['norms']):<12}  {row['rows']:<7}  "
-            typer.echo((line + " ".join(row["aliases"])).rstrip())
-    refused = [row for row in rows if row["reason"]]
-    if refused:
-        typer.echo("\nNot usable here:")
-    for row in refused:
-        typer.echo(f"{row['name']}: {row['reason']}")
-    typer.echo("Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv.")
+    if markdown is not None:
+        if not matrix:
+            raise InvalidArgumentError("--markdown", str(markdown), "to be given together with --matrix")
+        names = dict.fromkeys(row["library"] for row in rows)
+        outcomes = {(row["library"], row["attack"], row["target"]): row["outcome"] for row in rows}
+        page = matrix_page({name: adapters()[name].list_attacks() for name in names}, outcomes)
+        markdown.write_text(page, encoding="utf-8")
+    for line in missing:
+        typer.echo(line, err=True)
+    typer.echo(matrix_table(rows).rstrip() if matrix else attack_table(rows))
 
 
-def _listed(library: str, listing: AttackListing) -> dict[str, Any]:
-    traits = asdict(listing.traits)
-    return {
-        "name": f"{library}:{listing.name}",
-        "aliases": [f"{library}:{alias}" for alias in listing.aliases],
-        "kind": listing.traits.kind,
-        **{key: list(value) if isinstance(value, tuple) else value for key, value in traits.items()},
-        "reason": listing.reason,
-        "defect": listing.defect,
-    }
+def _matrix(libraries: list[str] | None, seed: int, progress: bool) -> list[dict[str, Any]]:
+    with tqdm(disable=not progress, unit="run", desc="attacks") as bar:
+
+        def show(row: Row | None, total: int) -> None:
+            bar.total = total
+            if row is not None:
+                bar.set_postfix_str(f"{row.library}:{row.attack}", refresh=False)
+                bar.update()
+
+        return [row.to_dict() for row in conformance(libraries, seed=seed, progress=show)]
 
 
 def _version(value: bool) -> None:

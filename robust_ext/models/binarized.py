@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.threat import ThreatModel
+from robust_ext.threat import NORMS, ThreatModel
 from robust_ext.validation import check_choice
 
 
@@ -29,7 +29,9 @@ class BinarizedClassifier(nn.Module):
         scale: ``(N,)``, logits a unit of the direction.
         offset: ``(N,)``, the middle of the logits.
         rows: ``"ordered"``: every batch holds the N problems in order (checked by its size). ``"any"``: a row belongs
-            to the reference nearest in l2.
+            to the reference nearest in ``norm``.
+        norm: The threat model's, so that a row in the ball around its reference is known by it, see
+            :func:`identifiable`.
     """
 
     references: Tensor
@@ -50,9 +52,11 @@ class BinarizedClassifier(nn.Module):
         scale: Tensor,
         offset: Tensor,
         rows: str = "any",
+        norm: str = "l2",
     ) -> None:
         super().__init__()
         self.rows = check_choice("rows", rows, ("ordered", "any"))
+        self.norm = check_choice("norm", norm, NORMS)
         count = references.shape[0]
         parts = {"weight": weight, "anchor": anchor, "threshold": threshold, "scale": scale, "offset": offset}
         for name, part in parts.items():
@@ -79,6 +83,8 @@ class BinarizedClassifier(nn.Module):
             return torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         with torch.no_grad():
             flat, references = x.detach().flatten(1).double(), self.references.double()
+            if self.norm != "l2":
+                return torch.cdist(flat, references, p=torch.inf if self.norm == "linf" else 1).argmin(1)
             # argmin of |x - r|^2 over r: the term |x|^2 is the same for all. In float32 what is left of it would be
             # rounding where references are much alike.
             return (references.square().sum(1) - 2 * flat @ references.mT).argmin(1)
@@ -98,16 +104,14 @@ class BinarizedClassifier(nn.Module):
 
 
 def identifiable(references: Tensor, threat_model: ThreatModel) -> bool:
-    """Whether every point in the ball around a reference is nearer (l2) to it than to any other reference.
+    """Whether every point in the ball around a reference is nearer to it than to any other, in the threat model's norm.
 
-    A perturbation d moves x towards another reference by at most ``epsilon ||r_j - r_i||_*`` (the dual norm), so the
-    nearest one is right whenever that is below half the squared distance, for every pair.
+    By the triangle inequality it is wherever the references are more than two epsilon apart.
     """
-    flat = references.detach().flatten(1).double()
-    dual = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}[threat_model.norm]
+    flat = references.detach().flatten(1)
+    reach = 2.002 * threat_model.epsilon + 2 * threat_model.tolerance(flat[:1].numel())
     for i in range(len(flat) - 1):
-        difference = flat[i + 1 :] - flat[i]
-        reach = threat_model.epsilon * difference.norm(p=dual, dim=1)
-        if bool((reach * 1.001 >= difference.square().sum(1) / 2).any()):
+        rest = flat[i + 1 :]
+        if bool((threat_model.distance(rest, flat[i].expand_as(rest)) <= reach).any()):
             return False
     return True

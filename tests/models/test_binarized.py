@@ -144,7 +144,7 @@ def test_references_that_are_much_alike_are_told_apart(distance: float) -> None:
     assert identifiable(references, threat_model)
     flat = {"weight": torch.ones(3, 784), "anchor": references}
     rows = {name: torch.zeros(3) for name in ("threshold", "scale", "offset")}
-    module = BinarizedClassifier(nn.Identity(), references=references, **flat, **rows)
+    module = BinarizedClassifier(nn.Identity(), references=references, norm="linf", **flat, **rows)
     assert module.problems(references).tolist() == [0, 1, 2]  # type: ignore[union-attr]
     for i in range(3):
         points = threat_model.sample_corners(references[i], 30, generator=torch.Generator().manual_seed(i))
@@ -162,20 +162,15 @@ def worst_margin(references: Tensor, threat_model: ThreatModel) -> float:
     for i, j in itertools.permutations(range(len(references)), 2):
         own, other = references[i].double().flatten(), references[j].double().flatten()
         difference = other - own
-        if threat_model.norm == "linf":
-            step = difference.sign()
-        elif threat_model.norm == "l2":
-            step = difference / difference.norm().clamp_min(1e-300)
-        else:
-            step = torch.zeros_like(difference)
-            largest = difference.abs().argmax()
-            step[largest] = difference[largest].sign()
+        # Straight towards the other reference, as far as the ball goes.
+        power = {"linf": torch.inf, "l2": 2, "l1": 1}[threat_model.norm]
+        step = difference / difference.norm(p=power).clamp_min(1e-300)
         generator = torch.Generator().manual_seed(i * 10 + j)
         points = [(own + threat_model.epsilon * step)[None]]
         for draw in (free.sample_inner, free.sample_surface, free.sample_corners):
             points.append(draw(references[i].flatten(), 100, generator=generator).double())
         at = torch.cat(points)
-        least = min(least, float(((at - other).square().sum(1) - (at - own).square().sum(1)).min()))
+        least = min(least, float((free.distance(at, other[None]) - free.distance(at, own[None])).min()))
     return least
 
 
@@ -197,7 +192,7 @@ def test_identifiable_agrees_with_a_search_over_the_balls(
         assert margin > 0
     else:
         # Refused only where a point is nearer to another reference, or within the slack of a thousandth.
-        assert margin < 0.01 * epsilon * 2 * size
+        assert margin < 0.01 * epsilon
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
@@ -215,10 +210,30 @@ def test_a_single_reference_is_identifiable() -> None:
     assert identifiable(torch.rand(0, 3), threat_model)
 
 
-@pytest.mark.parametrize(("norm", "dual"), [("linf", 1.5), ("l2", 1.25**0.5), ("l1", 1.0)])
-def test_the_limit_of_identifiable_in_closed_form(norm: str, dual: float) -> None:
-    """For a difference v it is ``|v|_2^2 / (2 |v|_*)``, here with v = (1, -.5, 0)."""
-    limit = 1.25 / 2 / dual
+@pytest.mark.parametrize(("norm", "distance"), [("linf", 1.0), ("l2", 1.25**0.5), ("l1", 1.5)])
+def test_the_limit_of_identifiable_is_half_the_distance(norm: str, distance: float) -> None:
     references = torch.tensor([[0.0, 0.0, 0.0], [1.0, -0.5, 0.0]])
-    assert identifiable(references, ThreatModel(norm=norm, epsilon=limit * 0.998))
-    assert not identifiable(references, ThreatModel(norm=norm, epsilon=limit))
+    assert identifiable(references, ThreatModel(norm=norm, epsilon=distance / 2 * 0.998))
+    assert not identifiable(references, ThreatModel(norm=norm, epsilon=distance / 2))
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_rows_in_the_ball_belong_to_their_reference(norm: str) -> None:
+    references = torch.rand(4, 12, generator=torch.Generator().manual_seed(0))
+    free = ThreatModel(norm=norm, epsilon=1.0)
+    closest = min(
+        float(free.distance(references[i : i + 1], references[j : j + 1]))
+        for i, j in itertools.combinations(range(4), 2)
+    )
+    threat_model = ThreatModel(norm=norm, epsilon=closest / 2.01)
+    assert identifiable(references, threat_model)
+    zeros = {name: torch.zeros(4) for name in ("threshold", "scale", "offset")}
+    flat = {"weight": torch.ones(4, 12), "anchor": references}
+    module = BinarizedClassifier(nn.Identity(), references=references, norm=norm, **flat, **zeros)
+    for i in range(4):
+        for j in range(4):
+            # The point of the ball that is furthest towards another reference.
+            way = references[j] - references[i]
+            size = float(free.distance(way[None], torch.zeros(1, 12)))
+            point = references[i] + way * (threat_model.epsilon / size if size else 0.0)
+            assert module.problems(point[None]).tolist() == [i]  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -108,7 +109,8 @@ def binarization_test(
     attacks = as_attacks(attack)
     for one in attacks.values():
         one.check(threat_model=threat_model)
-    features, readout, device = counted_parts(model, inputs, threat_model, layer, PassCounter())
+    counter = PassCounter()
+    features, readout, device = counted_parts(model, inputs, threat_model, layer, counter)
     described = {
         **checked.to_dict(),
         "calibrate_on": calibrate_on,
@@ -137,6 +139,8 @@ def binarization_test(
         examples: list[Example] = []
         bar = stack.enter_context(tqdm(total=len(samples), unit="sample", disable=not progress, desc="binarization"))
 
+        counter.watch = _PassesShown(bar)
+
         def advance(done: int) -> None:
             bar.update(done)
 
@@ -163,6 +167,19 @@ def binarization_test(
             folder.finish(records)
             result.save(folder.path)
         return result
+
+
+class _PassesShown:
+    """Rows sent forward, shown at the bar at most twice a second: a group can take long before it advances the bar."""
+
+    def __init__(self, bar: tqdm[Any]) -> None:
+        self._bar = bar
+        self._shown = time.monotonic()
+
+    def __call__(self, counter: PassCounter) -> None:
+        if not self._bar.disable and time.monotonic() - self._shown > 0.5:
+            self._shown = time.monotonic()
+            self._bar.set_postfix_str(f"{counter.forward:,} rows forward")
 
 
 def _at_once(_name: str, compute: Callable[[], T]) -> T:

@@ -86,7 +86,8 @@ def _attack_batch(
     result: Attacked,
 ) -> None:
     rows = "ordered" if attack.traits.rows == "ordered" else "any"
-    module = problems.classifier(features, position=position, logit_scale=settings.logit_scale, rows=rows)
+    norm = settings.threat_model.norm
+    module = problems.classifier(features, position=position, logit_scale=settings.logit_scale, rows=rows, norm=norm)
     start = time.perf_counter()
     survivors = count_planted(module, problems)
     result.seconds["verify"] += time.perf_counter() - start
@@ -109,7 +110,7 @@ def _attack_batch(
     chosen = [row for row, sample in enumerate(problems.samples) if sample in canaries and survivors[row]]
     if chosen:
         few = problems.select(chosen)
-        module = few.classifier(features, position=position, logit_scale=settings.logit_scale, rows=rows)
+        module = few.classifier(features, position=position, logit_scale=settings.logit_scale, rows=rows, norm=norm)
         repaired = _run(attack, module, few, zeros[chosen] + 1, settings, "canary", result)
         # An answer of NaN is no adversarial one either, but repairs nothing.
         answered = torch.isfinite(repaired.logits).all(1).tolist()

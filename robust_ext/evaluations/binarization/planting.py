@@ -25,9 +25,9 @@ from robust_ext.validation import check_inputs
 class Planted:
     """M binarized problems as one classifier with two classes: 0 for the inputs, 1 where something was planted.
 
-    A row belongs to the input nearest to it (l2), so the classifier may be given any rows near its inputs, in any
-    order. Attacks that query points far from them (most that need no gradients) are to be run on one problem at a time,
-    see :meth:`single`.
+    A row belongs to the input nearest to it, so the classifier may be given any rows near its inputs, in any order.
+    Attacks that query points far from them (most that need no gradients) are to be run on one problem at a time, see
+    :meth:`single`.
 
     Args:
         problems: The fitted problems.
@@ -43,7 +43,10 @@ class Planted:
     def module(self) -> BinarizedClassifier:
         """The classifier, from ``(n, ...)`` to logits ``(n, 2)``; its features are the network's own."""
         return self.problems.classifier(
-            self.features, position=self.settings.boundary_position, logit_scale=self.settings.logit_scale
+            self.features,
+            position=self.settings.boundary_position,
+            logit_scale=self.settings.logit_scale,
+            norm=self.settings.threat_model.norm,
         )
 
     @property
@@ -134,8 +137,8 @@ def plant(
     if len(whole.samples) > 1 and not identifiable(whole.inputs, threat_model):
         raise InvalidArgumentError(
             "inputs",
-            "some that lie closer together than epsilon reaches",
-            "inputs whose balls do not touch; drop those that are almost the same, or plant them one at a time",
+            "some that are not two epsilon apart",
+            "inputs more than two epsilon apart; drop those that are almost the same, or plant them one at a time",
         )
     everything = Planted(whole, features.module, checked)
     kept = (

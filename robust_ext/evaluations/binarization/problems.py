@@ -99,7 +99,13 @@ class Problems:
         return Problems(samples=tuple(sample for part in parts for sample in part.samples), **columns)
 
     def classifier(
-        self, features: nn.Module, *, position: float, logit_scale: str = "original", rows: str = "any"
+        self,
+        features: nn.Module,
+        *,
+        position: float,
+        logit_scale: str = "original",
+        rows: str = "any",
+        norm: str = "l2",
     ) -> BinarizedClassifier:
         """The binarized classifier of these problems.
 
@@ -108,6 +114,7 @@ class Problems:
             position: Where the boundary lies between the closest inner point (0) and the closest planted one (1).
             logit_scale: ``"original"`` or ``"unit"``, see :class:`BinarizationSettings`.
             rows: See :class:`BinarizedClassifier`.
+            norm: Likewise.
         """
         threshold = -(1 - position) * self.gap
         largest = torch.maximum((self.lowest - threshold).abs(), (self.highest - threshold).abs())
@@ -124,6 +131,7 @@ class Problems:
             scale=spread / largest.clamp_min(torch.finfo(torch.float64).tiny),
             offset=offset,
             rows=rows,
+            norm=norm,
         )
 
 

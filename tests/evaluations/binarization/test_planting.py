@@ -61,7 +61,7 @@ def test_the_network_is_left_as_it_was(network, digits, linf):
 
 
 def test_inputs_too_alike_are_refused(network, digits, linf):
-    with pytest.raises(InvalidArgumentError, match="inputs: got some that lie closer together than epsilon reaches"):
+    with pytest.raises(InvalidArgumentError, match="inputs: got some that are not two epsilon apart"):
         plant(network, torch.cat([digits[:3], digits[:1] + 1e-3]).clamp(0, 1), linf, **QUICK)
 
 
