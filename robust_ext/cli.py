@@ -13,6 +13,7 @@ import typer
 from tqdm.auto import tqdm
 
 from robust_ext import __version__
+from robust_ext.adapter import adapters
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.run import run_demo
 from robust_ext.errors import InvalidArgumentError, RobustExtError

@@ -7,7 +7,7 @@ from typing import Any
 
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import judge
-from robust_ext.evaluations.statistics import sequential_decision
+from robust_ext.statistics import sequential_decision
 from robust_ext.evaluations.verify import OUTCOMES
 
 Record = Mapping[str, Any]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.statistics import proportion_interval, sequential_decision, upper_bound
+from robust_ext.statistics import proportion_interval, sequential_decision, upper_bound
 
 VERDICTS = ("passed", "failed", "inconclusive")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from robust_ext.errors import InvalidArgumentError
-from robust_ext.evaluations.statistics import proportion_interval, sequential_decision, upper_bound
+from robust_ext.statistics import proportion_interval, sequential_decision, upper_bound
 
 COUNTS = st.integers(1, 400).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
 

@@ -1,0 +1,189 @@
+"""Scores, thresholds and files of a small detector whose numbers are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from robust_ext.detectors import Detector, Observation, observe
+from robust_ext.errors import DataError, InvalidArgumentError, ModelError
+
+
+class Mean(Detector):
+    """The mean of the hidden units, above a level that is fitted."""
+
+    layers = ("1",)
+
+    def __init__(self, classifier: nn.Module, *, factor: float = 1.0) -> None:
+        super().__init__(classifier)
+        self.factor = factor
+        self.register_buffer("level", torch.zeros(()))
+        self.scale = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.scale.weight)
+
+    @property
+    def settings(self):
+        return {"factor": self.factor}
+
+    def fit(self, inputs: Tensor) -> None:
+        self.level = observe(self.classifier, inputs, self.layers).layers["1"].mean(0).detach()
+
+    def score_of(self, seen: Observation) -> Tensor:
+        return self.scale((seen.layers["1"] - self.level).mean(1, keepdim=True)).squeeze(1) * self.factor
+
+
+class Says(Detector):
+    """Whatever it is told to."""
+
+    def __init__(self, classifier: nn.Module, answer) -> None:
+        super().__init__(classifier)
+        self.answer = answer
+
+    def score_of(self, seen):
+        return self.answer(seen)
+
+
+def network(classes: int = 3) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, classes)).eval()
+
+
+def data(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def test_scores_are_made_of_one_pass() -> None:
+    classifier = network()
+    calls = []
+    classifier.register_forward_hook(lambda *_: calls.append(1))
+    x = data(7)
+    detector = Mean(classifier)
+    scores = detector.score(x)
+    assert len(calls) == 1
+    torch.testing.assert_close(scores, classifier[1](x.flatten(1)).mean(1))
+    assert torch.equal(detector(x), scores)
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(detector.score(x).sum(), x)
+    expected = (classifier[1].weight.sum(0) / 5).view(1, 2, 3).expand(7, 2, 3)
+    torch.testing.assert_close(gradient, expected)
+    assert not detector.training
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(20, 300), st.sampled_from([0.05, 0.1, 0.25, 0.5]), st.booleans(), st.integers(0, 99))
+def test_the_threshold_is_the_lowest_that_keeps_the_rate(count: int, rate: float, ties: bool, seed: int) -> None:
+    x = data(count, seed)
+    if ties:
+        x = x.round()
+    detector = Mean(network())
+    found = detector.calibrate(x, false_positive_rate=rate, batch_size=1000)
+    scores = detector.score(x).detach()
+    assert float((scores > detector.threshold).float().mean()) == pytest.approx(found.achieved)
+    assert found.achieved <= rate
+    assert torch.equal(detector.decide(x), scores > detector.threshold)
+    # Brute force: no lower score would do.
+    lower = [float(s) for s in scores.unique() if s < detector.threshold]
+    assert all(float((scores > s).float().mean()) > rate for s in lower[-3:])
+    if not ties:
+        assert found.achieved == pytest.approx(math.floor(rate * count + 1e-9) / count)
+    assert found.interval[0] <= found.achieved <= found.interval[1]
+    assert found.samples == count
+
+
+def test_classes_may_have_thresholds_of_their_own() -> None:
+    x, classifier = data(600), network()
+    with torch.no_grad():
+        classifier[3].bias -= classifier(x).mean(0)
+    detector = Mean(classifier)
+    found = detector.calibrate(x, false_positive_rate=0.1, per_class=True, batch_size=1000)
+    assert detector.threshold.shape == (3,)
+    predicted = detector.classifier(x).argmax(1)
+    flagged = detector.decide(x)
+    for label in range(3):
+        mine = flagged[predicted == label]
+        assert float(mine.float().mean()) == pytest.approx(math.floor(0.1 * len(mine) + 1e-9) / len(mine))
+    assert found.per_class
+    torch.testing.assert_close(detector.excess(x), detector.score(x) - detector.threshold[predicted])
+
+
+def test_too_little_data_and_constant_scores_are_said() -> None:
+    detector = Mean(network())
+    with pytest.raises(InvalidArgumentError, match=r"0\.05 with 19 clean inputs, expected at least 20 clean inputs"):
+        detector.calibrate(data(19))
+    with pytest.raises(InvalidArgumentError, match="inputs: got no clean inputs"):
+        detector.calibrate(data(0))
+    with pytest.raises(InvalidArgumentError, match="of class"):
+        detector.calibrate(data(30), per_class=True)
+    with pytest.raises(ModelError, match=r"Says: scored all 40 clean inputs 2, so that it detects"):
+        Says(network(), lambda seen: torch.full((len(seen.inputs),), 2.0)).calibrate(data(40))
+    with pytest.raises(ModelError, match="has no threshold; call calibrate"):
+        detector.decide(data(2))
+    assert bool(detector.threshold.isnan())
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda seen: seen.logits, r"returned shape \(40, 3\) for 40 inputs, expected one floating point score"),
+        (lambda seen: seen.predicted, r"returned shape \(40,\)"),
+        (lambda seen: 3.0, "returned float"),
+        (lambda seen: seen.logits[:, 0].log(), "scored NaN on"),
+    ],
+)
+def test_scores_of_another_kind_are_refused(answer, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        Says(network(), answer).calibrate(data(40))
+
+
+def test_nan_is_no_decision() -> None:
+    detector = Says(network(), lambda seen: seen.inputs.flatten(1).sum(1).sub(1e9).log())
+    detector.threshold = torch.tensor(0.0)
+    with pytest.raises(ModelError, match="scored NaN, which is neither"):
+        detector.decide(data(2))
+
+
+def test_saving_and_loading(tmp_path) -> None:
+    x, classifier = data(100), network()
+    detector = Mean(classifier, factor=2.5)
+    detector.fit(x)
+    detector.calibrate(x, per_class=False)
+    detector.save(tmp_path / "d.safetensors")
+    again = Mean.load(tmp_path / "d.safetensors", classifier)
+    assert torch.equal(again.score(x), detector.score(x))
+    assert torch.equal(again.threshold, detector.threshold)
+    assert again.factor == 2.5
+    assert again.classifier is classifier
+    assert again.level.shape == (5,)
+    (tmp_path / "junk").write_bytes(b"junk")
+    save_file({"threshold": torch.zeros(())}, tmp_path / "bare.safetensors")
+    save_file({"threshold": torch.zeros(())}, tmp_path / "part.safetensors", metadata={"detector": "Mean"})
+    for name, message in [("junk", "no file written by"), ("none", "no file written by"), ("bare", "no detector")]:
+        file = tmp_path / (name if name != "bare" else "bare.safetensors")
+        with pytest.raises(DataError, match=message):
+            Mean.load(file, classifier)
+    with pytest.raises(DataError, match=r"holds \['threshold'\], expected \['level', 'scale.weight', 'threshold'\]"):
+        Mean.load(tmp_path / "part.safetensors", classifier)
+
+
+def test_layers_that_cannot_be_observed_are_named() -> None:
+    with pytest.raises(InvalidArgumentError, match="layers: got 9, expected names of layers"):
+        observe(network(), data(2), ["9"])
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(self.part(x.flatten(1)))
+
+    with pytest.raises(ModelError, match="'part' was called 2 times"):
+        observe(Twice(), data(2), ["part"])
+    assert not Twice().part._forward_hooks
