@@ -1,0 +1,203 @@
+"""adv-lib's attacks, which are functions, as attacks of this project."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.adapters.adv_lib.catalogue import find_entry, norm_value, traits_of
+from robust_ext.adapters.adv_lib.entries import Entry
+from robust_ext.adapters.adv_lib.library import adv_lib
+from robust_ext.adapters.adv_lib.repairs import repaired
+from robust_ext.attacks.base import Attack, draw_seed
+from robust_ext.attacks.running import restore_failed
+from robust_ext.attacks.unit_space import UnitSpace
+from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.random_streams import seeded_globals
+from robust_ext.specification import check_keywords
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+from robust_ext.validation import check_number
+
+_LOGGER = logging.getLogger(__name__)
+# Filled in here; made for plots, for one batch, or for other attacks of adv-lib.
+_HIDDEN = ("callback", "num_classes", "return_targets", "return_unsuccessful", "starting_points")
+# Names of norms that can be written in an attack string, where adv-lib takes numbers.
+_NUMBERS = {"linf": float("inf"), "inf": float("inf"), "l2": 2, "l1": 1, "l0": 0}
+
+
+class AdvLibAttack(Attack):
+    """An adv-lib attack with settings.
+
+    adv-lib takes inputs in [0, 1] for granted. Where the threat model's bounds are others, the attack sees the target
+    through a rescaling, and all its settings (budgets, steps, learning rates) count in units of [0, 1]. Settings that
+    are left out follow the threat model where the function has them: its budget is epsilon, its norm the norm.
+
+    Args:
+        function: The attack.
+        settings: Its keyword arguments.
+        name: How tables call it.
+        entry: What is known of it.
+    """
+
+    def __init__(self, function: Callable[..., Any], settings: Mapping[str, Any], *, name: str, entry: Entry) -> None:
+        self.function = function
+        self.settings = dict(settings)
+        self.name = name
+        self.entry = entry
+        self.traits = traits_of(entry, self.settings)
+        self._parameters = inspect.signature(function).parameters
+
+    @property
+    def description(self) -> str:
+        """The function and the settings that were given."""
+        shown = ", ".join(f"{key}={_show(value)}" for key, value in sorted(self.settings.items()))
+        return f"adv-lib {self.function.__name__}({shown})"
+
+    def generate(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.generate`.
+
+        Raises:
+            AttackRefusedError: The inputs are no images, or have too few channels for it.
+            AttackError: adv-lib raised, or returned something else than a tensor.
+        """
+        self._check_shape(inputs)
+        space = UnitSpace(target, threat_model)
+        settings = self._completed(space.threat_model, target.classes)
+        with seeded_globals(draw_seed(generator)), repaired():
+            try:
+                out = self.function(
+                    _Subject(space.target.module), space.enter(inputs).clone(), labels.clone(), **settings
+                )
+            except Exception as error:
+                raise AttackError(f"{self.name}: adv-lib raised {type(error).__name__}: {error}") from error
+        if not isinstance(out, Tensor):
+            raise AttackError(f"{self.name}: returned {type(out).__name__}, expected a tensor of candidates")
+        candidates = space.leave(out.detach(), inputs)
+        return restore_failed(candidates, inputs, labels, target=target) if self.entry.restore else candidates
+
+    def _check_shape(self, inputs: Tensor) -> None:
+        shape = tuple(inputs.shape[1:])
+        if self.entry.dimensions and inputs.dim() != self.entry.dimensions:
+            raise AttackRefusedError(
+                f"{self.name} works on images (channels, height, width), not on inputs of shape {shape}; choose an "
+                "attack without groups of pixels or colours, such as ddn"
+            )
+        if self.entry.channels > 1 and shape[0] != self.entry.channels:
+            raise AttackRefusedError(
+                f"{self.name} works on images of {self.entry.channels} channels, not on inputs of shape {shape}; "
+                "choose an attack that does not measure colours, such as ddn"
+            )
+
+    def _completed(self, threat_model: ThreatModel, classes: int) -> dict[str, Any]:
+        settings = dict(self.settings)
+        wanted: dict[str, Any] = {"targeted": False, "num_classes": classes}
+        if self.entry.epsilon:
+            wanted[self.entry.epsilon] = threat_model.epsilon
+            self._compare(self.entry.epsilon, threat_model.epsilon)
+        if self.entry.norm and self.entry.norm not in settings:
+            settings[self.entry.norm] = norm_value(self.entry, threat_model.norm)
+        for key, value in wanted.items():
+            if key in self._parameters:
+                settings.setdefault(key, value)
+        return settings
+
+    def _compare(self, key: str, wanted: float) -> None:
+        if key in self.settings and self.settings[key] != wanted:
+            message = (
+                "%s: %s=%r was set and differs from the threat model's %r (for inputs in [0, 1]); candidates are "
+                "judged by the latter"
+            )
+            _LOGGER.warning(message, self.name, key, self.settings[key], wanted)
+
+
+class _Subject(nn.Module):
+    """The target as adv-lib meets it: its gradients may be changed in place, as adv-lib does.
+
+    Where a model sums or averages its inputs, autograd hands out a gradient whose values share memory, which PyTorch
+    refuses to change in place.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x = x.view_as(x)
+            x.register_hook(_unshared)  # type: ignore[no-untyped-call]
+        out: Tensor = self.module(x)
+        return out
+
+
+def _unshared(gradient: Tensor) -> Tensor:
+    shares = any(stride == 0 and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True))
+    return gradient.contiguous() if shares else gradient
+
+
+def from_function(
+    function: Callable[..., Any], settings: Mapping[str, Any], *, name: str | None = None
+) -> AdvLibAttack:
+    """Make an attack from a function of adv-lib and its keyword arguments, without model, inputs and labels.
+
+    Norms may be written as ``"linf"``, ``"l2"``, ``"l1"`` and ``"l0"``, and the ``penalty`` of ``alma`` as its name in
+    ``adv_lib.utils.lagrangian_penalties.all_penalties``.
+
+    Raises:
+        InvalidArgumentError: The function cannot be used here, a keyword is unknown, or ``targeted`` is set.
+    """
+    entry = find_entry(function)
+    label = function.__name__
+    check_keywords(_accepted(function), settings, argument="attack", label=label)
+    if settings.get("targeted"):
+        expected = "targeted=False: attacks are given true labels, which a targeted one would aim at"
+        raise InvalidArgumentError("attack", f"{label}(targeted=True)", expected)
+    if entry.epsilon in settings:
+        check_number(entry.epsilon, settings[entry.epsilon], minimum=0, open_minimum=True)
+    return AdvLibAttack(function, _read(entry, settings), name=name or label, entry=entry)
+
+
+def _read(entry: Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
+    read = dict(settings)
+    norm, penalty = read.get(entry.norm), read.get("penalty")
+    if entry.norm != "distance" and isinstance(norm, str):
+        read[entry.norm] = _NUMBERS.get(norm.lower(), norm)
+    if isinstance(penalty, str):
+        known = adv_lib.utils.lagrangian_penalties.all_penalties
+        if penalty not in known:
+            raise InvalidArgumentError("attack", f"penalty={penalty!r}", f"one of: {', '.join(known)}")
+        read["penalty"] = known[penalty]
+    return read
+
+
+def _accepted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the settings that may be given to an attack, all of which may be left out."""
+
+    def stub() -> None: ...
+
+    kept = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=None)
+        for parameter in list(inspect.signature(function).parameters.values())[3:]
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD and parameter.name not in _HIDDEN
+    ]
+    stub.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    return stub
+
+
+def _show(value: Any) -> str:
+    # The address in a function's repr differs from run to run.
+    return f"{value.__module__}.{value.__qualname__}" if inspect.isfunction(value) else repr(value)

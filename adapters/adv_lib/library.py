@@ -1,0 +1,66 @@
+"""adv-lib, imported in one place and without the packages that only its plots and pretrained networks need."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+# What adv-lib imports when it is imported: for its plots, for LPIPS, and from Pythons before 3.12.
+_WANTED = {"visdom": (), "torchvision": ("models",), "distutils": ("version",)}
+
+
+class _LooseVersion:
+    """As much of ``distutils.version.LooseVersion`` as adv-lib uses: comparing releases of torch."""
+
+    def __init__(self, text: str) -> None:
+        self.numbers = [int(number) for number in re.findall(r"\d+", text.split("+")[0])]
+
+    def __ge__(self, other: _LooseVersion) -> bool:
+        return self.numbers >= other.numbers
+
+
+def load_adv_lib() -> Any:
+    """Import adv-lib with its attacks on classifiers.
+
+    adv-lib 0.2.8 imports visdom and torchvision, which no attack needs unless it draws plots or measures LPIPS, and
+    ``distutils``, which Python 3.12 dropped. Where they are not installed, empty modules stand in for them during the
+    import, and are gone when this returns. The attacks on segmentation are left alone: their import compiles code.
+    """
+    with _stand_ins(), warnings.catch_warnings():
+        # distutils warns wherever it still exists; one docstring holds a backslash that is none of Python's escapes.
+        warnings.filterwarnings("ignore", message=".*distutils", category=DeprecationWarning)
+        for category in (DeprecationWarning, SyntaxWarning):
+            warnings.filterwarnings("ignore", message=".*invalid escape sequence", category=category)
+        importlib.import_module("adv_lib.attacks")
+    return sys.modules["adv_lib"]
+
+
+@contextmanager
+def _stand_ins() -> Iterator[None]:
+    missing = [name for name in _WANTED if name not in sys.modules and importlib.util.find_spec(name) is None]
+    added = [full for name in missing for full in (name, *(f"{name}.{part}" for part in _WANTED[name]))]
+    for full in added:
+        module = ModuleType(full)
+        # Without a path, Python would not look for parts inside; with one, it takes them from sys.modules.
+        module.__path__ = []
+        sys.modules[full] = module
+        parent, _, part = full.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], part, module)
+    if "distutils" in missing:
+        sys.modules["distutils.version"].LooseVersion = _LooseVersion  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for full in added:
+            sys.modules.pop(full, None)
+
+
+adv_lib = load_adv_lib()

@@ -1,0 +1,196 @@
+"""The ascent of a batch: queries, and the best points seen over all runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.apgd_steps import Steps
+from robust_ext.attacks.native import Step, Watch
+from robust_ext.errors import AttackError
+from robust_ext.target import PassCounter, Target
+
+Rows = Tensor | slice
+RowLoss = Callable[[Tensor, Rows], Tensor]
+
+_ALL = slice(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApgdResult:
+    """What APGD found.
+
+    Args:
+        candidates: Of each row, the adversarial point of highest loss among all that were tried; the point of highest
+            loss where none was adversarial; the input where no point has a loss (NaN).
+        best_points: The point of highest loss. With cross-entropy that need not be adversarial where another is.
+        found: Whether an adversarial point was seen, bool ``(N,)``.
+        losses: At the best points, ``(N,)``; -inf where no point has one.
+        no_gradient: Whether the gradient of a row was zero, or no number, in every entry at any point, bool ``(N,)``.
+        passes: Rows sent forward, and rows through which a gradient came back.
+    """
+
+    candidates: Tensor
+    best_points: Tensor
+    found: Tensor
+    losses: Tensor
+    no_gradient: Tensor
+    passes: PassCounter
+
+
+class Ascent:
+    """Runs on one batch, and what they have found together.
+
+    Args:
+        target: What may be queried.
+        inputs: float32 ``(N, ...)``.
+        labels: int64 ``(N,)``.
+        targeted: Whether rows should be classified as their label.
+        stop_early: Whether solved rows are left out of the queries.
+        watch: Called after each evaluation of the points.
+        total: How many evaluations there will be.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        targeted: bool,
+        stop_early: bool,
+        watch: Watch | None,
+        total: int,
+    ) -> None:
+        self.inputs, self.labels = inputs, labels
+        self._target, self._targeted, self._stop_early = target, targeted, stop_early
+        self._watch, self._total, self._number = watch, total, 0
+        self._passes = PassCounter()
+        self._tried, self._hits = _Best(inputs.flatten(1)), _Best(inputs.flatten(1))
+        self._no_gradient = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+
+    def run(self, start: Tensor, loss: RowLoss, rule: Steps, *, steps: int) -> None:
+        """Climb from ``start`` ``(N, ...)`` by ``rule``, with ``steps`` gradients and one evaluation of the last point.
+
+        Args:
+            start: In the threat model.
+            loss: From the logits of some rows, and which rows they are, to losses.
+            rule: How points move.
+            steps: At least 1.
+        """
+        points = start.flatten(1)
+        top = _Best(points)
+        best_gradient = torch.zeros_like(points)
+        value = top.loss
+        for number in range(steps):
+            rows = self._unsolved()
+            if rows is None:
+                break
+            value, gradient, hits = self._ask(points, loss, rows, before=value)
+            better = top.update(points, value)
+            torch.where(better[:, None], gradient, best_gradient, out=best_gradient)
+            self._hits.update(points, value.where(hits, -torch.inf))
+            back = rule.review(number, value, top.points, top.loss)
+            if back is not None:
+                points = torch.where(back[:, None], top.points, points)
+                gradient = torch.where(back[:, None], best_gradient, gradient)
+            points = rule.move(points, gradient)
+        rows = self._unsolved()
+        if rows is not None:
+            value, _, hits = self._ask(points, loss, rows, before=value, differentiate=False)
+            top.update(points, value)
+            self._hits.update(points, value.where(hits, -torch.inf))
+        self._tried.update(top.points, top.loss)
+
+    def logits(self, points: Tensor) -> Tensor:
+        """The target's answer to ``(N, ...)``, without a gradient."""
+        self._passes.forward += len(points)
+        with torch.no_grad():
+            # A copy, as a module may work on its input in place.
+            answer: Tensor = self._target.module(points.clone())
+        return answer
+
+    def result(self) -> ApgdResult:
+        """What has been found by now."""
+        found = self._hits.loss > -torch.inf
+        candidates = torch.where(found[:, None], self._hits.points, self._tried.points)
+        return ApgdResult(
+            candidates=candidates.view(self.inputs.shape),
+            best_points=self._tried.points.view(self.inputs.shape),
+            found=found,
+            losses=self._tried.loss,
+            no_gradient=self._no_gradient,
+            passes=self._passes,
+        )
+
+    def _unsolved(self) -> Rows | None:
+        """The rows to query; None where nothing is left to do."""
+        if not self._stop_early:
+            return _ALL
+        rows = (self._hits.loss == -torch.inf).nonzero().squeeze(1)
+        return rows if len(rows) else None
+
+    def _ask(
+        self, points: Tensor, loss: RowLoss, rows: Rows, *, before: Tensor, differentiate: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses, gradients and which points are adversarial; rows that are not asked keep their loss and lie still."""
+        asked = points[rows].view(-1, *self.inputs.shape[1:])
+        if differentiate:
+            with torch.enable_grad():
+                asked = asked.detach().requires_grad_(True)
+                logits = self._target.module(asked)
+                value = loss(logits, rows)
+                gradient = self._differentiate(value, asked, rows)
+            logits, value = logits.detach(), value.detach()
+            self._passes.forward += len(asked)
+            self._passes.backward += len(asked)
+        else:
+            logits = self.logits(asked)
+            value, gradient = loss(logits, rows), torch.zeros_like(points[rows])
+        same = logits.argmax(1) == self.labels[rows]
+        # A target that answers NaN has decided nothing.
+        hits = (same if self._targeted else ~same) & torch.isfinite(logits).all(1)
+        value = value.to(before.dtype)
+        if isinstance(rows, Tensor):
+            value, gradient = before.index_put((rows,), value), torch.zeros_like(points).index_put((rows,), gradient)
+            hits = torch.zeros_like(self._no_gradient).index_put((rows,), hits)
+        self._show(points, value, gradient if differentiate else None)
+        return value, gradient, hits
+
+    def _differentiate(self, value: Tensor, asked: Tensor, rows: Rows) -> Tensor:
+        gradient = None
+        if value.requires_grad:
+            (gradient,) = torch.autograd.grad(value.sum(), asked, allow_unused=True)
+        if gradient is None:
+            raise AttackError(
+                "APGD: the target gives no gradients; attack it through a differentiable approximation (BPDA), or "
+                "choose an attack without gradients"
+            )
+        gradient = gradient.flatten(1).nan_to_num(nan=0.0)
+        self._no_gradient[rows] = self._no_gradient[rows] | (gradient.abs().amax(1) == 0)
+        return gradient
+
+    def _show(self, points: Tensor, value: Tensor, gradient: Tensor | None) -> None:
+        if self._watch is not None:
+            shape = self.inputs.shape
+            shown = None if gradient is None else gradient.view(shape)
+            self._watch(Step(self._number, self._total, points.view(shape), value, shown))
+        self._number += 1
+
+
+class _Best:
+    """The point of highest loss of each row."""
+
+    def __init__(self, points: Tensor) -> None:
+        self.points = points.clone()
+        self.loss = points.new_full((len(points),), -torch.inf)
+
+    def update(self, points: Tensor, loss: Tensor) -> Tensor:
+        """Take over the points of higher loss; which those are, bool ``(N,)``."""
+        better = loss > self.loss
+        torch.where(better[:, None], points, self.points, out=self.points)
+        torch.where(better, loss, self.loss, out=self.loss)
+        return better

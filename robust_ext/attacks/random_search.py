@@ -1,0 +1,123 @@
+"""Random search: points drawn in the ball until one is adversarial. What it finds needs no attack to be found."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.base import AttackTraits, draw_seed
+from robust_ext.attacks.native import NativeAttack, Step, Watch
+from robust_ext.random_streams import stream
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+from robust_ext.validation import check_choice, check_integer, check_number
+
+# Rounds whose points are drawn together. It does not follow `points`, or other numbers would draw other points.
+_BLOCK = 10
+
+
+class RandomSearch(NativeAttack):
+    """Draws points in the ball and keeps the first adversarial one, or else the one with the highest margin.
+
+    Points uniform in the ball and points as far out as it allows take turns. Every round sends the whole batch, in row
+    order, through the target once; a row that is solved sends the point that solved it. The search ends when all rows
+    are solved.
+
+    Each row draws one seed from the generator, in order, and all its points from that seed: they do not depend on what
+    the other rows are, nor on how many come after it. More ``points`` go on where fewer stop.
+
+    Source: the random attack of Zimmermann et al., "Increasing Confidence in Adversarial Robustness Evaluations"
+    (2022), section 3.1, as an attack of its own.
+
+    Args:
+        points: Most points drawn for a row, at least 1.
+        outer: ``"corners"`` (:meth:`ThreatModel.sample_corners`) or ``"surface"``
+            (:meth:`ThreatModel.sample_surface`).
+        outer_share: Share of these among the points, in [0, 1].
+
+    Example:
+        >>> RandomSearch(points=40).description
+        'RandomSearch(points=40, outer=corners, outer_share=0.5)'
+    """
+
+    name = "RandomSearch"
+    traits = AttackTraits(rows="ordered", gradients=False, failure="best", seeds="generator")
+
+    def __init__(self, *, points: int = 400, outer: str = "corners", outer_share: float = 0.5) -> None:
+        self.points = check_integer("points", points, minimum=1)
+        self.outer = check_choice("outer", outer, ("corners", "surface"))
+        self.outer_share = check_number("outer_share", outer_share, minimum=0, maximum=1)
+
+    @property
+    def description(self) -> str:
+        """The attack with its settings."""
+        return f"RandomSearch(points={self.points}, outer={self.outer}, outer_share={self.outer_share:g})"
+
+    def search(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+        targeted: bool = False,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """Return one candidate for each input, see :meth:`NativeAttack.search`."""
+        seeds = [draw_seed(generator) for _ in range(len(inputs))]
+        best, highest = inputs.clone(), torch.full((len(inputs),), -torch.inf, device=inputs.device)
+        solved = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+        block: Tensor = inputs.new_empty(0)
+        for number in range(self.points):
+            if bool(solved.all()):
+                break
+            if number % _BLOCK == 0:
+                block = self._draw(inputs, seeds, solved, threat_model, start=number)
+            drawn = torch.where(_over(solved, inputs), best, block[:, number % _BLOCK])
+            with torch.no_grad():
+                logits = target.module(drawn)
+            margin, adversarial = _judge(logits, labels, targeted=targeted)
+            better = ~solved & (adversarial | (margin > highest))
+            best = torch.where(_over(better, inputs), drawn, best)
+            highest = torch.where(better, margin, highest)
+            solved |= adversarial
+            if watch is not None:
+                watch(Step(number=number, total=self.points, points=drawn, loss=margin))
+        return best
+
+    def _draw(
+        self, inputs: Tensor, seeds: list[int], solved: Tensor, threat_model: ThreatModel, *, start: int
+    ) -> Tensor:
+        """Points ``(N, _BLOCK, ...)`` of the rounds from ``start`` on, around unsolved rows; zeros elsewhere."""
+        outer = torch.tensor([self._is_outer(number) for number in range(start, start + _BLOCK)])
+        sample_outer = threat_model.sample_corners if self.outer == "corners" else threat_model.sample_surface
+        kinds = (("inner", ~outer, threat_model.sample_inner), (self.outer, outer, sample_outer))
+        block = inputs.new_zeros(len(inputs), _BLOCK, *inputs.shape[1:])
+        for row in (~solved).nonzero().flatten().tolist():
+            for name, chosen, sample in kinds:
+                count = int(chosen.sum())
+                if count:
+                    drawn = sample(inputs[row], count, generator=stream(seeds[row], name, start))
+                    block[row, chosen.to(block.device)] = drawn
+        return block
+
+    def _is_outer(self, number: int) -> bool:
+        return math.floor((number + 1) * self.outer_share) > math.floor(number * self.outer_share)
+
+
+def _judge(logits: Tensor, labels: Tensor, *, targeted: bool) -> tuple[Tensor, Tensor]:
+    """By how much each row is adversarial ``(N,)``, and whether it is; answers of NaN never are."""
+    column = labels.view(-1, 1)
+    own = logits.gather(1, column).squeeze(1)
+    other = logits.scatter(1, column, -torch.inf).amax(1)
+    hit = logits.argmax(1) == labels
+    margin = own - other if targeted else other - own
+    return margin, (hit if targeted else ~hit) & ~margin.isnan()
+
+
+def _over(flags: Tensor, inputs: Tensor) -> Tensor:
+    """Flags ``(N,)`` in a shape that broadcasts over the rows of the inputs."""
+    return flags.view(-1, *[1] * (inputs.dim() - 1))

@@ -1,0 +1,57 @@
+"""Small classifiers and inputs for them, made from fixed seeds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Centred(nn.Module):
+    """From inputs in the bounds to values in [-2, 2], where a small random network knows classes apart.
+
+    Args:
+        bounds: Lowest and highest input value.
+    """
+
+    def __init__(self, bounds: tuple[float, float]) -> None:
+        super().__init__()
+        self.bounds = bounds
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Stretch and shift ``(N, ...)``."""
+        low, high = self.bounds
+        return (x - low) / (high - low) * 4 - 2
+
+
+def small_network(shape: tuple[int, ...], classes: int, *, bounds: tuple[float, float] = (0.0, 1.0)) -> nn.Module:
+    """A random network with batch normalisation, in eval mode, from inputs ``(N, *shape)`` to ``(N, classes)``.
+
+    Args:
+        shape: Of one input.
+        classes: At least 2.
+        bounds: Of the inputs.
+    """
+    values = int(torch.Size(shape).numel())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = nn.Flatten(), nn.Linear(values, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, classes)
+        return nn.Sequential(Centred(bounds), *layers).eval()
+
+
+def small_batch(count: int, shape: tuple[int, ...], *, bounds: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+    """Uniform inputs ``(count, *shape)``, the first ones the same whatever the count.
+
+    Args:
+        count: Number of inputs.
+        shape: Of one input.
+        bounds: Of the inputs.
+    """
+    unit = torch.rand(64, *shape, generator=torch.Generator().manual_seed(1))[:count]
+    return unit * (bounds[1] - bounds[0]) + bounds[0]
+
+
+def margins(logits: Tensor, classes: Tensor) -> Tensor:
+    """By how much each class ``(N,)`` beats the best other one in ``(N, K)``."""
+    column = classes.view(-1, 1)
+    others = logits.scatter(1, column, -torch.inf).amax(1)
+    return logits.gather(1, column).squeeze(1) - others

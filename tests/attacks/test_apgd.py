@@ -1,0 +1,363 @@
+"""APGD: what it promises of its results, its queries and its rows."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from robust_ext.attacks.apgd import APGD, ApgdResult, ApgdSettings, apgd
+from robust_ext.attacks.native import Step
+from robust_ext.attacks.objectives import OBJECTIVES, find_objective
+from robust_ext.attacks.running import run_attack
+from robust_ext.errors import AttackError, InvalidArgumentError
+from robust_ext.random_streams import stream
+from robust_ext.target import Counted, PassCounter, Target
+from robust_ext.threat import NORMS, ThreatModel
+
+BOUNDS = (0.0, 1.0)
+
+
+class Rowwise(nn.Module):
+    """A small network whose rows are summed one by one, so that a row alone gives the same bits as in a batch."""
+
+    def __init__(self, values: int, classes: int, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.first = nn.Parameter(torch.randn(16, values, generator=generator) / values**0.5)
+        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = (x.flatten(1)[:, None] * self.first).sum(2).sub(0.1).tanh()
+        return (hidden[:, None] * self.last).sum(2)
+
+
+def target_of(module: nn.Module, shape: tuple[int, ...], classes: int, bounds: tuple[float, float] = BOUNDS) -> Target:
+    return Target(module=module, bounds=bounds, classes=classes, input_shape=shape, device=torch.device("cpu"))
+
+
+def problem(
+    *, rows: int = 6, shape: tuple[int, ...] = (2, 3, 4), classes: int = 5, bounds: tuple[float, float] = BOUNDS
+) -> tuple[Target, Tensor, Tensor]:
+    module = Rowwise(torch.Size(shape).numel(), classes)
+    inputs = torch.rand((rows, *shape), generator=torch.Generator().manual_seed(1)) * (bounds[1] - bounds[0])
+    inputs = (inputs + bounds[0]).clamp(*bounds)
+    with torch.no_grad():
+        labels = module(inputs).argmax(1) if rows else torch.zeros(0, dtype=torch.int64)
+    return target_of(module, shape, classes, bounds), inputs, labels
+
+
+def attack(
+    parts: tuple[Target, Tensor, Tensor],
+    threat_model: ThreatModel,
+    *,
+    seed: int = 0,
+    targeted: bool = False,
+    watch: object = None,
+    **chosen: object,
+) -> ApgdResult:
+    return apgd(
+        *parts,
+        threat_model=threat_model,
+        generator=stream(seed),
+        settings=ApgdSettings(**chosen),  # type: ignore[arg-type]
+        targeted=targeted,
+        watch=watch,  # type: ignore[arg-type]
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    norm=st.sampled_from(NORMS),
+    loss=st.sampled_from(list(OBJECTIVES)),
+    bounds=st.sampled_from([BOUNDS, (-2.5, 3.0), (0.0, 255.0)]),
+    epsilon=st.sampled_from([1e-7, 0.01, 0.5, 100.0]),
+    shape=st.sampled_from([(1,), (7,), (1, 3, 5)]),
+    rows=st.integers(1, 4),
+    steps=st.sampled_from([1, 2, 9, 30]),
+    start=st.sampled_from(["random", "input"]),
+    targeted=st.booleans(),
+)
+def test_results_are_allowed_and_nothing_is_touched(
+    norm: str,
+    loss: str,
+    bounds: tuple[float, float],
+    epsilon: float,
+    shape: tuple[int, ...],
+    rows: int,
+    steps: int,
+    start: str,
+    targeted: bool,
+) -> None:
+    parts = problem(rows=rows, shape=shape, bounds=bounds)
+    target, inputs, labels = parts
+    if targeted:
+        labels = (labels + 1) % 5
+    before = inputs.clone()
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    state = torch.random.get_rng_state()
+    result = attack((target, inputs, labels), threat_model, loss=loss, steps=steps, start=start, targeted=targeted)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert torch.equal(inputs, before)
+    assert all(parameter.grad is None for parameter in target.module.parameters())
+    for points in (result.candidates, result.best_points):
+        assert points.shape == inputs.shape
+        assert points.dtype == torch.float32
+        assert not points.requires_grad
+        assert bool(((points >= bounds[0]) & (points <= bounds[1])).all())
+        assert bool(threat_model.contains(points, inputs).all())
+    with torch.no_grad():
+        same = target.module(result.candidates).argmax(1) == labels
+    assert torch.equal(result.found, same if targeted else ~same)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
+def test_losses_are_those_of_the_best_points(norm: str, loss: str) -> None:
+    parts = problem()
+    result = attack(parts, ThreatModel(norm=norm, epsilon=0.3), loss=loss, steps=20)
+    with torch.no_grad():
+        losses = find_objective(loss).untargeted(parts[0].module(result.best_points), parts[2])
+        clean = find_objective(loss).untargeted(parts[0].module(parts[1]), parts[2])
+    torch.testing.assert_close(result.losses, losses)
+    assert bool((losses > clean).all())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("loss", list(OBJECTIVES))
+@pytest.mark.parametrize("start", ["random", "input"])
+def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm: str, loss: str, start: str) -> None:
+    target, inputs, labels = problem()
+    counter = PassCounter()
+    asked: list[Tensor] = []
+    counted = Counted(target.module, counter)
+    counted.register_forward_pre_hook(lambda _, given: asked.append(given[0].detach().clone()))
+    threat_model = ThreatModel(norm=norm, epsilon=0.02)
+    parts = (replace(target, module=counted), inputs, labels)
+    result = attack(parts, threat_model, loss=loss, steps=7, restarts=3, start=start, target_classes=2)
+    runs, extra = (6, 1) if loss == "targeted-dlr" else (3, 0)
+    assert (counter.forward, counter.backward) == ((8 * runs + extra) * 6, 7 * runs * 6)
+    assert result.passes == PassCounter(counter.forward, counter.backward)
+    assert len(asked) == 8 * runs + extra
+    for points in asked:
+        assert points.shape == inputs.shape
+        nearest = torch.cdist(points.flatten(1), inputs.flatten(1)).argmin(1)
+        assert nearest.tolist() == list(range(6))
+        assert bool(threat_model.contains(points, inputs).all())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("loss", list(OBJECTIVES))
+def test_a_row_alone_is_as_in_its_batch(norm: str, loss: str) -> None:
+    target, inputs, labels = problem(rows=4)
+    threat_model = ThreatModel(norm=norm, epsilon=0.2)
+    together = attack((target, inputs, labels), threat_model, loss=loss, steps=25, restarts=2)
+    for row in range(4):
+        generator = stream(0)
+        for _ in range(row):
+            torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64)
+        alone = apgd(
+            target,
+            inputs[row : row + 1],
+            labels[row : row + 1],
+            threat_model=threat_model,
+            generator=generator,
+            settings=ApgdSettings(loss=loss, steps=25, restarts=2),
+        )
+        torch.testing.assert_close(alone.candidates[0], together.candidates[row], rtol=0, atol=1e-6)
+        assert bool(alone.found[0]) == bool(together.found[row])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_stopping_early_solves_the_same_rows_with_fewer_passes(norm: str) -> None:
+    parts = problem(rows=40)
+    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.4, "l1": 1.0}[norm])
+    full = attack(parts, threat_model, steps=20, restarts=2)
+    early = attack(parts, threat_model, steps=20, restarts=2, stop_early=True)
+    assert 0 < int(full.found.sum()) < 40
+    assert torch.equal(full.found, early.found)
+    assert early.passes.backward < full.passes.backward
+    unsolved = ~full.found
+    assert torch.equal(full.candidates[unsolved], early.candidates[unsolved])
+    with torch.no_grad():
+        assert torch.equal(parts[0].module(early.candidates).argmax(1) != parts[2], early.found)
+    everywhere = attack(parts, ThreatModel(norm="linf", epsilon=1.0), steps=50, stop_early=True)
+    assert bool(everywhere.found.all())
+    assert everywhere.passes.backward < 40 * 50
+
+
+def test_an_adversarial_point_counts_even_where_another_has_a_higher_loss() -> None:
+    class Trap(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            left = x < 0.5
+            second = torch.where(left, 0.2 + 0.001 * x, -0.01 + 0.001 * x)
+            return torch.cat([torch.zeros_like(x), second, torch.where(left, -3.0, -0.01)], 1)
+
+    target = target_of(Trap(), (1,), 3)
+    inputs, labels = torch.tensor([[0.3]]), torch.tensor([0])
+    result = attack((target, inputs, labels), ThreatModel(norm="linf", epsilon=0.4), start="input", steps=10)
+    assert float(result.best_points) > 0.5
+    assert float(result.candidates) < 0.5
+    assert bool(result.found)
+
+
+def test_on_failure_the_best_point_comes_back() -> None:
+    parts = problem()
+    result = attack(parts, ThreatModel(norm="linf", epsilon=1e-3), loss="margin", steps=20)
+    assert not bool(result.found.any())
+    assert torch.equal(result.candidates, result.best_points)
+    with torch.no_grad():
+        margins = [
+            find_objective("margin").untargeted(parts[0].module(x), parts[2]) for x in (parts[1], result.candidates)
+        ]
+    assert bool((margins[1] > margins[0]).all())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm: str, caplog: pytest.LogCaptureFixture) -> None:
+    target, inputs, labels = problem(rows=4)
+
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = target.module(x).clone()
+            out[1] = out[1] + torch.nan
+            # The root has an infinite gradient at 0, and infinity times 0 is no number.
+            out[2] = out[2] + (x[2].flatten()[:1] * 0).sqrt()
+            return out
+
+    threat_model = ThreatModel(norm=norm, epsilon=0.3)
+    with caplog.at_level(logging.WARNING, logger="robust_ext"):
+        result = attack((replace(target, module=Broken()), inputs, labels), threat_model, start="input", steps=10)
+    assert bool(torch.isfinite(result.candidates).all())
+    assert torch.equal(result.candidates[1], inputs[1])
+    assert not bool(result.found[1])
+    assert not torch.equal(result.candidates[2], inputs[2])
+    assert result.no_gradient.tolist() == [False, True, False, False]
+    assert "1 of 4 rows had a gradient of zeros" in caplog.text
+    plain = attack((target, inputs, labels), threat_model, start="input", steps=10)
+    torch.testing.assert_close(plain.candidates[[0, 3]], result.candidates[[0, 3]])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_zero_gradients_leave_rows_where_they_are_and_are_reported(norm: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Flat(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x.flatten(1) * 0, x.flatten(1)[:, :1] * 0 - 1], 1)
+
+    inputs = torch.rand(3, 2, 2)
+    parts = (target_of(Flat(), (2, 2), 5), inputs, torch.zeros(3, dtype=torch.int64))
+    with caplog.at_level(logging.WARNING, logger="robust_ext"):
+        result = attack(parts, ThreatModel(norm=norm, epsilon=0.3), start="input", steps=5)
+    assert torch.equal(result.candidates, inputs)
+    assert bool(result.no_gradient.all())
+    assert "APGD: 3 of 3 rows had a gradient of zeros" in caplog.text
+
+
+def test_a_target_without_gradients_is_an_error() -> None:
+    class Rounded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.detach().flatten(1)[:, :3]
+
+    parts = (target_of(Rounded(), (4,), 3), torch.rand(2, 4), torch.tensor([0, 1]))
+    with pytest.raises(AttackError, match=r"the target gives no gradients; .*BPDA"):
+        attack(parts, ThreatModel(norm="linf", epsilon=0.1))
+
+
+@pytest.mark.parametrize("loss", list(OBJECTIVES))
+def test_no_rows_are_no_candidates_and_no_queries(loss: str) -> None:
+    result = attack(problem(rows=0), ThreatModel(norm="l1", epsilon=0.1), loss=loss)
+    assert result.candidates.shape == (0, 2, 3, 4)
+    assert result.found.shape == (0,)
+    assert result.passes == PassCounter(0, 0)
+
+
+def test_inputs_of_other_layouts_and_widths_give_the_same() -> None:
+    target, inputs, labels = problem()
+    threat_model = ThreatModel(norm="l2", epsilon=0.3)
+    expected = attack((target, inputs, labels), threat_model, steps=10).candidates
+    strided = inputs.transpose(1, 3).contiguous().transpose(1, 3)
+    assert not strided.is_contiguous()
+    assert torch.equal(attack((target, strided, labels), threat_model, steps=10).candidates, expected)
+    assert torch.equal(attack((target, inputs.double(), labels), threat_model, steps=10).candidates, expected)
+
+
+def test_wrong_inputs_are_refused() -> None:
+    target, inputs, labels = problem()
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    for wrong in ((target, inputs + 1, labels), (target, inputs, labels + 9), (target, inputs, labels[:2])):
+        with pytest.raises(InvalidArgumentError):
+            attack(wrong, threat_model)
+
+
+@pytest.mark.parametrize(("loss", "fewest"), [("dlr", 3), ("targeted-dlr", 4)])
+def test_losses_need_their_classes_and_padding_gives_them(loss: str, fewest: int) -> None:
+    parts = problem(classes=2, rows=20)
+    threat_model = ThreatModel(norm="linf", epsilon=0.15)
+    with pytest.raises(InvalidArgumentError, match=rf"at least {fewest} classes .* choose loss='margin'"):
+        attack(parts, threat_model, loss=loss)
+    padded = run_attack(APGD(loss=loss, steps=30), *parts, threat_model=threat_model, generator=stream(0))
+    margin = attack(parts, threat_model, loss="margin", steps=30)
+    with torch.no_grad():
+        found = parts[0].module(padded).argmax(1) != parts[2]
+    assert 0 < int(margin.found.sum()) < 20
+    assert torch.equal(found, margin.found)
+
+
+def test_the_seed_decides() -> None:
+    target, inputs, labels = problem()
+    threat_model = ThreatModel(norm="l2", epsilon=0.01)
+    runs = [
+        APGD(steps=1).generate(target, inputs, labels, threat_model=threat_model, generator=stream(seed))
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("stop_early", [False, True])
+def test_watching_shows_every_evaluation(stop_early: bool) -> None:
+    target, inputs, labels = problem()
+    shown: list[Step] = []
+    threat_model = ThreatModel(norm="linf", epsilon=0.001)
+    attack((target, inputs, labels), threat_model, steps=4, restarts=2, watch=shown.append, stop_early=stop_early)
+    assert [step.number for step in shown] == list(range(10))
+    assert {step.total for step in shown} == {10}
+    for step in shown:
+        points = step.points.clone().requires_grad_(True)
+        losses = find_objective("ce").untargeted(target.module(points), labels)
+        (gradient,) = torch.autograd.grad(losses.sum(), points)
+        torch.testing.assert_close(step.loss, losses.detach())
+        assert (step.gradient is None) == (step.number % 5 == 4)
+        if step.gradient is not None:
+            torch.testing.assert_close(step.gradient, gradient)
+
+
+def test_traits_and_description_follow_the_settings() -> None:
+    assert APGD().traits.rows == "ordered"
+    assert APGD(stop_early=True).traits.rows == "any"
+    assert APGD(loss="targeted-dlr").traits.minimum_classes == 4
+    assert APGD(steps=3).description != APGD(steps=4).description
+    assert "steps=3" in APGD(steps=3).description
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("steps", 0),
+        ("restarts", 0),
+        ("loss", "cw"),
+        ("target_classes", 0),
+        ("rho", 1.5),
+        ("momentum", 0),
+        ("start", "zero"),
+        ("stop_early", 1),
+    ],
+)
+def test_settings_are_checked(setting: str, value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{setting}: got"):
+        APGD(**{setting: value})  # type: ignore[arg-type]

@@ -1,0 +1,272 @@
+"""APGD against optima known from linear programs, the papers' algorithm written down plainly, and other libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog, minimize_scalar
+from torch import Tensor, nn
+
+from robust_ext.attacks.apgd import ApgdSettings, apgd
+from robust_ext.attacks.apgd_steps import checkpoints
+from robust_ext.attacks.native import Step
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.random_streams import seeded_globals, stream
+from robust_ext.target import Target, frozen
+from robust_ext.threat import NORMS, ThreatModel
+
+
+def target_of(module: nn.Module, shape: tuple[int, ...], classes: int, bounds: tuple[float, float]) -> Target:
+    return Target(module=module, bounds=bounds, classes=classes, input_shape=shape, device=torch.device("cpu"))
+
+
+def largest_gain(weights: np.ndarray, x: np.ndarray, threat_model: ThreatModel) -> float:
+    """The largest ``weights @ d`` that the threat model allows."""
+    low, high = threat_model.bounds
+    room = np.where(weights > 0, high - x, x - low)
+    strength, epsilon = np.abs(weights), threat_model.epsilon
+    if threat_model.norm == "l2":
+        # Lagrange's dual: min over m > 0 of max_d of strength d - m (d^2 - epsilon^2) / 2, with d in its room.
+        def dual(log: float) -> float:
+            d = np.minimum(strength / math.exp(log), room)
+            return float(strength @ d - math.exp(log) * (d @ d - epsilon**2) / 2)
+
+        return float(minimize_scalar(dual, bounds=(-30, 30), method="bounded", options={"xatol": 1e-10}).fun)
+    one = threat_model.norm == "l1"
+    limits = [(0, value if one else min(value, epsilon)) for value in room]
+    sums = {"A_ub": np.ones((1, len(x))), "b_ub": [epsilon]} if one else {}
+    return -float(linprog(-strength, bounds=limits, method="highs", **sums).fun)
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.5, 3.0)])
+@pytest.mark.parametrize("start", ["random", "input"])
+@pytest.mark.parametrize("loss", ["ce", "margin"])
+@pytest.mark.parametrize(
+    ("norm", "epsilon"),
+    [("linf", 0.03), ("linf", 0.6), ("l2", 0.5), ("l2", 2.0), ("l2", 5.0), ("l1", 0.3), ("l1", 3.0), ("l1", 20.0)],
+)
+def test_linear_classifiers_are_attacked_as_well_as_can_be(
+    norm: str, epsilon: float, loss: str, start: str, bounds: tuple[float, float]
+) -> None:
+    width = bounds[1] - bounds[0]
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon * width, bounds=bounds)
+    generator = torch.Generator().manual_seed(2)
+    # Small weights, so that cross-entropy keeps its gradient.
+    weights = torch.randn(90, generator=generator) / 10
+    x = torch.rand(8, 90, generator=generator) * width + bounds[0]
+
+    class Linear(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out = x @ weights
+            return torch.stack([-out, out], 1)
+
+    result = apgd(
+        target_of(Linear(), (90,), 2, bounds),
+        x,
+        torch.zeros(8, dtype=torch.int64),
+        threat_model=threat_model,
+        generator=stream(0),
+        settings=ApgdSettings(steps=100, loss=loss, start=start),
+    )
+    gains = ((result.best_points.double() - x.double()) * weights.double()).sum(1)
+    best = [largest_gain(weights.double().numpy(), row.double().numpy(), threat_model) for row in x]
+    # Float32 rounds the points, and for cross-entropy near its ends the loss as well.
+    np.testing.assert_allclose(gains.numpy(), best, rtol=2e-3 if norm == "l2" or loss == "ce" else 2e-5)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("loss", ["ce", "margin", "dlr", "targeted-dlr"])
+def test_targets_are_reached_exactly_where_a_linear_program_reaches_them(norm: str, loss: str) -> None:
+    """Four classes, of which two have constant logits far below: only the decision between the others is open."""
+    generator = torch.Generator().manual_seed(4)
+    weights = torch.randn(40, generator=generator)
+    x = torch.rand(30, 40, generator=generator)
+
+    class Linear(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out = x @ weights - 0.5
+            low = torch.full_like(out, -50.0)
+            return torch.stack([torch.zeros_like(out), out, low, low - 1], 1)
+
+    module = Linear()
+    decided = module(x).argmax(1)
+    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.06, "l2": 0.4, "l1": 1.2}[norm])
+    expected = []
+    for row, label in zip(x, decided, strict=True):
+        sign = -1 if label == 1 else 1
+        gain = largest_gain(sign * weights.double().numpy(), row.double().numpy(), threat_model)
+        expected.append(gain > abs(float(row.double() @ weights.double() - 0.5)))
+    assert 3 < sum(expected) < 27
+    for targeted in (False, True):
+        result = apgd(
+            target_of(module, (40,), 4, (0.0, 1.0)),
+            x,
+            1 - decided if targeted else decided,
+            threat_model=threat_model,
+            generator=stream(0),
+            settings=ApgdSettings(steps=60, loss=loss),
+            targeted=targeted,
+        )
+        assert result.found.tolist() == expected
+
+
+def test_checkpoints_follow_the_rule_of_the_paper() -> None:
+    for steps in (1, 5, 10, 50, 100, 137, 1000):
+        fractions = [0.0, 0.22]
+        while fractions[-1] < 1:
+            fractions.append(fractions[-1] + max(fractions[-1] - fractions[-2] - 0.03, 0.06))
+        expected = {math.ceil(round(fraction * steps, 9)) for fraction in fractions[1:] if round(fraction, 9) < 1}
+        assert set(checkpoints(steps)) == expected
+
+
+def plainly(x: np.ndarray, centre: np.ndarray, curvature: np.ndarray, epsilon: float, steps: int) -> list[np.ndarray]:
+    """Algorithm 1 for linf on ``-sum(curvature (x - centre)^2)``, from x, with the best point's gradient kept."""
+
+    def loss(point: np.ndarray) -> float:
+        return float(-(curvature * (point - centre) ** 2).sum())
+
+    def nearest(point: np.ndarray) -> np.ndarray:
+        return np.clip(np.clip(point, x - epsilon, x + epsilon), 0, 1)
+
+    marks = [math.ceil(round(p * steps, 9)) for p in (0.22, 0.41, 0.57, 0.70, 0.80, 0.87, 0.93, 0.99)]
+    path, size, rises, mark, halved = [x.copy()], 2 * epsilon, 0, 0, False
+    point, before, best = x.copy(), None, x.copy()
+    value, best_at_mark = loss(point), loss(point)
+    for number in range(steps):
+        if number in marks:
+            few = rises < 0.75 * (number - mark)
+            stuck = not halved and loss(best) == best_at_mark
+            halved = few or stuck
+            if halved:
+                size, point = size / 2, best.copy()
+                value = loss(best)
+            rises, mark, best_at_mark = 0, number, loss(best)
+        upward = nearest(point - size * np.sign(curvature * (point - centre)))
+        following = upward
+        if before is not None:
+            following = nearest(point + 0.75 * (upward - point) + 0.25 * (point - before))
+        point, before = following, point
+        rises += loss(point) > value
+        value = loss(point)
+        if value > loss(best):
+            best = point.copy()
+        path.append(point.copy())
+    return path
+
+
+def test_the_path_is_that_of_the_algorithm_written_down_plainly() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(4, 12, generator=generator)
+    centre = x + 0.2 * torch.randn(4, 12, generator=generator)
+    curvature = torch.rand(12, generator=generator) + 0.5
+
+    class Bowl(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out = -(curvature.double() * (x.double() - centre.double()) ** 2).sum(1)
+            return torch.stack([torch.zeros_like(out), out], 1)
+
+    shown: list[Step] = []
+    apgd(
+        target_of(Bowl(), (12,), 2, (0.0, 1.0)),
+        x,
+        torch.zeros(4, dtype=torch.int64),
+        threat_model=ThreatModel(norm="linf", epsilon=0.1),
+        generator=stream(0),
+        settings=ApgdSettings(steps=50, loss="margin", start="input"),
+        watch=shown.append,
+    )
+    assert len(shown) == 51
+    sizes = set()
+    for row in range(4):
+        path = plainly(x[row].double().numpy(), centre[row].double().numpy(), curvature.double().numpy(), 0.1, 50)
+        for step, expected in zip(shown, path, strict=True):
+            np.testing.assert_allclose(step.points[row].numpy(), expected, atol=2e-5)
+        sizes.add(round(float(np.abs(path[-1] - path[-2]).max()), 3))
+    # The step sizes did shrink, so the checkpoints were put to the test.
+    assert max(sizes) < 0.1
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[nn.Module, Tensor, Tensor]:
+    pytest.importorskip("sklearn")
+    network = digits_network()
+    inputs, _ = load_dataset("digits").take(range(100))
+    with torch.no_grad():
+        return network, inputs, network(inputs).argmax(1)
+
+
+def left(network: nn.Module, candidates: Tensor, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> int:
+    with torch.no_grad():
+        found = (network(candidates).argmax(1) != labels) & threat_model.contains(candidates, inputs)
+    return int((~found).sum())
+
+
+def ours(digits: tuple[nn.Module, Tensor, Tensor], threat_model: ThreatModel, loss: str, steps: int = 50) -> int:
+    network, inputs, labels = digits
+    with frozen(network):
+        result = apgd(
+            target_of(network, (1, 8, 8), 10, (0.0, 1.0)),
+            inputs,
+            labels,
+            threat_model=threat_model,
+            generator=stream(0),
+            settings=ApgdSettings(steps=steps, loss=loss),
+        )
+    return left(network, result.candidates, inputs, labels, threat_model)
+
+
+@pytest.mark.parametrize("loss", ["ce", "dlr"])
+@pytest.mark.parametrize(("norm", "epsilon"), [("linf", 0.1), ("l2", 0.7)])
+def test_as_many_are_found_as_by_torchattacks(
+    digits: tuple[nn.Module, Tensor, Tensor], norm: str, epsilon: float, loss: str
+) -> None:
+    torchattacks = pytest.importorskip("torchattacks")
+    network, inputs, labels = digits
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon)
+    name = {"linf": "Linf", "l2": "L2"}[norm]
+    with seeded_globals(0):
+        theirs = torchattacks.APGD(network, norm=name, eps=epsilon, steps=50, loss=loss)(inputs, labels)
+    count = left(network, theirs, inputs, labels, threat_model)
+    assert 10 < count < 90
+    assert ours(digits, threat_model, loss) <= count + 1
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_as_many_are_found_as_by_foolbox(digits: tuple[nn.Module, Tensor, Tensor], norm: str) -> None:
+    foolbox = pytest.importorskip("foolbox")
+    network, inputs, labels = digits
+    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.7, "l1": 2.5}[norm])
+    made = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.SparseL1DescentAttack}
+    with seeded_globals(0), frozen(network):
+        model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
+        candidates = made[norm](steps=50)(model, inputs, labels, epsilons=threat_model.epsilon)[1]
+    count = left(network, candidates, inputs, labels, threat_model)
+    assert 10 < count < 95
+    assert ours(digits, threat_model, "ce") <= count + 1
+
+
+def test_as_many_are_found_as_by_art(digits: tuple[nn.Module, Tensor, Tensor]) -> None:
+    pytest.importorskip("art")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from art.attacks.evasion import AutoProjectedGradientDescent
+        from art.estimators.classification import PyTorchClassifier
+
+        network, inputs, labels = digits
+        classifier = PyTorchClassifier(
+            network, loss=nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1)
+        )
+        attack = AutoProjectedGradientDescent(
+            classifier, eps=0.1, eps_step=0.2, max_iter=50, nb_random_init=1, batch_size=100, verbose=False
+        )
+        with seeded_globals(0), frozen(network), contextlib.redirect_stdout(io.StringIO()):
+            candidates = torch.from_numpy(attack.generate(inputs.numpy(), labels.numpy()))
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    assert ours(digits, threat_model, "ce") <= left(network, candidates, inputs, labels, threat_model) + 1

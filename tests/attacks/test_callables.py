@@ -1,0 +1,231 @@
+"""Plain callables as attacks: what they may be, what they are given, and that they leave no trace."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from robust_ext.attacks import Attack, as_attack
+from robust_ext.attacks.running import run_attack
+from robust_ext.errors import AttackError
+from robust_ext.evaluations.verify import verify
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+
+THREAT_MODEL = ThreatModel(norm="l2", epsilon=0.5)
+INPUTS = torch.full((2, 3), 0.25)
+LABELS = torch.tensor([0, 1])
+# Made once: making a layer draws from the global generator, whose state some tests compare.
+MODULE = nn.Linear(3, 2)
+
+
+def target() -> Target:
+    return Target(module=MODULE, bounds=(0.0, 1.0), classes=2, input_shape=(3,), device=torch.device("cpu"))
+
+
+def run(attack: Attack, seed: int = 0, inputs: Tensor = INPUTS, labels: Tensor = LABELS) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return run_attack(attack, target(), inputs, labels, threat_model=THREAT_MODEL, generator=generator)
+
+
+def moved(model: nn.Module, x: Tensor, y: Tensor, by: float = 0.125) -> Tensor:
+    return x + by
+
+
+class Mover:
+    """A callable that holds its settings."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, epsilon: float) -> Tensor:
+        return x + self.by * epsilon
+
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return x + self.by
+
+    @classmethod
+    def half(cls, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return x + 0.5
+
+    @staticmethod
+    def quarter(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return x + 0.25
+
+
+class Module(nn.Module):
+    """An attack written as a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(0.25))
+
+    def forward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return x + self.by
+
+
+@pytest.mark.parametrize(
+    ("attack", "by", "name"),
+    [
+        (partial(moved, by=0.5), 0.5, "mine"),
+        (partial(partial(moved, by=0.5), by=0.25), 0.25, "mine"),
+        (Mover(0.5), 0.25, "Mover"),
+        (Mover(0.5).attack, 0.5, "attack"),
+        (Mover.half, 0.5, "half"),
+        (Mover.quarter, 0.25, "quarter"),
+        (Module(), 0.25, "Module"),
+    ],
+)
+def test_callables_of_every_kind_are_attacks(attack: Any, by: float, name: str) -> None:
+    adapted = as_attack(attack, name="mine" if name == "mine" else None)
+    assert adapted.name == name
+    assert torch.equal(run(adapted), INPUTS + by)
+    assert adapted.description
+    assert " at 0x" not in adapted.description
+
+
+def test_what_a_callable_asks_for_by_name_is_what_the_run_has() -> None:
+    given_to: dict[str, Any] = {}
+
+    def attack(
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        epsilon: float,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+        **others: Any,
+    ) -> Tensor:
+        given_to.update(model=model, labels=y, epsilon=epsilon, threat_model=threat_model, others=others)
+        given_to["generator"] = generator
+        return x
+
+    mine = target()
+    generator = torch.Generator().manual_seed(3)
+    run_attack(as_attack(attack), mine, INPUTS, LABELS, threat_model=THREAT_MODEL, generator=generator)
+    assert given_to["model"] is mine.module
+    assert given_to["generator"] is generator
+    assert given_to["threat_model"] is THREAT_MODEL
+    assert (given_to["epsilon"], given_to["others"]) == (0.5, {})
+    assert torch.equal(given_to["labels"], LABELS)
+
+
+def by_torch(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return torch.rand_like(x)
+
+
+def by_numpy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return torch.from_numpy(np.random.rand(*x.shape)).float()
+
+
+def by_python(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return torch.tensor([[random.random() for _ in row] for row in x])
+
+
+def by_generator(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(x.shape, generator=generator)
+
+
+def reseeding(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    start = torch.rand(x.shape, generator=generator)
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    return start
+
+
+def state() -> bytes:
+    kind, keys, *rest = np.random.get_state()
+    numpy_state = kind, np.asarray(keys).tobytes(), rest
+    return pickle.dumps((random.getstate(), numpy_state, torch.random.get_rng_state().numpy().tobytes()))
+
+
+@pytest.mark.parametrize("function", [by_torch, by_numpy, by_python, by_generator, reseeding])
+@given(seed=st.integers(0, 2**31), before=st.integers(0, 2**31))
+@settings(max_examples=20)
+def test_randomness_of_every_kind_follows_the_generator(
+    function: Callable[..., Tensor], seed: int, before: int
+) -> None:
+    attack = as_attack(function)
+    first = run(attack, seed)
+    random.seed(before)
+    np.random.seed(before)
+    torch.manual_seed(before)
+    expected = state()
+    assert torch.equal(run(attack, seed), first)
+    unchanged = state() == expected
+    assert unchanged
+    assert not torch.equal(run(attack, seed + 1), first)
+
+
+def test_random_states_are_restored_when_a_callable_raises() -> None:
+    def failing(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        torch.rand(3)
+        np.random.rand(3)
+        random.random()
+        raise KeyError("step")
+
+    expected = state()
+    with pytest.raises(AttackError, match="failing: raised KeyError: 'step'"):
+        run(as_attack(failing))
+    unchanged = state() == expected
+    assert unchanged
+
+
+def test_tensors_of_the_caller_stay_as_they_were() -> None:
+    def greedy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        y.fill_(1)
+        x.requires_grad_()
+        x.data.mul_(2)
+        return x
+
+    inputs, labels = INPUTS.clone(), LABELS.clone()
+    attack = as_attack(greedy)
+    candidates = attack.generate(
+        target(), inputs, labels, threat_model=THREAT_MODEL, generator=torch.Generator().manual_seed(0)
+    )
+    assert torch.equal(candidates.detach(), INPUTS * 2)
+    assert torch.equal(inputs, INPUTS)
+    assert torch.equal(labels, LABELS)
+    assert not inputs.requires_grad
+
+
+def test_candidates_that_carry_a_graph_are_verified_without_it() -> None:
+    def attached(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return x.requires_grad_() * 1.5
+
+    mine = target()
+    candidates = run(as_attack(attached))
+    verified = verify(candidates, INPUTS, LABELS, module=mine.module, threat_model=THREAT_MODEL, attack="attached")
+    assert not verified.candidates.requires_grad
+    assert torch.equal(verified.candidates, INPUTS * 1.5)
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (lambda x: x.numpy(), "mine: returned ndarray, expected a tensor of candidates"),
+        (lambda x: (x, True), "mine: returned tuple, expected a tensor"),
+        (lambda x: None, "mine: returned NoneType, expected a tensor"),
+        (lambda x: x[:1], r"mine: returned shape \(1, 3\) for inputs of shape \(2, 3\)"),
+        (lambda x: x.T, r"mine: returned shape \(3, 2\) for inputs of shape \(2, 3\)"),
+        (lambda x: x.flatten(), r"mine: returned shape \(6,\)"),
+        (lambda x: (x * 255).to(torch.uint8), r"mine: returned dtype torch\.uint8"),
+    ],
+)
+def test_what_is_no_batch_of_candidates_is_refused_by_name(returned: Callable[[Tensor], Any], expected: str) -> None:
+    attack = as_attack(lambda model, x, y: returned(x), name="mine")
+    mine = target()
+    with pytest.raises(AttackError, match=expected):
+        verify(run(attack), INPUTS, LABELS, module=mine.module, threat_model=THREAT_MODEL, attack=attack.name)

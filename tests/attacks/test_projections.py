@@ -1,0 +1,126 @@
+"""Projections against a general solver, and against what every projection must satisfy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog, minimize
+from torch import Tensor
+
+from robust_ext.attacks.projections import project
+from robust_ext.threat import ThreatModel
+
+NORMS = ("linf", "l2", "l1")
+BOUNDS = ((0.0, 1.0), (-2.5, 3.0))
+
+
+def draw(
+    seed: int, shape: tuple[int, ...], threat_model: ThreatModel, reach: float, edge: bool
+) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    low, high = threat_model.bounds
+    x = torch.rand(shape, generator=generator, dtype=torch.float64)
+    x = (x.round() if edge else x) * (high - low) + low
+    return x + reach * torch.randn(shape, generator=generator, dtype=torch.float64), x
+
+
+def solver(point: np.ndarray, x: np.ndarray, threat_model: ThreatModel) -> np.ndarray:
+    """The same by sequential quadratic programming, on the parts of the offset above and below 0."""
+    n, epsilon = len(x), threat_model.epsilon
+    low, high = threat_model.bounds
+    wanted = point - x
+    norms = {
+        "linf": lambda v: epsilon - v[:n] - v[n:],
+        "l2": lambda v: epsilon**2 - ((v[:n] - v[n:]) ** 2).sum(),
+        "l1": lambda v: epsilon - v.sum(),
+    }
+    found = minimize(
+        lambda v: ((v[:n] - v[n:] - wanted) ** 2).sum(),
+        np.zeros(2 * n),
+        bounds=[(0, high - value) for value in x] + [(0, value - low) for value in x],
+        constraints={"type": "ineq", "fun": norms[threat_model.norm]},
+        method="SLSQP",
+        options={"maxiter": 500, "ftol": 1e-14},
+    )
+    return x + found.x[:n] - found.x[n:]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    norm=st.sampled_from(NORMS),
+    bounds=st.sampled_from(BOUNDS),
+    epsilon=st.sampled_from([0.05, 0.4, 1.5, 10.0]),
+    reach=st.sampled_from([0.05, 0.5, 3.0]),
+    values=st.integers(1, 6),
+    edge=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_no_allowed_point_is_nearer(
+    norm: str, bounds: tuple[float, float], epsilon: float, reach: float, values: int, edge: bool, seed: int
+) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    point, x = draw(seed, (1, values), threat_model, reach, edge)
+    ours = project(point, x, threat_model)
+    assert float(threat_model.distance(ours, x)) <= epsilon * (1 + 1e-12)
+    theirs = solver(point[0].numpy(), x[0].numpy(), threat_model)
+    near, far = float((ours - point).norm()), float(np.linalg.norm(theirs - point[0].numpy()))
+    assert near <= far + 1e-6
+    # Both sets are convex: a point inside that is as near is the same point.
+    np.testing.assert_allclose(ours[0].numpy(), theirs, atol=2e-3)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 4.0, 30.0])
+@pytest.mark.parametrize("reach", [0.02, 0.5, 20.0])
+def test_the_l1_projection_satisfies_the_variational_inequality(epsilon: float, reach: float) -> None:
+    threat_model = ThreatModel(norm="l1", epsilon=epsilon)
+    point, x = draw(1, (3, 60), threat_model, reach, edge=False)
+    ours = project(point, x, threat_model)
+    for y, p, centre in zip(point.numpy(), ours.numpy(), x.numpy(), strict=True):
+        # p is the projection exactly where no allowed point lies further along y - p than p does.
+        normal = y - p
+        cost = -np.concatenate([normal, -normal])
+        limits = [(0, 1 - value) for value in centre] + [(0, value) for value in centre]
+        furthest = linprog(cost, A_ub=np.ones((1, 120)), b_ub=[epsilon], bounds=limits, method="highs")
+        assert normal @ centre - furthest.fun <= normal @ p + 1e-9 * max(1.0, np.abs(normal).sum())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    norm=st.sampled_from(NORMS),
+    bounds=st.sampled_from(BOUNDS),
+    epsilon=st.sampled_from([1e-6, 0.01, 1.0, 50.0, 1e4]),
+    reach=st.sampled_from([1e-7, 0.1, 10.0, 1e6]),
+    shape=st.sampled_from([(1, 1), (3, 2), (4, 3, 5, 5), (2, 3000)]),
+    seed=st.integers(0, 2**31),
+)
+def test_float32_points_are_allowed_and_projected_once(
+    norm: str, bounds: tuple[float, float], epsilon: float, reach: float, shape: tuple[int, ...], seed: int
+) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    point, x = (part.to(torch.float32) for part in draw(seed, shape, threat_model, reach, edge=False))
+    before = x.clone(), point.clone()
+    ours = project(point, x, threat_model)
+    assert ours.dtype == torch.float32
+    assert ours.shape == x.shape
+    assert bool(((ours >= bounds[0]) & (ours <= bounds[1])).all())
+    assert bool(threat_model.contains(ours, x).all())
+    again = project(ours, x, threat_model)
+    assert float(threat_model.distance(again, ours).max()) <= 2 * threat_model.tolerance(x[:1].numel())
+    assert torch.equal(x, before[0])
+    assert torch.equal(point, before[1])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_rows_do_not_influence_one_another_and_none_are_fine(norm: str) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=0.7)
+    point, x = draw(3, (5, 50), threat_model, 0.5, edge=False)
+    point[2] = x[2]
+    together = project(point, x, threat_model)
+    for row in range(5):
+        alone = project(point[row : row + 1], x[row : row + 1], threat_model)
+        torch.testing.assert_close(alone[0], together[row], rtol=1e-12, atol=1e-12)
+    assert torch.equal(together[2], x[2])
+    assert project(point[:0], x[:0], threat_model).shape == (0, 50)
