@@ -6,6 +6,7 @@ It also states its traits: what it needs, and how it treats rows. Nothing it say
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 from abc import ABC, abstractmethod
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.random_streams import seeded_globals
@@ -175,9 +176,14 @@ class CallableAttack(Attack):
 
     @property
     def description(self) -> str:
-        """Where the function is defined; what it does is not looked into."""
-        kind = self.function if hasattr(self.function, "__qualname__") else type(self.function)
-        return f"{kind.__module__}.{kind.__qualname__}"
+        """Where the function is defined, with the keywords of a partial; what it does is not looked into."""
+        function, keywords = self.function, dict[str, Any]()
+        while isinstance(function, functools.partial):
+            keywords = {**function.keywords, **keywords}
+            function = function.func
+        kind = function if hasattr(function, "__qualname__") else type(function)
+        shown = ", ".join(f"{key}={value!r}" for key, value in sorted(keywords.items()))
+        return f"{kind.__module__}.{kind.__qualname__}" + (f"({shown})" if shown else "")
 
     def generate(
         self,
@@ -203,10 +209,19 @@ def draw_seed(generator: torch.Generator) -> int:
     return int(torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64))
 
 
+def called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is run when a callable is called, for its signature: an ``nn.Module`` shows none but its forward's."""
+    return function.forward if isinstance(function, nn.Module) else function
+
+
 def _accepted(function: Callable[..., Any], names: tuple[str, ...]) -> tuple[str, ...]:
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = inspect.signature(called(function)).parameters
     except (TypeError, ValueError):
         return ()
     positional = (inspect.Parameter.POSITIONAL_ONLY,)
-    return tuple(name for name in names if name in parameters and parameters[name].kind not in positional)
+    # What a partial sets already is the user's choice.
+    chosen = function.keywords if isinstance(function, functools.partial) else {}
+    return tuple(
+        name for name in names if name in parameters and parameters[name].kind not in positional and name not in chosen
+    )

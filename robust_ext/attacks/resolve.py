@@ -9,7 +9,7 @@ from typing import Any
 
 # The module, not its names: an import that starts at robust_ext.adapter passes through here before it has any.
 from robust_ext import adapter as libraries
-from robust_ext.attacks.base import Attack, CallableAttack
+from robust_ext.attacks.base import Attack, CallableAttack, called
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.objects import resolve_object
 from robust_ext.specification import did_you_mean, parse_call
@@ -82,7 +82,7 @@ def _from_text(text: str, name: str | None, argument: str) -> Attack:
 
 def _check_callable(function: Callable[..., Any], argument: str) -> None:
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(inspect.signature(called(function)).parameters.values())
     except (TypeError, ValueError):
         return
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -92,8 +92,14 @@ def _check_callable(function: Callable[..., Any], argument: str) -> None:
     others = [
         parameter for parameter in parameters if parameter not in positional[:3] and parameter.kind not in variadic
     ]
-    unfilled = [p.name for p in others if p.default is inspect.Parameter.empty and p.name not in _EXTRAS]
-    if (len(positional) < 3 and not unbounded) or unfilled:
-        shown = getattr(function, "__name__", type(function).__name__) + str(inspect.signature(function))
+    unfilled = [
+        p.name
+        for p in others
+        if p.default is inspect.Parameter.empty
+        and (p.name not in _EXTRAS or p.kind is inspect.Parameter.POSITIONAL_ONLY)
+    ]
+    misplaced = any(parameter.name in _EXTRAS for parameter in positional[:3])
+    if (len(positional) < 3 and not unbounded) or unfilled or misplaced:
+        shown = getattr(function, "__name__", type(function).__name__) + str(inspect.signature(called(function)))
         extras = "; of further parameters only threat_model, epsilon and generator are filled in"
         raise InvalidArgumentError(argument, shown, f"a callable (model, x, y) -> x_adv{extras if unfilled else ''}")

@@ -42,15 +42,24 @@ def run_attack(
     if target.classes < attack.traits.minimum_classes:
         classes = attack.traits.minimum_classes
         target = replace(target, module=PaddedClasses(target.module, classes=classes), classes=classes)
+    # Every change in place raises a tensor's version, whatever it is made by.
+    before = [(name, parameter, parameter._version) for name, parameter in target.module.named_parameters()]
     try:
         with frozen(target.module):
-            return attack.generate(
+            candidates = attack.generate(
                 target, inputs.clone(), labels.clone(), threat_model=threat_model, generator=generator
             )
     except RobustExtError:
         raise
     except Exception as error:
         raise AttackError(f"{attack.name}: raised {type(error).__name__}: {error}") from error
+    changed = [name for name, parameter, version in before if parameter._version != version]
+    if changed:
+        raise AttackError(
+            f"{attack.name}: changed the network's weights in place ({', '.join(changed[:3])}); the network is no longer "
+            "the one to be tested: load it anew, and hand the attack a copy"
+        )
+    return candidates
 
 
 def restore_failed(candidates: Tensor, inputs: Tensor, labels: Tensor, *, target: Target) -> Tensor:

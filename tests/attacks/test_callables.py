@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks import Attack, as_attack
 from robust_ext.attacks.running import run_attack
-from robust_ext.errors import AttackError
+from robust_ext.errors import AttackError, InvalidArgumentError
 from robust_ext.evaluations.verify import verify
 from robust_ext.target import Target
 from robust_ext.threat import ThreatModel
@@ -229,3 +229,35 @@ def test_what_is_no_batch_of_candidates_is_refused_by_name(returned: Callable[[T
     mine = target()
     with pytest.raises(AttackError, match=expected):
         verify(run(attack), INPUTS, LABELS, module=mine.module, threat_model=THREAT_MODEL, attack=attack.name)
+
+
+class ForwardAttack(nn.Module):
+    def forward(self, model, x, y, epsilon):
+        return x + epsilon
+
+
+def test_what_a_partial_sets_is_kept_and_described() -> None:
+    def shift(model, x, y, epsilon):
+        return x + epsilon
+
+    chosen = as_attack(partial(shift, epsilon=2.0))
+    assert chosen.description.endswith("shift(epsilon=2.0)")
+    x = torch.zeros(2, 3)
+    target = Target(module=nn.Linear(3, 2), bounds=(0.0, 1.0), classes=2, input_shape=(3,), device=torch.device("cpu"))
+    common = {"threat_model": ThreatModel(norm="linf", epsilon=0.5), "generator": torch.Generator()}
+    labels = torch.zeros(2, dtype=torch.int64)
+    assert float(chosen.generate(target, x, labels, **common).max()) == 2.0
+    assert float(as_attack(shift).generate(target, x, labels, **common).max()) == 0.5
+    assert float(as_attack(ForwardAttack()).generate(target, x, labels, **common).max()) == 0.5
+
+
+def test_extras_in_the_wrong_place_are_refused() -> None:
+    def by_position(model, x, y, epsilon, /):
+        return x
+
+    def instead_of_labels(model, x, epsilon):
+        return x
+
+    for function in (by_position, instead_of_labels, nn.Linear(2, 2)):
+        with pytest.raises(InvalidArgumentError, match=r"expected a callable \(model, x, y\) -> x_adv"):
+            as_attack(function)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks import Attack, AttackTraits
+from robust_ext.attacks import Attack, AttackTraits, CallableAttack
 from robust_ext.attacks.running import restore_failed, run_attack
 from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.target import Target
@@ -71,6 +71,17 @@ def test_what_an_attack_raises_names_it() -> None:
         run(Probe(ZeroDivisionError("by nothing")), target(), inputs, labels)
     with pytest.raises(InvalidArgumentError, match="eps: got 3"):
         run(Probe(InvalidArgumentError("eps", 3, "less")), target(), inputs, labels)
+
+
+def test_changed_weights_are_noticed() -> None:
+    def careless(model, x, y):
+        with torch.no_grad():
+            next(model.parameters()).mul_(0.5)
+        return x
+
+    inputs, labels = torch.rand(3, 2, 2), torch.ones(3, dtype=torch.int64)
+    with pytest.raises(AttackError, match=r"careless: changed the network's weights in place \(1\.weight\)"):
+        run(CallableAttack(careless), target(), inputs, labels)
 
 
 def test_failed_rows_become_the_input() -> None:

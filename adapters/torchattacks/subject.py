@@ -1,0 +1,91 @@
+"""The target as torchattacks meets it: a module of images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.errors import AttackError
+from robust_ext.target import Target
+
+
+class Subject(nn.Module):
+    """A target as a module of images ``(N, C, H, W)``, whatever the shape of its inputs.
+
+    torchattacks puts the model it attacks into eval mode, and then back into train mode if it was there: a target whose
+    parts are in different modes would be attacked as another model than it is judged as, and would not be as before.
+    So its modes are left alone, except for an attack that asks for train mode.
+
+    Args:
+        target: The target.
+        channels: Fewest channels of an image; those that are missing are zeros that the target does not see, so no
+            gradient comes from them.
+        positive: Whether logits are shifted, row by row, to be at least 0.
+        follows: Whether the target is put into train and eval mode as the attack wants.
+    """
+
+    def __init__(self, target: Target, *, channels: int = 1, positive: bool = False, follows: bool = False) -> None:
+        super().__init__()
+        # torchattacks takes its device from the first parameter, and prints a warning where there is none.
+        self.place = nn.Parameter(torch.empty(0, device=target.device), requires_grad=False)
+        self.module = target.module
+        self.input_shape = target.input_shape
+        self.shape = image_shape(target.input_shape)
+        self.missing = max(channels - self.shape[0], 0)
+        self.positive = positive
+        self.follows = follows
+        self.training = target.module.training
+
+    def train(self, mode: bool = True) -> Subject:
+        """Pass the mode on where the attack asks for train mode, else leave all as it is."""
+        return super().train(mode) if self.follows else self
+
+    def enter(self, x: Tensor) -> Tensor:
+        """A copy of inputs ``(N, *input_shape)``, as images."""
+        images = x.reshape(len(x), *self.shape)
+        return torch.cat([images, images.new_zeros(len(x), self.missing, *self.shape[1:])], 1)
+
+    def leave(self, images: Tensor) -> Tensor:
+        """Images as inputs; those of another height and width keep it."""
+        seen = images[:, : self.shape[0]]
+        return seen if len(self.input_shape) == 3 else seen.reshape(len(images), *self.input_shape)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``(N, classes)``."""
+        logits: Tensor = self.module(self.leave(images))
+        return logits - logits.detach().amin(1, keepdim=True).clamp(max=0) if self.positive else logits
+
+
+def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Channels, height and width of an input of any shape.
+
+    Example:
+        >>> image_shape((3, 32, 32)), image_shape((28, 28)), image_shape((10,)), image_shape((3, 8, 32, 32))
+        ((3, 32, 32), (1, 28, 28), (1, 1, 10), (3, 256, 32))
+    """
+    shape = (1,) * (3 - len(shape)) + shape
+    return shape[0], math.prod(shape[1:-1]), shape[-1]
+
+
+def check_shape(
+    name: str, shape: tuple[int, ...], *, norm: str, three_channels: bool, square: Mapping[str, int]
+) -> None:
+    """Raise where a class would fail on inputs of this shape.
+
+    Raises:
+        AttackError: It has too many channels, is not square, or is too small.
+    """
+    channels, height, width = image_shape(shape)
+    if three_channels and channels > 3:
+        raise AttackError(
+            f"{name}: works on images of at most 3 channels, and inputs here are {shape}; use MIFGSM or PGD"
+        )
+    least = square.get(norm)
+    if least is not None and (height != width or width < least):
+        raise AttackError(
+            f"{name}: works for {norm} on square images of at least {least} x {least}, and inputs here are {shape}; "
+            "use an attack without that limit, such as PGD, PGDL2 or OnePixel"
+        )

@@ -1,0 +1,377 @@
+"""What the adapter does about the traps of torchattacks, each shown with and without it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from robust_ext.attacks import Attack, as_attack
+from robust_ext.attacks.running import run_attack
+from robust_ext.errors import AttackError
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+
+torchattacks = pytest.importorskip("torchattacks", reason="torchattacks is not installed")
+adapter = pytest.importorskip("robust_ext.adapters.torchattacks.attack", reason="torchattacks is not installed")
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+
+
+class Identity:
+    """Instead of the unit space: everything as it is."""
+
+    def __init__(self, target: Target, threat_model: ThreatModel) -> None:
+        self.target, self.threat_model = target, threat_model
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x
+
+    def leave(self, candidates: Tensor, inputs: Tensor) -> Tensor:
+        return candidates
+
+
+def network(shape: tuple[int, ...], classes: int, *, bias: float = 0.0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        size = int(torch.Size(shape).numel())
+        module = nn.Sequential(nn.Flatten(), nn.Linear(size, 32), nn.Tanh(), nn.Linear(32, classes)).eval()
+        with torch.no_grad():
+            module[1].weight.mul_(4)
+            module[3].bias.add_(bias)
+    return module
+
+
+def inputs(shape: tuple[int, ...], bounds: tuple[float, float] = (0.0, 1.0), rows: int = 4) -> Tensor:
+    x = torch.rand(rows, *shape, generator=torch.Generator().manual_seed(1))
+    return x * (bounds[1] - bounds[0]) + bounds[0]
+
+
+def run(
+    attack: Attack | str,
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    classes: int = 3,
+    threat_model: ThreatModel = LINF,
+    direct: bool = False,
+) -> Tensor:
+    target = Target(
+        module=module,
+        bounds=threat_model.bounds,
+        classes=classes,
+        input_shape=tuple(x.shape[1:]),
+        device=torch.device("cpu"),
+    )
+    attack = as_attack(f"torchattacks:{attack}") if isinstance(attack, str) else attack
+    generator = torch.Generator().manual_seed(3)
+    if direct:
+        return attack.generate(target, x, y, threat_model=threat_model, generator=generator)
+    return run_attack(attack, target, x, y, threat_model=threat_model, generator=generator)
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0), (-0.5, 0.25)])
+@pytest.mark.parametrize("name", ["FGSM", "PGD", "APGD(steps=3)", "RFGSM", "PIFGSMPP(num_iter_set=2)"])
+def test_bounds_other_than_zero_and_one(
+    name: str, bounds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    width = bounds[1] - bounds[0]
+    x = inputs((3, 8, 8), bounds)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).eval()
+    with torch.no_grad():
+        module[1].weight.div_(width)
+    y = module(x).argmax(1)
+    threat_model = ThreatModel(norm="linf", epsilon=0.1 * width, bounds=bounds)
+    candidates = run(name, module, x, y, threat_model=threat_model)
+    assert bool(threat_model.contains(candidates, x).all())
+    assert not torch.equal(candidates, x)
+    monkeypatch.setattr(adapter, "UnitSpace", Identity)
+    assert not bool(threat_model.contains(run(name, module, x, y, threat_model=threat_model), x).all())
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_losses_on_further_logits_have_classes_enough(classes: int) -> None:
+    x = inputs((1, 8, 8))
+    module = network((1, 8, 8), classes)
+    y = module(x).argmax(1)
+    needs = {"APGD(loss='dlr', steps=3)": 3, "UPGD(loss='dlr', steps=3)": 3, "APGDT(steps=3)": 4}
+    needs["AutoAttack(version='rand')"] = 3
+    for name, needed in needs.items():
+        assert as_attack(f"torchattacks:{name}").traits.minimum_classes == needed
+        candidates = run(name, module, x, y, classes=classes)
+        assert bool((module(candidates).argmax(1) != y).any()), name
+        if needed > classes:
+            # Where nothing can be found, every part of AutoAttack has its turn.
+            small = ThreatModel(norm="linf", epsilon=1e-6)
+            with pytest.raises(AttackError, match="IndexError"):
+                run(name, module, x, y, classes=classes, threat_model=small, direct=True)
+            assert torch.equal(run(name, module, x, y, classes=classes, threat_model=small), x) == ("UPGD" not in name)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 12])
+def test_jsma_aims_at_the_next_class_of_the_target(classes: int) -> None:
+    x = inputs((1, 8, 8), rows=12)
+    module = network((1, 8, 8), classes)
+    y = torch.arange(12) % classes
+    candidates = run("JSMA(gamma=0.5)", module, x, y, classes=classes, threat_model=ThreatModel(norm="l1", epsilon=4.0))
+    moved = (candidates != x).flatten(1).any(1)
+    reached = module(candidates).argmax(1) == (y + 1) % classes
+    assert bool((moved & reached).any())
+    if classes < 10:
+        with pytest.raises(IndexError):
+            torchattacks.JSMA(module, gamma=0.5)(x, y)
+
+
+@pytest.mark.parametrize("bias", [-50.0, 0.0, 50.0])
+@pytest.mark.parametrize(
+    ("name", "settings", "norm"),
+    [
+        ("CW", {"steps": 60, "c": 2.0, "lr": 0.05}, "l2"),
+        ("EADL1", {"lr": 0.02, "initial_const": 0.01, "binary_search_steps": 5}, "l1"),
+        ("EADEN", {"lr": 0.02, "initial_const": 0.01, "binary_search_steps": 5}, "l1"),
+    ],
+)
+def test_margins_do_not_depend_on_a_constant_in_the_logits(
+    name: str, settings: dict[str, Any], norm: str, bias: float
+) -> None:
+    x = inputs((1, 8, 8))
+    module = network((1, 8, 8), 2, bias=bias)
+    y = module(x).argmax(1)
+    attack = as_attack((getattr(torchattacks, name), settings))
+    candidates = run(attack, module, x, y, classes=2, threat_model=ThreatModel(norm=norm, epsilon=2.0))
+    assert bool((module(candidates).argmax(1) != y).all())
+    if bias < 0:
+        by_hand = getattr(torchattacks, name)(module, **settings)(x, y)
+        assert not torch.equal(by_hand, candidates)
+        assert torch.equal(by_hand, x) == (name == "CW")
+
+
+def one_step(x: Tensor, y: Tensor, module: nn.Module) -> Tensor:
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(F.cross_entropy(module(x), y), x)
+    return gradient
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_classes_for_three_channels_run_on_fewer(channels: int) -> None:
+    shape = (channels, 9, 9)
+    x, module = inputs(shape), network(shape, 3)
+    y = module(x).argmax(1)
+    # One step of each, written down for any number of channels.
+    gradient = one_step(x, y, module)
+    kernel = torch.full((channels, 1, 3, 3), 1 / 8)
+    kernel[:, :, 1, 1] = 0
+    first = 10 * LINF.epsilon * gradient.sign()
+    cut = (first.abs() - LINF.epsilon) * first.sign()
+    spread = 10 * LINF.epsilon * F.conv2d(cut, kernel, padding=1, groups=channels).sign()
+    expected = torch.minimum(torch.maximum(x + first + spread, x - LINF.epsilon), x + LINF.epsilon).clamp(0, 1)
+    candidates = run("PIFGSM(num_iter_set=1)", module, x, y)
+    torch.testing.assert_close(candidates, expected)
+    bell = F.conv2d(gradient, torch.full((channels, 1, 5, 5), 1 / 25), padding=2, groups=channels)
+    tifgsm = "TIFGSM(steps=1, diversity_prob=0, kernel_name='uniform', len_kernel=5, alpha=0.05)"
+    torch.testing.assert_close(run(tifgsm, module, x, y), (x + 0.05 * bell.sign()).clamp(0, 1))
+    with pytest.raises(RuntimeError, match="3 channels"):
+        torchattacks.PIFGSM(module)(x, y)
+
+
+@pytest.mark.parametrize("name", ["TIFGSM", "PIFGSM", "PIFGSMPP", "MultiAttack(attacks=['FGSM', 'PIFGSM'])"])
+def test_more_than_three_channels_are_refused_where_they_do_not_work(name: str) -> None:
+    x, module = inputs((4, 8, 8)), network((4, 8, 8), 3)
+    with pytest.raises(AttackError, match="at most 3 channels"):
+        run(name, module, x, module(x).argmax(1))
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 8), (1, 8, 6), (12,)])
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    [("DIFGSM", "linf"), ("TIFGSM", "linf"), ("Pixle", "l1"), ("Square", "l2"), ("AutoAttack", "l2")],
+)
+def test_classes_for_square_images_say_so(name: str, norm: str, shape: tuple[int, ...]) -> None:
+    x, module = inputs(shape), network(shape, 3)
+    threat_model = ThreatModel(norm=norm, epsilon=0.5)
+    with pytest.raises(AttackError, match=r"square images of at least \d x \d"):
+        run(name, module, x, module(x).argmax(1), threat_model=threat_model)
+
+
+def test_small_images_are_refused_where_they_do_not_work() -> None:
+    x, module = inputs((1, 4, 4)), network((1, 4, 4), 3)
+    y = module(x).argmax(1)
+    with pytest.raises(AttackError, match="at least 5 x 5"):
+        run("Square", module, x, y, threat_model=ThreatModel(norm="l2", epsilon=0.5))
+    with pytest.raises(ZeroDivisionError):
+        torchattacks.Square(module, norm="L2", eps=0.01, n_queries=5)(x, y)
+
+
+@pytest.mark.parametrize("shape", [(12,), (6, 8), (1, 6, 8), (2, 3, 4, 5)])
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    [
+        ("PGD(steps=3)", "linf"),
+        ("MIFGSM(steps=3)", "linf"),
+        ("APGD(steps=3)", "l2"),
+        ("Square(n_queries=5)", "linf"),
+        ("FAB(steps=3)", "l2"),
+        ("PGDL2(steps=3)", "l2"),
+        ("DeepFool(steps=5)", "l2"),
+        ("JSMA", "l1"),
+        ("OnePixel(steps=2)", "l1"),
+        ("SparseFool(steps=2)", "l1"),
+    ],
+)
+def test_inputs_of_any_shape_are_images(name: str, norm: str, shape: tuple[int, ...]) -> None:
+    x, module = inputs(shape), network(shape, 3)
+    y = module(x).argmax(1)
+    candidates = run(name, module, x, y, threat_model=ThreatModel(norm=norm, epsilon=0.3))
+    assert candidates.shape == x.shape
+    assert bool(torch.isfinite(candidates).all())
+    assert not torch.equal(candidates, x)
+
+
+class Modes(nn.Module):
+    """A network with a dropout that is meant to be random, noting the modes of its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.dropout, self.linear = nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Linear(64, 3)
+        self.seen: set[tuple[bool, bool, bool]] = set()
+
+    @property
+    def modes(self) -> tuple[bool, bool, bool]:
+        return self.training, self.norm.training, self.dropout.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(self.modes)
+        out: Tensor = self.linear(self.dropout(self.norm(x)).flatten(1))
+        return out
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_modes_are_those_of_the_target(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = inputs((1, 8, 8)), torch.zeros(4, dtype=torch.int64)
+    module = Modes().eval()
+    module.dropout.train()
+    run("PGD(steps=2)", module, x, y, direct=direct)
+    assert module.seen == {(False, False, True)}
+    assert module.modes == (False, False, True)
+    monkeypatch.setattr(adapter.Subject, "train", nn.Module.train)
+    run("PGD(steps=2)", module, x, y, direct=direct)
+    assert module.seen == {(False, False, True), (False, False, False)}
+    assert module.modes == (False, False, True)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_train_mode_is_kept_where_an_object_asks_for_it(wrapped: bool) -> None:
+    x, y = inputs((1, 8, 8)), torch.zeros(4, dtype=torch.int64)
+    module = Modes().eval()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    attack = torchattacks.PGD(network((1, 8, 8), 3), steps=2)
+    attack.set_model_training_mode(model_training=True, batchnorm_training=True)
+    if wrapped:
+        attack = torchattacks.MultiAttack([attack, torchattacks.FGSM(attack.model)])
+    adapted = as_attack(attack)
+    run(adapted, module, x, y, direct=True)
+    assert (True, True, False) in module.seen
+    assert module.modes == (False, False, False)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    assert "model_training=True" in adapted.description
+
+
+def test_nothing_is_printed_for_a_target_without_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    class Bare(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([x.flatten(1).sum(1), x.flatten(1).square().sum(1)], 1)
+
+    x = inputs((1, 8, 8))
+    run("AutoAttack(version='rand')", Bare().eval(), x, Bare()(x).argmax(1), classes=2)
+    assert capsys.readouterr().out == ""
+    torchattacks.FGSM(Bare())
+    assert "Failed to set device" in capsys.readouterr().out
+
+
+def test_seeds_from_the_clock_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr("time.time", lambda: float(next(clock)))
+    x, module = inputs((1, 8, 8)), network((1, 8, 8), 3)
+    y = module(x).argmax(1)
+    settings = {"version": "rand", "eps": 0.1}
+    by_hand = [torchattacks.AutoAttack(module, **settings)(x, y) for _ in range(2)]
+    assert not torch.equal(*by_hand)
+    for name in ("AutoAttack(version='rand')", "AutoAttack(version='rand', seed=None)"):
+        assert torch.equal(run(name, module, x, y), run(name, module, x, y))
+
+
+def test_warnings_of_sparsefool_stay_inside() -> None:
+    x, module = inputs((1, 8, 8)), network((1, 8, 8), 3)
+    y = module(x).argmax(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run("SparseFool(steps=2)", module, x, y, threat_model=ThreatModel(norm="l1", epsilon=3.0))
+    assert not caught
+
+
+@pytest.mark.parametrize("name", ["EADL1", "EADEN"])
+def test_candidates_of_ead_stay_in_bounds(name: str) -> None:
+    settings = {"initial_const": 10.0, "lr": 0.1, "max_iterations": 20, "binary_search_steps": 2}
+    # The first step is taken on the clean image as well, so values near the bounds leave them.
+    x, module = inputs((1, 8, 8)).round() * 0.98 + 0.01, network((1, 8, 8), 3)
+    y = module(x).argmax(1)
+    by_hand = getattr(torchattacks, name)(module, **settings)(x, y)
+    assert not bool(((by_hand >= 0) & (by_hand <= 1)).all())
+    attack = as_attack((getattr(torchattacks, name), settings))
+    candidates = run(attack, module, x, y, threat_model=ThreatModel(norm="l1", epsilon=3.0))
+    assert bool(((candidates >= 0) & (candidates <= 1)).all())
+
+
+@pytest.mark.parametrize("name", ["DeepFool", "FAB", "Square(n_queries=50)", "APGD(steps=2)", "SparseFool"])
+def test_rows_that_are_misclassified_already_are_returned(name: str) -> None:
+    x, module = inputs((1, 8, 8)), network((1, 8, 8), 3)
+    y = module(x).argmax(1)
+    y[1] = (y[1] + 1) % 3
+    attack = as_attack(f"torchattacks:{name}")
+    threat_model = ThreatModel(norm=attack.traits.norms[0], epsilon=0.3)
+    candidates = run(attack, module, x, y, threat_model=threat_model)
+    assert torch.equal(candidates[1], x[1])
+    assert not torch.equal(candidates[0], x[0])
+
+
+class LateGradient(nn.Module):
+    """Row 1 has no gradient the first time it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        brightness = x.flatten(1).mean(1)
+        logits = torch.stack([brightness, 0.9 - brightness], 1)
+        self.calls += 1
+        flat = (torch.arange(len(x)) == 1) & (self.calls == 1)
+        return torch.where(flat[:, None], logits.detach() + 0 * logits, logits)
+
+
+@pytest.mark.parametrize("name", ["BIM", "MIFGSM", "NIFGSM", "SINIFGSM(m=1)", "UPGD", "DIFGSM(diversity_prob=0)"])
+def test_one_step_without_gradient_stops_momentum_as_listed(name: str) -> None:
+    x = torch.tensor([0.3, 0.35, 0.4]).view(3, 1, 1, 1).expand(3, 1, 8, 8).clone()
+    y = torch.ones(3, dtype=torch.int64)
+    candidates = run(name, LateGradient(), x, y, classes=2, threat_model=ThreatModel(norm="linf", epsilon=0.02))
+    assert [torch.equal(*pair) for pair in zip(candidates, x, strict=True)] == [False, name != "BIM", False]
+
+
+@pytest.mark.parametrize(("name", "norm"), [("DeepFool", "l2"), ("SparseFool", "l1")])
+def test_a_row_without_gradient_becomes_nan_as_listed_and_harms_no_other(name: str, norm: str) -> None:
+    class FlatAt(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            brightness = x.flatten(1).mean(1)
+            logits = torch.stack([brightness, 0.9 - brightness], 1)
+            flat = (brightness - 0.35).abs() < 1e-3
+            return torch.where(flat[:, None], logits.detach() + 0 * logits, logits)
+
+    x = torch.tensor([0.3, 0.35, 0.4]).view(3, 1, 1, 1).expand(3, 1, 8, 8).clone()
+    y = torch.ones(3, dtype=torch.int64)
+    candidates = run(name, FlatAt(), x, y, classes=2, threat_model=ThreatModel(norm=norm, epsilon=2.0))
+    assert torch.isnan(candidates).flatten(1).any(1).tolist() == [False, True, False]
