@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from robust_ext.models.defended import Defended
 
 
 @dataclass
@@ -80,6 +84,8 @@ class Target:
         input_shape: Shape of one input, without the batch.
         device: Where inputs must lie.
         counter: Rows sent through ``module``, kept by the module itself.
+        defended: The classifier together with its detector, where there is one; ``module`` is a view of it.
+        references: Points of other classes that the detector lets pass, ``(N, R, *input_shape)``, one group a row.
     """
 
     module: nn.Module
@@ -88,6 +94,8 @@ class Target:
     input_shape: tuple[int, ...]
     device: torch.device
     counter: PassCounter = field(default_factory=PassCounter)
+    defended: Defended | None = None
+    references: Tensor | None = None
 
 
 def module_device(module: nn.Module) -> torch.device:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import copy
+import logging
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from robust_ext.adapters.foolbox.catalogue import CONSTRAINT_NORMS, check_usable, norms_of, traits_of
+from robust_ext.adapters.foolbox.catalogue import find_entry, norms_of
+from robust_ext.adapters.foolbox.entries import Entry
+from robust_ext.adapters.foolbox.hosting import describe, quiet
 from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
+from robust_ext.adapters.foolbox.modules import LowLogits, NeverFlat
+from robust_ext.adapters.foolbox.starting import Anything, Misclassified, needs_start, with_start
+from robust_ext.attacks.base import Attack, draw_seed
+from robust_ext.attacks.running import restore_failed
+from robust_ext.attacks.starting_points import starting_points
+from robust_ext.attacks.unit_space import UnitSpace
 from robust_ext.errors import AttackError, InvalidArgumentError, MissingDependencyError
 from robust_ext.random_streams import seeded_globals
 from robust_ext.specification import check_keywords
 from robust_ext.target import Target
 from robust_ext.threat import NORMS, ThreatModel
 
+_LOGGER = logging.getLogger(__name__)
 _DISTANCES = {norm: getattr(foolbox.distances, norm) for norm in NORMS}
 
 
@@ -28,23 +39,27 @@ class FoolboxAttack(Attack):
     Minimum-norm attacks are run once without an epsilon, and what they return is left as it is. Foolbox knows global
     seeds only, so the run is seeded from the generator and the global generators are restored afterwards.
 
+    Where Foolbox's attack works, the result is its own to the bit. Rows for which it would raise or return something
+    that is no try (zeros, say) are given back as the inputs; see :class:`robust_ext.adapters.foolbox.entries.Entry`.
+
     Args:
         attack: The Foolbox attack; it is not changed.
         name: How tables call it.
-        traits: What it needs and how it treats rows.
+        entry: What is known of its class, with the norms of this very attack.
         chooses_norm: Whether its distance is set to the threat model's norm.
     """
 
-    def __init__(self, attack: Any, *, name: str, traits: AttackTraits, chooses_norm: bool) -> None:
+    def __init__(self, attack: Any, *, name: str, entry: Entry, chooses_norm: bool) -> None:
         self.attack = attack
         self.name = name
-        self.traits = traits
+        self.entry = entry
+        self.traits = entry.traits
         self.chooses_norm = chooses_norm
 
     @property
     def description(self) -> str:
-        """The attack as Foolbox shows it, with all its settings."""
-        return f"Foolbox {self.attack!r}"
+        """The attack as Foolbox shows it, with all its settings, without addresses in memory."""
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", f"Foolbox {self.attack!r}")
 
     def generate(
         self,
@@ -60,17 +75,61 @@ class FoolboxAttack(Attack):
         Raises:
             AttackError: Foolbox or the attack raised, or returned no tensor.
         """
+        if not self.entry.unit_space:
+            return self._run(target, inputs, labels, threat_model, generator)
+        space = UnitSpace(target, threat_model)
+        candidates = self._run(space.target, space.enter(inputs), labels, space.threat_model, generator)
+        return space.leave(candidates, inputs)
+
+    def _run(
+        self, target: Target, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, generator: torch.Generator
+    ) -> Tensor:
         attack = _with_norm(self.attack, threat_model.norm) if self.chooses_norm else self.attack
-        epsilon = None if self.traits.minimum_norm else threat_model.epsilon
-        with seeded_globals(draw_seed(generator)):
+        settings: dict[str, Any] = {"epsilons": None if self.traits.minimum_norm else threat_model.epsilon}
+        seed = draw_seed(generator)
+        if self.traits.starting_points:
+            settings["starting_points"] = starting_points(target, inputs, labels, generator=generator)[0]
+        criterion = self._criterion(target, inputs, labels)
+        if isinstance(criterion, Misclassified):
+            attack = with_start(attack, self.entry.start)
+        with seeded_globals(seed), quiet():
             try:
-                model = foolbox.PyTorchModel(target.module, bounds=target.bounds, device=target.device)
-                _, candidates, _ = attack(model, inputs.clone(), labels.clone(), epsilons=epsilon)
+                model = foolbox.PyTorchModel(self._module(target), bounds=target.bounds, device=target.device)
+                _, candidates, _ = attack(model, inputs.clone(), criterion, **settings)
             except Exception as error:
-                raise AttackError(f"{self.name}: {_describe(error)}") from error
+                raise AttackError(f"{self.name}: {describe(error)}") from error
         if not isinstance(candidates, Tensor):
             raise AttackError(f"{self.name}: returned {type(candidates).__name__}, expected a tensor of candidates")
-        return candidates.detach()
+        return self._repaired(candidates.detach(), inputs, labels, criterion, target)
+
+    def _criterion(self, target: Target, inputs: Tensor, labels: Tensor) -> Any:
+        if self.entry.refines:
+            return Anything(labels.clone())
+        if self.entry.targeted:
+            return foolbox.criteria.TargetedMisclassification(_runners_up(target, inputs, labels))
+        if needs_start(_innermost(self.attack), self.entry.start):
+            return Misclassified(labels.clone(), inputs=inputs, bounds=target.bounds)
+        return labels.clone()
+
+    def _module(self, target: Target) -> torch.nn.Module:
+        if self.entry.targeted:
+            return LowLogits(target.module)
+        return NeverFlat(target.module, power=self.entry.flat) if self.entry.flat else target.module
+
+    def _repaired(self, candidates: Tensor, inputs: Tensor, labels: Tensor, criterion: Any, target: Target) -> Tensor:
+        if self.entry.refines:
+            return restore_failed(candidates, inputs, labels, target=target)
+        lost = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+        if self.traits.failure == "zeros":
+            lost = (candidates == 0).flatten(1).all(1)
+        if isinstance(criterion, Misclassified):
+            lost = criterion.excused
+            if bool(criterion.unstarted.any()):
+                message = (
+                    "%s: found no adversarial point to start at for %d of %d rows, which come back as their inputs"
+                )
+                _LOGGER.warning(message, self.name, int(criterion.unstarted.sum()), len(inputs))
+        return torch.where(lost.view(-1, *[1] * (inputs.dim() - 1)), inputs, candidates)
 
 
 def from_class(attack_class: type, settings: object, *, name: str | None = None) -> FoolboxAttack:
@@ -83,7 +142,7 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
         InvalidArgumentError: The class cannot be used here, or does not accept these settings.
         MissingDependencyError: The attack needs a package that is not installed.
     """
-    check_usable(attack_class)
+    entry = find_entry(attack_class)
     if not isinstance(settings, Mapping):
         raise InvalidArgumentError(
             "attack", f"settings of type {type(settings).__name__}", "a dict of keyword arguments"
@@ -91,15 +150,16 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
     label = attack_class.__name__
     check_keywords(attack_class, settings, argument="attack", label=label)
     try:
-        attack = attack_class(**settings)
+        with quiet():
+            attack = attack_class(**settings)
     except ImportError as error:
         # Brendel-Bethge needs numba, which Foolbox does not install.
         raise MissingDependencyError(f"{label}: {error}; pip install {error.name or 'it'}") from error
     except Exception as error:
         shown = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-        raise InvalidArgumentError("attack", f"{label}({shown})", f"settings it accepts; {_describe(error)}") from error
-    by_constraint = label in CONSTRAINT_NORMS and "constraint" not in settings
-    return _wrap(attack, name or label, by_constraint=by_constraint)
+        raise InvalidArgumentError("attack", f"{label}({shown})", f"settings it accepts; {describe(error)}") from error
+    by_constraint = entry.norm_setting == "constraint" and "constraint" not in settings
+    return _wrap(attack, entry, name or label, by_constraint=by_constraint)
 
 
 def from_object(attack: Any, *, name: str | None = None) -> FoolboxAttack:
@@ -108,25 +168,20 @@ def from_object(attack: Any, *, name: str | None = None) -> FoolboxAttack:
     Raises:
         InvalidArgumentError: It is of a class that cannot be used here.
     """
-    check_usable(type(_innermost(attack)))
-    return _wrap(attack, name or repr(attack), by_constraint=False)
+    return _wrap(attack, find_entry(type(_innermost(attack))), name or repr(attack), by_constraint=False)
 
 
-def _wrap(attack: Any, name: str, *, by_constraint: bool) -> FoolboxAttack:
+def _wrap(attack: Any, entry: Entry, name: str, *, by_constraint: bool) -> FoolboxAttack:
     innermost = _innermost(attack)
     flexible = isinstance(innermost, foolbox.attacks.base.FlexibleDistanceMinimizationAttack)
     chooses_norm = by_constraint or (flexible and getattr(innermost, "_distance", None) is None)
-    norms: tuple[str, ...]
-    if by_constraint:
-        norms = CONSTRAINT_NORMS[type(innermost).__name__]
-    elif chooses_norm:
-        norms = NORMS
-    else:
-        # An attack without a distance of its own is judged in whatever norm the threat model has.
-        norms = norms_of(innermost.distance) if hasattr(innermost, "distance") else NORMS
+    norms = entry.traits.norms
+    if not chooses_norm and hasattr(innermost, "distance"):
+        norms = norms_of(innermost.distance)
     if not norms:
-        raise InvalidArgumentError("attack", repr(attack), "an attack whose distance is linf, l2 or l1")
-    return FoolboxAttack(attack, name=name, traits=traits_of(type(innermost), norms), chooses_norm=chooses_norm)
+        raise InvalidArgumentError("attack", repr(attack), "an attack whose distance is linf, l2, l1 or l0")
+    entry = replace(entry, traits=replace(entry.traits, norms=norms))
+    return FoolboxAttack(attack, name=name, entry=entry, chooses_norm=chooses_norm)
 
 
 def _innermost(attack: Any) -> Any:
@@ -147,6 +202,9 @@ def _with_norm(attack: Any, norm: str) -> Any:
     return changed
 
 
-def _describe(error: Exception) -> str:
-    # Foolbox checks what users pass by bare assertions, which have no text.
-    return f"Foolbox raised {type(error).__name__}" + (f": {error}" if str(error) else " without a message")
+def _runners_up(target: Target, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The likeliest wrong class of each input, int64 ``(N,)``; one forward pass."""
+    with torch.no_grad():
+        logits = target.module(inputs)
+    runners_up: Tensor = logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
+    return runners_up

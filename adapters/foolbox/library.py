@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
+from robust_ext.libraries import load_foolbox
 
-with warnings.catch_warnings():
-    # Foolbox 3.3.4 still imports gaussian_filter from where SciPy used to keep it.
-    warnings.filterwarnings("ignore", message="Please import `gaussian_filter`", category=DeprecationWarning)
-    import foolbox
+foolbox = load_foolbox()
 
 __all__ = ["foolbox"]

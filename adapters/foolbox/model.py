@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from robust_ext.adapter import AdaptedModel
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.errors import InvalidArgumentError, ModelError
 
+_as_eager = foolbox.models.base.ep.astensor
+
 
 class FoolboxModule(nn.Module):
-    """A Foolbox model as a module: it calls the model, so that preprocessing and wrappers are kept.
+    """A Foolbox model as a module: preprocessing and wrappers are kept, gradients flow through them.
 
     The network inside is registered as a submodule, so that hooks, ``named_modules``, ``parameters``, ``train`` and
-    ``eval`` reach it.
+    ``eval`` reach it. The module can be copied and moved to another device or type like any other, preprocessing
+    included; the Foolbox model it was made of stays as it was, but for its network, which both share.
 
     Args:
         model: A Foolbox model that takes and returns PyTorch tensors.
@@ -26,9 +29,9 @@ class FoolboxModule(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
+        opened, networks = _opened(model)
         # In a tuple, a model that is also an nn.Module is not registered a second time.
-        self._foolbox = (model,)
-        networks = list(dict.fromkeys(_networks(model)))
+        self._foolbox = (opened,)
         if len(networks) == 1:
             self.network = networks[0]
         else:
@@ -36,10 +39,19 @@ class FoolboxModule(nn.Module):
         self.training = any(network.training for network in networks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)`` of inputs ``(N, ...)`` in the Foolbox model's bounds; gradients flow."""
-        # Foolbox turns gradients on wherever the input asks for them, even below torch.no_grad().
-        out: Tensor = self._foolbox[0](x if torch.is_grad_enabled() else x.detach())
+        """Logits ``(N, K)`` of inputs ``(N, ...)`` in the Foolbox model's bounds."""
+        out: Tensor = self._foolbox[0](x)
         return out
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FoolboxModule:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Foolbox keeps mean and standard deviation in tensors that no module knows of.
+        for part in _parts(self._foolbox[0]):
+            if isinstance(part, foolbox.models.base.ModelWithPreprocessing):
+                mean, std, flip_axis = part._preprocess_args
+                moved = (None if values is None else _as_eager(fn(values.raw)) for values in (mean, std))
+                part._preprocess_args = (*moved, flip_axis)
+        return self
 
 
 def adapt_model(model: Any) -> AdaptedModel:
@@ -69,13 +81,23 @@ def _parts(model: Any) -> Iterator[Any]:
             yield from _parts(value)
 
 
-def _networks(model: Any) -> Iterator[nn.Module]:
-    """The PyTorch networks that a model and its wrappers hold."""
-    for part in _parts(model):
-        for value in vars(part).values():
-            if isinstance(value, nn.Module):
-                yield value
-            elif inspect.isfunction(value):
-                # PyTorchModel keeps its network only inside the function that calls it.
-                held = inspect.getclosurevars(value).nonlocals.values()
-                yield from (entry for entry in held if isinstance(entry, nn.Module))
+def _opened(model: Any) -> tuple[Any, list[nn.Module]]:
+    """A copy of a model and of what it wraps, that shares their networks and holds them openly; and these networks.
+
+    PyTorchModel keeps its network inside a function, where neither a copy nor a move of the module would find it.
+    """
+    opened, networks = copy.copy(model), []
+    for name, value in vars(model).items():
+        if isinstance(value, foolbox.models.Model):
+            inner, found = _opened(value)
+            setattr(opened, name, inner)
+            networks += found
+        elif isinstance(value, nn.Module):
+            networks.append(value)
+        elif inspect.isfunction(value):
+            held = inspect.getclosurevars(value).nonlocals.values()
+            found = [entry for entry in held if isinstance(entry, nn.Module)]
+            networks += found
+            if isinstance(model, foolbox.PyTorchModel) and name == "_model" and len(found) == 1:
+                setattr(opened, name, found[0])
+    return opened, list(dict.fromkeys(networks))

@@ -129,7 +129,14 @@ class Detector(nn.Module, ABC):
             ModelError: The detector has no threshold yet, or scores NaN.
         """
         with torch.no_grad():
-            excess = self.excess(x)
+            return self.detected(self.excess(x))
+
+    def detected(self, excess: Tensor) -> Tensor:
+        """Which inputs of this excess ``(N,)`` are detected, bool ``(N,)``.
+
+        Raises:
+            ModelError: It is NaN.
+        """
         if bool(excess.isnan().any()):
             raise ModelError(f"detector {type(self).__name__}: scored NaN, which is neither detected nor let pass")
         return excess > 0

@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapter import adapters
 from robust_ext.attacks import Attack, as_attack
 from robust_ext.attacks.base import draw_seed
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError
+from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.random_streams import seeded_globals
-from robust_ext.resolve import as_module
 from robust_ext.target import Target
 from robust_ext.threat import ThreatModel
 
@@ -83,7 +81,7 @@ def test_fixed_epsilon_attacks_equal_foolbox(
     [
         ("l2", "L2DeepFoolAttack", {"steps": 20}),
         ("linf", "LinfDeepFoolAttack", {"steps": 20}),
-        ("l2", "L2CarliniWagnerAttack", {"steps": 20, "binary_search_steps": 3}),
+        ("l2", "L2CarliniWagnerAttack", {"steps": 40, "binary_search_steps": 3, "initial_const": 10.0}),
         ("l2", "BoundaryAttack", {"steps": 10}),
     ],
 )
@@ -172,8 +170,7 @@ def test_attacks_of_others_go_one_row_at_a_time() -> None:
         ("foolbox:LinfPGD(step=3)", r"one of: rel_stepsize, .*did you mean steps\?"),
         ("foolbox:VirtualAdversarialAttack", r"VirtualAdversarialAttack\(steps=\.\.\., \.\.\.\)"),
         ("foolbox:HopSkipJumpAttack(constraint='l7')", "settings it accepts; Foolbox raised AssertionError"),
-        ("foolbox:DatasetAttack", "other samples of the batch"),
-        ("foolbox:L0FMNAttack", "l0"),
+        ("foolbox:DatasetAttack", "other samples that it was fed"),
         ("foolbox:Attack", "base class"),
     ],
 )
@@ -197,70 +194,8 @@ def test_failures_inside_name_the_attack() -> None:
     x, y = batch((0.0, 1.0))
     with pytest.raises(AttackError, match="foolbox:FGSM: Foolbox raised RuntimeError: no answer"):
         run(as_attack("foolbox:FGSM"), Broken().eval(), x, y, ThreatModel(norm="linf", epsilon=0.1))
-    with pytest.raises(AttackError, match="AssertionError without a message"):
+    with pytest.raises(AttackError, match=r"AssertionError: assert .*the inputs must lie in the target's bounds"):
         run(as_attack("foolbox:FGSM"), network(), x + 2, y, ThreatModel(norm="linf", epsilon=0.1))
-
-
-def test_listing_agrees_with_what_is_built() -> None:
-    listed = adapters()["foolbox"].list_attacks()
-    names = {entry.name for entry in listed if not entry.reason}
-    assert {"LinfProjectedGradientDescentAttack", "L2CarliniWagnerAttack"} <= names
-    assert not {"DatasetAttack", "L0FMNAttack", "PGD"} & names
-    for entry in listed:
-        if entry.reason or "BrendelBethge" in entry.name:
-            continue
-        settings = {"steps": 1} if entry.name == "VirtualAdversarialAttack" else {}
-        traits = adapters()["foolbox"].build_attack(entry.name, settings, name="x").traits
-        assert traits == entry.traits
-
-
-def test_preprocessing_is_kept_and_differentiated() -> None:
-    inner = network()
-    mean, std = torch.tensor([0.3]), torch.tensor([0.7])
-    model = foolbox.PyTorchModel(
-        inner, bounds=(0, 1), device="cpu", preprocessing={"mean": mean, "std": std, "axis": -3}
-    )
-    adapted = as_module(model)
-    assert adapted.bounds == (0.0, 1.0)
-    x, _ = batch((0.0, 1.0))
-    x.requires_grad_()
-    by_hand = inner((x - 0.3) / 0.7)
-    out = adapted.module(x)
-    torch.testing.assert_close(out, by_hand)
-    assert not torch.allclose(out, inner(x))
-    (gradient,) = torch.autograd.grad(out.square().sum(), x)
-    (expected,) = torch.autograd.grad(by_hand.square().sum(), x)
-    torch.testing.assert_close(gradient, expected)
-    with torch.no_grad():
-        assert not adapted.module(x).requires_grad
-
-
-def test_wrapped_models_keep_bounds_and_reach_the_network() -> None:
-    inner = network()
-    model = foolbox.models.TransformBoundsWrapper(foolbox.PyTorchModel(inner, bounds=(0, 1), device="cpu"), (-1, 1))
-    adapted = as_module(model)
-    assert adapted.bounds == (-1.0, 1.0)
-    x, _ = batch((-1.0, 1.0))
-    torch.testing.assert_close(adapted.module(x), inner((x + 1) / 2))
-    assert inner in list(adapted.module.modules())
-    assert len(list(adapted.module.parameters())) == len(list(inner.parameters()))
-    assert not adapted.module.training
-    seen = []
-    with inner[0].register_forward_hook(lambda *_: seen.append(1)):  # type: ignore[index]
-        adapted.module(x)
-    assert seen == [1]
-    adapted.module.train()
-    assert inner.training
-    adapted.module.eval()
-    assert not inner.training
-
-
-def test_other_models_of_foolbox_are_refused() -> None:
-    model = foolbox.NumPyModel(lambda x: x, bounds=(0, 1))
-    with pytest.raises(ModelError, match="NumPyModel runs outside PyTorch"):
-        as_module(model)
-    with pytest.raises(InvalidArgumentError, match=r"foolbox\.models\.Model"):
-        as_module(foolbox.distances.l2)
 
 
 def test_importing_the_adapter_imports_no_foolbox() -> None:

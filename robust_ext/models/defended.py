@@ -1,0 +1,138 @@
+"""A classifier and a detector as one module, and the views of it for attacks that know logits only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.detectors.base import Detector
+from robust_ext.detectors.observation import Observation, observe
+from robust_ext.validation import check_choice, check_number
+
+VIEWS = ("classifier", "reject")
+
+
+class Defended(nn.Module):
+    """A classifier whose inputs a detector may reject.
+
+    Where the classifier runs the detector's network on its way, as a binarized classifier on that network's features
+    does, one forward pass serves both.
+
+    Args:
+        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``.
+        detector: With a threshold.
+        inverted: Reject what the detector lets pass, and let pass what it detects (the inverted binarization test,
+            Zimmermann et al. 2022, section 3.2).
+        view: What :meth:`forward` returns. ``"classifier"``: the logits, for attacks that ignore the detector.
+            ``"reject"``: one more column, above all others exactly where an input is rejected: the largest logit plus
+            ``weight`` times the excess. Untargeted attacks take being rejected for a success there; aim them at a
+            class, or give them a :class:`SuccessMargin`.
+        weight: Logits a unit of the detector's excess, above 0.
+    """
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        detector: Detector,
+        *,
+        inverted: bool = False,
+        view: str = "classifier",
+        weight: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.classifier = classifier
+        self.detector = detector
+        self.inverted = inverted
+        self.view = check_choice("view", view, VIEWS)
+        self.weight = check_number("weight", weight, minimum=0, open_minimum=True)
+        self.training = False
+
+    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits ``(N, K)`` and excess ``(N,)`` of inputs ``(N, ...)``; rejected where the excess is above 0.
+
+        Inverted, the excess is negated: attackers always want it low.
+        """
+        logits, excess = self._run(x)
+        return logits, -excess if self.inverted else excess
+
+    def decide(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Predicted classes, int64 ``(N,)``, and which inputs are rejected, bool ``(N,)``.
+
+        Raises:
+            ModelError: The detector scores NaN.
+        """
+        with torch.no_grad():
+            logits, excess = self._run(x)
+        return logits.argmax(1), self.detector.detected(excess) ^ self.inverted
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The view: logits ``(N, K)``, or ``(N, K + 1)`` with the column of rejection."""
+        if self.view == "classifier":
+            out: Tensor = self.classifier(x)
+            return out
+        logits, excess = self.both(x)
+        return torch.cat([logits, (logits.amax(1) + self.weight * excess)[:, None]], 1)
+
+    def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        network = self.detector.classifier
+        with _overhearing(network, self.detector.layers) as heard:
+            logits: Tensor = self.classifier(x)
+        if len(heard) == 1 and heard[0].inputs.shape == x.shape:
+            return logits, self.detector.excess_of(heard[0])
+        return logits, self.detector.excess_of(observe(network, x, self.detector.layers))
+
+
+class SuccessMargin(nn.Module):
+    """Two columns that say whether an attack on a defended classifier succeeds, for untargeted attacks.
+
+    The first column is 0, the second ``min(largest other logit - true logit, -weight x excess)``: it is above 0
+    exactly where an input is misclassified and not rejected. An attack on label 0 thus has to achieve both.
+
+    Args:
+        defended: The classifier and its detector.
+        labels: The true class of every row, int64 ``(N,)``, for batches of these rows in order; or one class for all
+            rows of any batch.
+    """
+
+    def __init__(self, defended: Defended, labels: Tensor | int) -> None:
+        super().__init__()
+        self.defended = defended
+        self.register_buffer("labels", torch.as_tensor(labels))
+        self.training = False
+
+    labels: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, 2)``."""
+        logits, excess = self.defended.both(x)
+        true = self.labels.expand(len(x))[:, None]
+        others = logits.scatter(1, true, -torch.inf).amax(1)
+        gained = others - logits.gather(1, true).squeeze(1)
+        success = torch.minimum(gained, -self.defended.weight * excess)
+        return torch.stack([torch.zeros_like(success), success], 1)
+
+
+@contextmanager
+def _overhearing(network: nn.Module, layers: tuple[str, ...]) -> Iterator[list[Observation]]:
+    """Note every forward pass of a network, whoever makes it."""
+    heard: list[Observation] = []
+    outputs: dict[str, Tensor] = {}
+    modules = dict(network.named_modules())
+    handles = [
+        modules[name].register_forward_hook(lambda _module, _args, out, name=name: outputs.__setitem__(name, out))
+        for name in layers
+        if name in modules
+    ]
+
+    def note(_module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        heard.append(Observation(args[0], out, dict(outputs)))
+
+    handles.append(network.register_forward_hook(note))
+    try:
+        yield heard
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,373 @@
+"""What Foolbox 3.3.4 does wrong, shown on Foolbox itself, and what the adapter makes of it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.adapter import adapters
+from robust_ext.attacks.running import run_attack
+from robust_ext.errors import AttackError
+from robust_ext.random_streams import seeded_globals
+from robust_ext.resolve import as_module
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+
+pytest.importorskip("eagerpy", reason="Foolbox is not installed")
+# Foolbox warns when it is imported; the adapter's import keeps that warning away, which is narrower than a filter here.
+from robust_ext.adapters.foolbox.library import foolbox
+
+SHAPE = (1, 6, 6)
+UNIT = (0.0, 1.0)
+HOPS = {"steps": 2, "initial_gradient_eval_steps": 10, "max_gradient_eval_steps": 20}
+
+
+class Brightness(nn.Module):
+    """Class 0 where the mean, in units of the bounds, is below a threshold of the row's own."""
+
+    def __init__(self, thresholds: Any, bounds: tuple[float, float] = UNIT, slope: float = 10.0) -> None:
+        super().__init__()
+        self.thresholds, self.bounds, self.slope = torch.as_tensor(thresholds), bounds, slope
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = (x.flatten(1).mean(1) - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
+        along = self.slope * (mean - self.thresholds)
+        return torch.stack([-along, along], 1)
+
+
+class Constant(nn.Module):
+    """Class 0 with gradients of zero in row 0, :class:`Brightness` in the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = Brightness(0.45)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.others(x)
+        return torch.cat([logits[:1] * 0 + torch.tensor([[3.0, -3.0]]), logits[1:]])
+
+
+def images(bounds: tuple[float, float] = UNIT, rows: int = 3) -> Tensor:
+    """Dark images, of mean around .4."""
+    drawn = torch.rand(rows, *SHAPE, generator=torch.Generator().manual_seed(0)) * 0.8
+    return drawn * (bounds[1] - bounds[0]) + bounds[0]
+
+
+def zeros(rows: int = 3) -> Tensor:
+    return torch.zeros(rows, dtype=torch.int64)
+
+
+def build(name: str, settings: Mapping[str, Any] | None = None, **unguarded: Any) -> Any:
+    """The adapted attack; ``unguarded`` changes what is known of its class, which switches a guard off."""
+    attack: Any = adapters()["foolbox"].build_attack(name, dict(settings or {}), name=name)
+    if unguarded:
+        attack.entry = replace(attack.entry, **unguarded)
+        attack.traits = attack.entry.traits
+    return attack
+
+
+def run(
+    attack: Any,
+    module: nn.Module,
+    x: Tensor,
+    *,
+    norm: str,
+    epsilon: float = 0.2,
+    bounds: tuple[float, float] = UNIT,
+    labels: Tensor | None = None,
+) -> Tensor:
+    target = Target(module=module, bounds=bounds, classes=2, input_shape=SHAPE, device=torch.device("cpu"))
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon * (bounds[1] - bounds[0]), bounds=bounds)
+    labels = zeros(len(x)) if labels is None else labels
+    return run_attack(attack, target, x, labels, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Foolbox's own run: seeded, and without the one warning that it gives besides raising."""
+    with seeded_globals(0), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*failed to draw sufficient", category=UserWarning)
+        yield
+
+
+def host(name: str, module: nn.Module, x: Tensor, *, epsilon: float | None = None, **settings: Any) -> Tensor:
+    bounds = settings.pop("bounds", UNIT)
+    criterion = settings.pop("criterion", zeros(len(x)))
+    model = foolbox.PyTorchModel(module, bounds=bounds, device="cpu")
+    with seeded():
+        candidates: Tensor = getattr(foolbox.attacks, name)(**settings)(model, x, criterion, epsilons=epsilon)[1]
+    return candidates
+
+
+WIDE = [(-1.0, 1.0), (0.0, 255.0)]
+
+
+@pytest.mark.parametrize("bounds", WIDE)
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_hopskipjump_is_run_in_the_unit_interval(bounds: tuple[float, float], norm: str) -> None:
+    """Foolbox clips to [0, 1] whatever the bounds: all of it is class 0 in (0, 255), where its search never ends."""
+    x, module = images(bounds), Brightness(0.45, bounds)
+    candidates = run(build("HopSkipJumpAttack", HOPS), module, x, norm=norm, bounds=bounds)
+    assert module(candidates).argmax(1).tolist() == [1, 1, 1]
+    assert float(candidates.max()) > 1 or bounds == (-1.0, 1.0)
+    assert float(candidates.min()) < 0 or bounds == (0.0, 255.0)
+    low, high = bounds
+    unit = run(build("HopSkipJumpAttack", HOPS), Brightness(0.45), (x - low) / (high - low), norm=norm)
+    torch.testing.assert_close((candidates - low) / (high - low), unit, rtol=0, atol=1e-4)
+
+
+def test_hopskipjump_clips_to_the_unit_interval() -> None:
+    """The grid search ends; where the inputs lie below 0, Foolbox moves all values above it."""
+    bounds, settings = (-1.0, 1.0), {**HOPS, "stepsize_search": "grid_search"}
+    asked: list[Tensor] = []
+
+    class Asked(Brightness):
+        def forward(self, x: Tensor) -> Tensor:
+            asked.append(x)
+            return super().forward(x)
+
+    x = images(bounds)
+    run(build("HopSkipJumpAttack", HOPS), Asked(0.45, bounds), x, norm="l2", bounds=bounds)
+    assert min(float(points.min()) for points in asked[-5:]) < 0
+    asked.clear()
+    with pytest.MonkeyPatch.context() as patched:
+        clipped: list[tuple[float, float]] = []
+        eager = foolbox.attacks.hop_skip_jump.ep
+        original = eager.clip
+        patched.setattr(eager, "clip", lambda t, low, high: (clipped.append((low, high)), original(t, low, high))[1])
+        host("HopSkipJumpAttack", Brightness(0.45, bounds), x, bounds=bounds, **settings)
+    assert set(clipped) == {(0, 1)}
+
+
+@pytest.mark.parametrize("bounds", WIDE)
+def test_genattack_clips_to_the_unit_interval(bounds: tuple[float, float]) -> None:
+    x, module, settings = images(bounds), Brightness(0.45, bounds), {"steps": 20, "population": 4}
+    attack = build("GenAttack", settings)
+    candidates = run(attack, module, x, norm="linf", bounds=bounds)
+    width = bounds[1] - bounds[0]
+    assert bool(((candidates - x).abs() <= 0.2 * width * (1 + 1e-5)).all())
+    assert bool((module(candidates)[:, 1] > module(x)[:, 1]).all())
+    own = run(build("GenAttack", settings, unit_space=False), module, x, norm="linf", bounds=bounds)
+    changed = own != x
+    assert bool(changed.any())
+    # Foolbox clips to [0, 1] and then to the ball, whose nearest edge is where values beyond 1 or below 0 end up.
+    beyond = (x < -0.2 * width) | (x > 1 + 0.2 * width)
+    assert bool(beyond.any())
+    torch.testing.assert_close(
+        (own - x).abs()[beyond], torch.full((int(beyond.sum()),), 0.2 * width), rtol=1e-4, atol=0
+    )
+
+
+def test_genattack_aims_at_the_likeliest_wrong_class() -> None:
+    class Three(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([x[:, 0, 0, 0], x[:, 0, 0, 1] + 0.2, x[:, 0, 0, 2]], 1)
+
+    x = torch.full((3, *SHAPE), 0.5)
+    x[0, 0, 0, 2], x[1, 0, 0, 0], x[2, 0, 0, 0] = 1.0, 1.0, 0.0
+    labels = torch.tensor([0, 0, 1])
+    own = host(
+        "GenAttack",
+        Three().eval(),
+        x,
+        epsilon=0.3,
+        criterion=foolbox.criteria.TargetedMisclassification(torch.tensor([2, 1, 2])),
+        steps=5,
+        population=4,
+    )
+    attack = build("GenAttack", {"steps": 5, "population": 4})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("robust_ext.adapters.foolbox.attack.draw_seed", lambda generator: 0)
+        candidates = run(attack, Three().eval(), x, norm="linf", epsilon=0.3, labels=labels)
+    assert torch.equal(candidates, own)
+
+
+def test_genattack_overflows_on_large_logits() -> None:
+    module, settings = Brightness(0.45, slope=3000.0), {"steps": 5, "population": 4}
+    targets = foolbox.criteria.TargetedMisclassification(torch.ones(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="NaN"):
+        host("GenAttack", module, images(), epsilon=0.01, criterion=targets, **settings)
+    candidates = run(build("GenAttack", settings), module, images(), norm="linf", epsilon=0.01)
+    assert bool((module(candidates)[:, 1] > module(images())[:, 1]).all())
+
+
+@pytest.mark.parametrize("name", ["L2CarliniWagnerAttack", "EADAttack"])
+def test_failures_of_cw_and_ead_are_images_of_zeros(name: str) -> None:
+    module, x = Brightness([0.45, 5.0, 0.45]), images()
+    settings = {"binary_search_steps": 4, "steps": 50, "initial_const": 1.0}
+    assert not host(name, module, x, **settings)[1].any()
+    norm = build(name).traits.norms[0]
+    candidates = run(build(name, settings), module, x, norm=norm)
+    assert torch.equal(candidates[1], x[1])
+    assert module(candidates).argmax(1).tolist() == [1, 0, 1]
+    unguarded = replace(build(name).traits, failure="last")
+    assert not run(build(name, settings, traits=unguarded), module, x, norm=norm)[1].any()
+
+
+def test_pointwise_knows_no_numeric_epsilon() -> None:
+    module, x = Brightness(0.45), images()
+    with pytest.raises(AttributeError, match="_distance"):
+        host("PointwiseAttack", module, x, epsilon=0.2)
+    candidates = run(build("PointwiseAttack"), module, x, norm="l1")
+    assert module(candidates).argmax(1).tolist() == [1, 1, 1]
+
+
+def test_linf_noise_is_scaled_by_its_largest_value() -> None:
+    module, x = Brightness(5.0), images(rows=20) / 4 + 0.3
+    attack = foolbox.attacks.LinfAdditiveUniformNoiseAttack()
+    with seeded():
+        own = attack.run(foolbox.PyTorchModel(module, bounds=UNIT, device="cpu"), x, zeros(20), epsilon=0.1)
+    assert float((own - x).abs().max()) > 0.1005
+    candidates = run(build("LinfAdditiveUniformNoiseAttack"), module, x, norm="linf", epsilon=0.1)
+    assert bool(ThreatModel(norm="linf", epsilon=0.1).contains(candidates, x).all())
+
+
+def test_l2_fmn_never_projects() -> None:
+    module, x = Brightness(0.45), images()
+    threat_model = ThreatModel(norm="l2", epsilon=1.0)
+    fmn, ddn = (run(build(name, {"steps": 40}), module, x, norm="l2") for name in ("L2FMNAttack", "DDNAttack"))
+    assert bool((threat_model.distance(fmn, x) > 1.5 * threat_model.distance(ddn, x)).all())
+    assert "never projects" in {e.name: e.defect for e in adapters()["foolbox"].list_attacks()}["L2FMNAttack"]
+
+
+STARTING = [("BoundaryAttack", {"steps": 20}, "l2"), ("HopSkipJumpAttack", HOPS, "l2"), ("PointwiseAttack", {}, "linf")]
+
+
+@pytest.mark.parametrize(("name", "settings", "norm"), STARTING)
+def test_a_row_that_cannot_be_started_does_not_lose_the_others(
+    name: str,
+    settings: dict[str, Any],
+    norm: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All noise is of class 0 in row 1: Foolbox raises for all three rows."""
+    module, x = Brightness([0.45, 0.9, 0.45]), images()
+    if name == "PointwiseAttack":
+        module = Brightness([0.45, 5.0, 0.45])
+    with pytest.raises((ValueError, AssertionError)):
+        host(name, module, x, **settings)
+    with caplog.at_level(logging.WARNING):
+        candidates = run(build(name, settings), module, x, norm=norm)
+    assert torch.equal(candidates[1], x[1])
+    assert module(candidates).argmax(1).tolist() == [1, 0, 1]
+    assert f"{name}: found no adversarial point to start at for 1 of 3 rows" in caplog.text
+    assert bool(ThreatModel(norm="l2", epsilon=9.0).contains(candidates, x).all())
+    monkeypatch.setattr("robust_ext.adapters.foolbox.attack.with_start", lambda attack, start: attack)
+    with pytest.raises(AttackError, match="Foolbox raised"):
+        run(build(name, settings), module, x, norm=norm)
+
+
+@pytest.mark.parametrize(("name", "settings", "norm"), STARTING)
+def test_a_row_that_is_wrong_already_comes_back_and_the_others_are_found(
+    name: str, settings: dict[str, Any], norm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, x = Brightness([0.45, 0.1, 0.45]), images()
+    with caplog.at_level(logging.WARNING):
+        candidates = run(build(name, settings), module, x, norm=norm)
+    assert torch.equal(candidates[1], x[1])
+    assert module(candidates).argmax(1).tolist() == [1, 1, 1]
+    assert not torch.equal(candidates[0], x[0])
+    assert not caplog.messages
+
+
+def test_a_start_that_was_chosen_is_used_and_may_fail() -> None:
+    start = foolbox.attacks.LinearSearchContrastReductionAttack(distance=foolbox.distances.l2, target=1.0, steps=10)
+    for name in ("BoundaryAttack", "LInfFMNAttack"):
+        settings = {"steps": 5, "init_attack": start}
+        module, x = Brightness([0.45, 5.0, 0.45]), images()
+        with pytest.raises((ValueError, AssertionError)):
+            host(name, module, x, **settings)
+        attack = build(name, settings)
+        candidates = run(attack, module, x, norm=attack.traits.norms[0])
+        assert torch.equal(candidates[1], x[1])
+        assert module(candidates).argmax(1).tolist() == [1, 0, 1]
+        assert attack.attack.init_attack is start
+
+
+def test_refinement_raises_where_one_row_is_lost() -> None:
+    """A model that binarizes its inputs, as the attack is made for, and one row whose threshold is another."""
+
+    class Binarizing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            cut = torch.tensor([0.5, 0.5, 0.8])[: len(x)].view(-1, 1, 1, 1)
+            count = (x >= cut).float().mean((1, 2, 3)) - 0.6
+            return torch.stack([-count, count], 1)
+
+    module, x = Binarizing().eval(), images() * 0.9
+    attack = build("BinarizationRefinementAttack")
+    assert attack.traits.starting_points
+    with pytest.MonkeyPatch.context() as patched:
+        points = torch.where(torch.arange(36).view(SHAPE) < 30, 0.95, x)
+        patched.setattr("robust_ext.adapters.foolbox.attack.starting_points", lambda *a, **k: (points, zeros() == 0))
+        candidates = run(attack, module, x, norm="l2")
+    model = foolbox.PyTorchModel(module, bounds=UNIT, device="cpu")
+    own = foolbox.attacks.BinarizationRefinementAttack()
+    with pytest.raises(ValueError, match="threshold"):
+        own(model, x, zeros(), starting_points=points, epsilons=None)
+    assert torch.equal(candidates[2], x[2])
+    expected = own(model, x[:2], zeros(2), starting_points=points[:2], epsilons=None)[1]
+    assert torch.equal(candidates[:2], expected)
+    assert module(candidates).argmax(1).tolist() == [1, 1, 0]
+    distance = ThreatModel(norm="l2", epsilon=1.0).distance
+    assert bool((distance(candidates, x)[:2] < distance(points, x)[:2]).all())
+
+
+def test_newtonfool_returns_nan_where_a_gradient_vanishes() -> None:
+    module, x = Constant(), images()
+    assert bool(host("NewtonFoolAttack", module, x)[0].isnan().all())
+    candidates = run(build("NewtonFoolAttack"), module, x, norm="l2")
+    assert torch.equal(candidates[0], x[0])
+    assert module(candidates).argmax(1).tolist() == [0, 1, 1]
+    assert bool(run(build("NewtonFoolAttack", flat=0), module, x, norm="l2")[0].isnan().all())
+    assert torch.equal(candidates[1:], host("NewtonFoolAttack", module, x)[1:])
+
+
+def test_virtual_adversarial_returns_nan_where_a_gradient_vanishes() -> None:
+    module, x, settings = Constant(), images(), {"steps": 1, "xi": 0.01}
+    assert bool(host("VirtualAdversarialAttack", module, x, epsilon=1.0, **settings)[0].isnan().all())
+    candidates = run(build("VirtualAdversarialAttack", settings), module, x, norm="l2", epsilon=1.0)
+    assert bool(ThreatModel(norm="l2", epsilon=1.0).contains(candidates, x).all())
+    assert bool(run(build("VirtualAdversarialAttack", settings, flat=0), module, x, norm="l2")[0].isnan().all())
+
+
+def test_assertions_without_a_text_are_explained() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            mean = x.flatten(1).mean(1) - 0.45 + torch.randn(len(x)) * 0.001
+            return torch.stack([-mean, mean], 1)
+
+    with pytest.raises(AttackError, match=r"AssertionError: assert ep\.all.*hop_skip_jump\.py.*answers are random"):
+        run(build("HopSkipJumpAttack", {**HOPS, "steps": 30}), Noisy().eval(), images(), norm="l2")
+
+
+def test_models_without_gradients_are_explained() -> None:
+    inner = foolbox.PyTorchModel(Brightness(0.5), bounds=UNIT, device="cpu")
+    module = as_module(foolbox.models.ThresholdingWrapper(inner, 0.5)).module
+    with pytest.raises(AttackError, match="choose an attack without gradients"):
+        run(build("LinfPGD"), module, images(), norm="linf")
+    candidates = run(build("SaltAndPepperNoiseAttack", {"steps": 50}), module, images(), norm="l2")
+    assert module(candidates).argmax(1).tolist() == [1, 1, 1]
+
+
+def test_foolbox_does_not_configure_the_callers_logging() -> None:
+    """It writes to the root logger by functions that add a handler where there is none."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    for handler in before:
+        root.removeHandler(handler)
+    try:
+        run(build("BoundaryAttack", {"steps": 2}), Brightness(0.45), images(), norm="l2")
+        assert root.handlers == []
+    finally:
+        root.handlers[:] = before

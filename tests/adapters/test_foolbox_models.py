@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.resolve import as_module
+
+pytest.importorskip("eagerpy", reason="Foolbox is not installed")
+# Foolbox warns when it is imported; the adapter's import keeps that warning away, which is narrower than a filter here.
+from robust_ext.adapters.foolbox.library import foolbox
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 8 * 8, 5)).eval()
+
+
+def batch(bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    x = torch.rand(6, 1, 10, 10, generator=torch.Generator().manual_seed(1)) * (bounds[1] - bounds[0]) + bounds[0]
+    return x, network()(x).argmax(1)
+
+
+def wrapped(kind: str, inner: nn.Module) -> Any:
+    preprocessing = {"mean": [0.3], "std": [0.7], "axis": -3}
+    model = foolbox.PyTorchModel(inner, bounds=(0, 1), device="cpu", preprocessing=preprocessing)
+    return {
+        "plain": lambda: model,
+        "transform_bounds": lambda: model.transform_bounds((-1, 1)),
+        "TransformBounds": lambda: foolbox.models.TransformBoundsWrapper(model, (-1, 1)),
+        "Thresholding": lambda: foolbox.models.ThresholdingWrapper(model, 0.5),
+        "ExpectationOverTransformation": lambda: foolbox.models.ExpectationOverTransformationWrapper(model, 3),
+    }[kind]()
+
+
+KINDS = ["plain", "transform_bounds", "TransformBounds", "Thresholding", "ExpectationOverTransformation"]
+
+
+def test_preprocessing_is_kept_and_differentiated() -> None:
+    inner = network()
+    mean, std = torch.tensor([0.3]), torch.tensor([0.7])
+    model = foolbox.PyTorchModel(
+        inner, bounds=(0, 1), device="cpu", preprocessing={"mean": mean, "std": std, "axis": -3}
+    )
+    adapted = as_module(model)
+    assert adapted.bounds == (0.0, 1.0)
+    x, _ = batch((0.0, 1.0))
+    x.requires_grad_()
+    by_hand = inner((x - 0.3) / 0.7)
+    out = adapted.module(x)
+    torch.testing.assert_close(out, by_hand)
+    assert not torch.allclose(out, inner(x))
+    (gradient,) = torch.autograd.grad(out.square().sum(), x)
+    (expected,) = torch.autograd.grad(by_hand.square().sum(), x)
+    torch.testing.assert_close(gradient, expected)
+    with torch.no_grad():
+        assert not adapted.module(x).requires_grad
+
+
+def test_wrapped_models_keep_bounds_and_reach_the_network() -> None:
+    inner = network()
+    model = foolbox.models.TransformBoundsWrapper(foolbox.PyTorchModel(inner, bounds=(0, 1), device="cpu"), (-1, 1))
+    adapted = as_module(model)
+    assert adapted.bounds == (-1.0, 1.0)
+    x, _ = batch((-1.0, 1.0))
+    torch.testing.assert_close(adapted.module(x), inner((x + 1) / 2))
+    assert inner in list(adapted.module.modules())
+    assert len(list(adapted.module.parameters())) == len(list(inner.parameters()))
+    assert not adapted.module.training
+    seen = []
+    with inner[0].register_forward_hook(lambda *_: seen.append(1)):  # type: ignore[index]
+        adapted.module(x)
+    assert seen == [1]
+    adapted.module.train()
+    assert inner.training
+    adapted.module.eval()
+    assert not inner.training
+
+
+def test_other_models_of_foolbox_are_refused() -> None:
+    model = foolbox.NumPyModel(lambda x: x, bounds=(0, 1))
+    with pytest.raises(ModelError, match="NumPyModel runs outside PyTorch"):
+        as_module(model)
+    with pytest.raises(InvalidArgumentError, match=r"foolbox\.models\.Model"):
+        as_module(foolbox.distances.l2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_modules_answer_like_the_models(kind: str) -> None:
+    model = wrapped(kind, network())
+    x, _ = batch(tuple(model.bounds))
+    adapted = as_module(model)
+    assert adapted.bounds == tuple(model.bounds)
+    assert torch.equal(adapted.module(x), model(x))
+    assert not torch.allclose(adapted.module(x), network()(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_have_a_network_of_their_own(kind: str) -> None:
+    """PyTorchModel holds its network in a closure, which a copy of the module would go on to call."""
+    module = as_module(wrapped(kind, network())).module
+    x, _ = batch((0.0, 1.0))
+    before, changed = module(x), copy.deepcopy(module)
+    assert torch.equal(changed(x), before)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.zero_()
+    assert not changed(x).any()
+    assert torch.equal(module(x), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moving_a_module_moves_its_preprocessing(kind: str) -> None:
+    model = wrapped(kind, network())
+    x, _ = batch(tuple(model.bounds))
+    expected = model(x)
+    doubled = copy.deepcopy(as_module(model).module).double()
+    out = doubled(x.double())
+    assert out.dtype == torch.float64
+    torch.testing.assert_close(out.float(), expected)
+    assert torch.equal(model(x), expected)
+
+
+def test_moving_to_another_device_moves_mean_and_std() -> None:
+    module = copy.deepcopy(as_module(wrapped("TransformBounds", network())).module).to("meta")
+    out = module(torch.empty(2, 1, 10, 10, device="meta"))
+    assert (out.device.type, out.shape) == ("meta", (2, 5))
+
+
+def test_random_models_stay_random_and_are_averaged() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :3] + torch.randn(len(x), 3)
+
+    model = foolbox.PyTorchModel(Noisy().eval(), bounds=(0, 1), device="cpu")
+    module = as_module(foolbox.models.ExpectationOverTransformationWrapper(model, 4)).module
+    x, _ = batch((0.0, 1.0))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        out = module(x)
+        torch.manual_seed(0)
+        by_hand = torch.stack([x.flatten(1)[:, :3] + torch.randn(len(x), 3) for _ in range(4)]).mean(0)
+    torch.testing.assert_close(out, by_hand)

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.detectors import Detector, Observation
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.features import LayerInput
+from robust_ext.models.binarized import BinarizedClassifier
+from robust_ext.models.defended import Defended, SuccessMargin
+
+
+class Hidden(Detector):
+    """The first hidden unit."""
+
+    layers = ("1",)
+
+    def score_of(self, seen: Observation) -> Tensor:
+        return seen.layers["1"][:, 0]
+
+
+def network() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).eval()
+
+
+def data(count: int) -> Tensor:
+    return torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(1))
+
+
+def calibrated(classifier: nn.Module) -> Hidden:
+    detector = Hidden(classifier)
+    detector.calibrate(data(100), false_positive_rate=0.3)
+    return detector
+
+
+def binarized(classifier: nn.Module) -> BinarizedClassifier:
+    generator = torch.Generator().manual_seed(2)
+    return BinarizedClassifier(
+        LayerInput(classifier, "3"),
+        references=data(4),
+        weight=torch.randn(4, 5, generator=generator),
+        anchor=torch.randn(4, 5, generator=generator),
+        threshold=torch.zeros(4),
+        scale=torch.ones(4),
+        offset=torch.zeros(4),
+    )
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_one_pass_serves_both(inverted: bool) -> None:
+    classifier = network()
+    detector = calibrated(classifier)
+    calls: list[int] = []
+    classifier.register_forward_hook(lambda _module, args, _out: calls.append(len(args[0])))
+    x = data(4)
+    sign = -1 if inverted else 1
+    expected = sign * (classifier[1](x.flatten(1))[:, 0] - detector.threshold)
+    for head in (classifier, binarized(classifier)):
+        calls.clear()
+        logits, excess = Defended(head, detector, inverted=inverted).both(x)
+        assert calls == [4]
+        torch.testing.assert_close(logits, head(x))
+        torch.testing.assert_close(excess, expected)
+
+
+def test_other_networks_are_run_beside() -> None:
+    detector, other = calibrated(network()), nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
+    x = data(4)
+    logits, excess = Defended(other, detector).both(x)
+    torch.testing.assert_close(logits, other(x))
+    torch.testing.assert_close(excess, detector.excess(x))
+
+    # A network that asks twice, about noise too, is not mistaken for one pass.
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return detector.classifier(x) + detector.classifier(x * 0.5)
+
+    torch.testing.assert_close(Defended(Twice(), detector).both(x)[1], detector.excess(x))
+    assert not detector.classifier._forward_hooks
+
+
+def test_decisions_are_the_detectors() -> None:
+    classifier = network()
+    detector = calibrated(classifier)
+    x = data(100)
+    predicted, rejected = Defended(classifier, detector).decide(x)
+    assert torch.equal(predicted, classifier(x).argmax(1))
+    assert torch.equal(rejected, detector.decide(x))
+    assert int(rejected.sum()) == 30
+    assert torch.equal(Defended(classifier, detector, inverted=True).decide(x)[1], ~rejected)
+    # The input whose score is the threshold itself is let pass, and is the one that the inverted test rejects.
+    edge = x[(detector.score(x) == detector.threshold)]
+    assert len(edge) == 1
+
+
+def test_the_column_of_rejection_wins_exactly_where_rejected() -> None:
+    classifier = network()
+    detector = calibrated(classifier)
+    x = data(100)
+    logits = Defended(classifier, detector, view="reject", weight=3.0)(x)
+    assert logits.shape == (100, 4)
+    assert torch.equal(logits[:, :3], classifier(x))
+    assert torch.equal(logits.argmax(1) == 3, detector.decide(x))
+    assert torch.equal(Defended(classifier, detector)(x), classifier(x))
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_the_margin_is_positive_exactly_on_success(inverted: bool) -> None:
+    classifier = network()
+    defended = Defended(classifier, calibrated(classifier), inverted=inverted)
+    x = data(200)
+    labels = torch.randint(0, 3, (200,), generator=torch.Generator().manual_seed(3))
+    predicted, rejected = defended.decide(x)
+    success = (predicted != labels) & ~rejected
+    assert 0 < int(success.sum()) < 200
+    assert torch.equal(SuccessMargin(defended, labels)(x).argmax(1) == 1, success)
+    zeros = SuccessMargin(defended, 0)
+    assert torch.equal(zeros(x[:7]).argmax(1) == 1, ((predicted != 0) & ~rejected)[:7])
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(zeros(x)[:, 1].sum(), x)
+    assert bool((gradient.flatten(1).abs().sum(1) > 0).all())
+
+
+def test_what_is_wrong_is_said() -> None:
+    classifier = network()
+    with pytest.raises(InvalidArgumentError, match="view: got 'both'"):
+        Defended(classifier, calibrated(classifier), view="both")
+    with pytest.raises(ModelError, match="has no threshold"):
+        Defended(classifier, Hidden(classifier)).decide(data(2))
