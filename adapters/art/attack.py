@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,27 +14,39 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.art.catalogue import NORM_NAMES, NORM_VALUES, Entry, fewest_classes, find_entry
+from robust_ext.adapters.art.catalogue import NORM_NAMES, NORM_VALUES, fewest_classes, find_entry
+from robust_ext.adapters.art.entries import Entry
+from robust_ext.adapters.art.estimator import Subject, make_estimator, without_new_hooks
+from robust_ext.adapters.art.guards import constructible, repair, seeded_states, without_bars
 from robust_ext.adapters.art.library import art
+from robust_ext.adapters.art.objects import ESTIMATORS, settings_of
+from robust_ext.adapters.art.settings import Scene, nothing
 from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
-from robust_ext.errors import AttackError, InvalidArgumentError, MissingDependencyError
+from robust_ext.attacks.running import restore_failed
+from robust_ext.attacks.starting_points import starting_points
+from robust_ext.attacks.unit_space import UnitSpace
+from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.random_streams import seeded_globals
 from robust_ext.specification import check_keywords
 from robust_ext.target import Target
 from robust_ext.threat import ThreatModel
 
 _LOGGER = logging.getLogger(__name__)
-_ESTIMATORS = ("estimator", "classifier")
-_MISSING = object()
+# Where what is installed is called otherwise than what is imported.
+_DISTRIBUTIONS = {"cv2": "opencv-python-headless"}
 
 
 class ArtAttack(Attack):
     """An ART attack class with settings, made anew for each target and threat model.
 
     Settings that are left out follow the threat model where the class has them: ``eps`` is epsilon, ``norm`` the
-    norm. ``eps_step`` is ART's default as long as that is below epsilon, and otherwise the larger of a tenth of epsilon
-    and 2.5 epsilon over the iterations (APGD and its kin, which only shorten their steps: epsilon). The batch size is
-    at least the number of inputs, ``targeted`` is False and ``verbose`` is False.
+    norm. ``eps_step`` is ART's default times the width of the bounds as long as that is below epsilon, and otherwise
+    the larger of a tenth of epsilon and 2.5 epsilon over the iterations (APGD and its kin, which only shorten their
+    steps: epsilon). The batch size is at least the number of inputs, ``targeted`` is False and ``verbose`` is False.
+    What ART has no default for, or one that does nothing, is filled in as :mod:`robust_ext.adapters.art.settings` says.
+
+    Attacks that need rows one at a time are given them so. Those that aim at a class are given the one that comes
+    second at the input. Where ART returns the random start of a row on which it failed, the row's input is returned.
 
     Args:
         attack_class: The class.
@@ -66,72 +78,152 @@ class ArtAttack(Attack):
         threat_model: ThreatModel,
         generator: torch.Generator,
     ) -> Tensor:
-        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.generate`.
+        """Run the attack on the batch, see :meth:`robust_ext.attacks.base.Attack.generate`.
 
         Raises:
             InvalidArgumentError: The class does not accept these settings.
+            AttackRefusedError: The class does not work with inputs of this shape.
             AttackError: ART or the attack raised, or returned something else than an array.
             MissingDependencyError: The attack needs a package that is not installed.
         """
-        x = inputs.detach().cpu().numpy().astype(np.float32)
-        y = nn.functional.one_hot(labels.detach().cpu(), target.classes).numpy().astype(np.float32)
+        channels = self.entry.channels
+        if channels and (len(target.input_shape) != 3 or target.input_shape[0] != channels):
+            raise AttackRefusedError(
+                f"{self.name} works on images of shape ({channels}, height, width) only, and this target takes "
+                f"{target.input_shape}; choose another attack"
+            )
+        self._compare("eps", self.settings.get("eps"), threat_model.epsilon)
+        self._compare("norm", NORM_NAMES.get(self.settings.get("norm")), threat_model.norm)
+        parts = [slice(i, i + 1) for i in range(len(inputs))] if self.traits.rows == "single" else [slice(None)]
+        space = UnitSpace(target, threat_model) if self.entry.unit_space else None
+        candidates = [
+            self._generate(
+                target if space is None else space.target,
+                inputs[part] if space is None else space.enter(inputs[part]),
+                labels[part],
+                threat_model=threat_model if space is None else space.threat_model,
+                generator=generator,
+                unit=1.0 if space is None else threat_model.width,
+            )
+            for part in parts
+        ]
+        out = torch.cat(candidates) if candidates else inputs.clone()
+        if out.shape != inputs.shape:
+            return out
+        if space is not None:
+            out = space.leave(out, inputs)
+        return restore_failed(out, inputs, labels, target=target) if self.traits.failure == "start" else out
+
+    def _generate(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+        unit: float,
+    ) -> Tensor:
+        entry = self.entry
+        aims, guides = labels, None
+        if entry.aims:
+            aims = runner_up(target, inputs, labels)
+        if entry.guides or entry.starts:
+            guides, found = starting_points(target, inputs, labels, generator=generator)
+            if entry.starts and not bool(found.all()):
+                return inputs.clone()
+            if entry.aims:
+                aims = runner_up(target, guides, labels)
         # ART takes the current GPU, whichever the target is on.
         device = torch.cuda.device(target.device) if target.device.type == "cuda" else nullcontext()
-        with seeded_globals(draw_seed(generator)), _seeded_states(), device, warnings.catch_warnings():
+        with (
+            seeded_globals(draw_seed(generator)),
+            seeded_states(),
+            without_bars(),
+            device,
+            without_new_hooks(target.module),
+            warnings.catch_warnings(),
+        ):
             # Square (l2), among others, divides by zero where nothing has changed yet, and goes on.
             warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"art\.attacks\.")
-            attack = self._make(target, threat_model, len(x))
+            # With several random starts, PGD hands tensors to numpy 2 in a way that it puts up with for now.
+            warnings.filterwarnings("ignore", message="__array__ implementation doesn't", category=DeprecationWarning)
+            attack = self._make(target, Scene(inputs=inputs, threat_model=threat_model, unit=unit))
             try:
-                out = attack.generate(x=x, y=y)
+                out = self._call(attack, inputs, aims, guides, target.classes)
             except ImportError as error:
-                package = error.name or "the package"
-                raise MissingDependencyError(f"{self.name}: {error}; pip install {package}") from error
+                raise self._missing(error) from error
             except Exception as error:
                 raise AttackError(f"{self.name}: ART raised {type(error).__name__}: {error}") from error
         if not isinstance(out, np.ndarray):
             raise AttackError(f"{self.name}: returned {type(out).__name__}, expected an array of candidates")
         return torch.from_numpy(np.ascontiguousarray(out, dtype=np.float32)).to(target.device)
 
-    def _make(self, target: Target, threat_model: ThreatModel, samples: int) -> Any:
+    def _call(self, attack: Any, inputs: Tensor, aims: Tensor, guides: Tensor | None, classes: int) -> Any:
+        entry = self.entry
+        x, y = _array(inputs), _array(nn.functional.one_hot(aims, classes))
+        extras: dict[str, Any] = {}
+        if entry.indices:
+            y = aims.cpu().numpy()
+        if guides is not None and entry.guides:
+            extras[entry.guides] = _array(guides)
+        elif guides is not None:
+            start = _array(guides)
+            attack._find_random_adversarial = lambda x, y: start
+        if entry.channels_last:
+            x = np.moveaxis(x, 1, -1)
+        out = attack.generate(**{"x": x, "y": y, **extras})
+        if entry.patch:
+            # Placed, turned and sized at random, within what the attack was made for.
+            out = attack.apply_patch(x, scale=getattr(attack, "_attack", attack).scale_max)
+        return np.moveaxis(out, -1, 1) if entry.channels_last else out
+
+    def _make(self, target: Target, scene: Scene) -> Any:
         """The attack object, bound to an estimator around the target."""
-        module = _Subject(target.module, classes=target.classes, probabilities=self.entry.probabilities)
-        estimator = _estimator(module, target)
-        settings = self._completed(threat_model, samples)
+        entry = self.entry
+        subject = Subject(target, probabilities=entry.probabilities, channels_last=entry.channels_last)
+        estimator = make_estimator(subject, target)
+        settings = self._completed(scene)
         try:
-            attack = self._construct(settings, estimator)
-            # The attacks inside AutoAttack show progress bars of their own.
-            for part in getattr(attack, "attacks", ()):
-                if hasattr(part, "verbose"):
-                    part.verbose = False
+            attack = self._construct(settings, estimator, scene)
+        except ImportError as error:
+            raise self._missing(error) from error
         except Exception as error:
             shown = ", ".join(f"{key}={value!r}" for key, value in settings.items())
             expected = f"settings it accepts; ART raised {type(error).__name__}: {error}"
             raise InvalidArgumentError("attack", f"{self.attack_class.__name__}({shown})", expected) from error
-        module.answers = True
+        repair(attack)
+        subject.answers = True
         return attack
 
-    def _construct(self, settings: Mapping[str, Any], estimator: Any) -> Any:
-        first = next(name for name in (*_ESTIMATORS, *self._parameters) if name in self._parameters)
-        bound = {key: _rebound(value, estimator) for key, value in settings.items()}
-        return self.attack_class(**{first: estimator}, **bound)
+    def _missing(self, error: ImportError) -> MissingDependencyError:
+        package = _DISTRIBUTIONS.get(error.name or "", error.name or "the package")
+        return MissingDependencyError(f"{self.name}: {error}; pip install {package}")
 
-    def _completed(self, threat_model: ThreatModel, samples: int) -> dict[str, Any]:
-        settings = dict(self.settings)
+    def _construct(self, settings: Mapping[str, Any], estimator: Any, scene: Scene) -> Any:
+        first = next(name for name in (*ESTIMATORS, *self._parameters) if name in self._parameters)
+        bound = {key: _rebound(value, estimator, scene) for key, value in settings.items()}
+        return constructible(self.attack_class)(**{first: estimator}, **bound)
+
+    def _completed(self, scene: Scene) -> dict[str, Any]:
+        settings, threat_model = dict(self.settings), scene.threat_model
+        for key in self.entry.distances:
+            if key in settings and scene.unit != 1:
+                settings[key] = settings[key] / scene.unit
         wanted = {
             "eps": threat_model.epsilon,
             "norm": NORM_VALUES[threat_model.norm],
-            "targeted": False,
+            "targeted": self.entry.aims,
             "verbose": False,
+            **self.entry.fill(scene),
         }
         for key, value in wanted.items():
             if key in self._parameters:
                 settings.setdefault(key, value)
-        self._compare("eps", self.settings.get("eps"), threat_model.epsilon)
-        self._compare("norm", NORM_NAMES.get(self.settings.get("norm")), threat_model.norm)
         if "eps_step" in self._parameters and "eps_step" not in settings:
-            settings["eps_step"] = self._step(settings)
+            settings["eps_step"] = self._step(settings, threat_model.width)
         if "batch_size" in self._parameters and self.traits.rows != "single":
-            settings["batch_size"] = max(samples, self._value(settings, "batch_size"), 1)
+            settings["batch_size"] = max(len(scene.inputs), self._value(settings, "batch_size"), 1)
         return settings
 
     def _compare(self, key: str, chosen: object, wanted: object) -> None:
@@ -139,9 +231,10 @@ class ArtAttack(Attack):
             message = "%s: %s=%r was set and differs from the threat model's %r; candidates are judged by the latter"
             _LOGGER.warning(message, self.name, key, self.settings[key], wanted)
 
-    def _step(self, settings: Mapping[str, Any]) -> float:
-        epsilon, default = settings.get("eps"), self._parameters["eps_step"].default
-        if not isinstance(epsilon, (int, float)) or (isinstance(default, float) and default < epsilon):
+    def _step(self, settings: Mapping[str, Any], width: float) -> float:
+        # ART's defaults are those of inputs in [0, 1].
+        epsilon, default = settings.get("eps"), self._parameters["eps_step"].default * width
+        if not isinstance(epsilon, (int, float)) or default < epsilon:
             return float(default)
         if self.entry.first_step is not None:
             return self.entry.first_step * epsilon
@@ -152,47 +245,11 @@ class ArtAttack(Attack):
         return settings.get(key, self._parameters[key].default)
 
 
-class _Subject(nn.Module):
-    """The target as ART meets it.
-
-    ART probes a model with a row of ones while it constructs some attacks, to see whether it returns probabilities.
-    Until ``answers`` is set such a probe is answered with zeros, which are none, and the target is not asked: a probe
-    is no query of the attack, and a target may accept nothing but the rows of its batch. On numpy 2 some of ART's
-    attacks send float64, so inputs are cast.
-    """
-
-    def __init__(self, module: nn.Module, *, classes: int, probabilities: bool) -> None:
-        super().__init__()
-        self.module = module
-        self.classes = classes
-        self.probabilities = probabilities
-        self.answers = False
-        self.training = module.training
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.answers:
-            return x.new_zeros(len(x), self.classes)
-        logits: Tensor = self.module(x.to(torch.float32))
-        return logits.softmax(1) if self.probabilities else logits
-
-
-@contextmanager
-def _seeded_states() -> Iterator[None]:
-    """Seed from numpy's global generator what would take its seed from the system.
-
-    HopSkipJump and Boundary, among others, make a ``RandomState()`` of their own, which no global seed reaches.
-    """
-    original = np.random.RandomState
-
-    class Seeded(original):  # type: ignore[misc,valid-type]
-        def __init__(self, seed: Any = None) -> None:
-            super().__init__(np.random.randint(2**31) if seed is None else seed)
-
-    np.random.RandomState = Seeded  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        np.random.RandomState = original  # type: ignore[misc]
+def runner_up(target: Target, points: Tensor, labels: Tensor) -> Tensor:
+    """The class with the highest logit among all but the label's, int64 ``(N,)``; one query of the whole batch."""
+    with torch.no_grad():
+        logits: Tensor = target.module(points)
+    return logits.scatter(1, labels.view(-1, 1), -torch.inf).argmax(1)
 
 
 def from_class(attack_class: type, settings: object, *, name: str | None = None) -> ArtAttack:
@@ -207,10 +264,14 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
             "attack", f"settings of type {type(settings).__name__}", "a dict of keyword arguments"
         )
     label = attack_class.__name__
-    check_keywords(attack_class, settings, argument="attack", label=label, hidden=("self", *_ESTIMATORS))
-    if settings.get("targeted"):
+    given = {**dict.fromkeys(_filled_in(attack_class, entry)), **settings}
+    check_keywords(attack_class, given, argument="attack", label=label, hidden=("self", *ESTIMATORS))
+    if not entry.aims and settings.get("targeted"):
         expected = "targeted=False: attacks are given true labels, which a targeted one would aim at"
         raise InvalidArgumentError("attack", f"{label}(targeted=True)", expected)
+    if entry.aims and not settings.get("targeted", True):
+        expected = "targeted=True: it is given the class that comes second at the input, to aim at"
+        raise InvalidArgumentError("attack", f"{label}(targeted=False)", expected)
     return ArtAttack(attack_class, settings, name=name or label, entry=entry)
 
 
@@ -220,46 +281,31 @@ def from_object(attack: Any, *, name: str | None = None) -> ArtAttack:
     Raises:
         InvalidArgumentError: It is of a class that cannot be used here.
     """
-    return from_class(type(attack), _settings_of(attack), name=name)
+    return from_class(type(attack), settings_of(attack), name=name)
 
 
-def _settings_of(attack: Any) -> dict[str, Any]:
-    settings = {}
-    for key, parameter in inspect.signature(type(attack)).parameters.items():
-        value = _read(attack, key)
-        if key in _ESTIMATORS or value is _MISSING or isinstance(value, art.estimators.BaseEstimator):
-            continue
-        # What the constructor filled in for None belongs to the old estimator: a bound loss, a default list of attacks.
-        filled_in = parameter.default is None and (_belongs_to_art(value) or key == "attacks")
-        if not filled_in and not _same(value, parameter.default):
-            settings[key] = value
-    return settings
+def _filled_in(attack_class: type, entry: Entry) -> list[str]:
+    """Settings without a default in ART, which the entry fills in."""
+    if entry.fill is nothing:
+        return []
+    parameters = inspect.signature(attack_class).parameters.values()
+    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.name not in ESTIMATORS]
 
 
-def _read(attack: Any, key: str) -> Any:
-    places = (attack, getattr(attack, "_attack", None))
-    names = (f"_{key}_arg", key, f"_{key}")
-    return next((getattr(place, name) for place in places for name in names if hasattr(place, name)), _MISSING)
+def _array(values: Tensor) -> Any:
+    return values.detach().cpu().numpy().astype(np.float32)
 
 
-def _belongs_to_art(value: object) -> bool:
-    return callable(value) and str(getattr(value, "__module__", "")).split(".")[0] == "art"
-
-
-def _same(value: Any, default: Any) -> bool:
-    if isinstance(value, np.ndarray) or isinstance(default, np.ndarray):
-        return np.array_equal(value, default)
-    return value is default or (type(value) is type(default) and bool(value == default))
-
-
-def _rebound(value: Any, estimator: Any) -> Any:
-    """Attacks among the settings are bound to the new estimator too."""
+def _rebound(value: Any, estimator: Any, scene: Scene) -> Any:
+    """Attacks among the settings are bound to the new estimator too, and completed in the same way."""
+    inner = None
     if isinstance(value, art.attacks.EvasionAttack):
         inner = from_object(value)
-        return inner._construct(inner.settings, estimator)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_rebound(entry, estimator) for entry in value)
-    return value
+    elif isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], type):
+        inner = from_class(*value)
+    elif isinstance(value, (list, tuple)):
+        return type(value)(_rebound(part, estimator, scene) for part in value)
+    return value if inner is None else inner._construct(inner._completed(scene), estimator, scene)
 
 
 def _traits(entry: Entry, settings: Mapping[str, Any]) -> AttackTraits:
@@ -267,19 +313,3 @@ def _traits(entry: Entry, settings: Mapping[str, Any]) -> AttackTraits:
     if NORM_NAMES.get(settings.get("norm")) not in (None, *norms):
         raise InvalidArgumentError("attack", f"norm={settings['norm']!r}", f"a norm among {', '.join(norms)}")
     return replace(entry.traits, minimum_classes=fewest_classes(entry, settings))
-
-
-def _estimator(module: nn.Module, target: Target) -> Any:
-    if target.device.type not in ("cpu", "cuda"):
-        raise AttackError(
-            f"ART runs on the CPU and on CUDA devices, and the target is on {target.device}; move the model"
-        )
-    return art.estimators.classification.PyTorchClassifier(
-        model=module,
-        loss=nn.CrossEntropyLoss(),
-        optimizer=None,
-        input_shape=target.input_shape,
-        nb_classes=target.classes,
-        clip_values=target.bounds,
-        device_type="gpu" if target.device.type == "cuda" else "cpu",
-    )

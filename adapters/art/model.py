@@ -39,10 +39,18 @@ def adapt_model(model: Any) -> AdaptedModel:
 
     Raises:
         InvalidArgumentError: It is an object of ART but no ``PyTorchClassifier``.
-        ModelError: It has preprocessing outside PyTorch, postprocessing, or bounds that differ from value to value.
+        ModelError: Its network is in train mode, it has preprocessing outside PyTorch or postprocessing, or its bounds
+            differ from value to value.
     """
     if not isinstance(model, art.estimators.classification.PyTorchClassifier):
         raise InvalidArgumentError("model", f"art's {type(model).__name__}", "an art PyTorchClassifier")
+    if model.model.training:
+        # ART predicts in eval mode and leaves the network in it: switching here would change the user's network too,
+        # unasked, and running it as it is would be another classifier than ART's.
+        raise ModelError(
+            "model: its network is in train mode, as a new ART classifier is until it first predicts; call "
+            "classifier.model.eval() first"
+        )
     outside = [type(step).__name__ for step in model.preprocessing_operations if not _runs_in_torch(step)]
     if outside:
         raise ModelError(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import subprocess
@@ -26,6 +27,8 @@ library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is 
 evasion = library.art.attacks.evasion
 PyTorchClassifier = library.art.estimators.classification.PyTorchClassifier
 preprocessors = library.art.defences.preprocessor
+
+Scene = importlib.import_module("robust_ext.adapters.art.settings").Scene
 
 BOUNDS = [(0.0, 1.0), (-1.0, 1.0)]
 SHAPE = (1, 10, 10)
@@ -99,6 +102,18 @@ def classifier(module: nn.Module | None = None, *, clip_values: Any = (0.0, 1.0)
     )
 
 
+class Stretched(nn.Module):
+    """A network of inputs in [-1, 1], as one of inputs in [0, 1]."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.module(x.float() * 2 - 1)
+        return out
+
+
 def host(name: str, x: Tensor, y: Tensor, bounds: tuple[float, float], settings: dict[str, Any]) -> Tensor:
     with seeded_globals(draw_seed(torch.Generator().manual_seed(3))):
         attack = getattr(evasion, name)(classifier(Float32(network()), clip_values=bounds), **settings)
@@ -141,11 +156,19 @@ def test_fixed_epsilon_attacks_equal_art(
 def test_minimum_norm_attacks_equal_art_and_are_not_clipped(
     bounds: tuple[float, float], norm: str, name: str, settings: dict[str, Any], given: dict[str, Any]
 ) -> None:
+    # Their steps suit inputs in [0, 1]: in other bounds they are ART's on the network of inputs in [0, 1].
     x, y = batch(bounds)
     threat_model = ThreatModel(norm=norm, epsilon=1e-3, bounds=bounds)
     attack = as_attack(f"art:{name}({', '.join(f'{key}={value}' for key, value in settings.items())})")
     candidates = run(attack, x, y, threat_model)
-    assert torch.equal(candidates, host(name, x, y, bounds, {**settings, **given, "verbose": False}))
+    settings = {**settings, **given, "verbose": False}
+    if bounds == (0.0, 1.0):
+        expected = host(name, x, y, bounds, settings)
+    else:
+        with seeded_globals(draw_seed(torch.Generator().manual_seed(3))):
+            there = getattr(evasion, name)(classifier(Stretched(network()).eval()), **settings)
+            expected = torch.from_numpy(there.generate(((x + 1) / 2).numpy(), y.numpy())) * 2 - 1
+    torch.testing.assert_close(candidates, expected, rtol=0, atol=0 if bounds == (0.0, 1.0) else 2e-7)
     assert float(threat_model.distance(candidates, x).max()) > 1e-2
     assert attack.traits.minimum_norm
 
@@ -163,7 +186,7 @@ def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm: str, monke
     order = np.inf if norm == "linf" else 2
     expected = host("HopSkipJump", x, y, (0.0, 1.0), {**settings, "norm": order, "verbose": False})
     states = iter(range(1000))
-    monkeypatch.setattr("robust_ext.adapters.art.attack._seeded_states", nullcontext)
+    monkeypatch.setattr("robust_ext.adapters.art.attack.seeded_states", nullcontext)
     candidates = run(attack, x, y, ThreatModel(norm=norm, epsilon=0.1))
     assert torch.equal(candidates, expected)
     assert (attack.traits.rows, attack.traits.gradients) == ("single", False)
@@ -201,7 +224,7 @@ def test_probes_at_construction_do_not_reach_the_target() -> None:
     module = Asked(network()).eval()
     attack = as_attack("art:AutoProjectedGradientDescent(max_iter=3, nb_random_init=1, loss_type='cross_entropy')")
     target = Target(module=module, bounds=(0.0, 1.0), classes=5, input_shape=SHAPE, device=torch.device("cpu"))
-    attack._make(target, ThreatModel(norm="linf", epsilon=0.1), 6)  # type: ignore[attr-defined]
+    attack._make(target, Scene(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=0.1)))  # type: ignore[attr-defined]
     assert module.sizes == []
     run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1), module=module)
     assert module.sizes[0] == 6
@@ -281,16 +304,20 @@ def test_objects_do_not_drag_their_old_estimator_along() -> None:
     assert as_attack(auto).settings == {"eps": 0.2}  # type: ignore[attr-defined]
 
 
-def test_steps_follow_epsilon_where_they_are_left_out() -> None:
-    def step(text: str, epsilon: float) -> Any:
-        threat_model = ThreatModel(norm="linf", epsilon=epsilon)
-        return as_attack(text)._completed(threat_model, 6)["eps_step"]  # type: ignore[attr-defined]
+def test_steps_follow_epsilon_and_the_bounds_where_they_are_left_out() -> None:
+    def step(text: str, epsilon: float, bounds: tuple[float, float] = (0.0, 1.0)) -> Any:
+        x, _ = batch(bounds)
+        scene = Scene(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds))
+        return as_attack(text)._completed(scene)["eps_step"]  # type: ignore[attr-defined]
 
     assert step("art:ProjectedGradientDescent", 0.3) == 0.1
     assert step("art:ProjectedGradientDescent", 0.05) == pytest.approx(0.005)
     assert step("art:ProjectedGradientDescent(max_iter=5)", 0.05) == pytest.approx(0.025)
     assert step("art:ProjectedGradientDescent(eps_step=0.7)", 0.05) == 0.7
+    assert step("art:ProjectedGradientDescent(eps_step=0.7)", 50.0, (0.0, 255.0)) == 0.7
+    assert step("art:ProjectedGradientDescent", 50.0, (0.0, 255.0)) == pytest.approx(25.5)
     assert step("art:AutoProjectedGradientDescent", 0.05) == 0.05
+    assert step("art:AutoProjectedGradientDescent", 8.0, (0.0, 255.0)) == 8.0
     assert step("art:FastGradientMethod", 0.05) == pytest.approx(0.005)
 
 
@@ -312,9 +339,11 @@ def test_settings_that_differ_from_the_threat_model_are_kept_and_logged(caplog: 
         ("art:ProjectedGradientDescent(estimator=3)", "one of: norm, eps,"),
         ("art:ProjectedGradientDescent(targeted=True)", "targeted=False"),
         ("art:HopSkipJump(norm=1)", "a norm among linf, l2"),
-        ("art:SaliencyMapMethod", "l0"),
-        ("art:AdversarialPatch", "norm ball"),
-        ("art:DPatch", "not made for PyTorch classifiers"),
+        ("art:SaliencyMapMethod(targeted=False)", "one of: theta"),
+        ("art:AdversarialPatchNumpy(targeted=False)", "targeted=True"),
+        ("art:FrameSaliencyAttack", "made for videos"),
+        ("art:DPatch", "made for object detectors"),
+        ("art:LowProFool", "made for tables"),
     ],
 )
 def test_what_cannot_be_built_is_explained(text: str, expected: str) -> None:
@@ -403,7 +432,10 @@ def test_the_network_is_reached_and_keeps_its_mode() -> None:
     assert not adapted.module.training
     adapted.module.train()
     assert inner.training
-    assert as_module(classifier(inner)).module.training
+    # ART's own predictions are those of eval mode, so neither its mode nor ART's answers are taken unasked.
+    with pytest.raises(ModelError, match=r"classifier\.model\.eval\(\)"):
+        as_module(classifier(inner))
+    assert inner.training
 
 
 @pytest.mark.parametrize(

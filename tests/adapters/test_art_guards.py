@@ -1,0 +1,385 @@
+"""What the adapter keeps ART 1.20 from doing, each shown on ART itself."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from robust_ext.attacks import Attack, as_attack
+from robust_ext.attacks.running import run_attack
+from robust_ext.random_streams import seeded_globals
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+
+library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
+evasion = library.art.attacks.evasion
+PyTorchClassifier = library.art.estimators.classification.PyTorchClassifier
+threshold = importlib.import_module("robust_ext.adapters.art.settings").threshold
+Scene = importlib.import_module("robust_ext.adapters.art.settings").Scene
+
+UNIT = (0.0, 1.0)
+NUMPY_2 = int(np.__version__.split(".")[0]) >= 2
+OnNumpy2 = pytest.mark.skipif(not NUMPY_2, reason="numpy 1 still has it")
+
+
+class Network(nn.Module):
+    def __init__(self, classes: int = 5, channels: int = 1, bounds: tuple[float, float] = UNIT) -> None:
+        super().__init__()
+        self.bounds = bounds
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.first = nn.Conv2d(channels, 4, 3)
+            self.last = nn.Linear(4 * 6 * 6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
+        out: Tensor = self.last(self.first(x).relu().flatten(1))
+        return out
+
+
+def network(classes: int = 5, channels: int = 1, bounds: tuple[float, float] = UNIT) -> nn.Module:
+    return Network(classes, channels, bounds).eval()
+
+
+def batch(module: nn.Module, *, channels: int = 1, bounds: tuple[float, float] = UNIT) -> tuple[Tensor, Tensor]:
+    x = torch.rand(4, channels, 8, 8, generator=torch.Generator().manual_seed(1))
+    x = x * (bounds[1] - bounds[0]) + bounds[0]
+    with torch.no_grad():
+        return x, module(x).argmax(1)
+
+
+def run(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat_model: ThreatModel, seed: int = 3) -> Tensor:
+    with torch.no_grad():
+        classes = module(x[:1]).shape[1]
+    target = Target(
+        module=module,
+        bounds=threat_model.bounds,
+        classes=classes,
+        input_shape=tuple(x.shape[1:]),
+        device=torch.device("cpu"),
+    )
+    generator = torch.Generator().manual_seed(seed)
+    return run_attack(attack, target, x, y, threat_model=threat_model, generator=generator)
+
+
+def classifier(module: nn.Module, *, bounds: tuple[float, float] = UNIT, channels: int = 1, classes: int = 5) -> Any:
+    return PyTorchClassifier(
+        model=module,
+        loss=nn.CrossEntropyLoss(),
+        input_shape=(channels, 8, 8),
+        nb_classes=classes,
+        clip_values=bounds,
+        device_type="cpu",
+    )
+
+
+@OnNumpy2
+@pytest.mark.parametrize(
+    ("name", "given_settings"),
+    [
+        ("BoundaryAttack", {"targeted": False, "max_iter": 5}),
+        ("HopSkipJump", {"max_iter": 2, "max_eval": 20, "init_eval": 5}),
+    ],
+)
+def test_float64_is_cast_for_the_network(name: str, given_settings: dict[str, Any]) -> None:
+    # Upstream: on numpy 2 these two send float64 to float32 networks.
+    module = network()
+    x, y = batch(module)
+    with seeded_globals(0), pytest.raises(RuntimeError, match=r"dtype|type"):
+        getattr(evasion, name)(classifier(module), verbose=False, **given_settings).generate(x.numpy(), y.numpy())
+    attack = as_attack((getattr(evasion, name), {k: v for k, v in given_settings.items() if k != "targeted"}))
+    candidates = run(attack, module, x, y, ThreatModel(norm="l2", epsilon=1.0))
+    assert bool((module(candidates).argmax(1) != y).all())
+
+
+@pytest.mark.parametrize(
+    "text", ["art:HopSkipJump(max_iter=2, max_eval=20, init_eval=5)", "art:BoundaryAttack(max_iter=5)"]
+)
+def test_generators_of_their_own_are_seeded(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Upstream: RandomState() takes its seed from the system.
+    module = network()
+    x, y = batch(module)
+    threat_model = ThreatModel(norm="l2", epsilon=1.0)
+    first, second = (run(as_attack(text), module, x, y, threat_model) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, run(as_attack(text), module, x, y, threat_model, seed=4))
+    monkeypatch.setattr("robust_ext.adapters.art.attack.seeded_states", nullcontext)
+    assert not torch.equal(first, run(as_attack(text), module, x, y, threat_model))
+
+
+@pytest.mark.parametrize(
+    "name", ["AutoProjectedGradientDescent", "AutoConjugateGradient", "RescalingAutoConjugateGradient"]
+)
+def test_random_starts_do_not_pass_for_tries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Upstream: for rows that do not succeed, the last random start comes back.
+    module = network()
+    x, y = batch(module)
+    attack = as_attack((getattr(evasion, name), {"max_iter": 3, "nb_random_init": 1}))
+    threat_model = ThreatModel(norm="linf", epsilon=1e-3)
+    assert torch.equal(run(attack, module, x, y, threat_model), x)
+    monkeypatch.setattr("robust_ext.adapters.art.attack.restore_failed", lambda candidates, *_, **__: candidates)
+    start = run(attack, module, x, y, threat_model)
+    assert bool((threat_model.distance(start, x) > 5e-4).all())
+
+
+def test_deepfool_does_not_overshoot_by_the_width_of_the_bounds() -> None:
+    # Upstream: each step is multiplied by the width of the bounds.
+    bounds = (0.0, 255.0)
+    wide, unit = network(bounds=bounds), network()
+    x, y = batch(wide, bounds=bounds)
+    attack = as_attack("art:DeepFool")
+    there = run(attack, unit, x / 255, y, ThreatModel(norm="l2", epsilon=1.0))
+    here = run(attack, wide, x, y, ThreatModel(norm="l2", epsilon=255.0, bounds=bounds))
+    torch.testing.assert_close(here / 255, there, rtol=0, atol=1e-4)
+    host = evasion.DeepFool(classifier(wide, bounds=bounds), verbose=False).generate(x.numpy(), y.numpy())
+    far = (torch.from_numpy(host) - x).flatten(1).norm(dim=1)
+    assert bool((far > 3 * (here - x).flatten(1).norm(dim=1)).all())
+
+
+def test_sum_and_shift_of_colours_are_clipped_to_the_bounds_at_hand() -> None:
+    # Upstream: the laser clips to [0, 1] whatever clip_values are.
+    bounds = (-1.0, 1.0)
+    module = network(channels=3, bounds=bounds)
+    x, y = batch(module, channels=3, bounds=bounds)
+    attack = as_attack("art:LaserAttack(iterations=30)")
+    candidates = run(attack, module, x, y, ThreatModel(norm="l2", epsilon=2.0, bounds=bounds))
+    changed = (candidates != x).flatten(1).any(1)
+    assert bool(changed.any())
+    # A beam only adds light: nothing that was dark is made brighter by the clipping itself.
+    assert bool((candidates >= x - 1e-6).all())
+    assert float(candidates[changed].min()) < -0.5
+
+
+def test_what_needs_probabilities_is_given_them() -> None:
+    # Upstream: on logits VAT raises, and NewtonFool hardly ever reaches the boundary.
+    module = network()
+    x, y = batch(module)
+    with pytest.raises(TypeError, match="probabilities"):
+        evasion.VirtualAdversarialMethod(classifier(module), verbose=False).generate(x.numpy(), y.numpy())
+    run(as_attack("art:VirtualAdversarialMethod(max_iter=1)"), module, x, y, ThreatModel(norm="l2", epsilon=1.0))
+    host = evasion.NewtonFool(classifier(module), verbose=False).generate(x.numpy(), y.numpy())
+    candidates = run(as_attack("art:NewtonFool"), module, x, y, ThreatModel(norm="l2", epsilon=1.0))
+    with torch.no_grad():
+        by_host = int((module(torch.from_numpy(host)).argmax(1) != y).sum())
+        here = int((module(candidates).argmax(1) != y).sum())
+    assert here > by_host
+
+
+@OnNumpy2
+def test_geoda_runs_on_numpy_2_and_keeps_off_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Upstream: np.mat is gone, and the basis is written to the current folder and read from there.
+    module = network()
+    x, y = batch(module)
+    monkeypatch.chdir(tmp_path)
+    with seeded_globals(0), pytest.raises(AttributeError, match="mat"):
+        evasion.GeoDA(classifier(module), sub_dim=4, verbose=False).generate(x.numpy(), y.numpy())
+    attack, threat_model = as_attack("art:GeoDA(max_iter=500, sub_dim=4)"), ThreatModel(norm="l2", epsilon=1.0)
+    candidates = run(attack, module, x, y, threat_model)
+    assert list(tmp_path.iterdir()) == []
+    np.save(tmp_path / "2d_dct_basis_4_8.npy", np.zeros((64, 16)))
+    assert torch.equal(run(attack, module, x, y, threat_model), candidates)
+    assert not hasattr(np, "mat")
+
+
+def test_geoda_does_not_look_for_ever_for_a_point_to_begin_at() -> None:
+    # Upstream: it draws noise until some is misclassified.
+    class Constant(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tensor([1.0, 0.0, 0.0]).expand(len(x), 3)
+
+    x = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    y = torch.zeros(2, dtype=torch.int64)
+    attack = as_attack("art:GeoDA(max_iter=500, sub_dim=4)")
+    assert torch.equal(run(attack, Constant().eval(), x, y, ThreatModel(norm="l2", epsilon=1.0)), x)
+
+
+@OnNumpy2
+def test_the_laser_moves_on_numpy_2() -> None:
+    # Upstream: np.asfarray is gone.
+    module = network(channels=3)
+    x, y = batch(module, channels=3)
+    attacks = library.art.attacks.evasion.laser_attack.laser_attack
+    beam = attacks.LaserBeam.from_array
+    generator = attacks.LaserBeamGenerator(beam([380, 0, 1, 1]), beam([780, 3, 8, 8]))
+    with seeded_globals(0), pytest.raises(AttributeError, match="asfarray"):
+        generator.update_params(generator.random())
+    candidates = run(as_attack("art:LaserAttack(iterations=30)"), module, x, y, ThreatModel(norm="l2", epsilon=2.0))
+    assert not torch.equal(candidates, x)
+
+
+def test_the_numpy_patch_can_be_made() -> None:
+    # Upstream: a numpy float32 among the clip values is taken for a patch, and there is none yet.
+    module = network()
+    x, y = batch(module)
+    with pytest.raises(AttributeError, match="patch"):
+        evasion.AdversarialPatchNumpy(classifier(module))
+    attack = as_attack("art:AdversarialPatchNumpy(max_iter=30, scale_min=0.8, scale_max=0.9)")
+    candidates = run(attack, module, x, y, ThreatModel(norm="l2", epsilon=1.0))
+    with torch.no_grad():
+        second = module(x).scatter(1, y[:, None], -torch.inf).argmax(1)[:, None]
+        before, after = (module(z).softmax(1).gather(1, second).mean() for z in (x, candidates))
+    assert float(after) > float(before)
+
+
+def test_targets_are_the_runners_up_where_an_attack_aims() -> None:
+    # Upstream: the attack inside the targeted universal perturbation moves away from the target by default.
+    module = network()
+    x, y = batch(module)
+    with torch.no_grad():
+        second = module(x).scatter(1, y[:, None], -torch.inf).argmax(1)
+    attack = as_attack("art:TargetedUniversalPerturbation(max_iter=3)")
+    threat_model = ThreatModel(norm="linf", epsilon=0.3)
+    assert torch.equal(module(run(attack, module, x, y, threat_model)).argmax(1), second)
+    one_hot = nn.functional.one_hot(second, 5).numpy()
+    host = evasion.TargetedUniversalPerturbation(classifier(module), max_iter=3, eps=0.3)
+    missed = [
+        int(module(torch.from_numpy(host.generate(x[[i]].numpy(), one_hot[[i]]))).argmax(1)) != second[i]
+        for i in range(4)
+    ]
+    assert any(missed)
+
+
+def test_layers_keep_no_hooks() -> None:
+    # Upstream: get_activations leaves a hook behind at each call.
+    module = network()
+    x, y = batch(module)
+    guide = x.flip(0).numpy()
+    estimator = classifier(module)
+    evasion.FeatureAdversariesPyTorch(estimator, delta=0.1, step_size=0.05, max_iter=2, layer=-1).generate(
+        x.numpy(), guide
+    )
+    leaked = sum(len(part._forward_hooks) for part in module.modules())
+    assert leaked > 0
+    for part in module.modules():
+        part._forward_hooks.clear()
+    for layer in ("module", "logits"):
+        attack = as_attack(f"art:FeatureAdversariesPyTorch(max_iter=2, layer='{layer}')")
+        run(attack, module, x, y, ThreatModel(norm="linf", epsilon=0.1))
+        assert sum(len(part._forward_hooks) for part in module.modules()) == 0
+
+
+def test_features_come_nearer_to_those_of_points_of_another_class() -> None:
+    module = network()
+    x, y = batch(module)
+    candidates = run(as_attack("art:FeatureAdversariesPyTorch"), module, x, y, ThreatModel(norm="linf", epsilon=0.5))
+    assert bool((module(candidates).argmax(1) != y).any())
+
+
+def test_no_bars_are_shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Upstream: the attack inside another shows its own.
+    module = network()
+    x, y = batch(module)
+    attack, threat_model = as_attack("art:UniversalPerturbation(max_iter=2)"), ThreatModel(norm="l2", epsilon=1.0)
+    run(attack, module, x, y, threat_model)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr("robust_ext.adapters.art.guards._silence", lambda part: part)
+    run(attack, module, x, y, threat_model)
+    assert "DeepFool" in capfd.readouterr().err
+
+
+def test_several_random_starts_warn_of_nothing() -> None:
+    # Upstream: PGD hands tensors to numpy, which numpy 2 calls deprecated; warnings are errors here.
+    module = network()
+    x, y = batch(module)
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    run(as_attack("art:ProjectedGradientDescent(max_iter=2, num_random_init=2)"), module, x, y, threat_model)
+
+
+def test_progress_is_shown_again_afterwards() -> None:
+    import tqdm.auto
+
+    before = tqdm.auto.trange
+    guards = importlib.import_module("robust_ext.adapters.art.guards")
+    with guards.without_bars():
+        assert list(tqdm.auto.trange(1, 4)) == [1, 2, 3]
+        assert tqdm.auto.trange is not before
+    assert tqdm.auto.trange is before
+
+
+@pytest.mark.parametrize("name", ["ThresholdAttack", "PixelAttack"])
+def test_two_classes_are_padded(name: str) -> None:
+    # Upstream: with labels and two classes, numbers are taken for columns.
+    module = network(classes=2)
+    x, y = batch(module)
+    with pytest.raises(ValueError, match="binary classification"):
+        getattr(evasion, name)(classifier(module, classes=2), th=10, es=1).generate(x.numpy(), y.numpy())
+    epsilon = {"ThresholdAttack": ("linf", 0.5), "PixelAttack": ("l1", 10.0)}[name]
+    threat_model = ThreatModel(norm=epsilon[0], epsilon=epsilon[1])
+    candidates = run(as_attack((getattr(evasion, name), {"max_iter": 5})), module, x, y, threat_model)
+    assert bool((module(candidates).argmax(1) != y).any())
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "art:AutoProjectedGradientDescent(max_iter=5, nb_random_init=1, loss_type='difference_logits_ratio')",
+            IndexError,
+        ),
+        ("art:SignOPTAttack(max_iter=2, num_trial=5, k=5)", Exception),
+    ],
+)
+def test_what_compares_three_classes_runs_on_two(text: str, error: type[Exception]) -> None:
+    # Upstream: the third largest logit, and a class among the others, are taken for granted.
+    module = network(classes=2)
+    x, y = batch(module)
+    attack = as_attack(text)
+    given_settings = {**attack.settings, "targeted": False}  # type: ignore[attr-defined]
+    host = attack.attack_class(classifier(module, classes=2), verbose=False, **given_settings)  # type: ignore[attr-defined]
+    with seeded_globals(0), pytest.raises(error):
+        host.generate(x.numpy(), y.numpy())
+    candidates = run(attack, module, x, y, ThreatModel(norm="l2", epsilon=2.0))
+    assert bool((module(candidates).argmax(1) != y).any())
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    epsilon=st.floats(2.5 / 255, 0.5),
+    values=st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4),
+    grid=st.booleans(),
+)
+def test_thresholds_stay_within_epsilon(epsilon: float, values: list[float], grid: bool) -> None:
+    x = torch.tensor(values).view(1, 1, 2, 2)
+    if grid:
+        x = (x * 255).round() / 255
+    steps = threshold(Scene(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=epsilon)))["th"]
+    there = x.double() * 255
+    lowest = (there - steps).clamp_min(0).floor()
+    assert float((there - lowest).max()) <= epsilon * 255 + 0.002
+    # It is the largest that does: one more would leave the ball, or only rounding keeps it in.
+    if grid:
+        assert steps + 1 > epsilon * 255 - 0.01
+
+
+def test_conjugate_gradients_find_less_than_gradients_in_linf() -> None:
+    # Upstream: in linf they never take the sign of their direction, so that most values hardly move.
+    module = network()
+    x, y = batch(module)
+    threat_model = ThreatModel(norm="linf", epsilon=0.2)
+    found = {}
+    for name in ("AutoConjugateGradient", "AutoProjectedGradientDescent"):
+        attack = as_attack((getattr(evasion, name), {"max_iter": 10, "nb_random_init": 1}))
+        found[name] = int((module(run(attack, module, x, y, threat_model)).argmax(1) != y).sum())
+    assert found["AutoConjugateGradient"] < found["AutoProjectedGradientDescent"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cv2") is None, reason="GRAPHITE needs cv2")
+def test_graphite_ends_where_the_input_passes_for_its_target() -> None:
+    # Upstream: with an empty mask it goes on for ever.
+    module = network(classes=3)
+    x, y = batch(module)
+    attack = as_attack("art:GRAPHITEWhiteboxPyTorch(num_xforms=2, steps=2, first_steps=3)")
+    wrong = (y + 1) % 3
+    assert run(attack, module, x, wrong, ThreatModel(norm="l2", epsilon=1.0)).shape == x.shape
