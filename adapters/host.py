@@ -55,6 +55,12 @@ class HostAdapter(Adapter):
             attack, settings = attack
         if not comes_from(attack, self.package):
             return None
+        # This project's own attacks in the library's clothes are taken out of them.
+        native = None if isinstance(attack, type) else getattr(attack, "native", None)
+        core = native() if callable(native) else None
+        if isinstance(core, Attack):
+            core.name = name or type(attack).__name__
+            return core
         part = self._part("attack")
         adapted: Attack = (
             part.from_class(attack, settings, name=name)

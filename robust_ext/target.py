@@ -32,6 +32,16 @@ class PassCounter:
     backward: int = 0
     watch: Callable[[PassCounter], None] | None = field(default=None, compare=False, repr=False)
 
+    def count_forward(self, rows: int) -> None:
+        """Note that rows went forward."""
+        self.forward += rows
+        if self.watch is not None:
+            self.watch(self)
+
+    def count_backward(self, rows: int) -> None:
+        """Note that gradients of rows came back."""
+        self.backward += rows
+
     def snapshot(self) -> PassCounter:
         """The counts as they are now."""
         return PassCounter(self.forward, self.backward)
@@ -47,30 +57,55 @@ class Counted(nn.Module):
     Args:
         module: Any module from a batch to a batch.
         counter: Where the rows are counted.
+        counts: False where a part of the module is counted already, see :func:`count_calls`.
     """
 
-    def __init__(self, module: nn.Module, counter: PassCounter) -> None:
+    def __init__(self, module: nn.Module, counter: PassCounter, *, counts: bool = True) -> None:
         super().__init__()
         self.module = module
         self.counter = counter
+        self.counts = counts
         self.training = module.training
 
     def forward(self, x: Tensor) -> Tensor:
         """Count and pass on ``(N, ...)``."""
         rows = x.shape[0]
-        self.counter.forward += rows
-        if self.counter.watch is not None:
-            self.counter.watch(self.counter)
+        if self.counts:
+            self.counter.count_forward(rows)
         out: Tensor = self.module(x)
-        if out.requires_grad:
+        if self.counts and out.requires_grad:
             if out is x:
                 # A hook on the caller's own tensor would stay on it, and count again at every later pass.
                 out = out.view_as(out)
-            out.register_hook(lambda _: self._count_backward(rows))  # type: ignore[no-untyped-call]
+            out.register_hook(lambda _: self.counter.count_backward(rows))  # type: ignore[no-untyped-call]
         return out
 
-    def _count_backward(self, rows: int) -> None:
-        self.counter.backward += rows
+
+@contextmanager
+def count_calls(network: nn.Module, counter: PassCounter) -> Iterator[None]:
+    """Count the rows through a network, whoever calls it and whichever of its layers they use.
+
+    A backward pass is counted where a gradient arrives at the input.
+
+    Args:
+        network: From a batch ``(N, ...)``.
+        counter: Where the rows are counted.
+    """
+
+    def note(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x = args[0]
+        rows = x.shape[0]
+        counter.count_forward(rows)
+        if x.requires_grad:
+            x = x.view_as(x)
+            x.register_hook(lambda _: counter.count_backward(rows))  # type: ignore[no-untyped-call]
+        return (x, *args[1:])
+
+    handle = network.register_forward_pre_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @dataclass(frozen=True, kw_only=True)

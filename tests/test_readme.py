@@ -16,8 +16,36 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_every_block_is_run_here():
+    assert len(BLOCKS) == 2
+
+
+def test_the_lines_for_art_run(capsys):
+    pytest.importorskip("robust_ext.estimators.binarized_art", reason="ART is not installed")
+    import torch
+
+    from robust_ext.libraries import load_art
+
+    digits = load_dataset("digits")
+    inputs, _ = digits.take(digits.choose(4, seed=0))
+    classifier = load_art().estimators.classification.PyTorchClassifier(
+        digits_network(), loss=torch.nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1)
+    )
+    classifier.model.eval()
+    given = {
+        "classifier": classifier,
+        "x": inputs.numpy(),
+        "attack_class": load_art().attacks.evasion.FastGradientMethod,
+    }
+    exec(BLOCKS[1], given)  # noqa: S102 - our own README
+    assert 0 <= float(capsys.readouterr().out) <= 1
+
+
 def test_the_five_lines_run(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    code = BLOCKS[0]
     digits = load_dataset("digits")
     inputs, _ = digits.take(digits.choose(4, seed=0))
     attack = robust_ext.as_attack("foolbox:LinfPGD(steps=2)")
@@ -42,7 +70,8 @@ def test_commands_name_what_exists():
     scripts = re.findall(r"\((examples/[a-z_]+\.py)\)", README)
     assert len(scripts) == 3
     assert all((ROOT / script).exists() for script in scripts)
-    assert README.count("constraints.txt") == 2
+    # The demonstration, the tests, and the libraries among them whose own requirements are too strict.
+    assert README.count("constraints.txt") == 3
 
 
 def test_documented_keys_are_those_of_a_result(tmp_path):

@@ -279,6 +279,7 @@ ENTRIES: Mapping[str, Entry] = {
             "conjugate_sinkhorn_max_iter": 10,
             "projected_sinkhorn_max_iter": 10,
             "kernel_size": 3,
+            "regularization": 300,
         },
     ),
     "ZooAttack": Entry(traits=_SINGLE_L2, unit_space=True, trial={"max_iter": 5, "nb_parallel": 8}),

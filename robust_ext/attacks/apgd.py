@@ -82,17 +82,18 @@ def apgd(
 ) -> ApgdResult:
     """Attack every row on its own, all in one batch.
 
-    A run of S steps sends each row forward S + 1 times and back S times. Unlike the papers' code, gradients and losses
-    that are no numbers are taken for zero and for no improvement, and the projections are exact, see
-    :mod:`robust_ext.attacks.projections`.
+    A run of S steps sends each row forward S + 1 times and back S times; choosing the classes that ``"targeted-dlr"``
+    aims at takes one forward pass more. Steps for linf never wait for a GPU, those for l2 and l1 do. Unlike the papers'
+    code, gradients and losses that are no numbers are taken for zero and for no improvement, and the projections are
+    exact, see :mod:`robust_ext.attacks.projections`.
 
     Args:
         target: What may be queried; its parameters get no gradients.
         inputs: Floating point ``(N, ...)`` in the threat model's bounds, taken as float32; not changed.
         labels: int64 ``(N,)``: the true classes, or the classes to aim at.
         threat_model: The norm, epsilon and bounds.
-        generator: CPU generator. Each row draws one seed from it, in order, and all its starts from that seed: a row's
-            starts depend neither on the rows after it nor on the settings.
+        generator: CPU generator. Each row draws one seed from it, in order, and all its starts from that seed: the
+            first row starts where it would start alone, and no row's starts depend on the rows after it.
         settings: The defaults when left out.
         targeted: Whether rows should be classified as their label instead of as anything else.
         watch: Called after each evaluation of the points: ``steps`` times with gradients and once without in each run.

@@ -25,6 +25,8 @@ from robust_ext.validation import check_choice
 
 ROWS = ("ordered", "any", "single")
 FAILURES = ("best", "last", "input", "start", "zeros", "raises")
+# Modules that are installed under another name.
+_PROJECTS = {"cv2": "opencv-python-headless"}
 SEEDS = ("generator", "global", "own", "setting", "none")
 
 
@@ -71,6 +73,14 @@ class AttackTraits:
     def __post_init__(self) -> None:
         for name, known in (("rows", ROWS), ("failure", FAILURES), ("seeds", SEEDS)):
             check_choice(name, getattr(self, name), known)
+
+    @property
+    def alone(self) -> bool:
+        """Whether rows that must not be mistaken for one another are to be attacked one at a time.
+
+        Far from its input a row cannot be told by where it is, only by its place in the batch.
+        """
+        return self.rows == "single" or (self.rows == "any" and self.outside)
 
     @property
     def kind(self) -> str:
@@ -148,7 +158,8 @@ class Attack(ABC):
             raise AttackRefusedError(reason)
         missing = [package for package in self.traits.packages if importlib.util.find_spec(package) is None]
         if missing:
-            raise MissingDependencyError(f"{self.name} needs {' and '.join(missing)}; pip install {' '.join(missing)}")
+            names = " ".join(_PROJECTS.get(package, package) for package in missing)
+            raise MissingDependencyError(f"{self.name} needs {' and '.join(missing)}; pip install {names}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"

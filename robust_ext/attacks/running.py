@@ -56,8 +56,8 @@ def run_attack(
     changed = [name for name, parameter, version in before if parameter._version != version]
     if changed:
         raise AttackError(
-            f"{attack.name}: changed the network's weights in place ({', '.join(changed[:3])}); the network is no longer "
-            "the one to be tested: load it anew, and hand the attack a copy"
+            f"{attack.name}: changed the network's weights in place ({', '.join(changed[:3])}); what is left is no "
+            "longer the network to be tested: load it anew, and hand the attack a copy"
         )
     return candidates
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from robust_ext.errors import AttackError
 from robust_ext.threat import ThreatModel
 
-OUTCOMES = ("found", "not_adversarial", "beyond_epsilon", "out_of_bounds", "not_finite")
+OUTCOMES = ("found", "rejected", "not_adversarial", "beyond_epsilon", "out_of_bounds", "not_finite")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,14 @@ class Verification:
 
 
 def verify(
-    candidates: object, inputs: Tensor, labels: Tensor, *, module: nn.Module, threat_model: ThreatModel, attack: str
+    candidates: object,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    module: nn.Module,
+    threat_model: ThreatModel,
+    attack: str,
+    rejects: Callable[[Tensor], Tensor] | None = None,
 ) -> Verification:
     """Check candidates: finite, in bounds, in the ball (float64, :meth:`ThreatModel.tolerance`), predicted wrongly.
 
@@ -43,6 +51,7 @@ def verify(
         module: The full target, in eval mode, run on all N rows at once.
         threat_model: What a candidate may be.
         attack: Name for error texts.
+        rejects: Which of the judged candidates ``(N, ...)`` a detector rejects, bool ``(N,)``.
 
     Raises:
         AttackError: Not a float tensor of the inputs' shape.
@@ -72,6 +81,8 @@ def verify(
     wrong = (logits.argmax(1) != labels) & torch.isfinite(logits).all(1)
     # The first test that a candidate fails names its outcome.
     tests = [("not_finite", finite), ("out_of_bounds", inside), ("beyond_epsilon", near), ("not_adversarial", wrong)]
+    if rejects is not None:
+        tests.append(("rejected", ~rejects(judged)))
     outcomes = ["found"] * len(judged)
     for outcome, good in reversed(tests):
         outcomes = [now if ok else outcome for now, ok in zip(outcomes, good.tolist(), strict=True)]

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from robust_ext.adapters.native import search_module
+from robust_ext.attacks import as_attack
+from robust_ext.attacks.apgd import APGD
 from robust_ext.errors import InvalidArgumentError, ModelError
 from robust_ext.estimators import BinarizedPyTorchClassifier
 from robust_ext.testing.networks import small_batch, small_network
@@ -249,3 +251,13 @@ def test_planted_points_are_found() -> None:
     assert planted.score(found) == 1.0
     missed = attacks.RandomSearch(planted, eps=0.1, points=40, verbose=False).generate(planted.x, planted.y)
     assert planted.score(missed) < 1.0
+
+
+def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
+    estimator = art.estimators.classification.PyTorchClassifier(
+        small_network((5,), 3), loss=nn.CrossEntropyLoss(), input_shape=(5,), nb_classes=3
+    )
+    attack = as_attack(attacks.APGD(estimator, steps=7, loss="margin"), name="mine")
+    assert isinstance(attack, APGD)
+    assert (attack.name, attack.traits.rows) == ("mine", "ordered")
+    assert attack.settings.steps == 7

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.native import search_module
+from robust_ext.attacks import as_attack
+from robust_ext.attacks.apgd import APGD
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.estimators import BinarizedPyTorchModel
 from robust_ext.testing.networks import small_batch, small_network
@@ -195,3 +197,10 @@ def test_networks_in_train_mode_keep_their_statistics() -> None:
     assert all(torch.equal(value, before[name]) for name, value in network.named_buffers())
     foolbox.attacks.LinfPGD(steps=5).run(model, x, y, epsilon=0.1)
     assert not all(torch.equal(value, before[name]) for name, value in network.named_buffers())
+
+
+def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
+    attack = as_attack(attacks.LinfAPGD(steps=7, loss="margin"), name="mine")
+    assert isinstance(attack, APGD)
+    assert (attack.name, attack.traits.rows) == ("mine", "ordered")
+    assert attack.settings.steps == 7

@@ -22,6 +22,9 @@ from robust_ext.random_streams import seeded_globals, stream
 from robust_ext.target import Target, frozen
 from robust_ext.threat import NORMS, ThreatModel
 
+# Of 300 rows: from seed to seed the numbers of all these attacks differ by up to about this many.
+LUCK = 6
+
 
 def target_of(module: nn.Module, shape: tuple[int, ...], classes: int, bounds: tuple[float, float]) -> Target:
     return Target(module=module, bounds=bounds, classes=classes, input_shape=shape, device=torch.device("cpu"))
@@ -197,7 +200,7 @@ def test_the_path_is_that_of_the_algorithm_written_down_plainly() -> None:
 def digits() -> tuple[nn.Module, Tensor, Tensor]:
     pytest.importorskip("sklearn")
     network = digits_network()
-    inputs, _ = load_dataset("digits").take(range(100))
+    inputs, _ = load_dataset("digits").take(range(300))
     with torch.no_grad():
         return network, inputs, network(inputs).argmax(1)
 
@@ -234,22 +237,22 @@ def test_as_many_are_found_as_by_torchattacks(
     with seeded_globals(0):
         theirs = torchattacks.APGD(network, norm=name, eps=epsilon, steps=50, loss=loss)(inputs, labels)
     count = left(network, theirs, inputs, labels, threat_model)
-    assert 10 < count < 90
-    assert ours(digits, threat_model, loss) <= count + 1
+    assert 30 < count < 270
+    assert ours(digits, threat_model, loss) <= count + LUCK
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_as_many_are_found_as_by_foolbox(digits: tuple[nn.Module, Tensor, Tensor], norm: str) -> None:
     foolbox = pytest.importorskip("foolbox")
     network, inputs, labels = digits
-    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.7, "l1": 2.5}[norm])
+    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.7, "l1": 2.0}[norm])
     made = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.SparseL1DescentAttack}
     with seeded_globals(0), frozen(network):
         model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
         candidates = made[norm](steps=50)(model, inputs, labels, epsilons=threat_model.epsilon)[1]
     count = left(network, candidates, inputs, labels, threat_model)
-    assert 10 < count < 95
-    assert ours(digits, threat_model, "ce") <= count + 1
+    assert 30 < count < 270
+    assert ours(digits, threat_model, "ce") <= count + LUCK
 
 
 def test_as_many_are_found_as_by_art(digits: tuple[nn.Module, Tensor, Tensor]) -> None:
@@ -264,9 +267,9 @@ def test_as_many_are_found_as_by_art(digits: tuple[nn.Module, Tensor, Tensor]) -
             network, loss=nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1)
         )
         attack = AutoProjectedGradientDescent(
-            classifier, eps=0.1, eps_step=0.2, max_iter=50, nb_random_init=1, batch_size=100, verbose=False
+            classifier, eps=0.1, eps_step=0.2, max_iter=50, nb_random_init=1, batch_size=300, verbose=False
         )
         with seeded_globals(0), frozen(network), contextlib.redirect_stdout(io.StringIO()):
             candidates = torch.from_numpy(attack.generate(inputs.numpy(), labels.numpy()))
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
-    assert ours(digits, threat_model, "ce") <= left(network, candidates, inputs, labels, threat_model) + 1
+    assert ours(digits, threat_model, "ce") <= left(network, candidates, inputs, labels, threat_model) + LUCK

@@ -64,7 +64,7 @@ def attack_problems(
     result = Attacked()
     before = features.counter.snapshot()
     together = attack.traits.rows == "ordered" or (
-        attack.traits.rows == "any" and identifiable(problems.inputs, settings.threat_model)
+        not attack.traits.alone and identifiable(problems.inputs, settings.threat_model)
     )
     everything = list(range(len(problems.samples)))
     batches = [everything] if together else [[row] for row in everything]

@@ -35,6 +35,8 @@ class Measured:
         planted: Boundary points ``(B, N_b, ...)``.
         inner_features: ``(B, 1 + N_i, F)``, the clean sample's first.
         planted_features: ``(B, N_b, F)``.
+        references: Points of class 1 outside the ball, ``(B, N_r, ...)``.
+        reference_features: ``(B, N_r, F)``.
     """
 
     samples: tuple[int, ...]
@@ -42,6 +44,8 @@ class Measured:
     planted: Tensor
     inner_features: Tensor
     planted_features: Tensor
+    references: Tensor
+    reference_features: Tensor
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Problems:
         samples: Ids of the samples.
         inputs: Clean samples ``(B, ...)``.
         planted: Planted points ``(B, N_b, ...)``.
+        references: Points of class 1 outside the ball, ``(B, N_r, ...)``.
         weight: Unit directions, float64 ``(B, F)``.
         anchor: Features of that closest planted point, float64 ``(B, F)``.
         gap: Distance along the direction from the closest inner point to it, float64 ``(B,)``; above 0 when separable.
@@ -64,6 +69,7 @@ class Problems:
     samples: tuple[int, ...]
     inputs: Tensor
     planted: Tensor
+    references: Tensor
     weight: Tensor
     anchor: Tensor
     gap: Tensor
@@ -145,6 +151,8 @@ def measure(
     settings: BinarizationSettings,
     *,
     inner_points: int | None = None,
+    planted: Tensor | None = None,
+    references: Tensor | None = None,
 ) -> Measured:
     """Draw the points of each sample and send them through the features.
 
@@ -154,19 +162,34 @@ def measure(
         samples: Their ids, which with the seed decide every draw.
         settings: Of the test.
         inner_points: Instead of ``settings.inner_points``.
+        planted: Points to plant, ``(B, N_b, ...)``; drawn when left out.
+        references: Points outside the ball that are class 1 too, ``(B, N_r, ...)``; none when left out.
     """
     inner = settings.inner_points if inner_points is None else inner_points
-    planted = torch.stack([draw_planted(x, sample, settings) for x, sample in zip(inputs, samples, strict=True)])
-    inner_features, planted_features = [], []
-    for x, sample, corners in zip(inputs, samples, planted, strict=True):
+    if planted is None:
+        planted = torch.stack([draw_planted(x, sample, settings) for x, sample in zip(inputs, samples, strict=True)])
+    if references is None:
+        references = inputs[:, None][:, :0]
+    count = planted.shape[1]
+    inner_features, planted_features, reference_features = [], [], []
+    for x, sample, corners, outside in zip(inputs, samples, planted, references, strict=True):
         # Block by block, so that large images and many points do not fill the memory; what is left joins the last.
         blocks = list(_inner_blocks(x, sample, settings, inner))
         rows = [forward(draw()) for draw in blocks[:-1]]
-        rest = forward(torch.cat([blocks[-1](), x[None], corners]))
-        last = rest.shape[0] - 1 - len(corners)
+        rest = forward(torch.cat([blocks[-1](), x[None], corners, outside]))
+        last = rest.shape[0] - 1 - count - len(outside)
         inner_features.append(torch.cat([rest[last : last + 1], *rows, rest[:last]]))
-        planted_features.append(rest[last + 1 :])
-    return Measured(tuple(samples), inputs, planted, torch.stack(inner_features), torch.stack(planted_features))
+        planted_features.append(rest[last + 1 : last + 1 + count])
+        reference_features.append(rest[last + 1 + count :])
+    return Measured(
+        samples=tuple(samples),
+        inputs=inputs,
+        planted=planted,
+        inner_features=torch.stack(inner_features),
+        planted_features=torch.stack(planted_features),
+        references=references,
+        reference_features=torch.stack(reference_features),
+    )
 
 
 def draw_planted(x: Tensor, sample: int, settings: BinarizationSettings) -> Tensor:
@@ -214,15 +237,18 @@ def fit(
     """
     last = measured.inner_features.shape[1] if inner_points is None else 1 + inner_points
     inner, planted = measured.inner_features[:, :last], measured.planted_features
-    count, size = last + planted.shape[1], inner.shape[2]
+    first = last + planted.shape[1]
+    count, size = first + measured.reference_features.shape[1], inner.shape[2]
     classes = torch.arange(count, device=inner.device) >= last
     step = max(1, _SOLVE_BYTES // (8 * count * max(size, 1)))
     columns: list[list[Tensor]] = []
     for start in range(0, inner.shape[0], step):
-        rows = torch.cat([inner[start : start + step], planted[start : start + step]], 1)
+        parts = (inner, planted, measured.reference_features)
+        rows = torch.cat([part[start : start + step] for part in parts], 1)
         direction = _separate(rows, classes, settings)
         along = _along(rows, direction)
-        edge, closest = along[:, last:].min(1)
+        # From what lies in the ball alone: a boundary that heeds the references too would leave out what is planted.
+        edge, closest = along[:, last:first].min(1)
         anchor = rows[torch.arange(len(rows), device=rows.device), last + closest].double()
         with torch.no_grad():
             logits = readout(rows.flatten(0, 1)).double().view(len(rows), -1)
@@ -238,7 +264,7 @@ def fit(
             ]
         )
     fitted = [torch.cat(column) for column in zip(*columns, strict=True)]
-    return Problems(measured.samples, measured.inputs, measured.planted, *fitted)
+    return Problems(measured.samples, measured.inputs, measured.planted, measured.references, *fitted)
 
 
 def _along(rows: Tensor, direction: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from typing import Any
 
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import judge
-from robust_ext.statistics import sequential_decision
 from robust_ext.evaluations.verify import OUTCOMES
+from robust_ext.statistics import sequential_decision
 
 Record = Mapping[str, Any]
 

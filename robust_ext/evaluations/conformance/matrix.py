@@ -161,7 +161,7 @@ class _Trial:
 
     def run(self, rows: Sequence[int]) -> Tensor:
         """Candidates of some rows: together, or one at a time where the target and the attack ask for that."""
-        if self.planted is not None and self.attack.traits.rows == "single":
+        if self.planted is not None and self.attack.traits.alone:
             return torch.cat([self._attack([row]) for row in rows])
         return self._attack(rows)
 
@@ -180,7 +180,7 @@ class _Trial:
 
     def alone(self, candidates: Tensor) -> str:
         """Whether the first row has the same candidate without the others."""
-        if self.planted is not None and self.attack.traits.rows == "single":
+        if self.planted is not None and self.attack.traits.alone:
             return ""
         same = torch.allclose(self._attack([0])[0], candidates[0], rtol=0, atol=1e-4)
         return "same" if same else "other"
