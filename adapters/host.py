@@ -6,11 +6,16 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robust_ext.adapter import AdaptedModel, Adapter, AttackListing, comes_from
 from robust_ext.attacks.base import Attack
 from robust_ext.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from robust_ext.detectors.base import Detector
 
 
 class HostAdapter(Adapter):
@@ -74,6 +79,14 @@ class HostAdapter(Adapter):
         if not comes_from(model, self.package):
             return None
         adapted: AdaptedModel | None = self._part("model").adapt_model(model)
+        return adapted
+
+    def adapt_detector(self, detector: object, classifier: nn.Module) -> Detector | None:
+        """Wrap a detector of the library, where the package of the parts has a module ``detector``."""
+        package = f"robust_ext.adapters.{self.name}.detector"
+        if not comes_from(detector, self.package) or importlib.util.find_spec(package) is None:
+            return None
+        adapted: Detector | None = self._part("detector").adapt_detector(detector, classifier)
         return adapted
 
     def _part(self, module: str) -> ModuleType:

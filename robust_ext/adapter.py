@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.errors import RobustExtError
+
+if TYPE_CHECKING:
+    from robust_ext.detectors.base import Detector
 
 GROUP = "robust_ext.adapters"
 
@@ -85,6 +88,10 @@ class Adapter(ABC):
     @abstractmethod
     def adapt_model(self, model: object) -> AdaptedModel | None:
         """Wrap a model of the library; None when it is not one."""
+
+    def adapt_detector(self, detector: object, classifier: nn.Module) -> Detector | None:
+        """Wrap a detector of the library that watches ``classifier``; None when it is not one."""
+        return None
 
 
 @cache

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from robust_ext.adapters.art.estimator import without_new_hooks
 from robust_ext.adapters.art.library import art
-from robust_ext.detectors.observation import Observation
 from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.errors import InvalidArgumentError, ModelError
 
@@ -48,9 +47,11 @@ class ArtDetector(ScoreDetector):
         # ART leaves a hook behind for each look at a layer.
         with without_new_hooks(watched) if isinstance(watched, nn.Module) else nullcontext():
             try:
-                report, decided = self.detector.detect(x.cpu().numpy())
+                report, decided = self.detector.detect(x.float().cpu().numpy())
             except ValueError as error:
-                raise ModelError(f"{self.name}: {error}; fit it before it is adapted") from error
+                raise ModelError(
+                    f"{self.name}: raised {error}; fit it first, and ask it about inputs like those it was fitted to"
+                ) from error
         decisions = np.asarray(decided).reshape(-1).astype(bool)
         scores = _scores(self.detector, report, decisions)
         if scores.shape != (len(x),) or not np.array_equal(scores > 0, decisions):

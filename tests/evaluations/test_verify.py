@@ -37,6 +37,24 @@ def check(
 LINF = ThreatModel(norm="linf", epsilon=0.25)
 
 
+def test_what_a_detector_rejects_is_not_found() -> None:
+    inputs = torch.full((3, 1, 2, 2), 0.4)
+    candidates = inputs + 0.2
+    candidates[1] = inputs[1]
+    asked = []
+
+    def rejects(points: Tensor) -> Tensor:
+        asked.append(points)
+        return torch.tensor([True, True, False])
+
+    labels = torch.zeros(3, dtype=torch.int64)
+    result = verify(
+        candidates, inputs, labels, module=FirstValue(), threat_model=LINF, attack="my attack", rejects=rejects
+    )
+    assert result.outcomes == ("rejected", "not_adversarial", "found")
+    assert torch.equal(asked[0], result.candidates)
+
+
 def test_every_outcome() -> None:
     inputs = torch.full((7, 1, 2, 2), 0.4)
     candidates = inputs + 0.2
@@ -50,7 +68,7 @@ def test_every_outcome() -> None:
     result, module = check(candidates, inputs, LINF)
     expected = ("found", "not_adversarial", "beyond_epsilon", "out_of_bounds", *["not_finite"] * 3)
     assert result.outcomes == expected
-    assert set(expected) == set(OUTCOMES)
+    assert {*expected, "rejected"} == set(OUTCOMES)
     assert result.distances.dtype == torch.float64
     np.testing.assert_allclose(result.distances, [0.2, 0, 0.5, 0.7, NAN, NAN, NAN], atol=1e-7)
     # What is judged: the clean input in place of what is no valid input.

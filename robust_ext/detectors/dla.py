@@ -1,0 +1,170 @@
+"""DLA: a small network that tells clean activations from adversarial ones.
+
+Sperl, Kao, Chen, Lei, Böttinger, "DLA: Dense-Layer-Analysis for Adversarial Example Detection" (2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.detectors.base import Detector
+from robust_ext.detectors.observation import Observation, observe
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.random_streams import seeded_globals
+from robust_ext.target import module_device
+from robust_ext.validation import check_inputs, check_integer, check_number
+
+_ANY = (-float("inf"), float("inf"))
+
+
+class DLADetector(Detector):
+    """A multilayer perceptron on dense activations, trained on clean and adversarial inputs (Sperl et al. 2019).
+
+    It sees the outputs of the named layers, flattened, and the logits. For the network of the binarization paper (512
+    penultimate units, 10 classes) its sizes are 522-100-50-10-1, with SELU between; the score is its output before the
+    sigmoid: above 0 where it holds an input for adversarial.
+
+    Args:
+        classifier: The network it watches.
+        layers: Names of the layers whose activations it sees beside the logits, as in ``classifier.named_modules()``:
+            the activation before the last linear layer, or those of all dense layers.
+        widths: Sizes of its hidden layers.
+        features: How many values it sees; :meth:`fit` finds out.
+
+    Raises:
+        InvalidArgumentError: A setting is not accepted.
+
+    Example:
+        >>> from robust_ext.datasets import load_dataset
+        >>> from robust_ext.demo.network import digits_network
+        >>> clean, _ = load_dataset("digits", split="train").take(range(100))
+        >>> detector = DLADetector(digits_network(), layers=["6"])
+        >>> losses = detector.fit(clean, 1 - clean, epochs=20)
+        >>> bool(detector.score(1 - clean).mean() > detector.score(clean).mean())
+        True
+    """
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        *,
+        layers: Sequence[str],
+        widths: Sequence[int] = (100, 50, 10),
+        features: int | None = None,
+    ) -> None:
+        super().__init__(classifier)
+        if isinstance(layers, str) or not all(isinstance(name, str) for name in layers):
+            raise InvalidArgumentError("layers", layers, "a list of names of layers")
+        self.layers = tuple(layers)
+        self.widths = tuple(check_integer("widths", width, minimum=1) for width in widths)
+        self.features = None if features is None else check_integer("features", features, minimum=1)
+        self.alarm = nn.Sequential() if self.features is None else self._make(self.features)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What makes a detector of the same sizes."""
+        return {"layers": list(self.layers), "widths": list(self.widths), "features": self.features}
+
+    def fit(
+        self,
+        clean: Tensor,
+        adversarial: Tensor,
+        *,
+        epochs: int = 50,
+        learning_rate: float = 1e-3,
+        batch_size: int = 100,
+        seed: int = 0,
+    ) -> list[float]:
+        """Train by Adam on the binary cross-entropy, in which clean and adversarial inputs weigh the same in total.
+
+        Args:
+            clean: Clean training inputs ``(N, ...)``.
+            adversarial: Adversarial ones ``(M, ...)``, made by whatever attack is to be told apart.
+            epochs: Passes over the data.
+            learning_rate: Of Adam.
+            batch_size: Inputs in a step.
+            seed: Of the initial weights and of the order; global generators are left alone.
+
+        Returns:
+            The mean loss of each epoch.
+
+        Raises:
+            InvalidArgumentError: These are no such tensors or settings.
+            ModelError: Activations are not finite.
+        """
+        check_integer("epochs", epochs, minimum=1)
+        check_number("learning_rate", learning_rate, minimum=0, open_minimum=True)
+        check_integer("batch_size", batch_size, minimum=1)
+        check_integer("seed", seed, minimum=0)
+        parts = []
+        for name, inputs in (("clean", clean), ("adversarial", adversarial)):
+            checked = check_inputs(name, inputs, bounds=_ANY)
+            if not len(checked):
+                raise InvalidArgumentError(name, "no inputs", f"at least one {name} input")
+            parts.append(self._activations_of_all(checked, batch_size))
+        rows = torch.cat(parts)
+        if not bool(torch.isfinite(rows).all()):
+            raise ModelError("detector DLADetector: activations of the training inputs are not finite")
+        targets = torch.cat([torch.full((len(part),), float(kind)) for kind, part in enumerate(parts)]).to(rows.device)
+        balance = torch.tensor(len(parts[0]) / len(parts[1]), device=rows.device)
+        with seeded_globals(seed), torch.enable_grad():
+            alarm = self._make(rows.shape[1]).to(rows.device).requires_grad_(True)
+            losses = _train(alarm, rows, targets, balance, epochs, learning_rate, batch_size)
+        self.features = rows.shape[1]
+        self.alarm = alarm.requires_grad_(False)
+        return losses
+
+    def score_of(self, seen: Observation) -> Tensor:
+        """The network's output, ``(N,)``.
+
+        Raises:
+            ModelError: It is not fitted.
+        """
+        if not len(self.alarm):
+            raise ModelError("detector DLADetector: is not fitted; call fit(clean_inputs, adversarial_inputs) first")
+        out: Tensor = self.alarm(self._activations(seen))
+        return out.squeeze(1)
+
+    def _activations(self, seen: Observation) -> Tensor:
+        return torch.cat([*(seen.layers[name].flatten(1) for name in self.layers), seen.logits], 1)
+
+    def _activations_of_all(self, inputs: Tensor, batch_size: int) -> Tensor:
+        device = module_device(self.classifier)
+        with torch.no_grad():
+            parts = torch.split(inputs, batch_size)
+            return torch.cat([self._activations(observe(self.classifier, x.to(device), self.layers)) for x in parts])
+
+    def _make(self, features: int) -> nn.Sequential:
+        sizes = (features, *self.widths)
+        hidden = [part for before, after in pairwise(sizes) for part in (nn.Linear(before, after), nn.SELU())]
+        return nn.Sequential(*hidden, nn.Linear(sizes[-1], 1)).eval().requires_grad_(False)
+
+
+def _train(
+    alarm: nn.Sequential,
+    rows: Tensor,
+    targets: Tensor,
+    balance: Tensor,
+    epochs: int,
+    learning_rate: float,
+    batch_size: int,
+) -> list[float]:
+    optimizer = torch.optim.Adam(alarm.parameters(), lr=learning_rate)
+    losses = []
+    for _ in range(epochs):
+        total = 0.0
+        for batch in torch.split(torch.randperm(len(rows)).to(rows.device), batch_size):
+            optimizer.zero_grad()
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                alarm(rows[batch]).squeeze(1), targets[batch], pos_weight=balance
+            )
+            torch.autograd.backward(loss)
+            optimizer.step()
+            total += float(loss.detach()) * len(batch)
+        losses.append(total / len(rows))
+    return losses

@@ -1,0 +1,304 @@
+"""The odds detector against a loop over its formula, with the same draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors.odds import NOISES, OddsDetector
+from robust_ext.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.random_streams import seeded_globals
+
+MIXED = [("normal", 0.2), ("sign", 0.1), ("uniform", 0.3)]
+
+
+class Steps(nn.Module):
+    """Two logits that only tell whether the first value is above a half."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.one_hot((x.flatten(1)[:, 0] > 0.5).long(), 2).float()
+
+
+def network(classes: int = 3, seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, classes)).eval()
+    with torch.no_grad():
+        made[3].bias -= made(data(300)).mean(0)
+    return made
+
+
+def data(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def fitted(classifier: nn.Module, inputs: Tensor, **given) -> OddsDetector:
+    detector = OddsDetector(classifier, **{"noises": MIXED, "draws": 5, **given})
+    with seeded_globals(1):
+        detector.fit(inputs)
+    return detector
+
+
+def seeded_score(detector: OddsDetector, x: Tensor, seed: int = 2) -> Tensor:
+    with seeded_globals(seed), torch.no_grad():
+        return detector.score(x)
+
+
+def draw(kind: str, level: float, shape: tuple[int, ...]) -> np.ndarray:
+    """The draws of one input under one noise, from torch's generator as the detector takes them."""
+    out = torch.empty(shape)
+    if kind == "normal":
+        return (level * out.normal_()).numpy()
+    if kind == "sign":
+        return (level * (2 * out.bernoulli_(0.5) - 1)).numpy()
+    return out.uniform_(-level, level).numpy()
+
+
+def alignments(classifier: nn.Sequential, x: Tensor, noises, draws: int, bounds, seed: int):
+    """(w_z - w_y) . (phi(x + noise) - phi(x)) by loops in numpy, as the paper writes it, and the predictions."""
+    w1, b1 = (p.detach().double().numpy() for p in classifier[1].parameters())
+    w2, b2 = (p.detach().double().numpy() for p in classifier[3].parameters())
+
+    def features(point: np.ndarray) -> np.ndarray:
+        return np.tanh(w1 @ point.astype(np.float64).ravel() + b1)
+
+    rows, predictions = [], []
+    with seeded_globals(seed):
+        for point in x.numpy():
+            clean = features(point)
+            y = int(np.argmax(w2 @ clean + b2))
+            table = []
+            for kind, level in noises:
+                noisy = point + draw(kind, level, (draws, *point.shape))
+                if bounds is not None:
+                    noisy = np.clip(noisy, *bounds)
+                moves = [features(copy) - clean for copy in noisy]
+                table.append([[(w2[z] - w2[y]) @ move for z in range(len(w2))] for move in moves])
+            rows.append(table)
+            predictions.append(y)
+    return np.array(rows), np.array(predictions)
+
+
+def reference_scores(classifier, train, x, noises, draws, bounds):
+    """Standardise each draw, then average over draws, then over noises, then take the largest."""
+    collected, classes = alignments(classifier, train, noises, draws, bounds, 1)
+    values, predicted = alignments(classifier, x, noises, draws, bounds, 2)
+    scores = []
+    for row, y in zip(values, predicted, strict=True):
+        clean = collected[classes == y].mean(2)
+        best = -np.inf
+        for z in range(values.shape[3]):
+            if z == y:
+                continue
+            total = 0.0
+            for kind in range(len(noises)):
+                mean, deviation = clean[:, kind, z].mean(), clean[:, kind, z].std()
+                total += np.mean([(one - mean) / deviation for one in row[kind, :, z]])
+            best = max(best, total / len(noises))
+        scores.append(best)
+    return np.array(scores)
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), None])
+@pytest.mark.parametrize("batch_size", [3, 5, 10_000])
+def test_scores_are_those_of_the_formula(bounds, batch_size: int) -> None:
+    classifier, train, x = network(), data(60), data(9, seed=5)
+    detector = fitted(classifier, train, bounds=bounds, batch_size=batch_size)
+    expected = reference_scores(classifier, train, x, MIXED, 5, bounds)
+    np.testing.assert_allclose(seeded_score(detector, x).numpy(), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_clipping_changes_the_scores() -> None:
+    classifier, train, x = network(), data(60), data(9, seed=5)
+    clipped, free = (seeded_score(fitted(classifier, train, bounds=bounds), x) for bounds in ((0.0, 1.0), None))
+    assert float((clipped - free).abs().max()) > 0.05
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 40), st.lists(st.sampled_from(MIXED), min_size=1, max_size=3), st.booleans())
+def test_scores_do_not_depend_on_batches(cut: int, batch_size: int, noises, single: bool) -> None:
+    classifier, x = network(), data(7, seed=3)
+    one = fitted(classifier, data(40), noises=noises, batch_size=10_000)
+    other = OddsDetector(classifier, noises=noises, draws=5, batch_size=batch_size)
+    other.means, other.deviations = one.means, one.deviations
+    with seeded_globals(9), torch.no_grad():
+        parts = torch.split(x, 1 if single else cut)
+        pieces = torch.cat([other.score(part) for part in parts])
+    torch.testing.assert_close(pieces, seeded_score(one, x, 9), rtol=1e-4, atol=1e-5)
+
+
+def test_passes_are_as_large_as_allowed() -> None:
+    sizes: list[int] = []
+    classifier = network()
+    detector = fitted(classifier, data(40), draws=4, batch_size=24)
+    classifier.register_forward_hook(lambda _module, _args, out: sizes.append(len(out)))
+    seeded_score(detector, data(5))
+    assert sizes == [5, 24, 24, 12]
+    detector.batch_size, sizes[:] = 3, []
+    seeded_score(detector, data(1))
+    assert sizes == [1] + [3, 1] * 3
+
+
+def test_scores_are_random_and_follow_the_seed() -> None:
+    detector, x = fitted(network(), data(40)), data(6)
+    assert torch.equal(seeded_score(detector, x, 3), seeded_score(detector, x, 3))
+    assert not torch.equal(seeded_score(detector, x, 3), seeded_score(detector, x, 4))
+    assert detector.random
+    assert detector.differentiable
+
+
+@pytest.mark.parametrize("batch_size", [4, 10_000])
+def test_gradients_are_those_of_finite_differences(batch_size: int) -> None:
+    classifier, x = network(), data(3, seed=8) * 0.4 + 0.3
+    detector = fitted(classifier, data(60), noises=[("normal", 0.05), ("uniform", 0.1)], batch_size=batch_size).double()
+    x = x.double().requires_grad_()
+
+    def total(points: Tensor) -> Tensor:
+        with seeded_globals(4):
+            return detector.score(points)
+
+    scores = total(x)
+    (gradient,) = torch.autograd.grad(scores.sum(), x)
+    step = 1e-6
+    with torch.no_grad():
+        for index in range(x[0].numel()):
+            moved = torch.zeros_like(x).flatten(1)
+            moved[:, index] = step
+            slope = (total(x + moved.view_as(x)) - total(x - moved.view_as(x))) / (2 * step)
+            torch.testing.assert_close(gradient.flatten(1)[:, index], slope, rtol=1e-4, atol=1e-6)
+
+
+def test_going_back_draws_nothing_new() -> None:
+    detector, x = fitted(network(), data(40), batch_size=5), data(4).requires_grad_()
+    torch.manual_seed(0)
+    scores = detector.score(x)
+    state = torch.get_rng_state()
+    scores.sum().backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_labels_leave_out_what_is_misclassified() -> None:
+    classifier, train = network(), data(90)
+    predicted = classifier(train).argmax(1)
+    labels = predicted.clone()
+    labels[::3] = (labels[::3] + 1) % 3
+    detector = OddsDetector(classifier, noises=MIXED, draws=5)
+    with seeded_globals(1):
+        detector.fit(train, labels)
+    values, classes = alignments(classifier, train, MIXED, 5, (0.0, 1.0), 1)
+    for y in range(3):
+        mine = values[(classes == y) & (labels.numpy() == y)].mean(2)
+        others = [z for z in range(3) if z != y]
+        np.testing.assert_allclose(detector.means[y].numpy()[:, others], mine.mean(0)[:, others], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(detector.deviations[y].numpy()[:, others], mine.std(0)[:, others], rtol=1e-3)
+
+
+def attacked(classifier: nn.Module, x: Tensor, labels: Tensor, epsilon: float) -> Tensor:
+    moved = x.clone()
+    for _ in range(20):
+        moved.requires_grad_()
+        loss = nn.functional.cross_entropy(classifier(moved), labels, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, moved)
+        moved = moved.detach() + epsilon / 5 * gradient.sign()
+        moved = (x + (moved - x).clamp(-epsilon, epsilon)).clamp(0, 1)
+    return moved
+
+
+def test_adversarial_digits_score_higher_and_clean_ones_pass() -> None:
+    classifier = digits_network()
+    train, _ = load_dataset("digits", split="train").take(range(700))
+    x, labels = load_dataset("digits").take(range(400))
+    detector = OddsDetector(classifier, draws=16, noises=[NOISES[8], ("sign", 0.01), ("normal", 0.02)])
+    with seeded_globals(0), torch.no_grad():
+        detector.fit(train)
+        found = detector.calibrate(x[:200], false_positive_rate=0.1)
+        flagged = float(detector.decide(x[200:]).float().mean())
+    assert found.achieved == pytest.approx(0.1)
+    assert flagged < 0.2
+    adversarial = attacked(classifier, x, labels, 0.15)
+    adversarial = adversarial[classifier(adversarial).argmax(1) != labels]
+    assert len(adversarial) > 200
+    clean, bad = seeded_score(detector, x), seeded_score(detector, adversarial)
+    assert roc_auc_score([0] * len(clean) + [1] * len(bad), torch.cat([clean, bad])) > 0.8
+
+
+def test_saving_and_loading(tmp_path) -> None:
+    classifier, x = network(), data(6)
+    detector = fitted(classifier, data(40), bounds=(-1.0, 2.0), batch_size=7)
+    detector.threshold = torch.tensor(3.09)
+    detector.save(tmp_path / "odds.safetensors")
+    again = OddsDetector.load(tmp_path / "odds.safetensors", classifier)
+    assert again.settings == detector.settings
+    assert again.noises == detector.noises
+    assert torch.equal(seeded_score(again, x), seeded_score(detector, x))
+    assert float(again.threshold) == pytest.approx(3.09)
+
+
+def test_no_input_and_other_types() -> None:
+    detector = fitted(network(), data(40))
+    assert seeded_score(detector, data(0)).shape == (0,)
+    assert seeded_score(detector, data(1)).shape == (1,)
+    double = seeded_score(detector.double(), data(2).double())
+    assert double.dtype == torch.float64
+
+
+def test_two_classes_have_one_statistic() -> None:
+    classifier = network(2)
+    detector = fitted(classifier, data(60))
+    expected = reference_scores(classifier, data(60), data(5, 7), MIXED, 5, (0.0, 1.0))
+    np.testing.assert_allclose(seeded_score(detector, data(5, 7)).numpy(), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_what_cannot_be_fitted_is_said() -> None:
+    classifier = network()
+    detector = OddsDetector(classifier, noises=MIXED, draws=3)
+    with pytest.raises(ModelError, match="has no statistics; call fit"):
+        detector.score(data(2))
+    with pytest.raises(InvalidArgumentError, match="inputs: got no clean inputs"):
+        detector.fit(data(0))
+    with pytest.raises(InvalidArgumentError, match="inputs: got values in"):
+        detector.fit(data(9) * 3)
+    with pytest.raises(InvalidArgumentError, match="labels: got shape"):
+        detector.fit(data(9), torch.zeros(8, dtype=torch.int64))
+    only = data(200)
+    kept = torch.cat([only[classifier(only).argmax(1) == 0], only[classifier(only).argmax(1) == 2][:2]])
+    with pytest.raises(DataError, match=r"predicted classes with fewer than 3 clean inputs: 1 \(0\), 2 \(2\); give"):
+        detector.fit(kept)
+    with pytest.raises(ModelError, match=r"predicted class 0, 1 are not finite, or all change alike"):
+        OddsDetector(Steps().eval(), noises=[("normal", 0.01)], draws=3).fit(data(20).round())
+    detector = fitted(classifier, data(40))
+    detector.classifier = network(4)
+    with pytest.raises(ModelError, match="was fitted to 3 classes and meets 4"):
+        detector.score(data(2))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"noises": []}, "noises: got"),
+        ({"noises": "normal"}, "noises: got normal, expected pairs"),
+        ({"noises": [("normal", 0.1, 2)]}, "expected pairs"),
+        ({"noises": [("pink", 0.1)]}, "noises: got 'pink', expected one of 'normal', 'sign', 'uniform'"),
+        ({"noises": [("sign", 0)]}, "noises: got 0"),
+        ({"draws": 0}, "draws: got 0"),
+        ({"batch_size": 0}, "batch_size: got 0"),
+        ({"bounds": (1, 0)}, "bounds: got"),
+        ({"bounds": 1}, "bounds: got 1, expected a pair"),
+    ],
+)
+def test_settings_are_checked(given, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        OddsDetector(network(), **given)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_it_runs_where_the_classifier_is() -> None:
+    detector = fitted(network().cuda(), data(40))
+    assert seeded_score(detector, data(3).cuda()).device.type == "cuda"
