@@ -98,6 +98,27 @@ def binarization(
     out: Annotated[
         Path | None, typer.Option(help="Run folder; a killed run goes on there. result.json, report.html.")
     ] = None,
+    detector: Annotated[
+        str | None,
+        typer.Option(help="package.module:object or file.py:object: a detector, or what makes one of a model."),
+    ] = None,
+    detector_fpr: Annotated[float, typer.Option(help="Share of clean inputs that it may detect.")] = 0.05,
+    detector_samples: Annotated[
+        int, typer.Option(help="Further samples of the data to calibrate a detector without a threshold.")
+    ] = 200,
+    view: Annotated[
+        str, typer.Option(help="What attacks on logits see of model and detector: classifier, reject or margin.")
+    ] = "classifier",
+    reference_points: Annotated[
+        int, typer.Option(help="With a detector: points outside the ball for attacks that imitate some.")
+    ] = Settings.reference_points,
+    reference_distance: Annotated[float, typer.Option(help="Their distance, in eps.")] = Settings.reference_distance,
+    planting_tries: Annotated[
+        int, typer.Option(help="With a detector: most points drawn for one that it lets pass.")
+    ] = Settings.planting_tries,
+    detector_draws: Annotated[
+        int, typer.Option(help="How often a random detector is asked; the majority decides.")
+    ] = Settings.detector_draws,
     inner_points: Annotated[int, typer.Option(help="Inner points a sample.")] = Settings.inner_points,
     boundary_points: Annotated[int, typer.Option(help="Planted points a sample.")] = Settings.boundary_points,
     boundary: Annotated[
@@ -147,7 +168,10 @@ def binarization(
     if part[1] > 1:
         end_with_parent()
     dataset = load_dataset(data, root=data_root, split=data_split)
-    chosen = dataset.choose(samples, seed=seed, order=order)
+    check_integer("--detector-samples", detector_samples, minimum=1)
+    further = detector_samples if detector is not None else 0
+    everything = dataset.choose(min(samples + further, max(samples, len(dataset))), seed=seed, order=order)
+    chosen = everything[:samples]
     inputs, _ = dataset.take(chosen, bounds=threat_model.bounds)
     if jobs > 1 and out is not None:
         run_shards(_without_jobs(sys.argv[1:]), jobs=jobs, folder=out, samples=samples, progress=progress)
@@ -164,8 +188,17 @@ def binarization(
         origin={
             "model": model if weights is None else f"{model}, weights {weights}",
             "data": f"{dataset.name}, order {order}",
+            **({} if detector is None else {"detector": detector}),
         },
         shard=part,
+        detector=detector,
+        detector_data=dataset.take(everything[samples:], bounds=threat_model.bounds)[0] if further else None,
+        detector_fpr=detector_fpr,
+        view=view,
+        reference_points=reference_points,
+        reference_distance=reference_distance,
+        planting_tries=planting_tries,
+        detector_draws=detector_draws,
         inner_points=inner_points,
         boundary_points=boundary_points,
         boundary=boundary,

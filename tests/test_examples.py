@@ -41,7 +41,7 @@ def test_example(name, tmp_path):
 
 def test_every_example_is_run_or_needs_files():
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert scripts == {*EXAMPLES, "networks.py", "resnet20_recipes.py"}
+    assert scripts == {*EXAMPLES, "networks.py", "resnet20_recipes.py", "train_detected.py"}
 
 
 def unpacked_cifar(folder):
@@ -85,3 +85,21 @@ def test_published_networks_load_and_work():
     network = load_model(spec, weights=str(shared / "models" / "mnist_wong_kolter_linf_0.1.safetensors"))
     with torch.no_grad():
         assert float((network(inputs).argmax(1) == labels).float().mean()) > 0.95
+
+
+@pytest.mark.slow
+def test_networks_for_detectors_are_trained(tmp_path):
+    """On fewer images than the script's default, so with less accuracy; the parts have fast tests of their own."""
+    shared = ROOT.parent / "shared"
+    if not (shared / "data").exists():
+        pytest.skip("the MNIST images are not on this machine")
+    script = ROOT / "examples" / "train_detected.py"
+    done = run_script(script, "--data-root", shared / "data", "--out", tmp_path, "--images", "4000", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    accuracy = {line.split()[0]: float(line.split()[2]) for line in done.stdout.splitlines()}
+    assert accuracy["plain"] > 0.9
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "mnist_plain.safetensors",
+        "mnist_trapdoor.safetensors",
+        "mnist_triggers.safetensors",
+    }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.base import Attack
+from robust_ext.attacks.base import Attack, draw_seed
 from robust_ext.errors import AttackError, RobustExtError
 from robust_ext.models.padded import PaddedClasses
+from robust_ext.random_streams import seeded_globals
 from robust_ext.target import Target, frozen
 from robust_ext.threat import ThreatModel
 
@@ -45,7 +47,13 @@ def run_attack(
     # Every change in place raises a tensor's version, whatever it is made by.
     before = [(name, parameter, parameter._version) for name, parameter in target.module.named_parameters()]
     try:
-        with frozen(target.module):
+        with ExitStack() as stack:
+            stack.enter_context(frozen(target.module))
+            if target.defended is not None:
+                stack.enter_context(frozen(target.defended))
+                if target.defended.detector.random:
+                    # Random detectors draw from the global generator.
+                    stack.enter_context(seeded_globals(draw_seed(generator)))
             candidates = attack.generate(
                 target, inputs.clone(), labels.clone(), threat_model=threat_model, generator=generator
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from robust_ext.errors import MissingDependencyError
 from robust_ext.reports import plots, wording
 from robust_ext.reports.examples import Example, panels
+from robust_ext.reports.pairs import is_pair, spread_out
 from robust_ext.reports.plots import Curve
 
 if TYPE_CHECKING:
@@ -30,10 +31,16 @@ def render_html(result: Mapping[str, Any], examples: Sequence[Example] = ()) -> 
     environment = _environment()
     from markupsafe import Markup
 
+    pairs = result["attacks"] if is_pair(result) else []
+    whole, result = result, spread_out(result)
+    outcomes = {key: words for key, words in wording.OUTCOMES.items() if pairs or key != "rejected"}
     threshold = result["settings"]["threshold"]
     images = [example for example in examples if example.is_image]
     page = environment.get_template("binarization.html.jinja").render(
         result=result,
+        whole=whole,
+        tested_twice=pairs,
+        OUTCOMES=outcomes,
         threshold=threshold,
         score_plot=Markup(plots.score_plot(result)),
         seconds_plot=Markup(plots.seconds_plot(result)),

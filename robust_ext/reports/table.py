@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from robust_ext.reports.pairs import spread_out
 from robust_ext.reports.wording import attack_title, cells, check_result, interval, plain, seconds, share, shorten
 
 WIDTH = 110
@@ -20,9 +21,9 @@ _NUMBERS = _HEADER.index("planted")
 def table(result: Mapping[str, Any]) -> str:
     """Return the result of a binarization test as text of at most :data:`WIDTH` columns, without colour.
 
-    A row an attack: its verdict, its test score and the random attack's success rate (R-ASR) with their
-    intervals, the planted problems, the canaries it repaired of those there were, and its seconds. Then the reasons
-    and the verdict.
+    A row an attack (or two, where it went through the regular and the inverted test): its verdict, its test score and
+    the random attack's success rate (R-ASR) with their intervals, the planted problems, the canaries it repaired of
+    those there were, and its seconds. Then the reasons and the verdict.
 
     Args:
         result: The content of ``result.json``, of kind ``"binarization"``.
@@ -33,7 +34,8 @@ def table(result: Mapping[str, Any]) -> str:
     check_result(result)
     threshold = result["settings"]["threshold"]
     one_target = len({attack["target"] for attack in result["attacks"]}) == 1
-    rows = [_HEADER, *(_row(attack, threshold, one_target) for attack in result["attacks"])]
+    shown = spread_out(result)["attacks"]
+    rows = [_HEADER, *(_row(attack, threshold, one_target) for attack in shown)]
     widths = [max(cells(row[column]) for row in rows) for column in range(len(_HEADER))]
     others = sum(widths) - widths[_TITLE] + len(_GAP) * (len(_HEADER) - 1)
     widths[_TITLE] = min(widths[_TITLE], max(WIDTH - others, _NARROWEST_TITLE))
@@ -41,7 +43,8 @@ def table(result: Mapping[str, Any]) -> str:
     lines.insert(1, "-" * max(map(cells, lines)))
     lines.append("")
     for attack in result["attacks"]:
-        lines.extend(_wrap(f"{attack_title(attack)}: {plain(attack['reason'])}"))
+        both = f" {attack['verdict']}, score {share(attack['score'], threshold)}." if "tests" in attack else ""
+        lines.extend(_wrap(f"{attack_title(attack)}:{both} {plain(attack['reason'])}"))
     lines.append("")
     lines.extend(_wrap(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}"))
     return "\n".join(lines) + "\n"

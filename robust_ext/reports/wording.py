@@ -23,6 +23,11 @@ OUTCOMES = {
         "The candidate is finite, within the bounds and epsilon, and changes the prediction: the problem is solved. "
         "Only these count towards the test score.",
     ),
+    "rejected": (
+        "Rejected",
+        "A valid input within epsilon that changes the prediction, and that the detector rejects (in the inverted "
+        "test: lets pass). An example that fools both existed, and the attack missed it.",
+    ),
     "not_adversarial": (
         "Not adversarial",
         "A valid input within epsilon, but the prediction did not change. An adversarial example existed, and the "

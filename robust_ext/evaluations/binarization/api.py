@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from robust_ext.evaluations.binarization import calibration as hardness
-from robust_ext.evaluations.binarization.examples import load_examples, save_examples
-from robust_ext.evaluations.binarization.forward import choose_forward
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.evaluations.binarization.pair import prepare_detector, run_pair
 from robust_ext.evaluations.binarization.preparation import (
     as_attacks,
     check_ids,
@@ -21,26 +17,13 @@ from robust_ext.evaluations.binarization.preparation import (
     describe,
     inputs_digest,
     model_digest,
-    versions,
-)
-from robust_ext.evaluations.binarization.protocol import (
-    Job,
-    Memory,
-    Store,
-    complete_groups,
-    run_groups,
 )
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import make_settings
-from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
-from robust_ext.evaluations.binarization.verdict import overall, overall_reason
-from robust_ext.evaluations.run import RunFolder
-from robust_ext.reports import Example
+from robust_ext.evaluations.binarization.single import Subject, run_test
 from robust_ext.target import PassCounter
 from robust_ext.threat import ThreatModel
 from robust_ext.validation import check_inputs, check_integer
-
-T = TypeVar("T")
 
 
 def binarization_test(
@@ -53,6 +36,10 @@ def binarization_test(
     sample_ids: Sequence[int] | None = None,
     out: str | os.PathLike[str] | None = None,
     calibrate_on: int = 0,
+    detector: object = None,
+    detector_data: Tensor | None = None,
+    detector_fpr: float = 0.05,
+    view: str = "classifier",
     progress: bool = False,
     target: str = "",
     origin: Mapping[str, str] | None = None,
@@ -76,6 +63,14 @@ def binarization_test(
         out: Run folder. With one, records survive a kill and the same call goes on; ``result.json`` and
             ``report.html`` are written there.
         calibrate_on: Number of samples on which the hardness is calibrated first (section 4.3); 0 for no calibration.
+        detector: A detector that rejects inputs: anything :func:`robust_ext.detectors.as_detector` takes. With one,
+            two tests are run (section 3.2): in the *regular* one what is planted goes undetected, in the *inverted* one
+            it is detected; an attack has to pass both, and its score is the lower of the two.
+        detector_data: Clean inputs ``(M, ...)`` to calibrate a detector that has no threshold.
+        detector_fpr: Share of them that it may detect.
+        view: What attacks that know logits only are shown of a classifier with a detector: ``"classifier"`` (they
+            ignore the detector), ``"reject"`` (being rejected is a class) or ``"margin"`` (class 1 only where both are
+            fooled).
         progress: Show a progress bar on stderr.
         target: Words for what is attacked, for tables that hold several targets.
         origin: Where things came from, in words by name (``{"model": "net.py:make"}``), kept with the settings.
@@ -83,7 +78,7 @@ def binarization_test(
         **settings: Of the test, see :class:`BinarizationSettings`.
 
     Returns:
-        The result; ``print`` shows its table.
+        The result; ``print`` shows its table. With a detector, each attack has ``tests`` with the two results.
 
     Raises:
         InvalidArgumentError: An argument is outside what is accepted.
@@ -108,7 +103,7 @@ def binarization_test(
     check_integer("calibrate_on", calibrate_on, minimum=0)
     attacks = as_attacks(attack)
     for one in attacks.values():
-        one.check(threat_model=threat_model)
+        one.check(threat_model=threat_model, detector=detector is not None)
     counter = PassCounter()
     features, readout, device = counted_parts(model, inputs, threat_model, layer, counter)
     described = {
@@ -121,123 +116,29 @@ def binarization_test(
         "model": model_digest(features, readout),
         "inputs": inputs_digest(inputs, samples),
     }
-    store: Store = Memory()
-    with ExitStack() as stack:
-        folder: RunFolder | None = None
-        if out is not None:
-            folder = RunFolder(out, kind="binarization", settings=described, versions=versions(), shard=shard[0])
-            store = stack.enter_context(folder)
-        once = _at_once if folder is None else folder.once
-        forward = choose_forward(features, inputs[:2].to(device), rows=checked.forward_batch, fold=checked.fold)
-        calibration: dict[str, Any] | None = None
-        if calibrate_on:
-            some, ids = inputs[:calibrate_on].to(device), samples[:calibrate_on]
-            calibration = once(
-                "calibration",
-                lambda: hardness.calibrate(features, readout, attacks, some, ids, checked, forward=forward),
-            )
-        examples: list[Example] = []
-        bar = stack.enter_context(tqdm(total=len(samples), unit="sample", disable=not progress, desc="binarization"))
-
-        counter.watch = _PassesShown(bar)
-
-        def advance(done: int) -> None:
-            bar.update(done)
-
-        job = Job(
-            features=features,
-            readout=readout,
-            attacks=attacks,
-            inputs=inputs,
-            samples=samples,
-            settings=hardness.apply(checked, calibration),
-            forward=forward,
-            device=device,
-            shard=shard,
-            progress=advance,
-            show=examples.extend if folder is None else lambda new: save_examples(folder.path, new),
+    subject = Subject(
+        features=features,
+        readout=readout,
+        device=device,
+        attacks=attacks,
+        inputs=inputs,
+        samples=samples,
+        settings=checked,
+        described=described,
+    )
+    if detector is None:
+        return run_test(subject, out=out, calibrate_on=calibrate_on, progress=progress, shard=shard)
+    if calibrate_on:
+        raise InvalidArgumentError(
+            "calibrate_on", calibrate_on, "0 with a detector: the pair of tests has one hardness"
         )
-        run_groups(job, store)
-        if folder is not None:
-            examples = load_examples(folder.path)
-        records, timings = _used(job, store)
-        content = _content(job, records, timings, described, calibration)
-        result = BinarizationResult(content, records, examples)
-        if folder is not None and shard[1] == 1:
-            folder.finish(records)
-            result.save(folder.path)
-        return result
-
-
-class _PassesShown:
-    """Rows sent forward, shown at the bar at most twice a second: a group can take long before it advances the bar."""
-
-    def __init__(self, bar: tqdm[Any]) -> None:
-        self._bar = bar
-        self._shown = time.monotonic()
-
-    def __call__(self, counter: PassCounter) -> None:
-        if not self._bar.disable and time.monotonic() - self._shown > 0.5:
-            self._shown = time.monotonic()
-            self._bar.set_postfix_str(f"{counter.forward:,} rows forward")
-
-
-def _at_once(_name: str, compute: Callable[[], T]) -> T:
-    return compute()
-
-
-def _used(job: Job, store: Store) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Records and timings up to where the last attack was decided; all of them where the protocol is not sequential."""
-    groups = complete_groups(job, store.records())
-    if job.settings.sequential:
-        needed = [decided_after(name, groups, job.settings) or len(groups) for name in job.attacks]
-        groups = groups[: max(needed)]
-    timings = {entry["group"]: entry for entry in store.timings() if entry["group"] < len(groups)}
-    return [record for group in groups for record in group], list(timings.values())
-
-
-def _content(
-    job: Job,
-    records: Sequence[Mapping[str, Any]],
-    timings: Sequence[Mapping[str, Any]],
-    described: Mapping[str, Any],
-    calibration: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Everything ``result.json`` holds."""
-    attacks = []
-    for name, attack in job.attacks.items():
-        mine = _until_decided(name, job, records)
-        last = len(mine)
-        attacks.append(
-            summarise_attack(
-                name,
-                mine,
-                [entry for entry in timings if job.groups[entry["group"]].start < last],
-                job.settings,
-                description=describe(attack),
-                target=described["target"],
-            )
-        )
-    return {
-        "kind": "binarization",
-        "verdict": overall([attack["verdict"] for attack in attacks]),
-        "reason": overall_reason(attacks),
-        "attacks": attacks,
-        "calibration": calibration,
-        "settings": {
-            **described,
-            **job.settings.to_dict(),
-            "forward_batch": job.forward.rows,
-            "fold": job.forward.module is not job.features,
-        },
-        "versions": versions(),
-        "seed": job.settings.seed,
-    }
-
-
-def _until_decided(name: str, job: Job, records: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    if not job.settings.sequential:
-        return records
-    groups = complete_groups(job, records)
-    number = decided_after(name, groups, job.settings)
-    return records if number is None else [record for group in groups[:number] for record in group]
+    watching, calibration = prepare_detector(
+        detector,
+        model,
+        inputs,
+        data=detector_data,
+        false_positive_rate=detector_fpr,
+        bounds=threat_model.bounds,
+        device=device,
+    )
+    return run_pair(subject, watching, calibration=calibration, view=view, out=out, progress=progress, shard=shard)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.evaluations.binarization.attacking import Attacked, attack_problems
+from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.summary import decided_after
 from robust_ext.reports import Example
-from robust_ext.target import Counted
+from robust_ext.target import Counted, PassCounter
 
 EXAMPLES = 3
 
@@ -71,6 +72,7 @@ class Job:
         forward: How points are measured.
         device: Of the network.
         shard: Number of this process, and of how many; group g is done by process g modulo their number.
+        defense: The detector beside the network, where there is one.
         progress: Called with the number of samples that are done.
         show: Called with candidates worth showing.
     """
@@ -84,6 +86,7 @@ class Job:
     forward: Forward
     device: torch.device
     shard: tuple[int, int] = (0, 1)
+    defense: Defense | None = None
     progress: Callable[[int], None] = lambda _: None
     show: Callable[[list[Example]], None] = lambda _: None
 
@@ -137,34 +140,62 @@ def _run_group(job: Job, group: int, attacks: Sequence[str]) -> tuple[list[dict[
     samples = [job.samples[index] for index in indices]
     before, clock = job.features.counter.snapshot(), _Clock()
     inputs = job.inputs[indices.start : indices.stop].to(job.device)
-    measured = measure(job.forward, inputs, samples, settings)
+    drawn = (
+        None
+        if job.defense is None
+        else [draw_accepted(x, sample, settings, job.defense) for x, sample in zip(inputs, samples, strict=True)]
+    )
+    usable = [row for row in range(len(samples)) if drawn is None or drawn[row].planted is not None]
+    if not usable:
+        # Nothing can be planted in any sample of the group, and there is nothing to attack.
+        return _nothing(job, indices, drawn or [], clock, before)
+    measured = measure(
+        job.forward,
+        inputs[usable],
+        [samples[row] for row in usable],
+        settings,
+        planted=None if drawn is None else _stacked([drawn[row].planted for row in usable]),
+        references=None if drawn is None else _stacked([drawn[row].references for row in usable]),
+    )
     clock.stop("features")
     problems = fit(measured, job.readout, settings)
     del measured
     clock.stop("readout")
-    reach, draws = random_reach(job.forward, [problems], [position], settings)
+    reach, draws = random_reach(job.forward, [problems], [position], settings, defense=job.defense)
     clock.stop("random")
     shared = job.features.counter.since(before)
-    separable = [row for row in range(len(samples)) if bool(problems.separable[row])]
+    separable = [row for row in range(len(usable)) if bool(problems.separable[row])]
     posed = problems.select(separable)
     canaries = frozenset(job.samples[: settings.canaries])
     results = {
-        name: attack_problems(job.attacks[name], posed, job.features, settings, position=position, canaries=canaries)
+        name: attack_problems(
+            job.attacks[name],
+            posed,
+            job.features,
+            settings,
+            position=position,
+            canaries=canaries,
+            defense=job.defense,
+        )
         for name in attacks
     }
     if group == 0:
         job.show(_examples(posed, results, settings.threat_model.bounds))
-    records = [
-        {
+    records = []
+    for row, (index, sample) in enumerate(zip(indices, samples, strict=True)):
+        place = usable.index(row) if row in usable else None
+        good = place is not None and bool(problems.separable[place])
+        record = {
             "index": index,
             "sample": sample,
-            "separable": bool(problems.separable[row]),
-            "random_reach": float(reach[row, 0]) if bool(problems.separable[row]) else None,
-            "random_draws": int(draws[row]),
+            "separable": good,
+            "random_reach": float(reach[place, 0]) if good else None,
+            "random_draws": 0 if place is None else int(draws[place]),
             "attacks": {name: result.records[sample] for name, result in results.items() if sample in result.records},
         }
-        for row, (index, sample) in enumerate(zip(indices, samples, strict=True))
-    ]
+        if drawn is not None:
+            record["planting"] = _planting(drawn[row])
+        records.append(record)
     timing = {
         "group": group,
         "seconds": clock.seconds,
@@ -172,6 +203,38 @@ def _run_group(job: Job, group: int, attacks: Sequence[str]) -> tuple[list[dict[
         "attacks": {name: {"seconds": r.seconds, "passes": r.passes} for name, r in results.items()},
     }
     return records, timing
+
+
+def _nothing(
+    job: Job, indices: range, drawn: Sequence[Drawn], clock: _Clock, before: PassCounter
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Records and timing of a group in which nothing could be planted."""
+    records = [
+        {
+            "index": index,
+            "sample": job.samples[index],
+            "separable": False,
+            "random_reach": None,
+            "random_draws": 0,
+            "attacks": {},
+            "planting": _planting(one),
+        }
+        for index, one in zip(indices, drawn, strict=True)
+    ]
+    for phase in ("features", "readout", "random"):
+        clock.stop(phase)
+    spent = job.features.counter.since(before)
+    passes = {"forward": spent.forward, "backward": spent.backward}
+    group = indices.start // job.settings.group_size
+    return records, {"group": group, "seconds": clock.seconds, "passes": passes, "attacks": {}}
+
+
+def _planting(drawn: Drawn) -> dict[str, Any]:
+    return {"found": drawn.planted is not None, "source": drawn.source, "tries": drawn.tries}
+
+
+def _stacked(parts: Sequence[Tensor | None]) -> Tensor:
+    return torch.stack([part for part in parts if part is not None])
 
 
 class _Clock:

@@ -12,10 +12,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.random_streams import stream
+from robust_ext.random_streams import derive_seed, stream
 
 # Points drawn for a problem before it is asked whether one of them was adversarial.
 _ROUND = 40
@@ -26,6 +27,8 @@ def random_reach(
     problems: Sequence[Problems],
     positions: Sequence[float],
     settings: BinarizationSettings,
+    *,
+    defense: Defense | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attack problems at random; a problem is left when every version of it has been solved.
 
@@ -34,6 +37,7 @@ def random_reach(
         problems: Versions of the same B problems (other readouts on the same samples), at least one.
         positions: Where the boundary of each version lies; a point solves it when its reach is above.
         settings: Of the test.
+        defense: A detector; points that solve a version are asked about, and those it rejects are taken out.
 
     Returns:
         The best reach of each problem in each version, float64 ``(B, versions)`` (up to where it was left), and the
@@ -54,9 +58,14 @@ def random_reach(
             )
             index = torch.tensor(group, device=device).repeat_interleave(inner + corners)
             measured = forward(points)
-            for version, problem in enumerate(problems):
-                reach = torch.where(separable[index, version], problem.reach(measured, index), -torch.inf)
-                best[group, version] = torch.maximum(best[group, version], reach.view(len(group), -1).amax(1))
+            reach = torch.stack([problem.reach(measured, index) for problem in problems], 1)
+            reach = torch.where(separable[index], reach, -torch.inf)
+            if defense is not None:
+                hits = (reach > boundary).any(1).nonzero().squeeze(1)
+                if len(hits):
+                    seed = derive_seed(settings.seed, first.samples[group[0]], "random detector", defense.test, number)
+                    reach[hits[defense.rejects(points[hits], seed=seed)]] = -torch.inf
+            best[group] = torch.maximum(best[group], reach.view(len(group), -1, len(problems)).amax(1))
             draws[group] += inner + corners
         solved = (best > boundary) | ~separable
         alive = [i for i in alive if not bool(solved[i].all())]

@@ -37,6 +37,10 @@ class BinarizationSettings:
             for the samples that it keeps from being separated.
         logit_scale: ``"original"``: the two logits span the range of the network's own (section 3.1, footnote 3).
             ``"unit"``: they span [-1, 1].
+        reference_points: N_r, points outside the ball in class 1 for attacks that imitate some; with a detector only.
+        reference_distance: Where they lie, in units of epsilon, above 1 (the paper's xi, appendix B).
+        planting_tries: Most points drawn for one that the detector lets pass (or detects, in the inverted test).
+        detector_draws: How often a random detector is asked; the majority decides.
         random_inner: Points the random attack draws within the ball.
         random_corners: Points it draws from where points are planted.
         canaries: Samples that are also posed with the wrong label, see below.
@@ -67,6 +71,10 @@ class BinarizationSettings:
     readout: str = "logistic"
     C: float = 10.0
     logit_scale: str = "original"
+    reference_points: int = 1
+    reference_distance: float = 1.75
+    planting_tries: int = 200
+    detector_draws: int = 5
     random_inner: int = 200
     random_corners: int = 200
     canaries: int = 8
@@ -93,6 +101,10 @@ class BinarizationSettings:
         check_choice("readout", self.readout, READOUTS)
         check_number("C", self.C, minimum=0, open_minimum=True)
         check_choice("logit_scale", self.logit_scale, LOGIT_SCALES)
+        check_integer("planting_tries", self.planting_tries, minimum=1)
+        check_integer("detector_draws", self.detector_draws, minimum=1)
+        check_integer("reference_points", self.reference_points, minimum=0)
+        check_number("reference_distance", self.reference_distance, minimum=1, open_minimum=True)
         for name in ("random_inner", "random_corners", "canaries", "minimum_samples", "seed"):
             check_integer(name, getattr(self, name), minimum=0)
         if self.random_inner + self.random_corners == 0:

@@ -53,7 +53,7 @@ def summarise_attack(
     own = [entry["attacks"][name] for entry in timings if name in entry["attacks"]]
     spent = {phase: sum(entry["seconds"][phase] for entry in own) for phase in ("attack", "verify")}
     seconds = {**shared, **spent, "total": sum(shared.values()) + sum(spent.values())}
-    return {
+    content = {
         "name": name,
         "description": description,
         "target": target,
@@ -64,7 +64,9 @@ def summarise_attack(
         "verdict": judgement.verdict,
         "reason": judgement.reason,
         "samples": len(planted),
-        "not_separable": sum(not record["separable"] for record in records),
+        "not_separable": sum(
+            not record["separable"] and record.get("planting", {}).get("found", True) for record in records
+        ),
         "not_planted": len(attacked) - len(planted),
         "planted_points": {
             "drawn": settings.boundary_points * len(attacked),
@@ -79,6 +81,18 @@ def summarise_attack(
         },
         "hardness": _hardness(planted, mine, settings) if planted else [],
     }
+    plantings = [record["planting"] for record in records if "planting" in record]
+    if plantings:
+        content["planting"] = {
+            "samples": len(plantings),
+            "not_found": sum(not one["found"] for one in plantings),
+            "by_attack": sum(one["found"] and one["source"] == "attack" for one in plantings),
+            "tries": sum(one["tries"] for one in plantings),
+            "references": sum(record["attacks"][name]["references"] for record in attacked),
+        }
+        # Where the boundary lies elsewhere, nobody asked the detector.
+        content["hardness"] = content["hardness"][-1:]
+    return content
 
 
 def _hardness(

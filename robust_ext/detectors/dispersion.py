@@ -1,0 +1,56 @@
+"""How far numbers are spread: the measures of ML-LOO (Yang et al. 2020), with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def quantile(values: Tensor, share: float) -> Tensor:
+    """The quantile along the last dimension, by linear interpolation between the two nearest of the sorted values.
+
+    Unlike ``torch.quantile`` it takes tensors of any size.
+
+    Args:
+        values: ``(..., n)``, n of at least 1.
+        share: In [0, 1]; 0.5 is the median.
+
+    Returns:
+        ``(...)``.
+    """
+    return _between(values.sort(-1).values, share)
+
+
+def interquartile_range(values: Tensor) -> Tensor:
+    """The quantile of 0.75 minus that of 0.25 along the last dimension, ``(..., n)`` to ``(...)``."""
+    ordered = values.sort(-1).values
+    return _between(ordered, 0.75) - _between(ordered, 0.25)
+
+
+def median_absolute_deviation(values: Tensor) -> Tensor:
+    """The median distance from the median along the last dimension, ``(..., n)`` to ``(...)``."""
+    return quantile((values - quantile(values, 0.5)[..., None]).abs(), 0.5)
+
+
+def standard_deviation(values: Tensor) -> Tensor:
+    """The root mean square distance from the mean along the last dimension, ``(..., n)`` to ``(...)``."""
+    variance = values.var(-1, correction=0)
+    # The root has no derivative at 0, where units lie that are always off.
+    varies = variance > 0
+    return torch.where(varies, torch.where(varies, variance, 1).sqrt(), 0)
+
+
+MEASURES: dict[str, Callable[[Tensor], Tensor]] = {
+    "iqr": interquartile_range,
+    "std": standard_deviation,
+    "mad": median_absolute_deviation,
+}
+
+
+def _between(ordered: Tensor, share: float) -> Tensor:
+    position = share * (ordered.shape[-1] - 1)
+    below = int(position)
+    above = min(below + 1, ordered.shape[-1] - 1)
+    return ordered[..., below].lerp(ordered[..., above], position - below)

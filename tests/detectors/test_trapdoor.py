@@ -1,0 +1,365 @@
+"""Triggers, training with them, and the similarity to their signatures, against loops over the formulas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors.trapdoor import TrapdoorDetector
+from robust_ext.detectors.triggers import Triggers, make_triggers, train_epoch
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.random_streams import seeded_globals
+
+
+def network(channels: int = 1) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = nn.Sequential(
+            nn.Conv2d(channels, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(36, 20), nn.Tanh(), nn.Linear(20, 3)
+        ).eval()
+    # So that inputs are of several predicted classes.
+    with torch.no_grad():
+        made[5].bias -= made(data(50, channels=channels)).mean(0)
+    return made
+
+
+def data(count: int, seed: int = 0, channels: int = 1) -> Tensor:
+    return torch.rand(count, channels, 4, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def stream(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def small_triggers(classes: int = 3, channels: int = 1, seed: int = 0) -> Triggers:
+    return make_triggers(classes, (channels, 4, 4), generator=stream(seed), clusters=2, size=2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.floats(0.01, 1),
+    st.sampled_from([(0.0, 1.0), (-1.0, 1.0), (0.2, 0.7)]),
+    st.integers(0, 99),
+)
+def test_triggers_are_squares_within_bounds(
+    classes: int, channels: int, clusters: int, size: int, ratio: float, bounds: tuple[float, float], seed: int
+) -> None:
+    given = {"clusters": clusters, "size": size, "mask_ratio": ratio, "bounds": bounds}
+    triggers = make_triggers(classes, (channels, 7, 5), generator=stream(seed), **given)
+    again = make_triggers(classes, (channels, 7, 5), generator=stream(seed), **given)
+    assert torch.equal(triggers.masks, again.masks)
+    assert torch.equal(triggers.patterns, again.patterns)
+    assert len(triggers) == classes
+    assert triggers.patterns.min() >= torch.tensor(bounds[0])
+    assert triggers.patterns.max() <= torch.tensor(bounds[1])
+    for mask in triggers.masks:
+        inside = mask > 0
+        assert bool((mask[inside] == torch.tensor(ratio)).all())
+        assert bool((inside == inside[:1]).all())
+        area = int(inside[0].sum())
+        assert size**2 <= area <= clusters * size**2
+        # What squares of that side cover is what remains after erosion and dilation by one.
+        plane = inside[0].numpy()
+        covered = np.zeros_like(plane)
+        for row in range(7 - size + 1):
+            for column in range(5 - size + 1):
+                if plane[row : row + size, column : column + size].all():
+                    covered[row : row + size, column : column + size] = True
+        assert (covered == plane).all()
+    low = torch.tensor(bounds[0])
+    assert bool((triggers.patterns[triggers.masks == 0] == low).all())
+
+
+def test_triggers_differ_by_class_and_by_the_published_sizes() -> None:
+    triggers = make_triggers(10, (1, 28, 28), generator=stream())
+    assert float(triggers.masks.max()) == pytest.approx(0.1)
+    areas = (triggers.masks > 0).flatten(1).sum(1)
+    assert areas.max() <= 63
+    assert areas.min() > 9
+    assert len({tuple(row.tolist()) for row in triggers.masks.flatten(1)}) == 10
+    state = torch.get_rng_state()
+    make_triggers(2, (1, 8, 8), generator=stream())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_injection_is_that_of_the_formula() -> None:
+    triggers, x, targets = small_triggers(channels=2), data(5, channels=2), torch.tensor([2, 0, 1, 1, 2])
+    found = triggers.inject(x, targets)
+    for row, target in enumerate(targets.tolist()):
+        for place in np.ndindex(2, 4, 4):
+            mask, pattern = float(triggers.masks[target][place]), float(triggers.patterns[target][place])
+            assert float(found[row][place]) == pytest.approx(mask * pattern + (1 - mask) * float(x[row][place]))
+    assert triggers.inject(x[:0], targets[:0]).shape == (0, 2, 4, 4)
+
+
+class Recorder(nn.Module):
+    """Keeps what it is asked, and answers with logits that have a gradient."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.zeros(classes))
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.training
+        self.seen.append(x.detach().clone())
+        return self.level.expand(len(x), -1)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
+def test_an_epoch_shows_each_input_once_some_of_them_triggered(ratio: float, monkeypatch) -> None:
+    targets: list[Tensor] = []
+    plain = nn.functional.cross_entropy
+    monkeypatch.setattr(nn.functional, "cross_entropy", lambda out, y: targets.append(y) or plain(out, y))
+    x, y, triggers = data(400), torch.arange(400) % 3, small_triggers()
+    recorder = Recorder(3)
+    optimizer = torch.optim.SGD(recorder.parameters(), lr=0.1)
+    state = torch.get_rng_state()
+    loss = train_epoch(recorder, optimizer, x, y, triggers, generator=stream(), injection_ratio=ratio, batch_size=64)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not recorder.training
+    assert [len(batch) for batch in recorder.seen] == [64] * 6 + [16]
+    assert loss == pytest.approx(np.log(3), abs=0.1)
+    found: dict[int, int] = {}
+    triggered: list[int] = []
+    for row, target in zip(torch.cat(recorder.seen), torch.cat(targets).tolist(), strict=True):
+        clean = (x == row).flatten(1).all(1).nonzero().flatten().tolist()
+        if clean:
+            assert target == int(y[clean[0]])
+            source = clean[0]
+        else:
+            made = triggers.inject(x, torch.full((400,), target))
+            (source,) = (made - row).abs().flatten(1).amax(1).lt(1e-7).nonzero().flatten().tolist()
+            triggered.append(target)
+        found[source] = found.get(source, 0) + 1
+    assert found == dict.fromkeys(range(400), 1)
+    assert len(triggered) / 400 == pytest.approx(ratio, abs=0.08)
+    if ratio == 1:
+        assert min(np.bincount(triggered, minlength=3)) > 100
+
+
+def test_training_is_repeatable_dropout_included() -> None:
+    def trained(seed: int) -> Tensor:
+        model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3))
+        nn.init.zeros_(model[2].weight)
+        nn.init.zeros_(model[2].bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train_epoch(model, optimizer, data(50), torch.arange(50) % 3, small_triggers(), generator=stream(seed))
+        return model[2].weight.detach()
+
+    assert torch.equal(trained(1), trained(1))
+    assert not torch.equal(trained(1), trained(2))
+
+
+def fitted(classifier: nn.Module, **given) -> TrapdoorDetector:
+    detector = TrapdoorDetector(classifier, **{"layer": "4", **given})
+    detector.fit(data(30), small_triggers())
+    return detector
+
+
+@pytest.mark.parametrize(("layer", "pool"), [("4", False), ("1", False), ("1", True)])
+def test_signatures_and_scores_are_those_of_the_formulas(layer: str, pool: bool) -> None:
+    classifier, x, triggers = network(), data(30), small_triggers()
+    part = classifier[: int(layer) + 1]
+
+    def activation(one: Tensor) -> np.ndarray:
+        values = part(one[None])[0].detach().double().numpy()
+        return values.mean((1, 2)) if pool else values.reshape(-1)
+
+    detector = TrapdoorDetector(classifier, layer=layer, pool=pool)
+    success = detector.fit(x, triggers, batch_size=7)
+    signatures = []
+    for label in range(3):
+        made = [triggers.masks[label] * triggers.patterns[label] + (1 - triggers.masks[label]) * one for one in x]
+        signatures.append(np.mean([activation(one) for one in made], 0))
+        hits = [int(classifier(one[None]).argmax()) == label for one in made]
+        assert float(success[label]) == pytest.approx(np.mean(hits))
+    np.testing.assert_allclose(detector.signatures, signatures, atol=1e-6)
+    test = data(12, 3)
+    assert len(classifier(test).argmax(1).unique()) == 3
+    for one, score in zip(test, detector.score(test).tolist(), strict=True):
+        mine, other = activation(one), signatures[int(classifier(one[None]).argmax())]
+        assert score == pytest.approx(mine @ other / np.linalg.norm(mine) / np.linalg.norm(other), abs=1e-5)
+
+
+def test_some_neurons_may_be_compared() -> None:
+    classifier, x = network(), data(6, 3)
+    detector = fitted(classifier, neurons=0.25)
+    assert detector.random
+    assert not fitted(classifier).random
+    activations = classifier[:5](x)
+    signatures = detector.signatures[classifier(x).argmax(1)]
+    with seeded_globals(7):
+        scores = detector.score(x).detach()
+    with seeded_globals(7):
+        kept = [torch.randperm(20)[:5] for _ in range(6)]
+    for row, chosen in enumerate(kept):
+        mine, other = activations[row, chosen].detach().numpy(), signatures[row, chosen].numpy()
+        expected = mine @ other / np.linalg.norm(mine) / np.linalg.norm(other)
+        assert float(scores[row]) == pytest.approx(expected, abs=1e-5)
+    with seeded_globals(7):
+        cut = torch.cat([detector.score(part) for part in x.split(4)]).detach()
+    torch.testing.assert_close(cut, scores)
+    with seeded_globals(8):
+        assert not torch.allclose(detector.score(x), scores)
+    assert detector.score(x[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("neurons", [1.0, 0.3])
+def test_gradients_are_those_of_finite_differences(neurons: float) -> None:
+    detector = fitted(network(), neurons=neurons).double()
+    x = data(3, 5).double().requires_grad_()
+
+    def score(x: Tensor) -> Tensor:
+        with seeded_globals(0):
+            return detector.score(x)
+
+    assert torch.autograd.gradcheck(score, x, eps=1e-6, atol=1e-5)
+
+
+def test_activations_of_zero_have_a_score_and_a_gradient() -> None:
+    classifier = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 3)).eval()
+    nn.init.constant_(classifier[1].weight, 1.0)
+    nn.init.constant_(classifier[1].bias, 0.0)
+    detector = TrapdoorDetector(classifier, layer="2")
+    detector.fit(data(5), small_triggers())
+    x = torch.zeros(2, 1, 4, 4, requires_grad=True)
+    scores = detector.score(x)
+    assert scores.tolist() == [0, 0]
+    (gradient,) = torch.autograd.grad(scores.sum(), x)
+    assert bool(torch.isfinite(gradient).all())
+
+
+def attacked(classifier: nn.Module, x: Tensor, y: Tensor, epsilon: float) -> Tensor:
+    adversarial = x.clone()
+    for _ in range(20):
+        adversarial.requires_grad_(True)
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(classifier(adversarial), y), adversarial)
+        moved = adversarial.detach() + epsilon / 8 * gradient.sign()
+        adversarial = (x + (moved - x).clamp(-epsilon, epsilon)).clamp(0, 1)
+    return adversarial
+
+
+def test_trapdoors_of_digits_catch_attacks() -> None:
+    train, test = load_dataset("digits", split="train"), load_dataset("digits")
+    x, y = train.take(range(1000))
+    held, _ = train.take(range(1000, len(train)))
+    test_x, test_y = test.take(range(len(test)))
+    triggers = make_triggers(10, (1, 8, 8), generator=stream(), clusters=7, size=2, mask_ratio=0.4)
+    classifier = digits_network()
+    untrained = TrapdoorDetector(classifier, layer="6").fit(x, triggers)
+    optimizer = torch.optim.Adam(classifier.parameters(), lr=2e-3)
+    generator = stream(1)
+    for _ in range(40):
+        train_epoch(classifier, optimizer, x, y, triggers, generator=generator)
+    detector = TrapdoorDetector(classifier, layer="6")
+    success = detector.fit(x, triggers)
+    assert float(untrained.mean()) < 0.3
+    assert float(success.mean()) > 0.95
+    with torch.no_grad():
+        assert float((classifier(test_x).argmax(1) == test_y).float().mean()) > 0.8
+    detector.calibrate(held, false_positive_rate=0.1)
+    adversarial = attacked(classifier, test_x, test_y, 0.15)
+    adversarial = adversarial[classifier(adversarial).argmax(1) != test_y]
+    scores = torch.cat([detector.score(test_x), detector.score(adversarial)]).detach()
+    assert len(adversarial) > 300
+    assert roc_auc_score([0] * len(test_x) + [1] * len(adversarial), scores) > 0.85
+    assert float(detector.decide(test_x).float().mean()) < 0.2
+    assert float(detector.decide(adversarial).float().mean()) > 0.5
+
+
+def test_batches_do_not_matter_and_none_is_fine() -> None:
+    detector, x = fitted(network()), data(7, 3)
+    whole = detector.score(x)
+    torch.testing.assert_close(torch.cat([detector.score(part) for part in x.split(3)]), whole)
+    assert detector.score(x[:0]).shape == (0,)
+    assert detector.score(x[:1]).shape == (1,)
+
+
+def test_files_hold_all_of_it(tmp_path) -> None:
+    classifier, x = network(), data(5, 4)
+    detector = fitted(classifier, layer="1", pool=True, neurons=0.5)
+    detector.calibrate(data(40, 2), false_positive_rate=0.1)
+    detector.save(tmp_path / "d.safetensors")
+    again = TrapdoorDetector.load(tmp_path / "d.safetensors", classifier)
+    assert again.settings == {"layer": "1", "pool": True, "neurons": 0.5}
+    assert again.random
+    assert torch.equal(again.threshold, detector.threshold)
+    for one in (detector, again):
+        with seeded_globals(3):
+            one.last = one.score(x)
+    assert torch.equal(again.last, detector.last)
+
+
+def test_wrong_settings_and_inputs_are_named() -> None:
+    classifier, x, triggers = network(), data(9), small_triggers()
+    for wrong, message in [
+        ({"layer": 4}, "layer: got 4"),
+        ({"neurons": 0}, "neurons: got 0"),
+        ({"neurons": 1.5}, r"neurons: got 1\.5"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            TrapdoorDetector(classifier, **{"layer": "4", **wrong})
+    for wrong, message in [
+        ({"classes": 0}, "classes: got 0"),
+        ({"shape": (4, 4)}, r"shape: got \(4, 4\), expected three numbers"),
+        ({"clusters": 0}, "clusters: got 0"),
+        ({"size": 5}, "size: got 5, expected an integer of at least 1 and at most 4"),
+        ({"mask_ratio": 0}, "mask_ratio: got 0"),
+        ({"bounds": (1, 0)}, r"bounds: got \(1, 0\)"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            make_triggers(**{"classes": 3, "shape": (1, 4, 4), "generator": stream(), **wrong})
+    with pytest.raises(InvalidArgumentError, match="patterns: got shape"):
+        Triggers(torch.zeros(2, 3), torch.zeros(2, 4))
+    with pytest.raises(InvalidArgumentError, match="masks: got values in"):
+        Triggers(torch.full((2, 3), 2.0), torch.zeros(2, 3))
+    with pytest.raises(InvalidArgumentError, match="targets: got labels in"):
+        triggers.inject(x, torch.full((9,), 3))
+    with pytest.raises(InvalidArgumentError, match=r"inputs: got shape \(9, 2, 4, 4\), expected inputs"):
+        triggers.inject(data(9, channels=2), torch.zeros(9, dtype=torch.int64))
+    detector = TrapdoorDetector(classifier, layer="4")
+    with pytest.raises(ModelError, match=r"has no signatures; call fit\(training_inputs, triggers\) first"):
+        detector.score(x)
+    with pytest.raises(InvalidArgumentError, match="inputs: got no inputs"):
+        detector.fit(x[:0], triggers)
+    with pytest.raises(InvalidArgumentError, match="triggers: got 2 triggers, expected one a class, of which there"):
+        detector.fit(x, small_triggers(2))
+    with pytest.raises(InvalidArgumentError, match="layers: got nowhere, expected names of layers"):
+        TrapdoorDetector(classifier, layer="nowhere").fit(x, triggers)
+    detector.fit(x, triggers)
+    detector.layers = ("1",)
+    with pytest.raises(ModelError, match=r"has signatures of shape \(3, 20\) and meets classes and activations of"):
+        detector.score(x)
+    optimizer = torch.optim.SGD(classifier.parameters(), lr=0.1)
+    y = torch.zeros(9, dtype=torch.int64)
+    for wrong, message in [
+        ({"injection_ratio": 2}, "injection_ratio: got 2"),
+        ({"batch_size": 0}, "batch_size: got 0"),
+        ({"labels": y + 3}, "labels: got labels in 3..3"),
+        ({"inputs": x[:0], "labels": y[:0]}, "inputs: got no inputs"),
+    ]:
+        arguments = {"inputs": x, "labels": y, "triggers": triggers, "generator": stream(), **wrong}
+        with pytest.raises(InvalidArgumentError, match=message):
+            train_epoch(classifier, optimizer, **arguments)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_scores_are_the_same_on_a_gpu() -> None:
+    detector, x = fitted(network()), data(5, 4)
+    expected = detector.score(x)
+    detector.cuda()
+    torch.testing.assert_close(detector.score(x.cuda()).cpu(), expected, rtol=1e-4, atol=1e-4)
+    detector.fit(data(30).cuda(), small_triggers())
+    torch.testing.assert_close(detector.score(x.cuda()).cpu(), expected, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,288 @@
+"""Classifiers with a detector: what is planted, the two tests, and attacks that know the detector or not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import robust_ext
+from robust_ext.attacks.native import NativeAttack
+from robust_ext.datasets import load_dataset
+from robust_ext.detectors import Detector, Observation
+from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError
+from robust_ext.evaluations.binarization.defense import Defense, draw_accepted
+from robust_ext.evaluations.binarization.pair import judge_pair
+from robust_ext.evaluations.binarization.settings import make_settings
+from robust_ext.threat import ThreatModel
+
+QUICK = {"inner_points": 100, "canaries": 2, "minimum_samples": 5}
+PGD = "foolbox:LinfPGD(steps=30, rel_stepsize=0.1)"
+
+
+class Pattern(Detector):
+    """How much of a fixed pattern of sixteen pixels there is in an image."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__(classifier)
+        signs = torch.zeros(64)
+        signs[20:44] = torch.tensor([1.0, -1.0] * 12)
+        self.register_buffer("signs", signs)
+
+    def score_of(self, seen: Observation) -> Tensor:
+        return seen.inputs.flatten(1) @ self.signs
+
+
+class Noisy(Pattern):
+    """The same, unsure of itself."""
+
+    random = True
+
+    def score_of(self, seen: Observation) -> Tensor:
+        return super().score_of(seen) + 0.02 * torch.randn(len(seen.inputs))
+
+
+@pytest.fixture(scope="module")
+def further():
+    dataset = load_dataset("digits")
+    inputs, _ = dataset.take(dataset.choose(264, seed=0)[64:])
+    return inputs
+
+
+@pytest.fixture(scope="module")
+def pattern(network, further):
+    detector = Pattern(network)
+    detector.calibrate(further, false_positive_rate=0.3)
+    return detector
+
+
+@pytest.fixture(scope="module")
+def network():
+    from robust_ext.demo.network import digits_network
+
+    return digits_network()
+
+
+def pair(network, inputs, threat_model, attack=PGD, **settings):
+    return robust_ext.binarization_test(network, attack, inputs, threat_model, **{**QUICK, **settings})
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.parametrize("kind", [Pattern, Noisy])
+def test_points_are_drawn_until_the_detector_agrees(network, digits, further, linf, inverted, kind):
+    detector = kind(network)
+    detector.calibrate(further, false_positive_rate=0.3)
+    defense = Defense(detector=detector, inverted=inverted, draws=5)
+    settings = make_settings(linf, {"boundary_points": 3, "reference_points": 2})
+    found = 0
+    for sample in range(8):
+        drawn = draw_accepted(digits[sample], sample, settings, defense)
+        again = draw_accepted(digits[sample], sample, settings, defense)
+        assert drawn.tries == again.tries > 0
+        if drawn.planted is None:
+            continue
+        found += 1
+        assert torch.equal(drawn.planted, again.planted)
+        assert drawn.planted.shape == (3, 1, 8, 8)
+        assert drawn.references.shape == (2, 1, 8, 8)
+        clean = digits[sample : sample + 1]
+        assert bool(linf.contains(drawn.planted, clean.expand(3, -1, -1, -1)).all())
+        far = linf.distance(drawn.references, clean.expand(2, -1, -1, -1))
+        assert float(far.min()) > 1.02 * linf.epsilon
+        assert float(far.max()) <= 1.75 * linf.epsilon + 1e-6
+        for points in (drawn.planted, drawn.references):
+            expected = Pattern.score_of(detector, Observation(points, points)) > detector.threshold
+            assert bool((expected == inverted).all())
+    assert found >= 4
+
+
+def test_where_random_points_are_never_detected_an_attack_finds_some(network, digits, linf):
+    class Confident(Detector):
+        """Sure of a class that is not the clean one."""
+
+        def score_of(self, seen):
+            return seen.logits[:, 1:].amax(1) - seen.logits[:, 0]
+
+    detector = Confident(network)
+    detector.threshold = torch.tensor(-1.0)
+    zeros = digits[network(digits).argmax(1) == 0][:3]
+    settings = make_settings(ThreatModel(norm="linf", epsilon=0.3), {"planting_tries": 32, "gap": 0.0})
+    drawn = [draw_accepted(x, i, settings, Defense(detector=detector, inverted=True)) for i, x in enumerate(zeros)]
+    sources = [one.source for one in drawn if one.planted is not None]
+    assert "attack" in sources
+    for one in drawn:
+        if one.planted is not None:
+            assert bool(detector.decide(one.planted).all())
+    # In the regular test nobody is attacked; a detector that detects all there is leaves nothing to plant.
+    detector.threshold = torch.tensor(-1e9)
+    none = draw_accepted(zeros[0], 0, settings, Defense(detector=detector, inverted=False))
+    assert (none.planted, none.tries, none.source) == (None, 32, "random")
+
+
+def test_both_tests_and_what_they_hold(network, digits, linf, pattern):
+    result = pair(network, digits[:12], linf, detector=pattern)
+    (attack,) = result.content["attacks"]
+    assert set(attack["tests"]) == {"regular", "inverted"}
+    for test in attack["tests"].values():
+        assert test["planted_points"]["adversarial"] == test["planted_points"]["drawn"] == test["samples"] > 0
+        assert test["planting"]["samples"] == 12
+        assert test["samples"] + test["planting"]["not_found"] + test["not_separable"] == 12
+        assert test["passes"]["backward"] > 0
+        assert sum(test["outcomes"].values()) == test["samples"]
+        assert [row["kappa"] for row in test["hardness"]] == [0.999]
+    assert attack["score"] == min(test["score"] for test in attack["tests"].values())
+    assert attack["verdict"] == judge_pair(attack["tests"])[0] == result.verdict
+    assert "(inverted)" in str(result)
+    assert "Both tests side by side" in result.to_html()
+    assert result.score == attack["score"]
+
+
+def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes(network, digits, linf, pattern):
+    blind = pair(network, digits[:24], linf, detector=pattern)
+    aware = pair(network, digits[:24], linf, detector=pattern, view="margin")
+    assert blind.verdict == "failed"
+    assert aware.score >= 0.95 > blind.score
+    outcomes = blind.content["attacks"][0]["tests"]["inverted"]["outcomes"]
+    assert outcomes["rejected"] > 0
+
+
+class Knows(NativeAttack):
+    """Notes what a target with a detector shows, and returns a reference or a planted point."""
+
+    name = "knows"
+    traits = robust_ext.attacks.AttackTraits(rows="ordered", detector=True, references=True)
+
+    def search(self, target, inputs, labels, *, threat_model, generator, targeted=False, watch=None):
+        logits, excess = target.defended.both(target.references[:, 0])
+        self.seen = (logits.argmax(1), excess, target.references.shape)
+        return target.references[:, 0]
+
+
+def test_attacks_that_need_a_detector_are_shown_one(network, digits, linf, pattern):
+    knows = Knows()
+    result = pair(network, digits[:6], linf, attack=knows, detector=pattern, canaries=0)
+    predicted, excess, shape = knows.seen
+    assert shape[1:] == (1, 1, 8, 8)
+    assert bool((excess <= 0).all())
+    # References are class 1, and of no use as an answer: they lie outside the ball.
+    assert float(predicted.float().mean()) > 0.5
+    tests = result.content["attacks"][0]["tests"]
+    assert all(test["outcomes"]["found"] == 0 for test in tests.values())
+    assert all(test["outcomes"]["beyond_epsilon"] == test["samples"] for test in tests.values())
+    with pytest.raises(AttackRefusedError, match="attacks a detector together with the classifier"):
+        pair(network, digits[:6], linf, attack=knows)
+
+
+def test_random_detectors_are_asked_several_times_and_reproducibly(network, digits, linf, further):
+    detector = Noisy(network)
+    detector.calibrate(further, false_positive_rate=0.3)
+    runs = [pair(network, digits[:8], linf, detector=detector).content["attacks"][0]["tests"] for _ in range(2)]
+    for test in ("regular", "inverted"):
+        first, second = ({key: one[test][key] for key in ("score", "outcomes", "planting")} for one in runs)
+        assert first == second
+        planted = runs[0][test]["planted_points"]
+        assert planted["adversarial"] >= 0.9 * planted["drawn"]
+
+
+def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path):
+    arguments = {"detector": pattern, "batch_size": 4}
+    whole = pair(network, digits[:8], linf, **arguments)
+    steps = iter([0])
+
+    def breaking(model, x, y):
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return x
+
+    with pytest.raises(KeyboardInterrupt):
+        pair(network, digits[:8], linf, attack={"a": breaking}, out=tmp_path / "a", canaries=0, **arguments)
+    steps = iter(range(100))
+    resumed = pair(network, digits[:8], linf, attack={"a": breaking}, out=tmp_path / "a", canaries=0, **arguments)
+    fresh = pair(network, digits[:8], linf, attack={"a": breaking}, out=tmp_path / "b", canaries=0, **arguments)
+    for test in ("regular", "inverted"):
+        files = [(tmp_path / name / test / "records.jsonl").read_bytes() for name in ("a", "b")]
+        assert files[0] == files[1]
+    assert resumed.score == fresh.score == 0
+    assert whole.content["attacks"][0]["tests"]["regular"]["samples"] == 8
+    content = json.loads((tmp_path / "a" / "result.json").read_text())
+    assert set(content["attacks"][0]["tests"]) == {"regular", "inverted"}
+    assert (tmp_path / "a" / "report.html").exists()
+
+
+def result_of(verdict: str, score: float | None) -> dict[str, object]:
+    return {"verdict": verdict, "score": score, "reason": f"Because {verdict}."}
+
+
+@pytest.mark.parametrize(
+    ("regular", "inverted", "verdict", "words"),
+    [
+        (("passed", 1.0), ("passed", 0.97), "passed", "In the regular test: Because passed."),
+        (
+            ("passed", 1.0),
+            ("failed", 0.1),
+            "failed",
+            "fails the inverted test (0.10) and not the regular one (1.00): it",
+        ),
+        (("failed", 0.2), ("passed", 1.0), "failed", "ignores the detector"),
+        (("failed", 0.2), ("inconclusive", None), "failed", "not the inverted one (nothing planted)"),
+        (("failed", 0.2), ("failed", 0.3), "failed", "fails both tests"),
+        (("passed", 1.0), ("inconclusive", 1.0), "inconclusive", "In the inverted test: Because inconclusive."),
+    ],
+)
+def test_the_verdict_on_both(regular, inverted, verdict, words):
+    found, reason = judge_pair({"regular": result_of(*regular), "inverted": result_of(*inverted)})
+    assert found == verdict
+    assert words in reason
+
+
+class Broken(Detector):
+    def __init__(self, classifier, answer) -> None:
+        super().__init__(classifier)
+        self.answer = answer
+        self.threshold = torch.tensor(0.0)
+
+    def score_of(self, seen):
+        return self.answer(seen)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda seen: seen.logits, r"detector Broken: returned shape \(12, 10\) for 12 inputs"),
+        (lambda seen: seen.logits[:, 0] * torch.nan, "detector Broken: scored NaN"),
+        (lambda seen: seen.logits[:, 0] * 0 + 1, "rejects all of 12 clean inputs, so that no attack is needed"),
+    ],
+)
+def test_useless_detectors_are_refused(network, digits, linf, answer, message):
+    with pytest.raises(ModelError, match=message):
+        pair(network, digits[:12], linf, detector=Broken(network, answer))
+
+
+def test_a_detector_that_rejects_nothing_leaves_the_inverted_test_empty(network, digits, linf):
+    silent = Broken(network, lambda seen: seen.logits[:, 0] * 0 - 1)
+    result = pair(network, digits[:6], linf, detector=silent, planting_tries=16)
+    tests = result.content["attacks"][0]["tests"]
+    assert tests["inverted"]["samples"] == 0
+    assert tests["inverted"]["planting"]["not_found"] == 6
+    assert tests["regular"]["score"] == 1
+    assert result.verdict == "inconclusive"
+
+
+def test_bad_arguments_are_named(network, digits, linf, pattern, further):
+    for settings, message in [
+        ({"detector": Pattern(network)}, "detector_data: got nothing, and a detector without a threshold"),
+        (
+            {"detector": Pattern(network), "detector_data": further[:10]},
+            r"0\.05 with 10 clean inputs, expected at least 20",
+        ),
+        ({"detector": pattern, "view": "both"}, "view: got 'both'"),
+        ({"detector": pattern, "calibrate_on": 4}, "calibrate_on: got 4, expected 0 with a detector"),
+        ({"detector": pattern, "reference_distance": 1.0}, "reference_distance: got 1.0"),
+        ({"detector": 3}, "detector"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            pair(network, digits[:6], linf, **settings)
+    with pytest.raises(AttackError, match="returned NoneType"):
+        pair(network, digits[:6], linf, attack=lambda model, x, y: None, detector=pattern)
