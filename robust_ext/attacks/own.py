@@ -8,12 +8,24 @@ from typing import Any
 from robust_ext.adapter import AdaptedModel, Adapter, AttackListing
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
+from robust_ext.attacks.feature_matching import FeatureMatching
+from robust_ext.attacks.joint_loss import JointLoss
+from robust_ext.attacks.logit_matching import LogitMatching
 from robust_ext.attacks.native import NativeAttack
+from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.specification import check_keywords, did_you_mean
 
-_TRIALS: Mapping[type[NativeAttack], Mapping[str, Any]] = {APGD: {"steps": 20}, RandomSearch: {"points": 40}}
+_TRIALS: Mapping[type[NativeAttack], Mapping[str, Any]] = {
+    APGD: {"steps": 20},
+    RandomSearch: {"points": 40},
+    FeatureMatching: {"steps": 20},
+    LogitMatching: {"steps": 20, "samples": 2},
+    OrthogonalPGD: {"steps": 20},
+    SelectivePGD: {"steps": 20},
+    JointLoss: {"steps": 10, "restarts": 3},
+}
 _CLASSES = {attack_class.__name__: attack_class for attack_class in _TRIALS}
 
 

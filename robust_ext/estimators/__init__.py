@@ -8,10 +8,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from robust_ext.estimators.binarized_art import BinarizedPyTorchClassifier as BinarizedPyTorchClassifier
     from robust_ext.estimators.binarized_foolbox import BinarizedPyTorchModel as BinarizedPyTorchModel
+    from robust_ext.estimators.defended_art import DefendedPyTorchClassifier as DefendedPyTorchClassifier
+    from robust_ext.estimators.defended_foolbox import DefendedPyTorchModel as DefendedPyTorchModel
+    from robust_ext.estimators.defended_foolbox import Undetected as Undetected
 
-_MODULES = {"BinarizedPyTorchClassifier": "binarized_art", "BinarizedPyTorchModel": "binarized_foolbox"}
+_MODULES = {
+    "BinarizedPyTorchClassifier": "binarized_art",
+    "BinarizedPyTorchModel": "binarized_foolbox",
+    "DefendedPyTorchClassifier": "defended_art",
+    "DefendedPyTorchModel": "defended_foolbox",
+    "Undetected": "defended_foolbox",
+}
 
-__all__ = ["BinarizedPyTorchClassifier", "BinarizedPyTorchModel"]
+__all__ = [
+    "BinarizedPyTorchClassifier",
+    "BinarizedPyTorchModel",
+    "DefendedPyTorchClassifier",
+    "DefendedPyTorchModel",
+    "Undetected",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,245 @@
+"""Small classifiers with detectors, of which it is known what an attack can achieve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linprog
+from torch import Tensor, nn
+
+from robust_ext.detectors import Detector, Observation
+from robust_ext.models.defended import Defended
+from robust_ext.random_streams import stream
+from robust_ext.target import Target
+from robust_ext.testing.networks import Centred
+from robust_ext.threat import ThreatModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What an attack is given.
+
+    Args:
+        target: With a detector and references.
+        defended: That of the target.
+        inputs: ``(N, ...)``.
+        labels: ``(N,)``, as which the inputs are classified.
+        threat_model: The norm, epsilon and bounds.
+        room: How far a point can be beyond both boundaries at once, ``(N,)``; below 0 where no attack can succeed. NaN
+            where it is not known.
+    """
+
+    target: Target
+    defended: Defended
+    inputs: Tensor
+    labels: Tensor
+    threat_model: ThreatModel
+    room: Tensor
+
+    def successes(self, candidates: Tensor) -> Tensor:
+        """Which candidates ``(N, ...)`` are misclassified, let pass, in the ball and in bounds, bool ``(N,)``."""
+        predicted, rejected = self.defended.decide(candidates)
+        low, high = self.threat_model.bounds
+        inside = self.threat_model.contains(candidates, self.inputs)
+        inside &= (candidates >= low).flatten(1).all(1) & (candidates <= high).flatten(1).all(1)
+        return (predicted != self.labels) & ~rejected & inside
+
+
+class Rowwise(nn.Module):
+    """A linear layer whose rows are summed one by one: alone a row gives the same bits as in a batch.
+
+    Args:
+        weight: ``(F, D)``.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(N, F)`` of ``(N, ...)``."""
+        return (x.flatten(1)[:, None] * self.weight).sum(2)
+
+
+class FarHidden(Detector):
+    """The squared distance of the hidden units to their mean on clean inputs."""
+
+    layers = ("2",)
+    middle: Tensor
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__(classifier)
+        self.register_buffer("middle", torch.zeros(()))
+
+    def score_of(self, seen: Observation) -> Tensor:
+        """``(N,)``."""
+        hidden = seen.layers["2"]
+        return (hidden - self.middle).square().sum(1)
+
+
+def small_defense(
+    rows: int,
+    *,
+    norm: str = "linf",
+    epsilon: float = 0.3,
+    shape: tuple[int, ...] = (1, 3, 4),
+    classes: int = 4,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    inverted: bool = False,
+    references: int = 2,
+) -> Problem:
+    """A network of two layers whose hidden units are watched; the first rows are the same whatever their number.
+
+    Args:
+        rows: Number of inputs.
+        norm: Of the threat model.
+        epsilon: Relative to the width of the bounds.
+        shape: Of one input.
+        classes: At least 2.
+        bounds: Of the inputs.
+        inverted: See :class:`Defended`.
+        references: Points a row, of other classes than its own; 0 for none.
+    """
+    generator = stream(0, "network")
+    first = torch.randn(8, int(torch.Size(shape).numel()), generator=generator) / 3
+    last = torch.randn(classes, 8, generator=generator)
+    network = nn.Sequential(Centred(bounds), Rowwise(first), nn.Tanh(), Rowwise(last)).eval()
+    points = torch.rand(400, *shape, generator=generator) * (bounds[1] - bounds[0]) + bounds[0]
+    detector = FarHidden(network)
+    with torch.no_grad():
+        detector.middle = network[:3](points).mean(0)
+        predicted = network(points).argmax(1)
+    detector.calibrate(points, false_positive_rate=0.5)
+    defended = Defended(network, detector, inverted=inverted)
+    inputs, labels = points[:rows], predicted[:rows]
+    wanted = ~defended.decide(points)[1]
+    others = [(points[(predicted != label) & wanted])[:references] for label in labels]
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon * (bounds[1] - bounds[0]), bounds=bounds)
+    target = _target(defended, threat_model, shape, classes, torch.stack(others) if rows and references else None)
+    room = torch.full((rows,), torch.nan)
+    return Problem(target=target, defended=defended, inputs=inputs, labels=labels, threat_model=threat_model, room=room)
+
+
+class PerRow(nn.Module):
+    """Class 1 where ``weight_i . x_i > threshold_i``, each row with a boundary of its own.
+
+    Args:
+        weight: ``(N, D)``.
+        threshold: ``(N,)``.
+    """
+
+    def __init__(self, weight: Tensor, threshold: Tensor) -> None:
+        super().__init__()
+        self.weight, self.threshold = weight, threshold
+        self.training = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, 2)``."""
+        along = (x * self.weight).sum(1) - self.threshold
+        return torch.stack([-along / 2, along / 2], 1)
+
+
+class PerRowScore(Detector):
+    """``weight_i . x_i``, detected above ``limit_i``.
+
+    Args:
+        classifier: Any.
+        weight: ``(N, D)``.
+        limit: ``(N,)``.
+    """
+
+    def __init__(self, classifier: nn.Module, weight: Tensor, limit: Tensor) -> None:
+        super().__init__(classifier)
+        self.weight, self.limit = weight, limit
+        self.threshold = torch.tensor(0.0)
+
+    def score_of(self, seen: Observation) -> Tensor:
+        """``(N,)``."""
+        return (seen.inputs * self.weight).sum(1) - self.limit
+
+
+def linear_defense(
+    rows: int, values: int, *, norm: str = "linf", likeness: float = 0.5, bounds: tuple[float, float] = (0.0, 1.0)
+) -> Problem:
+    """Linear classifiers with linear detectors, one of each a row; linear programs or duality tell their room.
+
+    Args:
+        rows: Number of problems.
+        values: Of one input.
+        norm: Of the threat model. For l2 the inputs keep epsilon away from the bounds.
+        likeness: Cosine between the two weights, on average.
+        bounds: Of the inputs.
+    """
+    rng = np.random.default_rng([rows, values])
+    width = bounds[1] - bounds[0]
+    epsilon = 0.2 * width * (values / 2 if norm == "l1" else 1)
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    kept = epsilon if norm == "l2" else 0
+    x = rng.uniform(bounds[0] + kept, bounds[1] - kept, (rows, values))
+    to_other = rng.normal(size=(rows, values))
+    to_alarm = likeness * to_other + (1 - likeness**2) ** 0.5 * rng.normal(size=(rows, values))
+    found = []
+    for row in range(rows):
+        # The furthest along each direction tells where boundaries are neither trivial nor out of reach.
+        most = [_furthest(x[row], threat_model, way[None], np.zeros(1)) for way in (to_other[row], to_alarm[row])]
+        reach = [
+            amount * np.linalg.norm(way) - way @ x[row]
+            for amount, way in zip(most, (to_other[row], to_alarm[row]), strict=True)
+        ]
+        threshold = to_other[row] @ x[row] + rng.uniform(0.1, 0.9) * reach[0]
+        limit = to_alarm[row] @ x[row] + rng.uniform(-0.3, 0.8) * reach[1]
+        ways = np.stack([to_other[row], -to_alarm[row]])
+        found.append((threshold, limit, _furthest(x[row], threat_model, ways, np.array([threshold, -limit]))))
+    thresholds, limits, room = (torch.tensor(part, dtype=torch.float32) for part in zip(*found, strict=True))
+    classifier = PerRow(torch.tensor(to_other, dtype=torch.float32), thresholds)
+    defended = Defended(classifier, PerRowScore(classifier, torch.tensor(to_alarm, dtype=torch.float32), limits))
+    return Problem(
+        target=_target(defended, threat_model, (values,), 2, None),
+        defended=defended,
+        inputs=torch.tensor(x, dtype=torch.float32),
+        labels=torch.zeros(rows, dtype=torch.int64),
+        threat_model=threat_model,
+        room=room,
+    )
+
+
+def _furthest(x: np.ndarray, threat_model: ThreatModel, ways: np.ndarray, offsets: np.ndarray) -> float:
+    """The largest t with ``way . z - offset >= t |way|`` for one way or two, and a point z in ball and box."""
+    values, low, high = len(x), *threat_model.bounds
+    if threat_model.norm == "l2":
+        # Where the box is out of reach, by duality the least of epsilon |m| + m . x - offset over mixtures m.
+        lengths = np.linalg.norm(ways, axis=1)
+        shares = np.linspace(0, 1, 2001)[:, None] if len(ways) == 2 else np.ones((1, 1))
+        mixing = np.concatenate([shares, 1 - shares], 1)[:, : len(ways)] / lengths
+        return float(
+            (threat_model.epsilon * np.linalg.norm(mixing @ ways, axis=1) + mixing @ (ways @ x - offsets)).min()
+        )
+    # z = x + up - down.
+    signed = np.concatenate([-ways, ways], 1)
+    rows = [np.concatenate([signed, np.linalg.norm(ways, axis=1)[:, None]], 1)]
+    limits = [ways @ x - offsets]
+    if threat_model.norm == "l1":
+        rows.append(np.r_[np.ones(2 * values), 0.0][None])
+        limits.append(np.array([threat_model.epsilon]))
+    most = threat_model.epsilon
+    bounds = [(0, min(most, high - value)) for value in x] + [(0, min(most, value - low)) for value in x]
+    cost = np.r_[np.zeros(2 * values), -1.0]
+    solved = linprog(cost, A_ub=np.concatenate(rows), b_ub=np.concatenate(limits), bounds=[*bounds, (None, None)])
+    assert solved.x is not None
+    return float(solved.x[-1])
+
+
+def _target(
+    defended: Defended, threat_model: ThreatModel, shape: tuple[int, ...], classes: int, references: Tensor | None
+) -> Target:
+    return Target(
+        module=defended,
+        bounds=threat_model.bounds,
+        classes=classes,
+        input_shape=shape,
+        device=torch.device("cpu"),
+        defended=defended,
+        references=references,
+    )

@@ -1,0 +1,224 @@
+"""Feature matching: what it pulls where, by which features."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.feature_maps import feature_map
+from robust_ext.attacks.feature_matching import FeatureMatching
+from robust_ext.attacks.native import Step
+from robust_ext.detectors import Detector, Observation
+from robust_ext.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.models.defended import Defended
+from robust_ext.testing.defenses import Problem, small_defense
+from robust_ext.threat import NORMS, ThreatModel
+
+
+def attack(made: FeatureMatching, problem: Problem, **extras: Any) -> tuple[Tensor, list[Step]]:
+    steps: list[Step] = []
+    out = made.search(
+        problem.target,
+        problem.inputs,
+        problem.labels,
+        threat_model=problem.threat_model,
+        generator=torch.Generator().manual_seed(0),
+        watch=steps.append,
+        **extras,
+    )
+    return out, steps
+
+
+def identity(x: Tensor) -> Tensor:
+    return x.flatten(1)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("distance", ["l2", "linf"])
+def test_with_the_inputs_for_features_it_ends_at_the_nearest_point_to_the_reference(norm: str, distance: str) -> None:
+    problem = small_defense(8, norm=norm, epsilon={"linf": 0.2, "l2": 0.5, "l1": 1.5}[norm], references=1)
+    assert problem.target.references is not None
+    reference = problem.target.references[:, 0]
+    steps: list[Step] = []
+    for size in (0.05, 0.005):
+        made = FeatureMatching(features=identity, distance=distance, weight=0, steps=400, step_size=size)
+        steps = attack(made, problem)[1]
+        last = steps[-1].points
+        if distance == "l2" and norm == "linf":
+            # Clipping is the projection onto a cube.
+            epsilon = problem.threat_model.epsilon
+            nearest = torch.minimum(torch.maximum(reference, problem.inputs - epsilon), problem.inputs + epsilon)
+            assert float((last - nearest).abs().max()) <= 2.01 * size * epsilon
+        if distance == "l2" and norm == "l2" and size == 0.05:
+            offset = (reference - problem.inputs).flatten(1)
+            length = offset.norm(dim=1, keepdim=True)
+            epsilon = problem.threat_model.epsilon
+            nearest = problem.inputs + (offset * (epsilon / length).clamp_max(1)).view(reference.shape)
+            assert float((last - nearest).flatten(1).norm(dim=1).max()) <= 2.01 * size * epsilon + 1e-3
+    way = (reference - steps[-1].points).flatten(1)
+    start = (reference - steps[0].points).flatten(1)
+    order = 2 if distance == "l2" else torch.inf
+    assert bool((way.norm(order, dim=1) < start.norm(order, dim=1)).all())
+
+
+@pytest.mark.parametrize("distance", ["l2", "linf", "cosine"])
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize("reference", ["nearest", "mean"])
+def test_the_loss_is_the_one_stated(distance: str, weight: float, reference: str) -> None:
+    problem = small_defense(6, epsilon=0.3, references=3)
+    network, references = problem.defended.classifier, problem.target.references
+    assert references is not None
+    made = FeatureMatching(
+        features=["1", "2"], distance=distance, weight=weight, reference=reference, confidence=0.2, steps=4
+    )
+    _, steps = attack(made, problem)
+    for row in range(6):
+        layers = [network[:2], network[:3]]
+        scales = [float(layer(references[row]).norm(dim=1).mean()) for layer in layers]
+
+        def joined(x: Tensor, layers: Any = layers, scales: Any = scales) -> Tensor:
+            return torch.cat([layer(x)[0] / scale for layer, scale in zip(layers, scales, strict=True)])
+
+        known = [joined(references[row, number][None]) for number in range(3)]
+        own = joined(problem.inputs[row][None])
+        wanted = sum(known) / 3 if reference == "mean" else min(known, key=lambda one: float((one - own).norm()))
+
+        def far(a: Tensor, wanted: Any = wanted) -> float:
+            if distance == "l2":
+                return float((a - wanted).norm() ** 2)
+            if distance == "linf":
+                return float((a - wanted).abs().max())
+            return 1 - float(a @ wanted / a.norm() / wanted.norm())
+
+        logits = network(problem.inputs[row][None])[0]
+        for step in steps:
+            expected = -far(joined(step.points[row][None])) / far(own)
+            if weight:
+                z = network(step.points[row][None])[0]
+                others = [float(value) for label, value in enumerate(z) if label != int(problem.labels[row])]
+                gained = min(max(others) - float(z[problem.labels[row]]), 0.2)
+                expected += weight * gained / float(logits.max() - logits.min())
+            assert float(step.loss[row]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    problem = small_defense(4, epsilon=0.3)
+    _, steps = attack(FeatureMatching(features="2", steps=3, samples=2), problem)
+    for step, after in pairwise(steps):
+        assert step.gradient is not None
+        expected = (step.points + 0.04 * problem.threat_model.epsilon * step.gradient.sign()).clamp(0, 1)
+        low, high = problem.inputs - problem.threat_model.epsilon, problem.inputs + problem.threat_model.epsilon
+        torch.testing.assert_close(after.points, torch.minimum(torch.maximum(expected, low), high))
+        assert bool((after.loss > step.loss).float().mean() > 0.5)
+
+
+class WithFeatures(Detector):
+    """A detector with features of its own, without gradients of its score."""
+
+    differentiable = False
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, :3] * 2
+
+    def score_of(self, seen: Observation) -> Tensor:
+        return seen.inputs.detach().flatten(1).sum(1)
+
+
+class WithNumber(Detector):
+    """A detector of which ``features`` is something else."""
+
+    features = 7
+
+    def score_of(self, seen: Observation) -> Tensor:
+        return seen.inputs.flatten(1).sum(1)
+
+
+def test_which_features_are_taken() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
+    x = torch.rand(4, 2, 3, generator=torch.Generator().manual_seed(0))
+    own, plain = WithFeatures(network), WithNumber(network)
+    assert torch.equal(feature_map(own, None, x[:1])(x)[0], x.flatten(1)[:, :3] * 2)
+    for detector in (own, plain):
+        torch.testing.assert_close(feature_map(detector, "2", x[:1])(x)[0], network[:3](x))
+    torch.testing.assert_close(feature_map(plain, None, x[:1])(x)[0], network[:3](x))
+    first, second = feature_map(plain, ["1", "3"], x[:1])(x)
+    torch.testing.assert_close(first, network[:2](x))
+    torch.testing.assert_close(second, network(x))
+    assert torch.equal(feature_map(own, identity, x[:1])(x)[0], x.flatten(1))
+    with pytest.raises(InvalidArgumentError, match="got 9, expected names of layers"):
+        feature_map(plain, ["9"], x[:1])(x)
+    with pytest.raises(InvalidArgumentError, match=r"shape \(4,\) from features"):
+        feature_map(plain, lambda x: x.flatten(1)[:, 0], x[:1])(x)
+    unreadable = WithNumber(nn.Sequential(network, nn.Softmax(1)).eval())
+    with pytest.raises(AttackRefusedError, match="name layers of the detector's classifier"):
+        feature_map(unreadable, None, x[:1])
+
+
+def test_a_detector_without_gradients_is_passed_by_its_features() -> None:
+    # Detected: sums above 6 of twelve values. Classified by the first value; references are far below on both.
+    class First(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            first = x.flatten(1)[:, 0] - 0.5
+            return torch.stack([first, -first], 1)
+
+    problem = small_defense(5, epsilon=0.3)
+    detector = WithFeatures(First())
+    detector.threshold = torch.tensor(7.5)
+    defended = Defended(detector.classifier, detector)
+    inputs = torch.full_like(problem.inputs, 0.7)
+    target = replace(problem.target, defended=defended, classes=2, references=torch.full((5, 1, 1, 3, 4), 0.1))
+    changed = replace(problem, target=target, defended=defended, inputs=inputs, labels=torch.zeros(5).long())
+    assert bool(detector.decide(inputs).all())
+    out, _ = attack(FeatureMatching(features=identity, steps=60), changed)
+    assert bool(changed.successes(out).all())
+    # Three of the values are not enough.
+    out, _ = attack(FeatureMatching(steps=60), changed)
+    assert torch.equal(changed.successes(out), out.flatten(1).sum(1) <= 7.5)
+
+
+def test_features_without_gradients() -> None:
+    problem = small_defense(2)
+    with pytest.raises(AttackRefusedError, match="features give no gradients; name others"):
+        attack(FeatureMatching(features=lambda x: x.detach().flatten(1)), problem)
+
+
+def test_targeted_goes_to_the_class_aimed_at() -> None:
+    problem = small_defense(20, epsilon=0.4)
+    wide = replace(problem, threat_model=ThreatModel(norm="linf", epsilon=0.4), labels=(problem.labels + 1) % 4)
+    network = problem.defended.classifier
+    pool = torch.rand(500, 1, 3, 4, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        classes, passes = network(pool).argmax(1), ~problem.defended.decide(pool)[1]
+    of_aim = torch.stack([pool[(classes == label) & passes][:2] for label in wide.labels])
+    wide = replace(wide, target=replace(problem.target, references=of_aim))
+    out, _ = attack(FeatureMatching(features="2", steps=60), wide, targeted=True)
+    predicted, rejected = problem.defended.decide(out)
+    assert int(((predicted == wide.labels) & ~rejected).sum()) >= 12
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"features": 3},
+        {"features": []},
+        {"features": ["1", 2]},
+        {"distance": "l1"},
+        {"reference": "first"},
+        {"weight": -1},
+        {"confidence": -0.1},
+        {"check_every": 0},
+    ],
+)
+def test_wrong_settings_raise(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        FeatureMatching(**wrong)
+
+
+def test_the_description_names_callables_by_where_they_are_defined() -> None:
+    assert "identity" in FeatureMatching(features=identity).description
+    assert "0x" not in FeatureMatching(features=nn.Identity()).description

@@ -1,0 +1,175 @@
+"""Logit matching: whose logits, under which noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import kstest
+from torch import Tensor, nn
+
+from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.logit_matching import LogitMatching, _draw
+from robust_ext.attacks.native import Step
+from robust_ext.detectors.odds import OddsDetector
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.models.defended import Defended
+from robust_ext.testing.defenses import Problem, Rowwise, small_defense
+from robust_ext.threat import ThreatModel
+
+
+def attack(made: Any, problem: Problem, **extras: Any) -> tuple[Tensor, list[Step]]:
+    steps: list[Step] = []
+    out = made.search(
+        problem.target,
+        problem.inputs,
+        problem.labels,
+        threat_model=problem.threat_model,
+        generator=torch.Generator().manual_seed(0),
+        watch=steps.append,
+        **extras,
+    )
+    return out, steps
+
+
+def two_networks(rows: int) -> Problem:
+    """A classifier that is not the network that the detector watches."""
+    problem = small_defense(rows, epsilon=0.3, references=3)
+    other = nn.Sequential(
+        nn.Flatten(), Rowwise(torch.randn(3, 12, generator=torch.Generator().manual_seed(3))), nn.Tanh()
+    )
+    defended = Defended(other.eval(), problem.defended.detector)
+    return replace(
+        problem,
+        target=replace(problem.target, defended=defended, classes=3),
+        labels=problem.labels % 3,
+        defended=defended,
+    )
+
+
+@pytest.mark.parametrize("logits", ["classifier", "detector", "both"])
+@pytest.mark.parametrize("reference", ["nearest", "mean"])
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("same", [False, True])
+def test_the_loss_without_noise_is_the_one_stated(logits: str, reference: str, targeted: bool, same: bool) -> None:
+    problem = small_defense(5, epsilon=0.3, references=3) if same else two_networks(5)
+    made = LogitMatching(
+        logits=logits, reference=reference, level=0, samples=1, steps=6, margin_weight=0.7, confidence=0.1
+    )
+    _, steps = attack(made, problem, targeted=targeted)
+    references = problem.target.references
+    assert references is not None
+    classifier, network = problem.defended.classifier, problem.defended.detector.classifier
+    parts = {"classifier": [classifier], "detector": [network], "both": [classifier, network]}[logits]
+    if same:
+        parts = [classifier]
+    for row in range(5):
+
+        def matched(x: Tensor) -> Tensor:
+            return torch.cat([part(x[None])[0] for part in parts])
+
+        known = [matched(point) for point in references[row]]
+        own = matched(problem.inputs[row])
+        wanted = sum(known) / 3 if reference == "mean" else min(known, key=lambda one: float((one - own).norm()))
+        for step in steps:
+            z, label = classifier(step.points[row][None])[0].tolist(), int(problem.labels[row])
+            gained = max(value for k, value in enumerate(z) if k != label) - z[label]
+            gained = min(-gained if targeted else gained, 0.1)
+            expected = 0.7 * gained - float((matched(step.points[row]) - wanted).square().sum()) / 2
+            assert float(step.loss[row]) == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0)])
+def test_the_loss_is_averaged_over_the_noise(bounds: tuple[float, float]) -> None:
+    """With a linear network, noise of variance v adds v times the squared weights to the squared distance."""
+    problem = small_defense(4, bounds=bounds)
+    weight = torch.randn(3, 12, generator=torch.Generator().manual_seed(3))
+    linear = nn.Sequential(nn.Flatten(), Rowwise(weight)).eval()
+    detector = type(problem.defended.detector)(nn.Sequential(linear, nn.Identity(), nn.Identity()).eval())
+    detector.threshold = torch.tensor(1e9)
+    defended = Defended(linear, detector)
+    width = bounds[1] - bounds[0]
+    middle = torch.full_like(problem.inputs, sum(bounds) / 2)
+    target = replace(problem.target, defended=defended, classes=3, references=middle[:, None] + 0.1)
+    changed = replace(
+        problem,
+        target=target,
+        defended=defended,
+        inputs=middle,
+        labels=torch.zeros(4, dtype=torch.int64),
+        threat_model=ThreatModel(norm="linf", epsilon=0.05, bounds=bounds),
+    )
+    for noise, variance in (("normal", 1.0), ("uniform", 1 / 3), ("sign", 1.0)):
+        level = 0.05
+        made = LogitMatching(
+            logits="classifier", noise=noise, level=level, samples=4000, steps=1, margin_weight=0, start="input"
+        )
+        _, (step,) = attack(made, changed)
+        plain = ((middle - middle - 0.1).flatten(1) @ weight.T).square().sum(1)
+        expected = -(plain + variance * (level * width) ** 2 * weight.square().sum()) / 2
+        torch.testing.assert_close(step.loss, expected, rtol=0.03, atol=1e-4)
+        assert made.traits.outside
+    assert not LogitMatching(level=0).traits.outside
+
+
+def test_noise_is_of_the_kind_asked_for() -> None:
+    generator = torch.Generator().manual_seed(0)
+    assert kstest(_draw((2000,), "normal", generator).numpy(), "norm").pvalue > 1e-3
+    assert kstest(_draw((2000,), "uniform", generator).numpy() / 2 + 0.5, "uniform").pvalue > 1e-3
+    signs = _draw((2000,), "sign", generator)
+    assert sorted(signs.unique().tolist()) == [-1, 1]
+    assert abs(float(signs.mean())) < 0.1
+
+
+def test_points_are_judged_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = small_defense(3)
+    asked: list[Tensor] = []
+    both = problem.defended.both
+    monkeypatch.setattr(problem.defended, "both", lambda x: (asked.append(x.clone()), both(x))[1])
+    _, steps = attack(LogitMatching(steps=7, samples=1, check_every=3), problem)
+    assert len(asked) == 4
+    assert all(torch.equal(asked[number], steps[3 * number].points) for number in range(3))
+
+
+def test_an_odds_detector_is_passed_more_often_than_by_an_attack_that_ignores_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    small = small_defense(30, references=0)
+    network = small.defended.classifier
+    pool = torch.rand(600, 1, 3, 4, generator=generator)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        detector = OddsDetector(network, noises=[("normal", 0.05)], draws=32)
+        detector.fit(pool[:400])
+        detector.calibrate(pool[400:], false_positive_rate=0.3)
+        defended = Defended(network, detector)
+        with torch.no_grad():
+            classes, passes = network(pool).argmax(1), ~defended.decide(pool)[1]
+    references = torch.stack([pool[(classes != label) & passes][:3] for label in small.labels])
+    target = replace(small.target, defended=defended, references=references)
+    problem = replace(small, target=target, defended=defended, threat_model=ThreatModel(norm="linf", epsilon=0.3))
+    found = {}
+    for made in (APGD(steps=40), LogitMatching(steps=60, step_size=0.04, samples=8, level=0.05)):
+        out, _ = attack(made, problem)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            found[made.name] = int(problem.successes(out).sum())
+    assert found["LogitMatching"] >= found["APGD-CE"] + 5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"logits": "all"},
+        {"reference": "first"},
+        {"margin_weight": -1},
+        {"confidence": -1},
+        {"noise": "salt"},
+        {"level": -0.1},
+        {"check_every": 0},
+    ],
+)
+def test_wrong_settings_raise(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        LogitMatching(**wrong)

@@ -1,0 +1,186 @@
+"""Orthogonal and selective PGD: the geometry of their steps, and what they reach on linear problems."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.native import Step
+from robust_ext.attacks.objectives import cross_entropy, margin
+from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD, without_component
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.testing.defenses import Problem, linear_defense, small_defense
+from robust_ext.threat import NORMS
+
+CASES = [(OrthogonalPGD, "linf"), (OrthogonalPGD, "l2"), *((SelectivePGD, norm) for norm in NORMS)]
+
+
+def attack(made: Any, problem: Problem, *, seed: int = 0, **extras: Any) -> Tensor:
+    out: Tensor = made.search(
+        problem.target,
+        problem.inputs,
+        problem.labels,
+        threat_model=problem.threat_model,
+        generator=torch.Generator().manual_seed(seed),
+        **extras,
+    )
+    return out
+
+
+@pytest.mark.parametrize(("attack_class", "norm"), CASES)
+@pytest.mark.parametrize("values", [2, 5, 10])
+@pytest.mark.parametrize("likeness", [0.0, 0.7])
+def test_finds_what_linear_programming_finds(attack_class: Any, norm: str, values: int, likeness: float) -> None:
+    problem = linear_defense(80, values, norm=norm, likeness=likeness, bounds=(-1.0, 1.0))
+    blind = problem.successes(attack(APGD(steps=50), problem))
+    found = problem.successes(attack(attack_class(steps=200), problem))
+    feasible = problem.room > 0.01 * problem.threat_model.epsilon
+    hard = feasible & ~blind
+    assert int(hard.sum()) >= 15
+    assert int((found & hard).sum()) >= 0.95 * int(hard.sum())
+    # Nor does it claim what cannot be.
+    assert not bool((found & (problem.room < -1e-5)).any())
+
+
+def gradients(problem: Problem, points: Tensor, loss: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Which rows are misclassified, and the gradients of loss and excess, ``(N, D)``."""
+    x = points.clone().requires_grad_(True)
+    logits, excess = problem.defended.both(x)
+    (of_loss,) = torch.autograd.grad(loss(logits, problem.labels).sum(), x, retain_graph=True)
+    (of_excess,) = torch.autograd.grad(excess.sum(), x)
+    return margin(logits, problem.labels).detach(), of_loss.flatten(1), of_excess.flatten(1)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("confidence", [0.0, 0.3])
+@pytest.mark.parametrize("loss", ["margin", "ce"])
+def test_steps_leave_the_other_gradient_alone(norm: str, confidence: float, loss: str) -> None:
+    problem = small_defense(12, norm=norm, epsilon=0.2 if norm == "linf" else 0.5)
+    steps: list[Step] = []
+    attack(OrthogonalPGD(steps=40, loss=loss, confidence=confidence), problem, watch=steps.append)
+    sides, orthogonal = set(), 0
+    for step in steps:
+        gained, of_loss, of_excess = gradients(problem, step.points, margin if loss == "margin" else cross_entropy)
+        assert step.gradient is not None
+        way = step.gradient.flatten(1).double()
+        done = (gained > 0) & (gained >= confidence)
+        aim = torch.where(done[:, None], -of_excess, of_loss).double()
+        other = torch.where(done[:, None], of_loss, of_excess).double()
+        along = (way * other).sum(1).abs() / (way.norm(dim=1) * other.norm(dim=1))
+        # Where nothing can move but along both at once, the step is the selective one.
+        selective = (way == aim).all(1)
+        assert bool(((along < 1e-5) | selective).all())
+        assert bool(((way * aim).sum(1) > 0).all())
+        sides |= set(done[~selective].tolist())
+        orthogonal += int((~selective).sum())
+    assert sides == {False, True}
+    assert orthogonal >= 12 * 40 * 0.7
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", ["l2", "sign"])
+def test_selective_steps_at_the_detector_never_raise_its_score(norm: str, kind: str) -> None:
+    if kind == "sign" and norm != "linf":
+        pytest.skip("steps of signs are for linf")
+    epsilon = {"linf": 0.2, "l2": 0.5, "l1": 1.5}[norm]
+    problem = small_defense(12, norm=norm, epsilon=epsilon)
+    steps: list[Step] = []
+    attack(SelectivePGD(steps=60, step=kind), problem, watch=steps.append)
+    aimed = 0
+    for step, after in pairwise(steps):
+        gained, of_loss, of_excess = gradients(problem, step.points, margin)
+        moved = (after.points - step.points).flatten(1).double()
+        rise = torch.where(gained > 0, -(moved * of_excess).sum(1), (moved * of_loss).sum(1))
+        # What was moved has been projected onto the ball and the bounds.
+        gradient = torch.where(gained > 0, of_excess.norm(dim=1), of_loss.norm(dim=1))
+        assert bool((rise >= -1e-6 * problem.threat_model.epsilon * gradient).all())
+        aimed += int((gained > 0).sum())
+    assert aimed > 100
+
+
+def test_a_linear_score_falls_at_every_step_at_the_detector() -> None:
+    problem = linear_defense(60, 6)
+    steps: list[Step] = []
+    attack(SelectivePGD(steps=80), problem, watch=steps.append)
+    falls = 0
+    for step, after in pairwise(steps):
+        logits, excess = problem.defended.both(step.points)
+        change = problem.defended.both(after.points)[1] - excess
+        aimed = logits.argmax(1) != problem.labels
+        assert bool((change[aimed] <= 1e-5).all())
+        falls += int((change[aimed] < -1e-4).sum())
+    assert falls > 100
+
+
+rows = st.integers(1, 6)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    count=rows, values=st.integers(2, 40), seed=st.integers(0, 10**6), power=st.floats(-15, 15), near=st.floats(0, 5)
+)
+def test_what_is_left_of_a_gradient_is_orthogonal(
+    count: int, values: int, seed: int, power: float, near: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    other = torch.randn(count, values, generator=generator) * 10.0**power
+    own = torch.randn(count, values, generator=generator) * 10.0 ** (-near)
+    own = own + other / other.norm(dim=1, keepdim=True)
+    left = without_component(own, other)
+    a, b, c = own.double(), other.double(), left.double()
+    along = (c * b).sum(1).abs() / (c.norm(dim=1) * b.norm(dim=1)).clamp_min(1e-300)
+    assert bool((along < 1e-5).all())
+    # By Gram-Schmidt in float64.
+    expected = a - b * ((a * b).sum(1) / b.square().sum(1))[:, None]
+    kept = c.norm(dim=1) > 0
+    cosine = torch.nn.functional.cosine_similarity(c, expected, dim=1)
+    assert bool((cosine[kept] > 1 - 1e-6).all())
+    # Up to near = 5 what is left is ten times longer than what counts as parallel, short of chance.
+    assert bool((kept | (expected.norm(dim=1) < 1e-5 * a.norm(dim=1))).all())
+
+
+def test_parallel_and_zero_gradients() -> None:
+    own = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0], [1.0, 2.0]])
+    other = torch.tensor([[2.0, 4.0], [0.0, 0.0], [1.0, 1.0], [-3.0, -6.0]])
+    left = without_component(own, other)
+    assert torch.equal(left == 0, torch.tensor([[True, True], [False, False], [True, True], [True, True]]))
+    torch.testing.assert_close(left[1] / left[1, 0], own[1])
+
+
+def test_parallel_gradients_leave_the_selective_step() -> None:
+    # One direction for both: only the thresholds differ.
+    problem = linear_defense(150, 3, likeness=1.0)
+    both = problem.room > 0.02 * problem.threat_model.epsilon
+    found = problem.successes(attack(OrthogonalPGD(steps=200), problem))
+    assert int(both.sum()) >= 5
+    assert bool(found[both].all())
+
+
+@pytest.mark.parametrize("attack_class", [OrthogonalPGD, SelectivePGD])
+def test_step_lengths(attack_class: Any) -> None:
+    problem = small_defense(6, epsilon=5.0)
+    width = problem.inputs[0].numel()
+    for kind, decay in (("l2", True), ("l2", False), ("sign", False)):
+        steps: list[Step] = []
+        made = attack_class(steps=10, step_size=0.002, step=kind, decay=decay, start="input")
+        attack(made, problem, watch=steps.append)
+        for step, after in pairwise(steps):
+            assert step.gradient is not None
+            free = ((after.points > 0) & (after.points < 1)).flatten(1).all(1)
+            length = (after.points - step.points).flatten(1).norm(dim=1)[free]
+            expected = 0.002 * problem.threat_model.epsilon * width**0.5 * (1 - step.number / 10 if decay else 1)
+            torch.testing.assert_close(length, torch.full_like(length, expected), rtol=1e-4, atol=1e-7)
+            assert bool(free.any())
+
+
+@pytest.mark.parametrize("wrong", [{"loss": "dlr"}, {"confidence": -1}, {"step": "l1"}])
+def test_wrong_settings_raise(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        OrthogonalPGD(**wrong)
