@@ -20,7 +20,26 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_every_block_is_run_here():
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
+
+
+def test_the_detector_runs_through_both_tests(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(BLOCKS[2])
+    digits = load_dataset("digits")
+    inputs, _ = digits.take(digits.choose(104, seed=0))
+    result = robust_ext.binarization_test(
+        digits_network(),
+        "foolbox:LinfPGD(steps=2)",
+        inputs[:4],
+        robust_ext.ThreatModel(norm="linf", epsilon=0.1),
+        detector=f"{file}:Unsure",
+        detector_data=inputs[4:],
+        inner_points=20,
+    )
+    (attack,) = result.content["attacks"]
+    told = README.split("With a detector, an attack has ")[1].split("| key of an attack")[0]
+    assert {*attack, *attack["tests"], *attack["tests"]["regular"]["planting"]} <= set(re.findall(r"`(\w+)`", told))
 
 
 def test_the_lines_for_art_run(capsys):
