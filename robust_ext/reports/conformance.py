@@ -127,5 +127,8 @@ def _markdown(listing: AttackListing, binarized: str, classifier: str) -> str:
     ]
     name = " / ".join((listing.name, *listing.aliases))
     remark = listing.reason or listing.defect
+    if not listing.reason and "refused" in (binarized, classifier):
+        absent = f"{' and '.join(traits.packages)} was not installed when this page was written"
+        remark = "these targets have no detector" if traits.detector else absent
     cells = [name, *([""] * len(known) if listing.reason else known), binarized, classifier, remark]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

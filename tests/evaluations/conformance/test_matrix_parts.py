@@ -176,6 +176,17 @@ def test_the_whole_matrix_shows_progress_and_prints(monkeypatch):
     ]
 
 
+def test_remarks_say_why_an_attack_that_could_run_was_refused():
+    refused = {("fake", name, target): "refused" for name in ("aware", "picky") for target in TARGETS}
+    listings = [
+        AttackListing(name="aware", traits=AttackTraits(detector=True)),
+        AttackListing(name="picky", traits=AttackTraits(packages=("cv9",)), defect="slow"),
+    ]
+    lines = matrix_page({"fake": listings}, refused).splitlines()[-2:]
+    assert lines[0].endswith("| refused | refused | these targets have no detector |")
+    assert lines[1].endswith("| refused | refused | cv9 was not installed when this page was written |")
+
+
 def test_single_rows_are_never_out_of_order():
     watched = WatchedRows(torch.nn.Flatten(), torch.zeros(1, 2), rows="ordered", norm="l2")
     watched(torch.ones(7, 2))
