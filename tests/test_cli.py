@@ -107,6 +107,63 @@ def test_attacks_are_listed(tmp_path):
     assert all(name in done.output for name in names)
 
 
+def test_the_matrix_of_one_library(tmp_path):
+    files = ["--json", str(tmp_path / "rows.json"), "--markdown", str(tmp_path / "page.md")]
+    done = invoke("attacks", "--matrix", "--library", "robust_ext", "--no-progress", *files)
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    wanted = {"library", "attack", "target", "outcome", "reason", "verified", "seconds", "passes"}
+    assert all(wanted <= set(row) for row in rows)
+    by_name = {(row["attack"], row["target"]): row for row in rows}
+    assert by_name["APGD", "binarized"]["outcome"] == "ran"
+    assert by_name["APGD", "binarized"]["verified"] == 4
+    assert by_name["FeatureMatching", "classifier"]["outcome"] == "refused"
+    assert "has none; choose an attack on classifiers" in by_name["FeatureMatching", "classifier"]["reason"]
+    assert "robust_ext:APGD" in done.output
+    assert "## robust_ext" in (tmp_path / "page.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.json", "page.md"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--library", "nobody"], "library: got 'nobody'"),
+        (["--matrix", "--library", "nobody"], "libraries: got 'nobody'"),
+        (["--markdown", "page.md"], "--markdown: got page.md, expected to be given together with --matrix"),
+        (["--seed", "-1"], "--seed: got -1"),
+    ],
+)
+def test_bad_arguments_of_attacks(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke("attacks", *arguments)
+    assert isinstance(done.exception, InvalidArgumentError)
+    assert message in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_detector_on_the_command_line(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from robust_ext.detectors import Detector\n"
+        "class Bright(Detector):\n"
+        "    def score_of(self, seen):\n"
+        "        return seen.inputs.flatten(1).mean(1)\n"
+    )
+    out = tmp_path / "run"
+    detector = ["--detector", f"{file}:Bright", "--detector-fpr", "0.2", "--detector-samples", "100"]
+    done = invoke(*BASE, *QUICK, "--attack", "robust_ext:APGD(steps=10)", *detector, "--out", str(out))
+    assert done.exit_code == 0, done.output
+    content = json.loads((out / "result.json").read_text())
+    assert set(content["attacks"][0]["tests"]) == {"regular", "inverted"}
+    assert content["settings"]["detector_calibration"]["samples"] == 100
+    assert content["settings"]["detector_calibration"]["achieved"] <= 0.2
+    assert "(inverted)" in done.output
+    assert {path.name for path in out.iterdir()} == {"regular", "inverted", "result.json", "report.html"}
+    few = ["--detector", f"{file}:Bright", "--detector-samples", "5"]
+    refused = invoke(*BASE, *QUICK, "--attack", "robust_ext:APGD", *few)
+    assert "at least 20 clean inputs" in str(refused.exception)
+
+
 def test_version():
     from robust_ext import __version__
 
