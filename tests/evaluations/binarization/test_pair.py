@@ -286,3 +286,29 @@ def test_bad_arguments_are_named(network, digits, linf, pattern, further):
             pair(network, digits[:6], linf, **settings)
     with pytest.raises(AttackError, match="returned NoneType"):
         pair(network, digits[:6], linf, attack=lambda model, x, y: None, detector=pattern)
+
+
+def test_the_random_attack_counts_the_detector(network, digits, linf, pattern):
+    from robust_ext.evaluations.binarization.forward import Forward
+    from robust_ext.evaluations.binarization.problems import fit, measure
+    from robust_ext.evaluations.binarization.random_attack import random_reach
+    from robust_ext.features import split
+    from robust_ext.target import Counted, PassCounter
+
+    parts = split(network, digits[:2])
+    forward = Forward(Counted(parts.features, PassCounter()), 256)
+    settings = make_settings(linf, {"inner_points": 100})
+    problems = fit(measure(forward, digits[:12], range(12), settings), parts.readout, settings)
+
+    def solved(defense=None) -> Tensor:
+        return random_reach(forward, [problems], [0.5], settings, defense=defense)[0][:, 0] > 0.5
+
+    easy = solved()
+    assert 0 < int(easy.sum())
+    silent = Broken(network, lambda seen: seen.logits[:, 0] * 0 - 1)
+    assert torch.equal(solved(Defense(detector=silent, inverted=False)), easy)
+    assert not bool(solved(Defense(detector=silent, inverted=True)).any())
+    # What the detector lets pass and what it detects make up all points, and no problem is solved by none.
+    sides = [solved(Defense(detector=pattern, inverted=inverted)) for inverted in (False, True)]
+    assert torch.equal(sides[0] | sides[1], easy | sides[0] | sides[1])
+    assert 0 < int((sides[0] ^ sides[1]).sum())
