@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.native import NativeAttack, Watch
+from robust_ext.models.defended import Defended
 from robust_ext.models.padded import PaddedClasses
 from robust_ext.target import Target, frozen
 from robust_ext.threat import ThreatModel
@@ -24,6 +25,8 @@ def search_module(
     generator: torch.Generator,
     targeted: bool = False,
     watch: Watch | None = None,
+    defended: Defended | None = None,
+    references: Tensor | None = None,
 ) -> Tensor:
     """Run an attack of this project, and leave the module as it was.
 
@@ -39,19 +42,21 @@ def search_module(
         generator: CPU generator, the attack's only source of randomness.
         targeted: Whether to aim at the labels.
         watch: Called after each step.
+        defended: The module, which is its ``classifier``, together with a detector; left as it was too.
+        references: Points to imitate, ``(N, R, ...)``, see :func:`robust_ext.adapters.aware.check_references`.
 
     Returns:
         Candidates ``(N, ...)`` in the dtype of the inputs.
 
     Raises:
-        AttackRefusedError: The attack does not work for this norm.
+        AttackRefusedError: The attack does not work for this norm, or without a detector or references.
         InvalidArgumentError: Inputs or labels are not as stated.
     """
-    attack.check(threat_model=threat_model)
+    attack.check(threat_model=threat_model, detector=defended is not None)
     dtype = inputs.dtype
     x = check_inputs("inputs", inputs, bounds=threat_model.bounds).clone()
     subject = module if dtype == torch.float32 else _OfType(module, dtype)
-    with frozen(module):
+    with frozen(module if defended is None else defended):
         with torch.no_grad():
             classes = subject(x).shape[1]
         y = check_labels("labels", labels, samples=len(x), classes=classes).to(x.device)
@@ -61,6 +66,8 @@ def search_module(
             classes=classes,
             input_shape=tuple(x.shape[1:]),
             device=x.device,
+            defended=defended,
+            references=references,
         )
         if classes < attack.traits.minimum_classes:
             classes = attack.traits.minimum_classes

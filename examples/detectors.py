@@ -91,7 +91,7 @@ def ml_loo(
 
 
 AWARE = {
-    "odds": "robust_ext:LogitMatching(steps=100, samples=4, step_size=0.02)",
+    "odds": "robust_ext:OrthogonalPGD(steps=100)",
     "trapdoor": "robust_ext:OrthogonalPGD(steps=300)",
     "ml-loo": "robust_ext:OrthogonalPGD(steps=60)",
 }
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=32, help="of each binarization test")
     parser.add_argument("--attacked", type=int, default=100, help="images for robust accuracy")
     parser.add_argument("--inner-points", type=int, default=999)
+    parser.add_argument("--planting-tries", type=int, default=200)
     parser.add_argument("--aware", help="attack that knows the detector")
     arguments = parser.parse_args()
     name = arguments.detector
@@ -179,6 +180,7 @@ def main() -> None:
         threat_model,
         detector=detector,
         inner_points=arguments.inner_points,
+        planting_tries=arguments.planting_tries,
         canaries=0,
     )
     for one in result.content["attacks"]:

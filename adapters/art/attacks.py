@@ -6,9 +6,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from robust_ext.adapters.art.aware import JointLoss, OrthogonalPGD, SelectivePGD
 from robust_ext.adapters.art.library import art
+from robust_ext.adapters.art.matching import FeatureMatching, LogitMatching
 from robust_ext.adapters.art.native import NativeEvasionAttack
 from robust_ext.attacks import apgd, random_search
+
+__all__ = [
+    "APGD",
+    "FeatureMatching",
+    "JointLoss",
+    "LogitMatching",
+    "OrthogonalPGD",
+    "RandomSearch",
+    "SelectivePGD",
+]
 
 
 class APGD(NativeEvasionAttack):

@@ -130,6 +130,10 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         """
         if kwargs:
             raise InvalidArgumentError("generate", f"the keyword {next(iter(kwargs))!r}", "x and y alone")
+        return self._generate(x, y)
+
+    def _generate(self, x: Any, y: Any, *, references: Tensor | None = None) -> Any:
+        """See :meth:`generate`."""
         with frozen(self.estimator.model):
             self.estimator.model.eval()
             adapted = adapt_model(self.estimator)
@@ -138,33 +142,67 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
                 raise InvalidArgumentError("estimator", "clip_values=None", expected)
             inputs = check_inputs("x", torch.from_numpy(np.array(x, dtype=np.float32)), bounds=adapted.bounds)
             labels = self._labels(inputs, y)
-            out = inputs if self.eps == 0 else self._search(adapted.module, inputs, labels, adapted.bounds)
+            groups = self._groups(references, inputs, adapted.bounds)
+            out = inputs
+            if self.eps != 0:
+                out = self._search(adapted.module, inputs, labels, groups, adapted.bounds)
         if self.summary_writer is not None:
             self.summary_writer.reset()
         return out.numpy()
 
-    def _search(self, module: nn.Module, inputs: Tensor, labels: Tensor, bounds: tuple[float, float]) -> Tensor:
+    def _search(
+        self,
+        module: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        references: Tensor | None,
+        bounds: tuple[float, float],
+    ) -> Tensor:
         threat_model = ThreatModel(norm=_NORMS[self.norm], epsilon=self.eps, bounds=bounds)
         seed = int(np.random.randint(2**31)) if self.seed is None else self.seed
         # Shared by all batches: each sample draws from it in turn, so the batch size decides nothing.
         generator = torch.Generator().manual_seed(seed)
         attack, device = self.native(), self.estimator.device
-        parts = list(zip(torch.split(inputs, self.batch_size), torch.split(labels, self.batch_size), strict=True))
+        columns = [torch.split(column, self.batch_size) for column in (inputs, labels)]
+        groups = [None] * len(columns[0]) if references is None else torch.split(references, self.batch_size)
+        parts = list(zip(*columns, groups, strict=True))
         shown = tqdm(parts, desc=f"{type(self).__name__} - Batches", leave=False, disable=not self.verbose)
         found = [
-            search_module(
+            self._search_batch(
                 attack,
                 module,
                 batch.to(device),
                 aims,
+                references=group,
                 threat_model=threat_model,
                 generator=generator,
                 targeted=self.targeted,
                 watch=self._watch(number, aims),
             ).cpu()
-            for number, (batch, aims) in enumerate(shown)
+            for number, (batch, aims, group) in enumerate(shown)
         ]
         return torch.cat(found)
+
+    def _search_batch(
+        self,
+        attack: NativeAttack,
+        module: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        references: Tensor | None,
+        **ways: Any,
+    ) -> Tensor:
+        """Candidates ``(N, ...)`` of one batch."""
+        return search_module(attack, module, inputs, labels, **ways)
+
+    def _groups(self, references: Tensor | None, inputs: Tensor, bounds: tuple[float, float]) -> Tensor | None:
+        """Points to imitate, ``(N, R, ...)``, or None."""
+        return None
+
+    def _classes(self) -> int:
+        """How many classes labels may be of."""
+        return int(self.estimator.nb_classes)
 
     def _watch(self, batch_id: int, labels: Tensor) -> Watch | None:
         """What tells the summary writer of each step."""
@@ -188,21 +226,18 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
 
     def _labels(self, inputs: Tensor, y: Any) -> Tensor:
         """Labels as int64 ``(N,)``."""
-        classes = self.estimator.nb_classes
+        classes = self._classes()
         if y is None:
             if self.targeted:
                 raise InvalidArgumentError("y", None, "labels to aim at, because the attack is targeted")
-            y = self.estimator.predict(inputs.numpy(), batch_size=self.batch_size)
-        else:
-            y = np.asarray(y)
-            if y.ndim == 1 or y.shape[1:] == (1,):
-                indices = torch.from_numpy(y.reshape(-1).astype(np.int64))
-                check_labels("y", indices, samples=len(inputs), classes=classes)
-            y = art.utils.check_and_transform_label_format(y, nb_classes=classes)
-        if y.shape != (len(inputs), classes):
+            y = self.estimator.predict(inputs.numpy(), batch_size=self.batch_size)[:, :classes]
+        y = np.asarray(y)
+        hot = y.ndim == 2 and y.shape[1] in (classes, self.estimator.nb_classes)
+        if not hot and y.shape not in (y.shape[:1], (*y.shape[:1], 1)):
             expected = f"one-hot labels ({len(inputs)}, {classes}) or indices ({len(inputs)},)"
             raise InvalidArgumentError("y", f"shape {y.shape}", expected)
-        return torch.from_numpy(y.argmax(1))
+        indices = y.argmax(1) if hot else y.reshape(-1)
+        return check_labels("y", torch.from_numpy(indices.astype(np.int64)), samples=len(inputs), classes=classes)
 
     def _check_params(self) -> None:
         """Raise ``ValueError`` where a setting is not accepted."""
@@ -216,7 +251,9 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         self.batch_size = check_integer("batch_size", self.batch_size, minimum=1)
         if self.seed is not None:
             self.seed = check_integer("seed", self.seed, minimum=0, maximum=2**63 - 1)
-        self.native()
+        norms = self.native().traits.norms
+        if _NORMS[self.norm] not in norms:
+            raise InvalidArgumentError("norm", self.norm, f"one for {' or '.join(norms)}, as the other settings are")
 
 
 def _array(tensor: Tensor) -> Any:

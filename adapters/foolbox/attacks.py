@@ -4,10 +4,56 @@ from __future__ import annotations
 
 from typing import Any
 
+from robust_ext.adapters.foolbox.aware import (
+    L1JointLossAttack,
+    L1SelectivePGDAttack,
+    L2JointLossAttack,
+    L2OrthogonalPGDAttack,
+    L2SelectivePGDAttack,
+    LinfJointLossAttack,
+    LinfOrthogonalPGDAttack,
+    LinfSelectivePGDAttack,
+)
 from robust_ext.adapters.foolbox.library import foolbox
+from robust_ext.adapters.foolbox.matching import (
+    L1FeatureMatchingAttack,
+    L1LogitMatchingAttack,
+    L2FeatureMatchingAttack,
+    L2LogitMatchingAttack,
+    LinfFeatureMatchingAttack,
+    LinfLogitMatchingAttack,
+)
 from robust_ext.adapters.foolbox.native import NativeFixedEpsilonAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.random_search import RandomSearch
+
+__all__ = [
+    "L1APGD",
+    "L2APGD",
+    "BaseAutoProjectedGradientDescent",
+    "BaseRandomSearch",
+    "L1AutoProjectedGradientDescentAttack",
+    "L1FeatureMatchingAttack",
+    "L1JointLossAttack",
+    "L1LogitMatchingAttack",
+    "L1RandomSearchAttack",
+    "L1SelectivePGDAttack",
+    "L2AutoProjectedGradientDescentAttack",
+    "L2FeatureMatchingAttack",
+    "L2JointLossAttack",
+    "L2LogitMatchingAttack",
+    "L2OrthogonalPGDAttack",
+    "L2RandomSearchAttack",
+    "L2SelectivePGDAttack",
+    "LinfAPGD",
+    "LinfAutoProjectedGradientDescentAttack",
+    "LinfFeatureMatchingAttack",
+    "LinfJointLossAttack",
+    "LinfLogitMatchingAttack",
+    "LinfOrthogonalPGDAttack",
+    "LinfRandomSearchAttack",
+    "LinfSelectivePGDAttack",
+]
 
 _distances: Any = foolbox.distances
 

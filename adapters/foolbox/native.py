@@ -21,7 +21,7 @@ from robust_ext.validation import check_integer, check_number
 _base = foolbox.attacks.base
 FixedEpsilonAttack: Any = _base.FixedEpsilonAttack
 
-_NORM_OF_DISTANCE = {getattr(foolbox.distances, norm).p: norm for norm in NORMS}
+NORM_OF_DISTANCE = {getattr(foolbox.distances, norm).p: norm for norm in NORMS}
 
 
 class NativeFixedEpsilonAttack(FixedEpsilonAttack, ABC):  # type: ignore[misc]
@@ -34,8 +34,8 @@ class NativeFixedEpsilonAttack(FixedEpsilonAttack, ABC):  # type: ignore[misc]
     the same, ``repeat`` included. Criteria are :class:`foolbox.criteria.Misclassification`,
     :class:`foolbox.criteria.TargetedMisclassification` and their subclasses. A subclass that adds a condition of its
     own, such as that a detector stays silent, is attacked for its labels alone, and judged by Foolbox with its
-    condition: to attack the detector too, put it into the model. Models are left as they were, their parameters'
-    gradients included.
+    condition; the attacks of :mod:`robust_ext.adapters.foolbox.aware` attack a detector too. Models are left as they
+    were, their parameters' gradients included.
     """
 
     seed: int | None
@@ -71,38 +71,55 @@ class NativeFixedEpsilonAttack(FixedEpsilonAttack, ABC):  # type: ignore[misc]
             ValueError: The criterion is not supported, the tensors are not PyTorch's, or labels do not fit.
         """
         _base.raise_if_kwargs(kwargs)
+        return self._perturb(model, inputs, criterion, epsilon=epsilon)
+
+    def _perturb(
+        self, model: Any, inputs: Any, criterion: Any, *, epsilon: float, references: Tensor | None = None
+    ) -> Any:
+        """See :meth:`run`."""
         x, restore_type = ep.astensor_(inputs)
         criterion_ = _base.get_criterion(criterion)
-        del inputs, criterion, kwargs
-        raw = _torch_tensor("inputs", x)
+        del inputs, criterion
+        raw = torch_tensor("inputs", x)
         labels, targeted = _aim(criterion_)
         _base.verify_input_bounds(x, model)
         if check_number("epsilon", epsilon, minimum=0) == 0:
             return restore_type(x)
         bounds = (float(model.bounds.lower), float(model.bounds.upper))
         seed = draw_seed(torch.default_generator) if self.seed is None else self.seed
-        candidates = search_module(
-            self.native(),
+        candidates = self._search(
             FoolboxModule(model),
             raw,
             labels,
-            threat_model=ThreatModel(norm=_NORM_OF_DISTANCE[self.distance.p], epsilon=epsilon, bounds=bounds),
+            references=references,
+            threat_model=ThreatModel(norm=NORM_OF_DISTANCE[self.distance.p], epsilon=epsilon, bounds=bounds),
             generator=torch.Generator().manual_seed(seed),
             targeted=targeted,
         )
         return restore_type(type(x)(candidates))
 
+    def _search(
+        self, module: FoolboxModule, inputs: Tensor, labels: Tensor, *, references: Tensor | None, **ways: Any
+    ) -> Tensor:
+        """Candidates ``(N, ...)``."""
+        return search_module(self.native(), module, inputs, labels, **ways)
+
 
 def _aim(criterion: Any) -> tuple[Tensor, bool]:
     """Labels, and whether to aim at them."""
     if isinstance(criterion, foolbox.criteria.Misclassification):
-        return _torch_tensor("labels", criterion.labels), False
+        return torch_tensor("labels", criterion.labels), False
     if isinstance(criterion, foolbox.criteria.TargetedMisclassification):
-        return _torch_tensor("target_classes", criterion.target_classes), True
+        return torch_tensor("target_classes", criterion.target_classes), True
     raise ValueError("unsupported criterion")
 
 
-def _torch_tensor(argument: str, tensor: Any) -> Tensor:
+def torch_tensor(argument: str, tensor: Any) -> Tensor:
+    """The PyTorch tensor inside one of EagerPy.
+
+    Raises:
+        InvalidArgumentError: It holds one of another framework.
+    """
     if not isinstance(tensor.raw, Tensor):
         kind = f"{type(tensor.raw).__module__}.{type(tensor.raw).__qualname__}"
         raise InvalidArgumentError(argument, kind, "a torch.Tensor; this attack runs on PyTorch models only")

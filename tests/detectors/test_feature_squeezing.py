@@ -1,0 +1,377 @@
+"""Feature squeezing: the squeezers, and how far they move the probabilities."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors.feature_squeezing import PRESETS, FeatureSqueezingDetector
+from robust_ext.detectors.lab import from_lab, to_lab
+from robust_ext.detectors.non_local_means import NonLocalMeans, OpenCVNonLocalMeans
+from robust_ext.detectors.squeezers import BitDepth, Median, Squeezer
+from robust_ext.errors import InvalidArgumentError, MissingDependencyError, ModelError
+
+
+def images(count: int, *shape: int, seed: int = 0) -> Tensor:
+    """Smooth images with a little noise, in 8 bits on [0, 1]."""
+    generator = np.random.default_rng(seed)
+    rough = generator.random((count, *shape))
+    smooth = scipy.ndimage.gaussian_filter(rough, (0, 0, 2.5, 2.5))
+    smooth = (smooth - smooth.min()) / np.ptp(smooth)
+    return torch.tensor(np.rint(255 * (0.02 * rough + 0.98 * smooth)) / 255, dtype=torch.float32)
+
+
+def network(channels: int = 1, side: int = 8, classes: int = 4) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 16), nn.Tanh(), nn.Linear(16, classes))
+    with torch.no_grad():
+        net[3].weight.mul_(5)
+    return net.eval()
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max())
+    return powers / powers.sum()
+
+
+def averaged_by_hand(image: np.ndarray, search: int, patch: int, strength: float) -> np.ndarray:
+    """Non-local means of an image (H, W, C) in grey levels, pixel by pixel."""
+    height, width, channels = image.shape
+    around, edge = search // 2, patch // 2
+    wide = np.pad(image, ((around + edge,) * 2, (around + edge,) * 2, (0, 0)), mode="reflect")
+    made = np.empty_like(image)
+    for row in range(height):
+        for column in range(width):
+            here = wide[row + around : row + around + patch, column + around : column + around + patch]
+            total, weights = np.zeros(channels), 0.0
+            for i in range(search):
+                for j in range(search):
+                    there = wide[row + i : row + i + patch, column + j : column + j + patch]
+                    weight = math.exp(-((here - there) ** 2).sum() / (patch**2 * channels * strength**2))
+                    total += weight * there[edge, edge]
+                    weights += weight
+            made[row, column] = total / weights
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8), st.integers(0, 999), st.sampled_from([(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)]))
+def test_values_are_rounded_to_the_nearest_level(bits: int, seed: int, bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    x = low + (high - low) * torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+    levels = np.linspace(low, high, 2**bits)
+    found = BitDepth(bits=bits, bounds=bounds)(x)
+    nearest = levels[np.abs(x.numpy()[..., None] - levels).argmin(-1)]
+    np.testing.assert_allclose(found.numpy(), nearest, atol=1e-5 * (high - low))
+    assert len(found.unique()) <= 2**bits
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 7), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.booleans())
+def test_medians_are_those_of_scipy(size: int, height: int, width: int, channels: int, ties: bool) -> None:
+    x = torch.rand(2, channels, height, width, generator=torch.Generator().manual_seed(size))
+    x = (x * 3).round() if ties else x
+    expected = scipy.ndimage.median_filter(x.numpy(), size=(1, 1, size, size), mode="reflect")
+    assert np.array_equal(Median(size=size)(x).numpy(), expected)
+    assert np.array_equal(Median(size=size)(x[0]).numpy(), expected[0])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_averages_are_those_of_the_formula(channels: int) -> None:
+    x = images(2, channels, 9, 7).double()
+    squeezer = NonLocalMeans(search=5, patch=3, strength=6)
+    for image, found in zip(255 * x, 255 * squeezer(x), strict=True):
+        if channels == 1:
+            expected = averaged_by_hand(image.permute(1, 2, 0).numpy(), 5, 3, 6)
+        else:
+            lab = to_lab(image[None])[0].permute(1, 2, 0).numpy()
+            parts = [averaged_by_hand(part, 5, 3, 6) for part in (lab[..., :1], lab[..., 1:])]
+            expected = from_lab(torch.tensor(np.concatenate(parts, 2)).permute(2, 0, 1)[None])[0].permute(1, 2, 0)
+        np.testing.assert_allclose(found.permute(1, 2, 0).numpy(), expected, atol=1e-6)
+    moved = (255 * (squeezer(x) - x)).abs().mean()
+    assert moved > 0.3
+
+
+@pytest.mark.parametrize("strength", [2.0, 6.0])
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (21, 40)])
+def test_averages_are_close_to_those_of_opencv(strength: float, height: int, width: int) -> None:
+    pytest.importorskip("cv2")
+    given = {"search": 13, "patch": 3, "strength": strength}
+    # One channel: OpenCV rounds to 8 bits at the end; three: also after the change of colours.
+    for channels, most, mean in ((1, 0.8, 0.3), (3, 8.0, 1.2)):
+        x = images(3, channels, height, width)
+        apart = 255 * (NonLocalMeans(**given)(x) - OpenCVNonLocalMeans(**given)(x)).abs()
+        assert apart.max() < most
+        assert apart.mean() < mean
+
+
+def test_opencv_is_called_as_published() -> None:
+    cv2 = pytest.importorskip("cv2")
+    x = images(3, 3, 16, 12)
+    found = OpenCVNonLocalMeans(bounds=(-1, 1), search=7, patch=3, strength=4)(2 * x - 1)
+    for row, image in enumerate(x.permute(0, 2, 3, 1).numpy()):
+        done = cv2.fastNlMeansDenoisingColored(np.rint(image * 255).astype(np.uint8), None, 4, 4, 3, 7)
+        np.testing.assert_allclose((found[row].permute(1, 2, 0).numpy() + 1) / 2 * 255, done, atol=1e-3)
+    grey = OpenCVNonLocalMeans(search=7, patch=3, strength=4)(x[:, :1])
+    for row, image in enumerate(x[:, 0].numpy()):
+        done = cv2.fastNlMeansDenoising(np.rint(image * 255).astype(np.uint8), None, 4, 3, 7)
+        np.testing.assert_allclose(grey[row, 0].numpy() * 255, done, atol=1e-3)
+    assert OpenCVNonLocalMeans()(x[:0]).shape == (0, 3, 16, 12)
+
+
+def test_lab_is_that_of_opencv() -> None:
+    cv2 = pytest.importorskip("cv2")
+    pixels = np.random.default_rng(0).random((40, 40, 3)).astype(np.float32)
+    pixels[:5] *= 0.02
+    # Of floating point numbers OpenCV gives lightness in [0, 100], and colours that are not shifted.
+    expected = cv2.cvtColor(pixels, cv2.COLOR_LBGR2Lab) * np.array([2.55, 1, 1]) + np.array([0, 128, 128])
+    levels = 255 * torch.tensor(pixels).permute(2, 0, 1)[None].double()
+    found = to_lab(levels)
+    np.testing.assert_allclose(found[0].permute(1, 2, 0).numpy(), expected, atol=0.03)
+    torch.testing.assert_close(from_lab(found), levels, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("squeezer", [Median(size=2), Median(size=3), NonLocalMeans(search=3, patch=3, strength=9)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gradients_of_squeezers_are_those_of_finite_differences(squeezer: Squeezer, channels: int) -> None:
+    x = 0.1 + 0.8 * torch.rand(1, channels, 5, 5, generator=torch.Generator().manual_seed(0)).double() / 4
+    assert torch.autograd.gradcheck(squeezer, (x.requires_grad_(),), eps=1e-7, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_scores_are_those_of_the_formula(channels: int) -> None:
+    classifier, x = network(channels), images(9, channels, 8, 8)
+    x[:4] = (x[:4] * 3).round() / 3
+    own = [("bit_depth", {"bits": 2}), ("median", {"size": 3}), lambda x: x * 0.9]
+    detector = FeatureSqueezingDetector(classifier, squeezers=own)
+    weights = [p.detach().double().numpy() for p in classifier.parameters()]
+
+    def probabilities(image: np.ndarray) -> np.ndarray:
+        hidden = np.tanh(weights[0] @ image.ravel() + weights[1])
+        return softmax(weights[2] @ hidden + weights[3])
+
+    winners = set()
+    for image, score in zip(x.numpy(), detector.score(x).tolist(), strict=True):
+        squeezed = [np.rint(image * np.float32(3)) / 3, scipy.ndimage.median_filter(image, size=(1, 3, 3)), image * 0.9]
+        distances = [np.abs(probabilities(image) - probabilities(each)).sum() for each in squeezed]
+        winners.add(int(np.argmax(distances)))
+        assert score == pytest.approx(max(distances), abs=1e-5)
+        assert 0 <= score <= 2
+    assert len(winners) > 1
+
+
+def test_scores_reach_both_ends() -> None:
+    class Step(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            top = 1e4 * (x.flatten(1).amax(1) - 0.5)
+            return torch.stack([top, -top], 1)
+
+    x = torch.tensor([0.9, 0.1]).view(2, 1, 1, 1)
+    detector = FeatureSqueezingDetector(Step().eval(), squeezers=[lambda x: x * 0.5])
+    assert detector.score(x).tolist() == [2, 0]
+
+
+def test_published_choices() -> None:
+    assert PRESETS["mnist"] == (("bit_depth", {"bits": 1}), ("median", {"size": 2}))
+    pytest.importorskip("cv2")
+    classifier, x = network(3, 16), images(5, 3, 16, 16)
+    found = FeatureSqueezingDetector(classifier, squeezers="cifar10").score(x)
+    squeezers = [BitDepth(bits=5), Median(size=2), OpenCVNonLocalMeans(search=13, patch=3, strength=2)]
+    before = classifier(x).softmax(1)
+    expected = [(before - classifier(squeezer(x)).softmax(1)).abs().sum(1) for squeezer in squeezers]
+    torch.testing.assert_close(found, torch.stack(expected).amax(0))
+
+
+def test_squeezed_inputs_go_through_in_one_pass() -> None:
+    classifier, x = network(), images(6, 1, 8, 8)
+    sizes = []
+    classifier.register_forward_hook(lambda _module, args, _out: sizes.append(len(args[0])))
+    whole = FeatureSqueezingDetector(classifier, squeezers="mnist").score(x)
+    assert sizes == [6, 12]
+    parts = FeatureSqueezingDetector(classifier, squeezers="mnist", batch_size=5).score(x)
+    assert sizes[2:] == [6, 5, 5, 2]
+    torch.testing.assert_close(parts, whole)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 9), st.integers(0, 9))
+def test_scores_do_not_depend_on_batches(cut: int, count: int) -> None:
+    squeezers = [*PRESETS["mnist"], ("non_local_means", {"search": 5})]
+    detector, x = FeatureSqueezingDetector(network(), squeezers=squeezers), images(9, 1, 8, 8)[:count]
+    pieces = [detector.score(part) for part in torch.split(x, cut)]
+    torch.testing.assert_close(torch.cat(pieces), detector.score(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0)])
+def test_bounds_make_no_difference(bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    squeezers = [("bit_depth", {"bits": 2}), ("median", {}), ("non_local_means", {"search": 3})]
+    x = images(6, 3, 8, 8)
+    for named in squeezers:
+        plain = FeatureSqueezingDetector(network(3), squeezers=[named])
+
+        class Rescaled(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = network(3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.inner((x - low) / (high - low))
+
+        scaled = FeatureSqueezingDetector(Rescaled().eval(), squeezers=[named], bounds=bounds)
+        torch.testing.assert_close(scaled.score(low + (high - low) * x), plain.score(x), rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    classifier = network().double()
+    x = images(2, 1, 8, 8).double() * 0.9 + 0.013 * torch.rand(2, 1, 8, 8).double()
+    x.requires_grad_()
+    squeezers = [("bit_depth", {"bits": 2}), ("median", {"size": 2}), ("non_local_means", {"search": 3})]
+    detector = FeatureSqueezingDetector(classifier, squeezers=squeezers, straight_through=False).double()
+    assert torch.autograd.gradcheck(detector.score, (x,), eps=1e-7, atol=1e-5)
+    assert detector.differentiable
+    assert not detector.random
+
+
+@pytest.mark.parametrize("named", [("bit_depth", {"bits": 1}), ("opencv_non_local_means", {})])
+def test_rounding_is_passed_straight_through(named) -> None:
+    if named[0] != "bit_depth":
+        pytest.importorskip("cv2")
+    classifier, x = network(), images(4, 1, 8, 8)
+    made = {
+        straight: FeatureSqueezingDetector(classifier, squeezers=[named], straight_through=straight)
+        for straight in (True, False)
+    }
+    assert torch.equal(made[True].score(x), made[False].score(x))
+    gradients = {}
+    for straight, detector in made.items():
+        moved = x.clone().requires_grad_()
+        (gradients[straight],) = torch.autograd.grad(detector.score(moved).sum(), moved)
+    before, after = x.clone().requires_grad_(), detector.squeezers[0](x).requires_grad_()
+    distance = (classifier(before).softmax(1) - classifier(after).softmax(1)).abs().sum()
+    first, second = torch.autograd.grad(distance, [before, after])
+    torch.testing.assert_close(gradients[False], first)
+    torch.testing.assert_close(gradients[True], first + second)
+    assert float(second.abs().max()) > 1e-3
+
+
+def test_squeezers_of_ones_own() -> None:
+    class Shaky(nn.Module):
+        random = True
+        differentiable = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("level", torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.level * torch.rand(())
+
+    classifier, x = network(), images(3, 1, 8, 8)
+    with pytest.raises(InvalidArgumentError, match="squeezers: got Shaky in train mode"):
+        FeatureSqueezingDetector(classifier, squeezers=[Shaky()])
+    detector = FeatureSqueezingDetector(classifier, squeezers=[Shaky().eval(), Median(size=2)])
+    assert detector.random
+    assert not torch.equal(detector.score(x), detector.score(x))
+    assert detector.double().squeezers[0].level.dtype == torch.float64
+    with pytest.raises(ModelError, match=r"no file can hold your squeezers \(Shaky\(\)\)"):
+        detector.save("nowhere")
+    for wrong in (lambda x: x[:1], lambda x: x.double().numpy(), lambda x: x.half()):
+        with pytest.raises(ModelError, match=r"squeezer .* returned .* expected torch\.float32 \(3, 1, 8, 8\)"):
+            FeatureSqueezingDetector(network(), squeezers=[wrong]).score(x)
+
+
+def test_it_tells_adversarial_digits_apart() -> None:
+    classifier = digits_network()
+    x, labels = load_dataset("digits").take(range(400))
+    adversarial = x.clone()
+    # Just over the boundary, as minimum-norm attacks stop: squeezing undoes such changes.
+    for _ in range(40):
+        adversarial.requires_grad_()
+        logits = classifier(adversarial)
+        left = (logits.argmax(1) == labels).view(-1, 1, 1, 1)
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(logits, labels, reduction="sum"), adversarial)
+        adversarial = (adversarial.detach() + 0.01 * left * gradient.sign()).clamp(0, 1)
+    fooled = classifier(adversarial).argmax(1) != labels
+    assert int(fooled.sum()) > 200
+    detector = FeatureSqueezingDetector(classifier, squeezers=[("bit_depth", {"bits": 2})])
+    found = detector.calibrate(x[:200], false_positive_rate=0.1)
+    assert found.achieved == pytest.approx(0.1)
+    assert float(detector.decide(x[200:]).float().mean()) < 0.2
+    with torch.no_grad():
+        clean, bad = detector.score(x), detector.score(adversarial[fooled])
+    assert roc_auc_score([0] * len(clean) + [1] * len(bad), torch.cat([clean, bad])) > 0.8
+
+
+def test_saving_and_loading(tmp_path) -> None:
+    classifier, x = network(), images(40, 1, 8, 8) * 2 - 1
+    squeezers = [BitDepth(bits=3), ("median", {"size": 3}), ["non_local_means", {"search": 3, "strength": 3.5}]]
+    detector = FeatureSqueezingDetector(classifier, squeezers=squeezers, bounds=(-1, 1), straight_through=False)
+    detector.calibrate(x)
+    detector.save(tmp_path / "squeezing.safetensors")
+    again = FeatureSqueezingDetector.load(tmp_path / "squeezing.safetensors", classifier)
+    assert again.settings == detector.settings
+    assert again.settings["squeezers"] == [
+        ["bit_depth", {"bits": 3, "bounds": [0, 1]}],
+        ["median", {"size": 3, "bounds": [-1, 1]}],
+        ["non_local_means", {"search": 3, "patch": 3, "strength": 3.5, "bounds": [-1, 1]}],
+    ]
+    assert torch.equal(again.score(x), detector.score(x))
+    assert torch.equal(again.threshold, detector.threshold)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"squeezers": "svhn"}, "squeezers: got 'svhn', expected one of 'mnist', 'cifar10'"),
+        ({"squeezers": []}, r"squeezers: got \[\]"),
+        ({"squeezers": [("blur", {})]}, "squeezers: got 'blur', expected one of 'bit_depth'"),
+        ({"squeezers": [("bit_depth", {"depth": 1})]}, "squeezers: got .* settings of bit_depth"),
+        ({"squeezers": [("bit_depth", {"bits": 0})]}, "bits: got 0"),
+        ({"squeezers": [("median", {"size": 1})]}, "size: got 1"),
+        ({"squeezers": [("non_local_means", {"search": 4})]}, "search: got 4, expected an odd integer"),
+        ({"squeezers": [("non_local_means", {"patch": 2})]}, "patch: got 2"),
+        ({"squeezers": [("opencv_non_local_means", {"strength": 0})]}, "strength: got 0"),
+        ({"squeezers": ["median"]}, "squeezers: got median, expected a pair"),
+        ({"squeezers": [Median]}, "squeezers: got .* expected a pair"),
+        ({"bounds": (1, 1)}, "bounds: got"),
+        ({"batch_size": 0}, "batch_size: got 0"),
+    ],
+)
+def test_settings_are_checked(given, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        FeatureSqueezingDetector(network(), **{"squeezers": "mnist", **given})
+
+
+def test_inputs_that_are_no_images_are_refused(monkeypatch) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"inputs: got shape \(2, 9\), expected images"):
+        Median()(torch.zeros(2, 9))
+    for shape in ((2, 2, 9, 9), (2, 1, 7, 9), (2, 9)):
+        with pytest.raises(InvalidArgumentError, match=r"one or three channels, with H and W above 7"):
+            NonLocalMeans()(torch.zeros(shape))
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(MissingDependencyError, match="needs OpenCV: pip install opencv-python-headless"):
+        OpenCVNonLocalMeans()(images(1, 3, 9, 9))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_it_runs_where_the_classifier_is() -> None:
+    squeezers = [*PRESETS["mnist"], ("non_local_means", {"search": 3})]
+    detector = FeatureSqueezingDetector(network().cuda(), squeezers=squeezers)
+    x = images(3, 1, 8, 8)
+    scores = detector.score(x.cuda())
+    assert scores.device.type == "cuda"
+    expected = FeatureSqueezingDetector(network(), squeezers=squeezers).score(x)
+    torch.testing.assert_close(scores.cpu(), expected, rtol=1e-3, atol=1e-4)

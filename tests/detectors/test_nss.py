@@ -1,0 +1,375 @@
+"""Natural scene statistics: coefficients, their distributions, the support vector machine on them."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.special import gamma
+from scipy.stats import gennorm
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.metrics import roc_auc_score
+from sklearn.svm import SVC
+from torch import Tensor, nn
+
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors.aggd import HIGHEST_SHAPE, LOWEST_SHAPE, fit_aggd
+from robust_ext.detectors.naturalness import contrast_of, grey_of, natural_features
+from robust_ext.detectors.nss import NSSDetector
+from robust_ext.errors import InvalidArgumentError, MissingDependencyError, ModelError
+
+
+def images(count: int, *shape: int, seed: int = 0) -> Tensor:
+    """Smooth images with a little noise, in [0, 1]."""
+    generator = np.random.default_rng(seed)
+    rough = generator.random((count, *shape))
+    smooth = scipy.ndimage.gaussian_filter(rough, (0, 0, 1.5, 1.5))
+    return torch.tensor((0.2 + 0.6 * smooth + 0.1 * rough).clip(0, 1), dtype=torch.float32)
+
+
+def network(channels: int = 1, side: int = 8, classes: int = 3) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, classes)).eval()
+
+
+def fitted(classifier: nn.Module, **given) -> NSSDetector:
+    detector = NSSDetector(classifier, **given)
+    low, high = detector.bounds
+    clean, noise = images(60, 1, 8, 8), torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    bad = (images(50, 1, 8, 8, seed=2) + 0.3 * (noise - 0.5)).clamp(0, 1)
+    detector.fit(low + (high - low) * clean, low + (high - low) * bad)
+    return detector
+
+
+def drawn(shape: float, left: float, right: float, count: int = 400_000) -> np.ndarray:
+    """Values of an asymmetric generalised Gaussian distribution with these scales."""
+    generator = np.random.default_rng(3)
+    sizes = np.abs(gennorm.rvs(shape, size=count, random_state=generator))
+    return np.where(generator.random(count) < left / (left + right), -left * sizes, right * sizes)
+
+
+def ratio(shape: float) -> float:
+    return gamma(2 / shape) ** 2 / gamma(1 / shape) / gamma(3 / shape)
+
+
+def fit_by_hand(values: np.ndarray) -> list[float]:
+    """Shape, mean, left and right variance, by the published formulas."""
+    left, right = values[values < 0], values[values >= 0]
+    s_l, s_r = math.sqrt((left**2).mean()), math.sqrt((right**2).mean())
+    g = s_l / s_r
+    wanted = np.abs(values).mean() ** 2 / (values**2).mean() * (g**3 + 1) * (g + 1) / (g**2 + 1) ** 2
+    if wanted >= ratio(HIGHEST_SHAPE):
+        shape = HIGHEST_SHAPE
+    elif wanted <= ratio(LOWEST_SHAPE):
+        shape = LOWEST_SHAPE
+    else:
+        shape = brentq(lambda a: ratio(a) - wanted, LOWEST_SHAPE, HIGHEST_SHAPE, xtol=1e-12)
+    mean = (s_r - s_l) * math.sqrt(gamma(1 / shape) / gamma(3 / shape)) * gamma(2 / shape) / gamma(1 / shape)
+    return [shape, mean, s_l**2, s_r**2]
+
+
+def contrast_by_hand(grey: np.ndarray) -> np.ndarray:
+    """Pixel by pixel."""
+    height, width = grey.shape
+    weights = np.array([[math.exp(-(i**2 + j**2) / (2 * (7 / 6) ** 2)) for j in range(-3, 4)] for i in range(-3, 4)])
+    weights /= weights.sum()
+    field = np.empty_like(grey)
+    for row in range(height):
+        for column in range(width):
+            mean = square = 0.0
+            for i in range(-3, 4):
+                for j in range(-3, 4):
+                    if 0 <= row + i < height and 0 <= column + j < width:
+                        mean += weights[i + 3, j + 3] * grey[row + i, column + j]
+                        square += weights[i + 3, j + 3] * grey[row + i, column + j] ** 2
+            field[row, column] = (grey[row, column] - mean) / (math.sqrt(abs(mean**2 - square)) + 1 / 255)
+    return field
+
+
+def features_by_hand(image: np.ndarray) -> list[float]:
+    grey = image[0] if len(image) == 1 else 0.2125 * image[0] + 0.7154 * image[1] + 0.0721 * image[2]
+    field = contrast_by_hand(grey.astype(np.float64))
+    shape, _, left, right = fit_by_hand(field.ravel())
+    features = [shape, (left + right) / 2]
+    height, width = field.shape
+    for down, across in ((0, 1), (1, 0), (1, 1), (1, -1)):
+        products = [
+            field[row, column] * field[row + down, column + across]
+            for row in range(height - down)
+            for column in range(width)
+            if 0 <= column + across < width
+        ]
+        features += fit_by_hand(np.array(products))
+    return features
+
+
+@pytest.mark.parametrize("shape", [0.4, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize(("left", "right"), [(1.0, 1.0), (0.3, 1.2), (2.0, 0.1)])
+def test_parameters_of_a_known_distribution_are_found(shape: float, left: float, right: float) -> None:
+    found = fit_aggd(torch.tensor(drawn(shape, left, right))[None])
+    spread = gamma(3 / shape) / gamma(1 / shape)
+    assert found.shape.item() == pytest.approx(shape, rel=0.05)
+    assert found.left.item() == pytest.approx(left**2 * spread, rel=0.06)
+    assert found.right.item() == pytest.approx(right**2 * spread, rel=0.06)
+    mean = (right - left) * gamma(2 / shape) / gamma(1 / shape)
+    assert found.mean.item() == pytest.approx(mean, rel=0.05, abs=0.02 * math.sqrt(spread))
+    # The mean of the distribution itself.
+    assert drawn(shape, left, right).mean() == pytest.approx(mean, rel=0.1, abs=0.03 * math.sqrt(spread))
+
+
+@pytest.mark.parametrize("shape", [0.8, 1.5, 3.0])
+def test_shapes_agree_with_the_likelihood(shape: float) -> None:
+    values = gennorm.rvs(shape, scale=0.7, size=20_000, random_state=np.random.default_rng(0))
+    likely, _, scale = gennorm.fit(values, floc=0)
+    found = fit_aggd(torch.tensor(values)[None])
+    assert found.shape.item() == pytest.approx(likely, rel=0.06)
+    variance = gennorm.var(likely, scale=scale)
+    assert (found.left + found.right).item() / 2 == pytest.approx(variance, rel=0.03)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(2, 60), st.integers(0, 10_000), st.floats(0.2, 6))
+def test_moments_are_matched(count: int, seed: int, power: float) -> None:
+    generator = np.random.default_rng(seed)
+    values = generator.normal(size=(3, count)) + 0.1
+    values = np.sign(values) * np.abs(values) ** power
+    values[:, 0], values[:, 1] = -0.3, 0.4
+    found = fit_aggd(torch.tensor(values))
+    for row, mine in enumerate(zip(found.shape, found.mean, found.left, found.right, strict=True)):
+        np.testing.assert_allclose(torch.stack(mine).numpy(), fit_by_hand(values[row]), rtol=1e-6, atol=1e-9)
+
+
+def test_rows_without_a_solution_get_the_nearest() -> None:
+    ends = [[0.0] * 6, [2.0] * 6, [-2.0] * 6, [1.0, -1.0] * 3, [0.0] * 5 + [1.0], [-1e-200, 0, 0, 0, 0, 1e-200]]
+    values = torch.tensor(ends, dtype=torch.float64, requires_grad=True)
+    found = fit_aggd(values)
+    # One size only has a ratio of 1, more than any of these distributions.
+    assert found.shape[1:4].tolist() == pytest.approx([HIGHEST_SHAPE] * 3)
+    assert found.shape[0].item() == pytest.approx(LOWEST_SHAPE)
+    assert found.shape[4].item() == pytest.approx(brentq(lambda a: ratio(a) - 1 / 6, 0.1, 10))
+    assert found.left.tolist() == pytest.approx([0, 0, 4, 1, 0, 0])
+    assert found.right.tolist() == pytest.approx([0, 4, 0, 1, 1 / 6, 0])
+    assert found.mean[[0, 3]].tolist() == [0, 0]
+    (gradient,) = torch.autograd.grad(sum(part.sum() for part in vars(found).values()), values)
+    assert bool(torch.isfinite(gradient).all())
+
+
+def test_gradients_of_fits_are_those_of_finite_differences() -> None:
+    values = torch.tensor(drawn(1.3, 0.5, 1.0, 90).reshape(3, 30), requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v: tuple(vars(fit_aggd(v)).values()), (values,))
+
+
+@pytest.mark.parametrize(("height", "width"), [(2, 2), (3, 9), (7, 7), (11, 8)])
+def test_contrast_is_that_of_the_formula(height: int, width: int) -> None:
+    grey = images(3, 1, height, width)[:, 0].double()
+    found = contrast_of(grey).numpy()
+    for row, image in enumerate(grey.numpy()):
+        np.testing.assert_allclose(found[row], contrast_by_hand(image), rtol=1e-6, atol=1e-9)
+
+
+def test_contrast_agrees_with_scipy() -> None:
+    grey = images(1, 1, 40, 33)[0, 0].double()
+    impulse = np.zeros((7, 7))
+    impulse[3, 3] = 1
+    window = scipy.ndimage.gaussian_filter(impulse, 7 / 6, mode="constant", radius=3)
+    mean = scipy.ndimage.correlate(grey.numpy(), window, mode="constant")
+    square = scipy.ndimage.correlate(grey.numpy() ** 2, window, mode="constant")
+    expected = (grey.numpy() - mean) / (np.sqrt(np.abs(mean**2 - square)) + 1 / 255)
+    np.testing.assert_allclose(contrast_of(grey[None])[0].numpy(), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (1, 5, 9), (3, 13, 7)])
+def test_features_are_those_of_the_formula(shape: tuple[int, ...]) -> None:
+    x = images(4, *shape)
+    found = natural_features(x)
+    assert found.shape == (4, 18)
+    assert found.dtype == torch.float64
+    for row, image in enumerate(x.double().numpy()):
+        np.testing.assert_allclose(found[row].numpy(), features_by_hand(image), rtol=1e-5, atol=1e-8)
+
+
+def test_grey_is_luminance() -> None:
+    x = images(2, 3, 4, 5)
+    expected = 0.2125 * x[:, 0].double() + 0.7154 * x[:, 1].double() + 0.0721 * x[:, 2].double()
+    torch.testing.assert_close(grey_of(x), expected)
+    assert torch.equal(grey_of(x[:, :1]), x[:, 0].double())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("level", [0.0, 1 / 255, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("side", [2, 8, 21])
+def test_flat_images_have_features_and_gradients(channels: int, level: float, side: int) -> None:
+    x = torch.full((2, channels, side, side), level)
+    half = x.clone()
+    half[..., : side // 2] = 1
+    x = torch.cat([x, half]).requires_grad_()
+    found = natural_features(x)
+    assert bool(torch.isfinite(found).all())
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert bool(torch.isfinite(gradient).all())
+
+
+def test_rounding_does_not_decide_the_side_of_flat_regions() -> None:
+    field = contrast_of(torch.full((1, 21, 21), 0.7, dtype=torch.float64))
+    assert not bool(field[:, 3:-3, 3:-3].any())
+    assert bool((field[:, 0] > 1e-3).all())
+
+
+def test_scores_are_those_of_the_machine() -> None:
+    clean, bad, x = images(40, 1, 8, 8), images(30, 1, 8, 8, seed=5).sqrt(), images(20, 1, 8, 8, seed=6) ** 0.7
+    detector = NSSDetector(network())
+    detector.fit(clean, bad)
+    rows = np.array([features_by_hand(image) for image in torch.cat([clean, bad]).double().numpy()])
+    low, high = rows.min(0), rows.max(0)
+    scaled = -1 + 2 * (rows - low) / (high - low)
+    machine = SVC(C=10, kernel="sigmoid", gamma=0.01).fit(scaled, [0] * 40 + [1] * 30)
+    asked = np.array([features_by_hand(image) for image in x.double().numpy()])
+    expected = machine.decision_function(-1 + 2 * (asked - low) / (high - low))
+    np.testing.assert_allclose(detector.score(x).numpy(), expected, rtol=1e-4, atol=1e-4)
+    assert detector.score(x).dtype == torch.float32
+
+
+def test_probabilities_are_those_of_the_calibrated_machine() -> None:
+    clean, bad, x = images(40, 1, 8, 8), images(30, 1, 8, 8, seed=5).sqrt(), images(20, 1, 8, 8, seed=6) ** 0.7
+    detector, plain = NSSDetector(network(), output="probability"), NSSDetector(network())
+    for each in (detector, plain):
+        each.fit(clean, bad)
+    rows = detector.features(torch.cat([clean, bad])).numpy()
+    low, high = rows.min(0), rows.max(0)
+    machine = CalibratedClassifierCV(SVC(C=10, kernel="sigmoid", gamma=0.01), ensemble=False, cv=5)
+    machine.fit(-1 + 2 * (rows - low) / (high - low), [0] * 40 + [1] * 30)
+    expected = machine.predict_proba(-1 + 2 * (detector.features(x).numpy() - low) / (high - low))[:, 1]
+    np.testing.assert_allclose(detector.score(x).numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(detector.score(x).argsort(), plain.score(x).argsort())
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0)])
+def test_bounds_make_no_difference(bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    x = images(9, 1, 8, 8, seed=8)
+    plain, scaled = fitted(network()), fitted(network(), bounds=bounds)
+    torch.testing.assert_close(scaled.score(low + (high - low) * x), plain.score(x), rtol=1e-3, atol=1e-3)
+    with pytest.raises(InvalidArgumentError, match="clean: got values in"):
+        scaled.fit(torch.full((3, 1, 8, 8), high + 1), x)
+
+
+@pytest.mark.parametrize("output", ["decision", "probability"])
+def test_gradients_are_those_of_finite_differences(output: str) -> None:
+    detector = fitted(network(), output=output).double()
+    x = images(1, 1, 8, 8, seed=9).double().requires_grad_()
+    assert torch.autograd.gradcheck(detector.score, (x,), eps=1e-7, atol=1e-5, rtol=1e-3)
+    assert detector.differentiable
+    assert not detector.random
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 9), st.integers(0, 9))
+def test_scores_do_not_depend_on_batches(cut: int, count: int) -> None:
+    detector, x = fitted(network()), images(9, 1, 8, 8)[:count]
+    x = torch.cat([x, x.round()])
+    pieces = [detector.score(part) for part in torch.split(x, cut)]
+    torch.testing.assert_close(torch.cat(pieces), detector.score(x), rtol=0, atol=1e-6)
+
+
+def test_fits_do_not_depend_on_batches_and_leave_no_trace() -> None:
+    classifier = network()
+    before = [p.clone() for p in classifier.parameters()]
+    state = torch.get_rng_state()
+    detectors = [NSSDetector(classifier, output="probability") for _ in range(2)]
+    for detector, size in zip(detectors, (7, 256), strict=True):
+        detector.fit(images(40, 1, 8, 8), images(30, 1, 8, 8).sqrt(), batch_size=size)
+    x = images(9, 1, 8, 8, seed=4)
+    torch.testing.assert_close(detectors[0].score(x), detectors[1].score(x))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(before, classifier.parameters(), strict=True))
+
+
+def test_it_tells_adversarial_digits_apart() -> None:
+    classifier = digits_network()
+
+    def attacked(x: Tensor, labels: Tensor) -> Tensor:
+        moved = x.clone()
+        for _ in range(10):
+            moved.requires_grad_()
+            loss = nn.functional.cross_entropy(classifier(moved), labels, reduction="sum")
+            (gradient,) = torch.autograd.grad(loss, moved)
+            moved = moved.detach() + 0.04 * gradient.sign()
+            moved = (x + (moved - x).clamp(-0.15, 0.15)).clamp(0, 1)
+        return moved
+
+    train, train_labels = load_dataset("digits", split="train").take(range(600))
+    x, labels = load_dataset("digits").take(range(400))
+    detector = NSSDetector(classifier)
+    detector.fit(train, attacked(train, train_labels))
+    found = detector.calibrate(x[:200], false_positive_rate=0.1)
+    assert found.achieved == pytest.approx(0.1)
+    assert float(detector.decide(x[200:]).float().mean()) < 0.25
+    adversarial = attacked(x, labels)
+    with torch.no_grad():
+        clean, bad = detector.score(x), detector.score(adversarial)
+    assert roc_auc_score([0] * len(clean) + [1] * len(bad), torch.cat([clean, bad])) > 0.9
+
+
+@pytest.mark.parametrize("output", ["decision", "probability"])
+def test_saving_and_loading(tmp_path, output: str) -> None:
+    classifier, x = network(), images(40, 1, 8, 8, seed=7) * 2 - 1
+    detector = fitted(classifier, bounds=(-1, 1), output=output, penalty=5, gamma=0.02)
+    detector.calibrate(x)
+    detector.save(tmp_path / "nss.safetensors")
+    again = NSSDetector.load(tmp_path / "nss.safetensors", classifier)
+    assert again.settings == {"bounds": [-1, 1], "output": output, "penalty": 5, "gamma": 0.02}
+    assert torch.equal(again.score(x), detector.score(x))
+    assert torch.equal(again.threshold, detector.threshold)
+    assert not NSSDetector(classifier, penalty=5).vectors.numel()
+
+
+def test_what_cannot_be_fitted_is_said(monkeypatch) -> None:
+    detector = NSSDetector(network())
+    x = images(4, 1, 8, 8)
+    with pytest.raises(ModelError, match="is not fitted; call fit"):
+        detector.score(x)
+    with pytest.raises(InvalidArgumentError, match="clean: got 0 inputs, expected at least 1 clean inputs"):
+        detector.fit(x[:0], x)
+    with pytest.raises(InvalidArgumentError, match="adversarial: got 4 inputs, expected at least 5"):
+        NSSDetector(network(), output="probability").fit(images(5, 1, 8, 8), x)
+    with pytest.raises(InvalidArgumentError, match="batch_size: got 0"):
+        detector.fit(x, x, batch_size=0)
+    for shape in ((4, 2, 8, 8), (4, 64), (4, 1, 1, 9)):
+        with pytest.raises(InvalidArgumentError, match=r"inputs: got shape .* one or three channels"):
+            detector.fit(torch.zeros(shape), x)
+    monkeypatch.setitem(sys.modules, "sklearn.svm", None)
+    with pytest.raises(MissingDependencyError, match="needs scikit-learn: pip install"):
+        detector.fit(x, x)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"bounds": 1}, "bounds: got 1, expected a pair"),
+        ({"bounds": (1, 0)}, "bounds: got .* first number is below"),
+        ({"output": "logit"}, "output: got 'logit'"),
+        ({"penalty": 0}, "penalty: got 0"),
+        ({"gamma": -1}, "gamma: got -1"),
+    ],
+)
+def test_settings_are_checked(given, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        NSSDetector(network(), **given)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_it_runs_where_the_classifier_is() -> None:
+    x = images(9, 1, 8, 8, seed=4)
+    there = fitted(network().cuda())
+    scores = there.score(x.cuda())
+    assert scores.device.type == "cuda"
+    torch.testing.assert_close(scores.cpu(), fitted(network()).score(x), rtol=1e-4, atol=1e-4)
