@@ -4,6 +4,9 @@ from robust_ext.detectors.base import Calibration as Calibration
 from robust_ext.detectors.base import Detector as Detector
 from robust_ext.detectors.dla import DLADetector as DLADetector
 from robust_ext.detectors.feature_squeezing import FeatureSqueezingDetector as FeatureSqueezingDetector
+from robust_ext.detectors.kd_bu import KDBUDetector as KDBUDetector
+from robust_ext.detectors.lid import LIDDetector as LIDDetector
+from robust_ext.detectors.magnet import MagNetDetector as MagNetDetector
 from robust_ext.detectors.ml_loo import MLLOODetector as MLLOODetector
 from robust_ext.detectors.non_local_means import NonLocalMeans as NonLocalMeans
 from robust_ext.detectors.non_local_means import OpenCVNonLocalMeans as OpenCVNonLocalMeans

@@ -1,0 +1,120 @@
+"""Small convolutional autoencoders, trained to remove noise (Meng & Chen 2017, table 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.detectors.scaling import from_unit, to_unit
+from robust_ext.errors import InvalidArgumentError
+
+POOL = "average"
+
+
+class Autoencoder(nn.Module):
+    """Sigmoid convolutions of 3x3, given by their encoder.
+
+    The decoder mirrors the encoder, with upsampling where that pools, and ends in a convolution to the channels of the
+    image. ``[3, "average", 3]`` is thus convolution, pooling, convolution; convolution, upsampling, convolution; and
+    the last convolution. An odd row or column is pooled alone, as the authors' library does.
+
+    Args:
+        structure: The encoder: numbers of filters, and ``"average"`` for a pooling of 2x2.
+        channels: Of the images.
+        bounds: Of the images.
+
+    Raises:
+        InvalidArgumentError: The structure has other entries.
+    """
+
+    def __init__(self, structure: Sequence[int | str], *, channels: int, bounds: tuple[float, float]) -> None:
+        super().__init__()
+        self.structure = check_structure(structure)
+        self.bounds = bounds
+        self.convolutions = nn.ModuleList()
+        width = channels
+        for step in (*self.structure, *reversed(self.structure), channels):
+            if isinstance(step, int):
+                self.convolutions.append(nn.Conv2d(width, step, 3, padding=1))
+                width = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reconstructions of images ``(N, C, H, W)``, in the bounds."""
+        return from_unit(self.activities(x)[-1], self.bounds)
+
+    def activities(self, x: Tensor) -> list[Tensor]:
+        """Outputs of all convolutions, the last of which is the reconstruction in [0, 1]."""
+        values = to_unit(x, self.bounds)
+        found: list[Tensor] = []
+        sizes: list[tuple[int, int]] = []
+        convolutions = iter(self.convolutions)
+        for step in self.structure:
+            if isinstance(step, int):
+                found.append(values := next(convolutions)(values).sigmoid())
+            else:
+                sizes.append((values.shape[2], values.shape[3]))
+                values = nn.functional.avg_pool2d(values, 2, ceil_mode=True)
+        for step in reversed(self.structure):
+            if isinstance(step, int):
+                found.append(values := next(convolutions)(values).sigmoid())
+            else:
+                height, width = sizes.pop()
+                values = nn.functional.interpolate(values, scale_factor=2.0, mode="nearest")[..., :height, :width]
+        found.append(next(convolutions)(values).sigmoid())
+        return found
+
+
+def check_structure(structure: object) -> tuple[int | str, ...]:
+    """Return an encoder as a tuple of numbers of filters and ``"average"``."""
+    steps = tuple(structure) if isinstance(structure, (list, tuple)) else ()
+    right = [step == POOL if isinstance(step, str) else type(step) is int and step > 0 for step in steps]
+    if not steps or not all(right):
+        raise InvalidArgumentError("structures", structure, f"numbers of filters and {POOL!r}, as in [3, {POOL!r}, 3]")
+    return steps
+
+
+def train_autoencoder(
+    autoencoder: Autoencoder,
+    inputs: Tensor,
+    *,
+    noise: float,
+    epochs: int,
+    batch_size: int = 256,
+    learning_rate: float = 1e-3,
+    activity: float = 1e-9,
+) -> list[float]:
+    """Train by Adam to reconstruct images from noisy ones, with torch's global generator.
+
+    The loss, in units of [0, 1], is the mean squared error plus ``activity`` times the summed squares of all outputs of
+    convolutions, averaged over images. Noise is drawn anew in each epoch; the authors draw it once.
+
+    Args:
+        autoencoder: It is changed.
+        inputs: Clean images in its bounds ``(N, C, H, W)``, on its device.
+        noise: Standard deviation of the Gaussian noise, in units of [0, 1]; noisy images are clipped to the bounds.
+        epochs: Passes over the data.
+        batch_size: Images in a step.
+        learning_rate: Of Adam.
+        activity: Weight of the penalty.
+
+    Returns:
+        The mean squared error of each epoch, on noisy images.
+    """
+    optimizer = torch.optim.Adam(autoencoder.parameters(), lr=learning_rate)
+    errors = []
+    for _ in range(epochs):
+        total = 0.0
+        for rows in torch.split(torch.randperm(len(inputs)).to(inputs.device), batch_size):
+            clean = to_unit(inputs[rows], autoencoder.bounds)
+            noisy = (clean + noise * torch.randn_like(clean)).clamp(0, 1)
+            outputs = autoencoder.activities(from_unit(noisy, autoencoder.bounds))
+            error = nn.functional.mse_loss(outputs[-1], clean)
+            penalty = torch.stack([output.square().sum() for output in outputs]).sum() / len(rows)
+            optimizer.zero_grad()
+            torch.autograd.backward(error + activity * penalty)
+            optimizer.step()
+            total += float(error.detach()) * len(rows)
+        errors.append(total / len(inputs))
+    return errors

@@ -1,0 +1,62 @@
+"""Monte-Carlo dropout: how much the predictions of a network vary when its dropout stays on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def dropout_layers(network: nn.Module) -> list[nn.Module]:
+    """The dropout modules of a network that drop anything; dropout within other modules or functions is not seen."""
+    return [part for part in network.modules() if isinstance(part, _DROPOUTS) and part.p > 0]
+
+
+@contextmanager
+def dropping(network: nn.Module) -> Iterator[None]:
+    """Switch dropout modules, and nothing else, to train mode, and back to what they were."""
+    before = [(part, part.training) for part in dropout_layers(network)]
+    try:
+        for part, _ in before:
+            part.training = True
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
+
+
+def dropout_variance(network: nn.Module, x: Tensor, *, passes: int) -> Tensor:
+    """Variance of the predicted probabilities over passes with dropout, averaged over classes; with gradients.
+
+    Masks come from torch's global generator. Inputs are treated one after the other, so under one seed the result does
+    not depend on how a data set is cut into batches. Where gradients need several inputs, each is repeated on the way
+    back with the same masks, so that memory stays that of one.
+
+    Args:
+        network: From inputs to logits ``(N, K)``.
+        x: ``(N, ...)``.
+        passes: At least 2; all passes of an input are one batch.
+
+    Returns:
+        ``(N,)``, at least 0; exactly 0 for a network without dropout modules.
+    """
+    if not len(x) or not dropout_layers(network):
+        return x.new_zeros(len(x))
+    several = len(x) > 1 and torch.is_grad_enabled() and x.requires_grad
+    values = [
+        checkpoint(_variance, network, row, passes, use_reentrant=False) if several else _variance(network, row, passes)
+        for row in torch.split(x, 1)
+    ]
+    return torch.cat(values)
+
+
+def _variance(network: nn.Module, row: Tensor, passes: int) -> Tensor:
+    # Inside, so that a pass that is repeated on the way back drops as well.
+    with dropping(network):
+        logits: Tensor = network(row.repeat(passes, *[1] * (row.dim() - 1)))
+    return logits.softmax(1).var(0, correction=0).mean()[None]

@@ -1,0 +1,104 @@
+"""Logistic regression on a few features, fitted by cross-validation and kept as tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.errors import InvalidArgumentError, MissingDependencyError, ModelError
+from robust_ext.validation import check_choice, check_integer
+
+SCALINGS = ("standard", "minmax")
+
+
+class Regression(nn.Module):
+    """Log-odds of a class, linear in scaled features; fitted by scikit-learn.
+
+    Args:
+        scaling: ``"standard"``: features are centred and divided by their standard deviation; ``"minmax"``: moved to
+            [0, 1]; over the rows it is fitted on. A feature that does not vary there is only shifted.
+
+    Attributes:
+        center: What is subtracted from the features, ``(F,)``; empty until fitted.
+        scale: What they are then divided by, ``(F,)``.
+        weight: ``(F,)``.
+        bias: ``()``.
+
+    Raises:
+        InvalidArgumentError: There is no such scaling.
+    """
+
+    center: Tensor
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, *, scaling: str = "standard") -> None:
+        super().__init__()
+        self.scaling = check_choice("scaling", scaling, SCALINGS)
+        for name in ("center", "scale", "weight", "bias"):
+            self.register_buffer(name, torch.empty(0))
+        self.training = False
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it has weights."""
+        return bool(self.weight.numel())
+
+    def fit(self, negatives: Sequence[Tensor], positives: Tensor, *, folds: int = 5) -> None:
+        """Fit by cross-validated logistic regression, in which both classes weigh the same in total.
+
+        Args:
+            negatives: Features of one class, ``(N, F)`` each, in one or more parts.
+            positives: Features of the class whose log-odds are wanted, ``(M, F)``.
+            folds: Of the cross-validation that chooses the strength of the penalty, at least 2.
+
+        Raises:
+            InvalidArgumentError: A class has fewer rows than folds.
+            MissingDependencyError: scikit-learn is not installed.
+            ModelError: Features are not finite.
+        """
+        check_integer("folds", folds, minimum=2)
+        rows = torch.cat([*negatives, positives]).double()
+        count = len(rows) - len(positives)
+        if min(count, len(positives)) < folds:
+            raise InvalidArgumentError(
+                "folds", f"{folds} with {count} and {len(positives)} rows", "no more folds than rows of either class"
+            )
+        if not bool(torch.isfinite(rows).all()):
+            bad = (~torch.isfinite(rows)).any(0).nonzero().flatten().tolist()
+            raise ModelError(f"features of the training inputs are not finite (features {bad})")
+        if self.scaling == "standard":
+            center, scale = rows.mean(0), rows.std(0, correction=0)
+        else:
+            center = rows.amin(0)
+            scale = rows.amax(0) - center
+        # What varies by rounding alone does not vary.
+        scale = torch.where(scale > 1e-12 * rows.abs().amax(0), scale, 1)
+        targets = torch.arange(len(rows)) >= count
+        weight, bias = _fit((rows - center) / scale, targets, folds)
+        self.center, self.scale = center.float(), scale.float()
+        self.weight, self.bias = weight.to(rows.device), bias.to(rows.device)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The log-odds of features ``(N, F)``, ``(N,)``; above 0 where the class is held for likelier."""
+        return ((features - self.center) / self.scale) @ self.weight + self.bias
+
+
+def _fit(rows: Tensor, targets: Tensor, folds: int) -> tuple[Tensor, Tensor]:
+    """Weights ``(F,)`` and intercept ``()``, float32, on the CPU."""
+    try:
+        from sklearn.linear_model import LogisticRegressionCV
+    except ImportError as error:
+        raise MissingDependencyError(
+            'fitting a logistic regression needs scikit-learn: pip install "robust-ext[cli]"'
+        ) from error
+    with warnings.catch_warnings():
+        # New versions announce other defaults, under names that old versions do not know.
+        warnings.simplefilter("ignore", FutureWarning)
+        model = LogisticRegressionCV(cv=folds, class_weight="balanced", scoring="accuracy", max_iter=2000)
+        model.fit(rows.cpu().numpy(), targets.numpy())
+    return torch.tensor(model.coef_[0], dtype=torch.float32), torch.tensor(float(model.intercept_[0]))

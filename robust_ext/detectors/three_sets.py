@@ -1,0 +1,137 @@
+"""Clean, noisy and adversarial training inputs, and references beside them, for detectors that are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robust_ext.detectors.scaling import check_bounds
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.random_streams import stream
+from robust_ext.validation import check_inputs, check_integer, check_number
+
+_ANY = (-float("inf"), float("inf"))
+_ROWS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreeSets:
+    """What a detector is trained on.
+
+    Args:
+        references: Clean inputs that others are held against, ``(R, ...)``; none of them is in ``clean``.
+        clean: ``(N, ...)``.
+        noisy: The clean inputs with Gaussian noise, ``(N, ...)``.
+        adversarial: ``(M, ...)``.
+        apart: Rows of the given clean inputs that became references; empty where references were given.
+        noise: Standard deviation of the noise before clipping.
+    """
+
+    references: Tensor
+    clean: Tensor
+    noisy: Tensor
+    adversarial: Tensor
+    apart: Tensor
+    noise: float
+
+
+def three_sets(
+    clean: Tensor,
+    adversarial: Tensor,
+    *,
+    references: Tensor | None,
+    apart: int,
+    noise: float | None,
+    bounds: Sequence[float] | None,
+    folds: int,
+    seed: int,
+) -> ThreeSets:
+    """Check the inputs of a fit, set references apart and add noise.
+
+    Args:
+        clean: Clean inputs ``(N, ...)``, floating point.
+        adversarial: Adversarial ones ``(M, ...)``. Unless both ``references`` and ``noise`` are given, row i is made
+            from clean row i, and M = N.
+        references: Clean inputs ``(R, ...)`` beside those. Without, rows of ``clean`` are drawn; neither these rows nor
+            what was made from them is trained on, because an input is nearer to its own clean twin than any later
+            input is to a reference.
+        apart: How many rows are then drawn.
+        noise: Standard deviation of the noise. Without, the root mean square of the noise, after clipping, is that of
+            the adversarial perturbations.
+        bounds: What noisy inputs are clipped to; None to leave them.
+        folds: How many clean and adversarial inputs are needed at least.
+        seed: Of the rows set apart and of the noise.
+
+    Raises:
+        InvalidArgumentError: These are no such inputs or settings.
+    """
+    check_integer("folds", folds, minimum=2)
+    check_integer("seed", seed, minimum=0)
+    clip = None if bounds is None else check_bounds(bounds)
+    clean = check_inputs("clean", clean, bounds=_ANY)
+    adversarial = check_inputs("adversarial", adversarial, bounds=_ANY)
+    paired = clean.shape == adversarial.shape
+    if not paired and (references is None or noise is None):
+        raise InvalidArgumentError(
+            "adversarial",
+            f"shape {tuple(adversarial.shape)} beside clean inputs {tuple(clean.shape)}",
+            "one for each clean input, in order; or references and noise as well",
+        )
+    chosen = torch.empty(0, dtype=torch.int64)
+    if references is not None:
+        references = check_inputs("references", references, bounds=_ANY)
+        if not len(references):
+            raise InvalidArgumentError("references", "no references", "a tensor of at least one clean input")
+    else:
+        order = torch.randperm(len(clean), generator=stream(seed, "references"))
+        chosen, rest = order[:apart].sort().values, order[apart:].sort().values
+        if len(rest) < folds or not len(chosen):
+            raise InvalidArgumentError(
+                "clean",
+                f"{len(clean)} inputs",
+                f"at least {max(apart, 1) + folds}, of which {max(apart, 1)} become references; or give references",
+            )
+        references, clean, adversarial = clean[chosen], clean[rest], adversarial[rest]
+    for name, inputs in (("clean", clean), ("adversarial", adversarial)):
+        if len(inputs) < folds:
+            raise InvalidArgumentError(name, f"{len(inputs)} inputs", f"at least folds = {folds} {name} inputs")
+    draw = torch.randn(clean.shape, generator=stream(seed, "noise")).to(clean.device)
+    if noise is None:
+        noise = _matched(clean, adversarial, draw, clip)
+    check_number("noise", noise, minimum=0)
+    return ThreeSets(
+        references=references,
+        clean=clean,
+        noisy=_noisy(clean, draw, noise, clip),
+        adversarial=adversarial,
+        apart=chosen,
+        noise=noise,
+    )
+
+
+def _noisy(clean: Tensor, draw: Tensor, noise: float, bounds: tuple[float, float] | None) -> Tensor:
+    moved = clean + noise * draw
+    return moved if bounds is None else moved.clamp(*bounds)
+
+
+def _matched(clean: Tensor, adversarial: Tensor, draw: Tensor, bounds: tuple[float, float] | None) -> float:
+    """The standard deviation at which clipped noise is as large as the perturbations."""
+    clean, draw = clean[:_ROWS], draw[:_ROWS]
+    wanted = float((adversarial[:_ROWS] - clean).double().square().mean().sqrt())
+    if bounds is None or not wanted:
+        return wanted
+
+    def size(noise: float) -> float:
+        return float((_noisy(clean, draw, noise, bounds) - clean).double().square().mean().sqrt())
+
+    low, high = 0.0, wanted
+    # Beyond the width of the bounds more noise hardly adds anything.
+    while size(high) < wanted and high < bounds[1] - bounds[0]:
+        low, high = high, 2 * high
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if size(middle) < wanted else (low, middle)
+    return high

@@ -1,0 +1,393 @@
+"""Kernel density and dropout variance: against scikit-learn and direct loops, and the traps around them."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegressionCV
+from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import KernelDensity
+from torch import Tensor, nn
+
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors.density import log_density
+from robust_ext.detectors.dropout import dropout_layers, dropout_variance, dropping
+from robust_ext.detectors.kd_bu import KDBUDetector
+from robust_ext.detectors.observation import observe
+from robust_ext.detectors.regression import Regression
+from robust_ext.detectors.three_sets import three_sets
+from robust_ext.errors import DataError, InvalidArgumentError, ModelError, SplitError
+from robust_ext.models.defended import Defended
+from robust_ext.random_streams import seeded_globals
+
+
+def network(*, drop: float = 0.3, classes: int = 3, seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = nn.Sequential(
+            nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(drop), nn.Linear(8, classes)
+        ).eval()
+    with torch.no_grad():
+        made[5].bias -= made(data(50)).mean(0)
+    return made
+
+
+def data(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def fitted(classifier: nn.Module, **given) -> KDBUDetector:
+    detector = KDBUDetector(classifier, **{"bandwidth": 0.4, "passes": 7, **given})
+    detector.fit(data(80), 1 - data(80) ** 3, folds=3)
+    return detector
+
+
+def hidden_of(classifier: nn.Sequential, x: Tensor) -> np.ndarray:
+    return classifier[:4](x).detach().double().numpy()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 6), st.integers(1, 30), st.integers(1, 20), st.floats(0.05, 5), st.integers(1, 40), st.integers(0, 9)
+)
+def test_densities_are_those_of_scikit_learn(
+    points: int, references: int, size: int, bandwidth: float, chunk: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    x, r = random.normal(size=(points, size)), random.normal(size=(references, size))
+    expected = KernelDensity(kernel="gaussian", bandwidth=bandwidth).fit(r).score_samples(x)
+    found = log_density(torch.tensor(x), torch.tensor(r), bandwidth=bandwidth, chunk=chunk)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-8)
+
+
+def test_far_points_have_a_density_and_a_gradient() -> None:
+    far = torch.full((2, 3), 1e3, requires_grad=True)
+    density = log_density(far, torch.zeros(5, 3), bandwidth=0.1, chunk=2)
+    assert bool((density < -1e8).all())
+    (gradient,) = torch.autograd.grad(density.sum(), far)
+    # Of -|x|^2 / 2 h^2.
+    torch.testing.assert_close(gradient, torch.full((2, 3), -1e5))
+
+
+def test_chunks_change_neither_densities_nor_gradients() -> None:
+    points = torch.randn(4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    references = torch.randn(23, 5, generator=torch.Generator().manual_seed(1))
+    found = [log_density(points, references, bandwidth=0.7, chunk=chunk) for chunk in (1, 4, 100)]
+    gradients = [torch.autograd.grad(values.sum(), points)[0] for values in found]
+    for values, gradient in zip(found[1:], gradients[1:], strict=True):
+        torch.testing.assert_close(values, found[0])
+        torch.testing.assert_close(gradient, gradients[0])
+
+
+def test_variance_is_that_of_the_passes() -> None:
+    classifier, x = network(), data(4)
+    with seeded_globals(3), torch.no_grad():
+        found = dropout_variance(classifier, x, passes=9)
+    part = classifier[4]
+    part.train()
+    with seeded_globals(3), torch.no_grad():
+        for row, value in zip(x, found.tolist(), strict=True):
+            table = classifier(row[None].repeat(9, 1, 1)).double().softmax(1).numpy()
+            variances = [np.mean((table[:, label] - table[:, label].mean()) ** 2) for label in range(3)]
+            assert value == pytest.approx(np.mean(variances), rel=1e-4)
+            assert value > 1e-6
+    part.eval()
+
+
+def test_only_dropout_is_switched_on_and_it_is_restored() -> None:
+    classifier = network()
+    classifier.append(nn.Dropout(0.0).eval())
+    assert dropout_layers(classifier) == [classifier[4]]
+    statistics = classifier[2].running_mean.clone()
+    with dropping(classifier):
+        assert [part.training for part in classifier] == [False, False, False, False, True, False, False]
+    assert not any(part.training for part in classifier.modules())
+    with pytest.raises(RuntimeError, match="shapes"):
+        dropout_variance(classifier, torch.zeros(2, 5), passes=3)
+    assert not any(part.training for part in classifier.modules())
+    x = data(3).requires_grad_(True)
+    variance = dropout_variance(classifier, x, passes=5)
+    torch.autograd.grad(variance.sum(), x)
+    assert not any(part.training for part in classifier.modules())
+    assert torch.equal(classifier[2].running_mean, statistics)
+
+
+def test_gradients_of_the_variance_use_the_masks_of_the_way_there() -> None:
+    classifier = network().double()
+    x = data(3).double().requires_grad_(True)
+
+    def variance(values: Tensor) -> Tensor:
+        with seeded_globals(1):
+            return dropout_variance(classifier, values, passes=6)
+
+    assert torch.autograd.gradcheck(variance, (x,))
+
+
+def test_without_dropout_the_density_decides_alone(caplog: pytest.LogCaptureFixture) -> None:
+    classifier = network(drop=0.0)
+    with caplog.at_level(logging.WARNING):
+        detector = fitted(classifier)
+    assert "no dropout modules" in caplog.text
+    assert not detector.random
+    features = detector.features_of(observe(classifier, data(5, 2)))
+    assert torch.equal(features[:, 1], torch.zeros(5))
+    assert detector.regression.weight[1] == 0
+    assert detector.regression.weight[0] != 0
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert fitted(network()).random
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("layer", [None, "3"])
+def test_features_are_those_of_the_definition(layer: str | None) -> None:
+    classifier, references, x = network(), data(60), data(9, seed=5)
+    labels = torch.arange(60) % 3
+    detector = KDBUDetector(classifier, layer=layer, bandwidth=0.3, passes=5, chunk=7)
+    detector.fit(data(20, 1), 1 - data(20, 2), references=references, labels=labels, noise=0.1, folds=3)
+    predicted = classifier(x).argmax(1).tolist()
+    assert len(set(predicted)) > 1
+    with torch.no_grad():
+        found = detector.density_of(observe(classifier, x, detector.layers))
+    for row, value in enumerate(found.tolist()):
+        own = hidden_of(classifier, references)[labels.numpy() == predicted[row]]
+        at = hidden_of(classifier, x)[row]
+        kernels = [np.exp(-((at - one) ** 2).sum() / (2 * 0.3**2)) / (2 * np.pi * 0.3**2) ** 4 for one in own]
+        assert value == pytest.approx(np.log(np.mean(kernels)), abs=1e-4)
+    detector.fit(data(20, 1), 1 - data(20, 2), references=references, noise=0.1, folds=3)
+    assert torch.bincount(detector.owners).tolist() == torch.bincount(classifier(references).argmax(1)).tolist()
+
+
+def test_score_is_the_regression_of_scikit_learn_on_clean_noisy_and_adversarial_features() -> None:
+    classifier = network()
+    clean, adversarial, references = data(30, 1), 1 - data(40, 2) ** 2, data(60)
+    detector = KDBUDetector(classifier, bandwidth=0.3, passes=6)
+    detector.fit(clean, adversarial, references=references, noise=0.2, folds=4, seed=3)
+    given = three_sets(clean, adversarial, references=references, apart=0, noise=0.2, bounds=(0, 1), folds=4, seed=3)
+    assert torch.equal(given.clean, clean)
+    with seeded_globals(3), torch.no_grad():
+        rows = torch.cat(
+            [detector.features_of(observe(classifier, part)) for part in (clean, given.noisy, adversarial)]
+        )
+    rows = rows.double().numpy()
+    scaled = (rows - rows.mean(0)) / rows.std(0)
+    model = LogisticRegressionCV(cv=4, class_weight="balanced", scoring="accuracy", max_iter=2000, **NEW)
+    model.fit(scaled, [0] * 60 + [1] * 40)
+    with torch.no_grad():
+        found = detector.regression(torch.tensor(rows).float())
+    np.testing.assert_allclose(found.numpy(), model.decision_function(scaled).ravel(), atol=1e-3)
+
+
+# Without these scikit-learn 1.8 announces other defaults.
+NEW = {"use_legacy_attributes": False, "l1_ratios": (0.0,)}
+
+
+@pytest.mark.parametrize("scaling", ["standard", "minmax"])
+def test_scalings_leave_constant_features_alone(scaling: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    clean, adversarial = torch.randn(30, 3, generator=generator), torch.randn(20, 3, generator=generator) + 1
+    clean[:, 1] = adversarial[:, 1] = 0.1
+    regression = Regression(scaling=scaling)
+    regression.fit([clean[:10], clean[10:]], adversarial)
+    rows = torch.cat([clean, adversarial]).double().numpy()
+    expected = (rows.mean(0), rows.std(0)) if scaling == "standard" else (rows.min(0), rows.max(0) - rows.min(0))
+    expected[1][1] = 1
+    np.testing.assert_allclose(regression.center.numpy(), expected[0], atol=1e-6)
+    np.testing.assert_allclose(regression.scale.numpy(), expected[1], rtol=1e-6)
+    with pytest.raises(ModelError, match=r"not finite \(features \[2\]\)"):
+        regression.fit([clean * torch.tensor([1, 1, torch.inf])], adversarial)
+    with pytest.raises(InvalidArgumentError, match="folds"):
+        regression.fit([clean[:4]], adversarial)
+
+
+def test_noise_is_as_large_as_the_perturbations_after_clipping() -> None:
+    dark = (data(400) - 0.7).clamp_min(0)
+    adversarial = (dark + 0.1).clamp(0, 1)
+    given = three_sets(dark, adversarial, references=None, apart=100, noise=None, bounds=(0, 1), folds=2, seed=0)
+    size = (given.noisy - given.clean).square().mean().sqrt()
+    assert float(size) == pytest.approx(float((given.adversarial - given.clean).square().mean().sqrt()), rel=1e-3)
+    assert float(given.noisy.min()) == 0
+    assert given.noise > 0.12
+    free = three_sets(dark, adversarial, references=None, apart=100, noise=None, bounds=None, folds=2, seed=0)
+    assert float(free.noisy.min()) < 0
+    assert free.noise == pytest.approx(0.1, abs=1e-3)
+
+
+def test_noise_cannot_be_larger_than_the_bounds_allow() -> None:
+    grey = torch.full((40, 2, 3), 0.5)
+    black = torch.zeros(40, 2, 3)
+    for clean, adversarial in ((grey, black), (black, 1 - black), (grey, grey)):
+        given = three_sets(clean, adversarial, references=None, apart=5, noise=None, bounds=(0, 1), folds=2, seed=0)
+        assert np.isfinite(given.noise)
+        assert bool(((given.noisy >= 0) & (given.noisy <= 1)).all())
+    assert given.noise == 0
+
+
+def test_references_are_apart_from_what_is_trained_on() -> None:
+    clean = data(40)
+    given = three_sets(clean, clean / 2, references=None, apart=15, noise=0.1, bounds=(0, 1), folds=2, seed=4)
+    assert torch.equal(given.references, clean[given.apart])
+    assert len(given.references) == 15
+    assert len(given.clean) == 25
+    torch.testing.assert_close(given.adversarial, given.clean / 2)
+    union = torch.cat([given.references, given.clean]).flatten(1)
+    assert len(union.unique(dim=0)) == 40
+
+
+def test_adversarial_digits_score_higher() -> None:
+    classifier = digits_network()
+    dropping_too = nn.Sequential(*classifier[:7], nn.Dropout(0.3), classifier[7]).eval()
+    clean, labels = load_dataset("digits", split="train").take(range(600))
+    held, truth = load_dataset("digits", split="test").take(range(150))
+    attack = [ascended(classifier, x, y) for x, y in ((clean, labels), (held, truth))]
+    detector = KDBUDetector(dropping_too, bandwidth=1.2, passes=10)
+    detector.fit(clean, attack[0], labels=labels)
+    with torch.no_grad(), seeded_globals(0):
+        scores = torch.cat([detector.score(held), detector.score(attack[1])])
+    assert roc_auc_score([0] * 150 + [1] * 150, scores) > 0.7
+    calibration = detector.calibrate(held, false_positive_rate=0.1)
+    assert calibration.achieved <= 0.1
+
+
+def ascended(classifier: nn.Module, x: Tensor, labels: Tensor, epsilon: float = 0.3) -> Tensor:
+    moved = x
+    for _ in range(8):
+        moved = moved.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(classifier(moved), labels), moved)
+        moved = (moved + epsilon / 4 * gradient.sign()).clamp(x - epsilon, x + epsilon).clamp(0, 1)
+    return moved.detach()
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    detector = fitted(network()).double()
+    x = data(3, seed=7).double().requires_grad_(True)
+
+    def score(values: Tensor) -> Tensor:
+        with seeded_globals(2):
+            return detector.score(values)
+
+    assert detector.differentiable
+    assert torch.autograd.gradcheck(score, (x,), eps=1e-6, atol=1e-4)
+
+
+def test_scores_do_not_depend_on_the_batch() -> None:
+    detector, x = fitted(network()), data(7, seed=3)
+    with torch.no_grad():
+        with seeded_globals(5):
+            whole = detector.score(x)
+        with seeded_globals(5):
+            parts = torch.cat([detector.score(part) for part in torch.split(x, 2)])
+        torch.testing.assert_close(parts, whole)
+        assert detector.score(x[:0]).shape == (0,)
+        assert detector.score(x[:1]).shape == (1,)
+        with seeded_globals(6):
+            assert not torch.equal(detector.score(x), whole)
+
+
+def test_fitting_leaves_global_generators_and_the_classifier_alone() -> None:
+    classifier = network()
+    before = {name: value.clone() for name, value in classifier.state_dict().items()}
+    state = torch.get_rng_state()
+    first = fitted(classifier)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(99)
+    second = fitted(classifier)
+    torch.set_rng_state(state)
+    assert torch.equal(first.regression.weight, second.regression.weight)
+    assert all(torch.equal(value, before[name]) for name, value in classifier.state_dict().items())
+
+
+def test_saved_and_loaded(tmp_path) -> None:
+    classifier, x = network(), data(5, seed=8)
+    detector = fitted(classifier, chunk=11)
+    detector.calibrate(data(60, 3), false_positive_rate=0.1)
+    detector.save(tmp_path / "detector.safetensors")
+    loaded = KDBUDetector.load(tmp_path / "detector.safetensors", classifier)
+    assert loaded.settings == detector.settings
+    with torch.no_grad():
+        with seeded_globals(0):
+            expected = detector.excess(x)
+        with seeded_globals(0):
+            assert torch.equal(loaded.excess(x), expected)
+
+
+def test_attackers_see_the_same_score() -> None:
+    classifier, x = network(drop=0.0), data(5, seed=8)
+    for layer in (None, "3"):
+        detector = fitted(classifier, layer=layer)
+        detector.calibrate(data(60, 3), false_positive_rate=0.1)
+        torch.testing.assert_close(Defended(classifier, detector).both(x)[1], detector.excess(x))
+
+
+def test_what_is_refused() -> None:
+    classifier = network()
+    for wrong in ({"bandwidth": 0}, {"passes": 1}, {"layer": 3}, {"chunk": 0}):
+        with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+            KDBUDetector(classifier, **wrong)
+    with pytest.raises(InvalidArgumentError, match=r"no nn\.Linear"):
+        KDBUDetector(nn.Flatten())
+    with pytest.raises(InvalidArgumentError, match="names of layers"):
+        fitted(classifier, layer="none")
+    with pytest.raises(ModelError, match="not fitted"):
+        KDBUDetector(classifier).score(data(2))
+    detector = KDBUDetector(classifier)
+    with pytest.raises(InvalidArgumentError, match="one for each clean input"):
+        detector.fit(data(40), data(30))
+    with pytest.raises(InvalidArgumentError, match="clean"):
+        detector.fit(data(6), data(6))
+    with pytest.raises(InvalidArgumentError, match="labels"):
+        detector.fit(data(40), data(40), labels=torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(DataError, match="none of class 1, 2"):
+        detector.fit(data(40), data(40), labels=torch.zeros(40, dtype=torch.int64))
+    with pytest.raises(InvalidArgumentError, match="references"):
+        detector.fit(data(40), data(40), references=data(0), noise=0.1)
+    for wrong in ({"bounds": (1, 0)}, {"noise": -1.0}, {"folds": 1}, {"seed": -1}, {"batch_size": 0}):
+        with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+            detector.fit(data(40), data(40), **wrong)
+    for bad in (data(40) * torch.nan, data(40).int(), [1]):
+        with pytest.raises(InvalidArgumentError, match="clean"):
+            detector.fit(bad, data(40))
+    with pytest.raises(SplitError, match="something follows"):
+        fitted(nn.Sequential(classifier, nn.Softplus()).eval())
+    other = KDBUDetector(network(classes=4), bandwidth=0.4)
+    source = fitted(classifier)
+    other.references, other.owners = source.references, source.owners
+    with pytest.raises(ModelError, match="fit it to this classifier"):
+        other.score(data(2))
+
+
+def test_labels_follow_the_clean_inputs_that_become_references() -> None:
+    classifier, clean = network(), data(60)
+    labels = torch.randint(3, (60,), generator=torch.Generator().manual_seed(1))
+    detector = KDBUDetector(classifier, layer="3", bandwidth=0.4, passes=2)
+    detector.fit(clean, 1 - clean, labels=labels, folds=3, seed=2)
+    assert len(detector.owners) == 30
+    hidden = classifier[:4](clean).detach()
+    for reference, owner in zip(detector.references, detector.owners.tolist(), strict=True):
+        nearest = int((hidden - reference).norm(dim=1).argmin())
+        torch.testing.assert_close(hidden[nearest], reference)
+        assert int(labels[nearest]) == owner
+
+
+def test_an_input_of_the_density_would_not_look_like_later_inputs() -> None:
+    # Why references are kept apart: at small bandwidths an input lies on its own peak.
+    classifier, references = network(drop=0.0), data(40)
+    detector = KDBUDetector(classifier, bandwidth=0.02)
+    detector.fit(data(30, 1), 1 - data(30, 1), references=references, noise=0.1, folds=3)
+    with torch.no_grad():
+        own, later = (detector.density_of(observe(classifier, x)) for x in (references, data(40, 2)))
+    assert roc_auc_score([0] * 40 + [1] * 40, torch.cat([later, own])) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    there = KDBUDetector(network(drop=0.0).cuda(), bandwidth=0.4)
+    there.fit(data(80), 1 - data(80) ** 3, folds=3)
+    here = fitted(network(drop=0.0))
+    torch.testing.assert_close(there.score(data(5).cuda()).cpu(), here.score(data(5)), rtol=1e-2, atol=1e-2)

@@ -1,0 +1,263 @@
+"""Local intrinsic dimensionality: against direct loops and known dimensions, with duplicates; and its detector."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegressionCV
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors.dimension import LARGEST, local_dimension
+from robust_ext.detectors.lid import LIDDetector
+from robust_ext.detectors.observation import observe
+from robust_ext.detectors.three_sets import three_sets
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.models.defended import Defended
+
+
+def network(classes: int = 3) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 5), nn.Tanh(), nn.Linear(5, classes)
+        ).eval()
+
+
+def data(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 2, 4, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def fitted(classifier: nn.Module, **changed) -> LIDDetector:
+    detector = LIDDetector(classifier, **{"layers": ["1", "4"], "neighbours": 5, "size": 20, **changed})
+    detector.fit(data(80), 1 - data(80) ** 3, folds=3)
+    return detector
+
+
+def by_hand(point: np.ndarray, references: np.ndarray, neighbours: int) -> float:
+    """The formula among the references that are elsewhere."""
+    distances = sorted(math.dist(point, reference) for reference in references)
+    near = [distance for distance in distances if distance > 0][:neighbours]
+    return -len(near) / sum(math.log(distance / near[-1]) for distance in near)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(3, 40), st.integers(1, 30), st.integers(2, 40), st.integers(0, 9))
+def test_estimates_are_those_of_the_definition(
+    points: int, references: int, size: int, neighbours: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    x, r = random.normal(size=(points, size)), random.normal(size=(references, size))
+    neighbours = min(neighbours, references)
+    found = local_dimension(torch.tensor(x), torch.tensor(r), neighbours=neighbours)
+    expected = [by_hand(point, r, neighbours) for point in x]
+    np.testing.assert_allclose(found.numpy(), np.minimum(expected, LARGEST), rtol=1e-9)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 5, 10])
+def test_estimates_are_near_the_dimension_of_a_subspace(dimension: int) -> None:
+    random = np.random.default_rng(dimension)
+    # Uniform in a ball of a random subspace of 30 dimensions, seen from its centre: there the estimate is consistent.
+    basis = np.linalg.qr(random.normal(size=(30, dimension)))[0].T
+    estimates = []
+    for _ in range(40):
+        directions = random.normal(size=(500, dimension))
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        inside = directions * random.uniform(size=(500, 1)) ** (1 / dimension) @ basis + 1
+        estimates.append(float(local_dimension(torch.ones(1, 30).double(), torch.tensor(inside), neighbours=100)))
+    # The relative standard deviation of one estimate is 1 / sqrt(100).
+    assert np.mean(estimates) == pytest.approx(dimension, rel=0.06)
+
+
+@pytest.mark.parametrize("copies", [1, 3, 8])
+def test_duplicates_of_the_point_are_not_its_neighbours(copies: int) -> None:
+    random = np.random.default_rng(0)
+    point, others = random.normal(size=(1, 4)), random.normal(size=(10, 4))
+    r = np.concatenate([others[:3], np.repeat(point, copies, 0), others[3:]])
+    for neighbours in (2, 6, 10, 10 + copies):
+        x = torch.tensor(point, requires_grad=True)
+        found = local_dimension(x, torch.tensor(r), neighbours=neighbours)
+        assert found.item() == pytest.approx(by_hand(point[0], others, neighbours), rel=1e-9)
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+        assert bool(torch.isfinite(gradient).all())
+        assert bool(gradient.any())
+
+
+def test_rounding_does_not_make_a_duplicate_a_neighbour() -> None:
+    generator = torch.Generator().manual_seed(0)
+    r = torch.rand(20, 50, generator=generator) + 10
+    point = r[:1] * (1 + 1e-7 * torch.randn(1, 50, generator=generator))
+    assert float(torch.dist(point, r[:1])) > 0
+    found = local_dimension(point, r, neighbours=10)
+    assert float(found) == pytest.approx(by_hand(r[0].numpy(), r.numpy(), 10), rel=1e-3)
+
+
+def test_estimates_are_finite_where_the_formula_is_not() -> None:
+    same = torch.zeros(6, 3)
+    corners = torch.eye(3).repeat(2, 1)
+    x = torch.zeros(1, 3, requires_grad=True)
+    for references, expected in ((same, 0.0), (corners, LARGEST), (torch.cat([same[:5], corners[:1]]), 0.0)):
+        found = local_dimension(x, references, neighbours=6)
+        assert found.item() == expected
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+        assert bool(torch.isfinite(gradient).all())
+    assert local_dimension(x, torch.cat([same[:4], corners[:2]]), neighbours=3).item() == LARGEST
+    assert bool(local_dimension(x * torch.nan, corners, neighbours=3).isnan().all())
+
+
+def test_features_are_those_of_the_layers_among_fixed_references() -> None:
+    classifier, references, x = network(), data(20, 9), data(6, 5)
+    detector = LIDDetector(classifier, layers=["1", "4"], neighbours=7, size=20)
+    detector.fit(data(30, 1), 1 - data(30, 2), references=references, noise=0.1, folds=3)
+    with torch.no_grad():
+        found = detector.features_of(observe(classifier, x, detector.layers)).numpy()
+        seen = [
+            [part(values).flatten(1).double().numpy() for values in (x, references)]
+            for part in (nn.Flatten(), classifier[:2], classifier[:5])
+        ]
+    assert found.shape == (6, 3)
+    for row in range(6):
+        for layer, (points, among) in enumerate(seen):
+            assert found[row, layer] == pytest.approx(by_hand(points[row], among, 7), rel=1e-3)
+
+
+def test_score_is_the_regression_of_scikit_learn_on_clean_noisy_and_adversarial_features() -> None:
+    classifier = network()
+    clean, adversarial, references = data(30, 1), 1 - data(40, 2) ** 2, data(20, 9)
+    detector = LIDDetector(classifier, layers=["1", "4"], neighbours=7, size=20)
+    detector.fit(clean, adversarial, references=references, noise=0.2, folds=4, seed=3)
+    sets = three_sets(clean, adversarial, references=references, apart=0, noise=0.2, bounds=(0, 1), folds=4, seed=3)
+    with torch.no_grad():
+        rows = (
+            torch.cat(
+                [
+                    detector.features_of(observe(classifier, x, detector.layers))
+                    for x in (clean, sets.noisy, adversarial)
+                ]
+            )
+            .double()
+            .numpy()
+        )
+        found = detector.regression(torch.tensor(rows).float())
+    scaled = (rows - rows.min(0)) / (rows.max(0) - rows.min(0))
+    # The last two settings are the defaults, of which scikit-learn 1.8 announces others.
+    model = LogisticRegressionCV(
+        cv=4, class_weight="balanced", scoring="accuracy", max_iter=2000, use_legacy_attributes=False, l1_ratios=(0.0,)
+    )
+    model.fit(scaled, [0] * 60 + [1] * 40)
+    np.testing.assert_allclose(found.numpy(), model.decision_function(scaled).ravel(), atol=1e-3)
+
+
+def test_clean_inputs_that_become_references_are_not_trained_on() -> None:
+    classifier, clean = network(), data(50)
+    detector = LIDDetector(classifier, layers=[], neighbours=5, size=20)
+    detector.fit(clean, 1 - clean, folds=3, seed=1)
+    held = {tuple(row) for row in detector.references_0.tolist()}
+    assert len(held) == 20
+    assert held < {tuple(row) for row in clean.flatten(1).tolist()}
+    sets = three_sets(clean, 1 - clean, references=None, apart=20, noise=None, bounds=(0, 1), folds=3, seed=1)
+    assert held.isdisjoint(tuple(row) for row in sets.clean.flatten(1).tolist())
+    assert len(sets.clean) == len(sets.adversarial) == 30
+
+
+def test_adversarial_digits_score_higher() -> None:
+    classifier = digits_network()
+    clean, labels = load_dataset("digits", split="train").take(range(600))
+    held, truth = load_dataset("digits", split="test").take(range(150))
+    attack = [ascended(classifier, x, y) for x, y in ((clean, labels), (held, truth))]
+    detector = LIDDetector(classifier, layers=["1", "3", "6", "7"], neighbours=10)
+    detector.fit(clean, attack[0])
+    with torch.no_grad():
+        scores = torch.cat([detector.score(held), detector.score(attack[1])])
+    assert roc_auc_score([0] * 150 + [1] * 150, scores) > 0.8
+    assert 0 < detector.calibrate(held, false_positive_rate=0.1).achieved <= 0.1
+
+
+def ascended(classifier: nn.Module, x: Tensor, labels: Tensor, epsilon: float = 0.3) -> Tensor:
+    moved = x
+    for _ in range(8):
+        moved = moved.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(classifier(moved), labels), moved)
+        moved = (moved + epsilon / 4 * gradient.sign()).clamp(x - epsilon, x + epsilon).clamp(0, 1)
+    return moved.detach()
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    detector = fitted(network()).double()
+    x = data(3, seed=7).double().requires_grad_(True)
+    assert detector.differentiable
+    assert torch.autograd.gradcheck(detector.score, (x,), eps=1e-6, atol=1e-4)
+
+
+def test_scores_do_not_depend_on_the_batch() -> None:
+    detector, x = fitted(network()), data(7, seed=3)
+    with torch.no_grad():
+        whole = detector.score(x)
+        parts = torch.cat([detector.score(part) for part in torch.split(x, 2)])
+        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-4)
+        assert detector.score(x[:0]).shape == (0,)
+        assert detector.score(x[:1]).shape == (1,)
+    assert not detector.random
+
+
+def test_fitting_is_seeded_and_leaves_global_generators_alone() -> None:
+    state = torch.get_rng_state()
+    first = fitted(network())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.regression.weight, fitted(network()).regression.weight)
+    other = LIDDetector(network(), layers=["1", "4"], neighbours=5, size=20)
+    other.fit(data(80), 1 - data(80) ** 3, folds=3, seed=1)
+    assert not torch.equal(first.references_0, other.references_0)
+
+
+def test_saved_and_loaded(tmp_path) -> None:
+    classifier, x = network(), data(5, seed=8)
+    detector = fitted(classifier)
+    detector.calibrate(data(60, 3), false_positive_rate=0.1)
+    detector.save(tmp_path / "detector.safetensors")
+    loaded = LIDDetector.load(tmp_path / "detector.safetensors", classifier)
+    assert loaded.settings == detector.settings
+    assert torch.equal(loaded.excess(x), detector.excess(x))
+
+
+def test_attackers_see_the_same_score() -> None:
+    classifier, x = network(), data(5, seed=8)
+    detector = fitted(classifier)
+    detector.calibrate(data(60, 3), false_positive_rate=0.1)
+    torch.testing.assert_close(Defended(classifier, detector).both(x)[1], detector.excess(x))
+
+
+def test_what_is_refused() -> None:
+    classifier = network()
+    for wrong in ({"layers": "1"}, {"layers": [1]}, {"neighbours": 1}, {"size": 20}):
+        with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+            LIDDetector(classifier, **{"layers": ["1"], **wrong})
+    with pytest.raises(InvalidArgumentError, match="names of layers"):
+        fitted(classifier, layers=["none"])
+    detector = LIDDetector(classifier, layers=["1"], neighbours=5, size=20)
+    with pytest.raises(ModelError, match="not fitted"):
+        detector.score(data(2))
+    with pytest.raises(InvalidArgumentError, match="one for each clean input"):
+        detector.fit(data(40), data(30))
+    with pytest.raises(InvalidArgumentError, match="at least 25, of which 20 become references"):
+        detector.fit(data(24), data(24))
+    with pytest.raises(InvalidArgumentError, match="at least size = 20"):
+        detector.fit(data(24), data(24), references=data(19))
+    with pytest.raises(InvalidArgumentError, match="batch_size"):
+        detector.fit(data(40), data(40), batch_size=0)
+    pooling = fitted(nn.Sequential(nn.AdaptiveAvgPool2d((4, 3)), *classifier).eval(), layers=[])
+    with pytest.raises(ModelError, match="values of the input"):
+        pooling.score(torch.rand(2, 2, 8, 8))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    here, there = fitted(network()), fitted(network().cuda())
+    torch.testing.assert_close(there.score(data(5, 3).cuda()).cpu(), here.score(data(5, 3)), rtol=1e-2, atol=1e-2)

@@ -1,0 +1,357 @@
+"""MagNet: reconstruction errors and divergences against direct loops and scipy, training, and calibration."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.signal import correlate2d
+from scipy.spatial.distance import jensenshannon
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors.autoencoder import Autoencoder, train_autoencoder
+from robust_ext.detectors.divergence import jensen_shannon
+from robust_ext.detectors.magnet import PRESETS, MagNetDetector
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.models.defended import Defended
+
+
+def network(channels: int = 2) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)).eval()
+
+
+def ready(channels: int = 2) -> nn.Sequential:
+    made = network(channels)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        made(data(1)[:, :channels])
+    return made
+
+
+def data(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 2, 5, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def fitted(classifier: nn.Module, **changed) -> MagNetDetector:
+    detector = MagNetDetector(classifier, **{"temperatures": (10, 2), "reformer": 1, **changed})
+    detector.fit(data(40), epochs=2, batch_size=16)
+    return detector
+
+
+def convolved(image: np.ndarray, part: nn.Conv2d) -> np.ndarray:
+    """Sigmoid of a convolution of ``(C, H, W)``, by scipy."""
+    weight, bias = part.weight.detach().double().numpy(), part.bias.detach().double().numpy()
+    planes = [
+        sum(correlate2d(plane, kernel, mode="same") for plane, kernel in zip(image, kernels, strict=True)) + shift
+        for kernels, shift in zip(weight, bias, strict=True)
+    ]
+    return 1 / (1 + np.exp(-np.stack(planes)))
+
+
+def pooled(image: np.ndarray) -> np.ndarray:
+    channels, height, width = image.shape
+    out = np.empty((channels, -(-height // 2), -(-width // 2)))
+    for row in range(out.shape[1]):
+        for column in range(out.shape[2]):
+            out[:, row, column] = image[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].mean((1, 2))
+    return out
+
+
+def rebuilt(image: np.ndarray, autoencoder: Autoencoder) -> np.ndarray:
+    """One image in [0, 1] through the published structures, step by step."""
+    parts = list(autoencoder.convolutions)
+    if len(parts) == 3:
+        for part in parts:
+            image = convolved(image, part)
+        return image
+    height, width = image.shape[1:]
+    image = convolved(pooled(convolved(image, parts[0])), parts[1])
+    image = convolved(image, parts[2]).repeat(2, 1).repeat(2, 2)[:, :height, :width]
+    return convolved(convolved(image, parts[3]), parts[4])
+
+
+def test_autoencoders_are_the_published_ones() -> None:
+    for structure, shapes in (
+        ((3, "average", 3), [(3, 1), (3, 3), (3, 3), (3, 3), (1, 3)]),
+        ((3,), [(3, 1), (3, 3), (1, 3)]),
+    ):
+        made = Autoencoder(structure, channels=1, bounds=(0, 1))
+        assert [tuple(part.weight.shape) for part in made.convolutions] == [(*shape, 3, 3) for shape in shapes]
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 3.0)])
+def test_parts_are_those_of_the_definition(bounds: tuple[float, float]) -> None:
+    classifier, (low, high) = ready(), bounds
+    x = data(5, 3) * (high - low) + low
+    detector = MagNetDetector(classifier, temperatures=(10, 0.5), reformer=1, bounds=bounds)
+    detector.fit(data(20) * (high - low) + low, epochs=1)
+    found = detector.parts(x).detach().numpy()
+    assert found.shape == (5, 4)
+    for row, image in enumerate(data(5, 3).double().numpy()):
+        both = [rebuilt(image, autoencoder) for autoencoder in detector.autoencoders]
+        assert found[row, 0] == pytest.approx(np.mean((image - both[0]) ** 2), rel=1e-4)
+        assert found[row, 1] == pytest.approx(np.mean(np.abs(image - both[1])), rel=1e-4)
+        other = torch.tensor(both[1] * (high - low) + low).float()[None]
+        with torch.no_grad():
+            first, second = classifier(x[row : row + 1])[0].double(), classifier(other)[0].double()
+        for column, temperature in ((2, 10), (3, 0.5)):
+            p, q = (np.exp(z.numpy() / temperature) for z in (first, second))
+            # The distance of scipy is the root of the divergence.
+            assert found[row, column] == pytest.approx(jensenshannon(p, q) ** 2, rel=1e-3, abs=1e-7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(2, 12), st.floats(0.01, 40), st.integers(0, 99))
+def test_divergences_are_those_of_scipy(rows: int, classes: int, spread: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    first, second = random.normal(size=(2, rows, classes)) * spread
+    found = jensen_shannon(torch.tensor(first), torch.tensor(second))
+    expected = jensenshannon(np.exp(first), np.exp(second), axis=1) ** 2
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-12)
+    assert bool((found <= np.log(2) + 1e-12).all())
+
+
+def test_divergence_of_sure_predictions_is_finite() -> None:
+    sure = torch.tensor([[1e4, 0.0], [0.0, 0.0]], requires_grad=True)
+    found = jensen_shannon(sure, sure.detach().flip(1))
+    torch.testing.assert_close(found, torch.tensor([np.log(2), 0.0]).float())
+    (gradient,) = torch.autograd.grad(found.sum(), sure)
+    assert bool(torch.isfinite(gradient).all())
+
+
+def test_presets() -> None:
+    mnist, cifar = (MagNetDetector.preset(name, nn.Flatten()) for name in ("mnist", "cifar10"))
+    assert (mnist.structures, mnist.powers, mnist.temperatures) == (((3, "average", 3), (3,)), (2, 1), ())
+    assert (mnist.noise, mnist.epochs) == (0.1, 100)
+    assert (cifar.structures, cifar.powers, cifar.temperatures) == (((3,),), (1,), (10, 40))
+    assert (cifar.noise, cifar.epochs) == (0.025, 350)
+    assert MagNetDetector.preset("mnist", nn.Flatten(), noise=0.2).noise == 0.2
+    assert set(PRESETS) == {"mnist", "cifar10"}
+    with pytest.raises(InvalidArgumentError, match="'mnist', 'cifar10'"):
+        MagNetDetector.preset("cifar", nn.Flatten())
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.0, 2.0)])
+def test_the_first_step_is_that_of_adam_on_the_published_loss(bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    clean = data(6)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        trained = Autoencoder((3,), channels=2, bounds=bounds)
+        twin = Autoencoder((3,), channels=2, bounds=bounds)
+        twin.load_state_dict(trained.state_dict())
+        # Noise of no size, and a penalty large enough to see.
+        errors = train_autoencoder(trained, clean * (high - low) + low, noise=0.0, epochs=1, activity=0.1)
+    values, penalty = clean, torch.zeros(())
+    for part in twin.convolutions:
+        values = torch.sigmoid(part(values))
+        penalty = penalty + values.square().sum()
+    error = (values - clean).square().mean()
+    (error + 0.1 * penalty / 6).backward()
+    assert errors == [pytest.approx(error.item(), rel=1e-5)]
+    for before, after in zip(twin.parameters(), trained.parameters(), strict=True):
+        # Adam's first step is the learning rate times the sign, where the gradient is not tiny.
+        torch.testing.assert_close(after, before - 1e-3 * before.grad.sign(), rtol=0, atol=2e-6)
+
+
+def test_noise_is_clipped_and_of_the_given_size() -> None:
+    seen: list[Tensor] = []
+    clean = torch.full((200, 1, 8, 8), 0.5)
+    clean[100:] = 0
+    autoencoder = Autoencoder((3,), channels=1, bounds=(0, 1))
+    autoencoder.convolutions[0].register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        train_autoencoder(autoencoder, clean, noise=0.1, epochs=2, batch_size=64)
+    assert [len(batch) for batch in seen] == [64, 64, 64, 8] * 2
+    noisy = torch.cat(seen)
+    grey = noisy[noisy.flatten(1).mean(1) > 0.25]
+    assert len(grey) == 200
+    assert float(grey.std()) == pytest.approx(0.1, rel=0.03)
+    assert float(noisy.min()) == 0
+
+
+def test_training_reduces_the_error_and_is_seeded() -> None:
+    inputs, _ = load_dataset("digits", split="train").take(range(256))
+    first, second = MagNetDetector(digits_network()), MagNetDetector(digits_network())
+    state = torch.get_rng_state()
+    errors = first.fit(inputs, epochs=30, batch_size=32, learning_rate=0.01)
+    assert torch.equal(torch.get_rng_state(), state)
+    for found in errors:
+        assert len(found) == 30
+        assert found[-1] < 0.6 * found[0]
+    assert second.fit(inputs, epochs=30, batch_size=32, learning_rate=0.01) == errors
+    assert not any(parameter.requires_grad for parameter in first.autoencoders.parameters())
+    assert second.fit(inputs, epochs=1, seed=1) != [[found[0]] for found in errors]
+
+
+def test_autoencoders_that_learned_nothing_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    inputs, _ = load_dataset("digits", split="train").take(range(256))
+    with caplog.at_level(logging.WARNING):
+        MagNetDetector(digits_network()).fit(inputs, epochs=1)
+    assert "no better than their mean" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        MagNetDetector(digits_network(), structures=[[3]], powers=[1]).fit(inputs, epochs=40, learning_rate=0.02)
+    assert not caplog.records
+
+
+@pytest.fixture(scope="module")
+def trained() -> MagNetDetector:
+    inputs, _ = load_dataset("digits", split="train").take(range(500))
+    detector = MagNetDetector(digits_network(), temperatures=(10,), reformer=1)
+    detector.fit(inputs, epochs=30, batch_size=32, learning_rate=0.01)
+    return detector
+
+
+def test_adversarial_digits_score_higher(trained: MagNetDetector) -> None:
+    held, labels = load_dataset("digits", split="test").take(range(200))
+    moved, epsilon = held, 0.3
+    for _ in range(10):
+        moved = moved.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(trained.classifier(moved), labels), moved)
+        moved = (moved + epsilon / 4 * gradient.sign()).clamp(held - epsilon, held + epsilon).clamp(0, 1)
+    with torch.no_grad():
+        scores = torch.cat([trained.score(held), trained.score(moved)])
+    assert roc_auc_score([0] * 200 + [1] * 200, scores) > 0.95
+
+
+def test_score_is_the_largest_part_in_units_of_its_limit(trained: MagNetDetector) -> None:
+    held, _ = load_dataset("digits", split="test").take(range(200))
+    rate = 0.1
+    calibration = trained.calibrate(held, false_positive_rate=rate, batch_size=64)
+    with torch.no_grad():
+        parts, scores = trained.parts(held), trained.score(held)
+    assert parts.shape == (200, 3)
+    limits = np.sort(parts.numpy(), axis=0)[-21]
+    np.testing.assert_allclose(trained.limits.numpy(), limits, rtol=1e-5)
+    np.testing.assert_allclose(scores.numpy(), (parts.numpy() / limits).max(1), rtol=1e-4)
+    assert calibration.achieved == rate
+    assert int(trained.decide(held).sum()) == 20
+    # Each part alone flags that share, all together flag more: so the threshold of the maximum lies above 1.
+    above = parts.numpy() > limits * (1 + 1e-6)
+    assert above.sum(0).tolist() == [20, 20, 20]
+    assert float(trained.threshold) > 1
+    trained.threshold = torch.tensor(1.0)
+    either = above.any(1)
+    assert either.sum() > 20
+    assert np.mean(trained.decide(held).numpy() == either) > 0.98
+
+
+def test_limits_follow_the_rate_and_stay_when_calibration_fails() -> None:
+    detector = fitted(ready())
+    detector.calibrate(data(100, 1), false_positive_rate=0.05)
+    strict = detector.limits.clone()
+    detector.calibrate(data(100, 1), false_positive_rate=0.5)
+    assert bool((detector.limits < strict).all())
+    kept = detector.limits.clone()
+    with pytest.raises(InvalidArgumentError, match="false_positive_rate"):
+        detector.calibrate(data(10, 1), false_positive_rate=0.01)
+    with pytest.raises(InvalidArgumentError, match="inputs"):
+        detector.calibrate(data(0))
+    assert torch.equal(detector.limits, kept)
+    predicted = detector.classifier(data(300, 2)).argmax(1)
+    some = data(300, 2)[predicted == predicted.mode().values]
+    assert len(some) >= 20
+    assert detector.calibrate(some, false_positive_rate=0.1).achieved <= 0.1
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    detector = fitted(ready()).double()
+    x = data(3, seed=7).double().requires_grad_(True)
+    assert detector.differentiable
+    assert torch.autograd.gradcheck(detector.parts, (x,), eps=1e-6, atol=1e-5)
+    assert torch.autograd.gradcheck(detector.score, (x,), eps=1e-6, atol=1e-4)
+
+
+def test_scores_do_not_depend_on_the_batch() -> None:
+    detector, x = fitted(ready()), data(7, seed=3)
+    with torch.no_grad():
+        whole = detector.score(x)
+        parts = torch.cat([detector.score(part) for part in torch.split(x, 2)])
+        torch.testing.assert_close(parts, whole)
+        assert detector.score(x[:0]).shape == (0,)
+        assert detector.score(x[:1]).shape == (1,)
+    assert not detector.random
+
+
+def test_saved_and_loaded(tmp_path) -> None:
+    classifier, x = ready(), data(5, seed=8)
+    detector = fitted(classifier)
+    detector.calibrate(data(60, 3), false_positive_rate=0.1)
+    detector.save(tmp_path / "detector.safetensors")
+    loaded = MagNetDetector.load(tmp_path / "detector.safetensors", classifier)
+    assert loaded.settings == detector.settings
+    assert torch.equal(loaded.excess(x), detector.excess(x))
+
+
+def test_attackers_see_the_same_score() -> None:
+    classifier, x = ready(), data(5, seed=8)
+    detector = fitted(classifier)
+    detector.calibrate(data(60, 3), false_positive_rate=0.1)
+    torch.testing.assert_close(Defended(classifier, detector).both(x)[1], detector.excess(x))
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("structures", []),
+        ("structures", [[]]),
+        ("structures", [[3, "max"], [3]]),
+        ("structures", [[0], [3]]),
+        ("structures", [3, 3]),
+        ("powers", [1]),
+        ("powers", [1, 0]),
+        ("temperatures", [0]),
+        ("reformer", 2),
+        ("noise", -0.1),
+        ("epochs", 0),
+        ("bounds", [1, 0]),
+        ("channels", 0),
+    ],
+)
+def test_settings_that_are_refused(argument: str, value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=argument):
+        MagNetDetector(nn.Flatten(), **{argument: value})
+
+
+def test_what_is_refused() -> None:
+    detector = MagNetDetector(ready())
+    with pytest.raises(ModelError, match="not fitted"):
+        detector.score(data(2))
+    with pytest.raises(ModelError, match="not fitted"):
+        detector.calibrate(data(100))
+    state = torch.get_rng_state()
+    sized = MagNetDetector(detector.classifier, channels=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(ModelError, match="not fitted"):
+        sized.score(data(2))
+    for wrong in (data(0), data(4).flatten(1), data(4) + 1, data(4).int()):
+        with pytest.raises(InvalidArgumentError, match="inputs"):
+            detector.fit(wrong)
+    for wrong in ({"epochs": 0}, {"batch_size": 0}, {"learning_rate": 0}, {"seed": -1}):
+        with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+            detector.fit(data(4), **wrong)
+    flat = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    flat(torch.zeros(1, 60))
+    anything = MagNetDetector(flat.eval())
+    anything.fit(data(10), epochs=1)
+    with pytest.raises(ModelError, match="images of 2 channels"):
+        anything.score(torch.zeros(2, 1, 10, 6))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    detector = fitted(ready().cuda())
+    detector.calibrate(data(60, 3), false_positive_rate=0.1)
+    expected = detector.excess(data(5, 8).cuda()).cpu()
+    torch.testing.assert_close(detector.cpu().excess(data(5, 8)), expected, rtol=1e-3, atol=1e-3)
