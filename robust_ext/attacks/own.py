@@ -12,6 +12,7 @@ from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching
 from robust_ext.attacks.native import NativeAttack
+from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.errors import InvalidArgumentError
@@ -20,6 +21,7 @@ from robust_ext.specification import check_keywords, did_you_mean
 _TRIALS: Mapping[type[NativeAttack], Mapping[str, Any]] = {
     APGD: {"steps": 20},
     RandomSearch: {"points": 40},
+    ObjectivePGD: {"steps": 20},
     FeatureMatching: {"steps": 20},
     LogitMatching: {"steps": 20, "samples": 2},
     OrthogonalPGD: {"steps": 20},

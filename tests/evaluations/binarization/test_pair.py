@@ -304,11 +304,11 @@ def test_the_random_attack_counts_the_detector(network, digits, linf, pattern):
         return random_reach(forward, [problems], [0.5], settings, defense=defense)[0][:, 0] > 0.5
 
     easy = solved()
-    assert 0 < int(easy.sum())
+    assert int(easy.sum()) > 0
     silent = Broken(network, lambda seen: seen.logits[:, 0] * 0 - 1)
     assert torch.equal(solved(Defense(detector=silent, inverted=False)), easy)
     assert not bool(solved(Defense(detector=silent, inverted=True)).any())
     # What the detector lets pass and what it detects make up all points, and no problem is solved by none.
     sides = [solved(Defense(detector=pattern, inverted=inverted)) for inverted in (False, True)]
     assert torch.equal(sides[0] | sides[1], easy | sides[0] | sides[1])
-    assert 0 < int((sides[0] ^ sides[1]).sum())
+    assert int((sides[0] ^ sides[1]).sum()) > 0

@@ -1,0 +1,10 @@
+"""MEAD: a detector against many attacks at once; a sample counts as detected only when all of them are."""
+
+from robust_ext.evaluations.mead.averages import Average as Average
+from robust_ext.evaluations.mead.averages import average as average
+from robust_ext.evaluations.mead.metric import ArmLabel as ArmLabel
+from robust_ext.evaluations.mead.metric import MultiArmed as MultiArmed
+from robust_ext.evaluations.mead.metric import multi_armed as multi_armed
+from robust_ext.evaluations.mead.published import PublishedCurve as PublishedCurve
+from robust_ext.evaluations.mead.published import published_curve as published_curve
+from robust_ext.evaluations.mead.roc import Detection as Detection

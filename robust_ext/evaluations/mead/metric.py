@@ -1,0 +1,206 @@
+"""The multi-armed metric: a sample counts as detected only when every successful attack on it is detected.
+
+Source: Granese et al., "MEAD: A Multi-Armed Approach for Evaluation of Adversarial Examples Detectors" (2022), section
+4. Equation 7 there asks that all attacks succeed; here, as in the paper's text, figure 2 and remark, attacks that fail
+are left out. At every threshold that is the curve of each sample's lowest score over the attacks that succeed on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.evaluations.mead.roc import Detection, Floats, detect
+from robust_ext.validation import check_choice, check_integer
+
+NATURALS = ("kept", "filtered")
+
+Numbers = Tensor | NDArray[np.floating]
+Flags = Tensor | NDArray[np.bool_]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmLabel:
+    """What an arm is called.
+
+    Args:
+        name: Unlike those of the other arms.
+        objective: What its attack maximises, such as ``"kl"``; None where it has no choice of objectives. Such arms
+            take part in the result of every objective, as in the paper.
+        algorithm: How, such as ``"pgd"``; None: it takes part in no algorithm's result.
+    """
+
+    name: str
+    objective: str | None = None
+    algorithm: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiArmed:
+    """One row of the paper's tables: all arms against one detector.
+
+    Args:
+        all_arms: Every arm together.
+        objectives: By objective: the arms of this objective together with those that have none. The paper calls it
+            single-armed. It can lie below that of all arms, as it has fewer positives (remark in section 5.2.1).
+        algorithms: By algorithm.
+        arms: Each arm by itself.
+        blame: By arm, the share of positives in which it scored lowest, shared where several did; adds up to 1. None
+            without positives.
+        successes_per_sample: How many arms succeed on a sample, on average (tables 4 and 10); None without samples.
+        samples: How many samples were left to judge.
+    """
+
+    all_arms: Detection
+    objectives: dict[str, Detection]
+    algorithms: dict[str, Detection]
+    arms: dict[str, Detection]
+    blame: dict[str, float] | None
+    successes_per_sample: float | None
+    samples: int
+
+    def to_dict(self) -> dict[str, object]:
+        """All numbers, for JSON; those of all arms at the top."""
+        parts = {"objectives": self.objectives, "algorithms": self.algorithms, "arms": self.arms}
+        return {
+            **self.all_arms.to_dict(),
+            **{part: {name: one.to_dict() for name, one in found.items()} for part, found in parts.items()},
+            "blame": self.blame,
+            "successes_per_sample": self.successes_per_sample,
+            "samples": self.samples,
+        }
+
+
+def multi_armed(
+    natural: Numbers,
+    scores: Numbers,
+    success: Flags,
+    *,
+    arms: Sequence[ArmLabel],
+    correct: Flags | None = None,
+    naturals: str = "kept",
+    resamples: int = 1000,
+    seed: int = 0,
+) -> MultiArmed:
+    """Judge a detector by its scores of natural samples and of every arm's results; higher means more adversarial.
+
+    Everything is decided in float64. Infinite scores are in order; those that are no numbers are left out, and counted.
+
+    Args:
+        natural: Scores of the samples as they are, ``(N,)``.
+        scores: Of each arm's results, ``(L, N)``; what arms that failed scored does not matter.
+        success: Where an arm's result is misclassified and allowed, bool ``(L, N)``.
+        arms: The L arms.
+        correct: Which samples are classified correctly as they are, bool ``(N,)``; needed to filter them.
+        naturals: ``"kept"``: all samples count, and an arm succeeds on one that is misclassified already if it leaves
+            it so, as in the paper. ``"filtered"``: samples that are misclassified already are left out altogether.
+        resamples: For the intervals; 0 leaves them out.
+        seed: Of the resamples.
+
+    Raises:
+        InvalidArgumentError: Shapes do not fit one another, flags are not bool, two arms have one name, or samples are
+            to be filtered and ``correct`` is missing.
+
+    Example:
+        >>> arms = [ArmLabel(name="a"), ArmLabel(name="b")]
+        >>> scores, success = np.array([[0.9, 0.8], [0.2, 0.1]]), np.array([[True, True], [True, False]])
+        >>> result = multi_armed(np.array([0.3, 0.1]), scores, success, arms=arms, resamples=0)
+        >>> result.all_arms.auroc, result.arms["a"].auroc, result.blame
+        (0.75, 1.0, {'a': 0.5, 'b': 0.5})
+    """
+    natural, scores, success = _checked(natural, scores, success, arms)
+    check_choice("naturals", naturals, NATURALS)
+    check_integer("resamples", resamples, minimum=0)
+    if naturals == "filtered":
+        if correct is None:
+            raise InvalidArgumentError("correct", None, "bools (N,) to filter by; or choose naturals='kept'")
+        kept = _flags("correct", correct, natural.shape)
+        natural, scores, success = natural[kept], scores[:, kept], success[:, kept]
+
+    def judge(chosen: Sequence[int]) -> Detection:
+        rows = list(chosen)
+        unscored = int(np.isnan(natural).sum() + (np.isnan(scores[rows]) & success[rows]).sum())
+        worst = worst_scores(scores[rows], success[rows])
+        return detect(natural, worst, resamples=resamples, seed=seed, unscored=unscored)
+
+    numbered = list(enumerate(arms))
+    objectives = _distinct(arm.objective for arm in arms)
+    algorithms = _distinct(arm.algorithm for arm in arms)
+    shares = blame(scores, success)
+    return MultiArmed(
+        all_arms=judge(range(len(arms))),
+        objectives={one: judge([i for i, arm in numbered if arm.objective in (one, None)]) for one in objectives},
+        algorithms={one: judge([i for i, arm in numbered if arm.algorithm == one]) for one in algorithms},
+        arms={arm.name: judge([i]) for i, arm in numbered},
+        blame=None if shares is None else {arm.name: float(shares[i]) for i, arm in numbered},
+        successes_per_sample=float(success.sum() / len(natural)) if len(natural) else None,
+        samples=len(natural),
+    )
+
+
+def worst_scores(scores: Floats, success: Bools) -> Floats:
+    """Each sample's lowest score over the arms that succeed, ``(N,)``; NaN where none does, or none has a score.
+
+    Args:
+        scores: float64 ``(L, N)``.
+        success: bool ``(L, N)``.
+    """
+    valid = success & ~np.isnan(scores)
+    lowest: Floats = np.where(valid, scores, np.inf).min(0, initial=np.inf)
+    return np.where(valid.any(0), lowest, np.nan)
+
+
+def blame(scores: Floats, success: Bools) -> Floats | None:
+    """The share of positives in which each arm scored lowest, ``(L,)``; arms that tie share. None without positives.
+
+    Args:
+        scores: float64 ``(L, N)``.
+        success: bool ``(L, N)``.
+    """
+    lowest = success & (scores == worst_scores(scores, success))
+    tied = lowest.sum(0)
+    positives = int((tied > 0).sum())
+    if positives == 0:
+        return None
+    shares: Floats = (lowest / np.maximum(tied, 1)).sum(1) / positives
+    return shares
+
+
+def _distinct(names: Iterable[str | None]) -> list[str]:
+    return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def _checked(
+    natural: Numbers, scores: Numbers, success: Flags, arms: Sequence[ArmLabel]
+) -> tuple[Floats, Floats, Bools]:
+    names = [arm.name for arm in arms]
+    if len(set(names)) < len(names):
+        raise InvalidArgumentError("arms", ", ".join(names), "a name of its own for each arm")
+    found = _array(natural).astype(np.float64)
+    if found.ndim != 1:
+        raise InvalidArgumentError("natural", f"shape {found.shape}", "one score for each sample, (N,)")
+    of_arms, shape = _array(scores).astype(np.float64), (len(arms), len(found))
+    if of_arms.shape != shape:
+        raise InvalidArgumentError("scores", f"shape {of_arms.shape}", f"shape {shape}, one row for each arm")
+    return found, of_arms, _flags("success", success, shape)
+
+
+def _flags(argument: str, flags: Flags, shape: tuple[int, ...]) -> Bools:
+    array = _array(flags)
+    if array.shape != shape or array.dtype != np.bool_:
+        raise InvalidArgumentError(argument, f"{array.dtype} of shape {array.shape}", f"bool of shape {shape}")
+    return array.astype(np.bool_, copy=False)
+
+
+def _array(values: Tensor | NDArray[np.generic]) -> NDArray[np.generic]:
+    if isinstance(values, Tensor):
+        tensor = values.detach().cpu()
+        # bfloat16 has no numpy form.
+        return np.asarray((tensor.double() if tensor.is_floating_point() else tensor).numpy())
+    return np.asarray(values)

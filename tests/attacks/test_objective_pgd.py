@@ -1,0 +1,365 @@
+"""The climbs of MEAD: Foolbox's, where Foolbox has them, and what they promise of points, passes and rows."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from robust_ext.attacks.divergences import DIVERGENCES
+from robust_ext.attacks.native import Step
+from robust_ext.attacks.objective_pgd import ALGORITHMS, ObjectivePGD
+from robust_ext.attacks.projections import project
+from robust_ext.attacks.running import run_attack
+from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.random_streams import stream
+from robust_ext.target import Counted, PassCounter, Target
+from robust_ext.threat import NORMS, ThreatModel
+
+BOUNDS = (0.0, 1.0)
+NAMES = list(DIVERGENCES)
+
+
+class Rowwise(nn.Module):
+    """A small network whose rows are summed one by one, so that a row alone gives the same bits as in a batch."""
+
+    def __init__(self, values: int, classes: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first = nn.Parameter(torch.randn(16, values, generator=generator) / values**0.5)
+        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        hidden = (x.flatten(1)[:, None] * self.first).sum(2).sub(0.1).tanh()
+        return (hidden[:, None] * self.last).sum(2)
+
+
+def target_of(module: nn.Module, shape: tuple[int, ...], bounds: tuple[float, float] = BOUNDS) -> Target:
+    return Target(module=module, bounds=bounds, classes=5, input_shape=shape, device=torch.device("cpu"))
+
+
+def problem(
+    *, rows: int = 6, shape: tuple[int, ...] = (2, 3, 4), bounds: tuple[float, float] = BOUNDS
+) -> tuple[Target, Tensor, Tensor]:
+    module = Rowwise(torch.Size(shape).numel(), 5).eval()
+    inputs = torch.rand((rows, *shape), generator=torch.Generator().manual_seed(1)) * (bounds[1] - bounds[0])
+    inputs = (inputs + bounds[0]).clamp(*bounds)
+    with torch.no_grad():
+        labels = module(inputs).argmax(1) if rows else torch.zeros(0, dtype=torch.int64)
+    return target_of(module, shape, bounds), inputs, labels
+
+
+def attack(
+    parts: tuple[Target, Tensor, Tensor], threat_model: ThreatModel, *, seed: int = 0, **chosen: object
+) -> Tensor:
+    chooser = {name: chosen.pop(name) for name in ("targeted", "watch") if name in chosen}
+    built = ObjectivePGD(**chosen)  # type: ignore[arg-type]
+    return built.search(*parts, threat_model=threat_model, generator=stream(seed), **chooser)  # type: ignore[arg-type]
+
+
+def foolbox_points(name: str, parts: tuple[Target, Tensor, Tensor], epsilon: float, **chosen: object) -> Tensor:
+    foolbox = pytest.importorskip("foolbox", reason="Foolbox is not installed")
+    target, inputs, labels = parts
+    model = foolbox.PyTorchModel(target.module, bounds=BOUNDS, device="cpu")
+    found = getattr(foolbox.attacks, name)(random_start=False, **chosen).run(model, inputs, labels, epsilon=epsilon)
+    assert isinstance(found, Tensor)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("norm", "name", "epsilon", "step"),
+    [
+        ("linf", "LinfPGD", 0.3, 0.02),
+        ("linf", "LinfBasicIterativeAttack", 0.05, 0.01),
+        ("l2", "L2PGD", 0.9, 0.05),
+        ("l1", "L1PGD", 3.0, 0.3),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["pgd", "bim"])
+def test_cross_entropy_climbs_as_in_foolbox(norm: str, name: str, epsilon: float, step: float, algorithm: str) -> None:
+    """Across the bounds, too."""
+    parts = problem(rows=8)
+    theirs = foolbox_points(name, parts, epsilon, steps=40, abs_stepsize=step)
+    chosen = {"algorithm": algorithm, "steps": 40, "step_size": step, "start": "input", "projection": "scaled"}
+    ours = attack(parts, ThreatModel(norm=norm, epsilon=epsilon), **chosen)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
+    assert bool(((ours == 0) | (ours == 1)).any())
+    if norm == "linf":
+        assert torch.equal(
+            attack(parts, ThreatModel(norm=norm, epsilon=epsilon), **{**chosen, "projection": "nearest"}), ours
+        )
+
+
+def test_both_projections_are_one_in_an_l2_ball_away_from_the_bounds() -> None:
+    target, inputs, labels = problem(rows=8)
+    inputs = 0.3 + 0.4 * inputs
+    chosen = {"steps": 40, "step_size": 0.03, "start": "input"}
+    nearest, scaled = (
+        attack((target, inputs, labels), ThreatModel(norm="l2", epsilon=0.2), projection=one, **chosen)
+        for one in ("nearest", "scaled")
+    )
+    torch.testing.assert_close(nearest, scaled, rtol=0, atol=2e-6)
+    l1, chosen["step_size"] = ThreatModel(norm="l1", epsilon=0.5), 0.3
+    sparse, dense = (attack((target, inputs, labels), l1, projection=one, **chosen) for one in ("nearest", "scaled"))
+    # The nearest point of an l1 ball has zeros.
+    assert int((sparse != inputs).sum()) < int((dense != inputs).sum()) / 3
+
+
+def test_fgsm_is_foolboxes() -> None:
+    parts = problem()
+    theirs = foolbox_points("LinfFastGradientAttack", parts, 0.1)
+    ours = attack(parts, ThreatModel(norm="linf", epsilon=0.1), algorithm="fgsm")
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_each_step_is_along_the_gradient_by_finite_differences(name: str, norm: str) -> None:
+    """The first step in the middle of the ball, of length step_size in the norm, along differences of the objective."""
+    target, inputs, labels = problem(rows=3)
+    target.module.double()
+    inputs = (0.4 + 0.2 * inputs).double()
+    threat_model = ThreatModel(norm=norm, epsilon=0.2)
+    seen: list[Step] = []
+    attack((target, inputs, labels), threat_model, objective=name, steps=2, step_size=0.01, watch=seen.append)
+    points, after = seen[0].points.double(), seen[1].points.double()
+
+    def value(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return DIVERGENCES[name].value(target.module(x), target.module(inputs), labels)
+
+    slopes = torch.zeros(3, 24, dtype=torch.float64)
+    for place in range(24):
+        shift = torch.zeros(1, 24, dtype=torch.float64)
+        shift[0, place] = 1e-5
+        slopes[:, place] = (value(points + shift.view(1, 2, 3, 4)) - value(points - shift.view(1, 2, 3, 4))) / 2e-5
+    order = {"l2": 2, "l1": 1}.get(norm)
+    length = slopes.sign() if order is None else slopes / slopes.norm(p=order, dim=1, keepdim=True)
+    expected = project(points + 0.01 * length.view(points.shape), inputs, threat_model)
+    torch.testing.assert_close(after, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(seen[0].loss.double(), value(points), rtol=1e-5, atol=1e-7)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    norm=st.sampled_from(NORMS),
+    objective=st.sampled_from(NAMES),
+    algorithm=st.sampled_from(ALGORITHMS),
+    bounds=st.sampled_from([BOUNDS, (-2.5, 3.0), (0.0, 255.0)]),
+    epsilon=st.sampled_from([1e-7, 0.01, 0.3]),
+    shape=st.sampled_from([(1,), (7,), (1, 3, 5)]),
+    rows=st.integers(0, 4),
+    start=st.sampled_from([None, "random", "input"]),
+    best=st.booleans(),
+    projection=st.sampled_from(["nearest", "scaled"]),
+)
+def test_results_are_allowed_and_nothing_is_touched(
+    norm: str,
+    objective: str,
+    algorithm: str,
+    bounds: tuple[float, float],
+    epsilon: float,
+    shape: tuple[int, ...],
+    rows: int,
+    start: str | None,
+    best: bool,
+    projection: str,
+) -> None:
+    target, inputs, labels = problem(rows=rows, shape=shape, bounds=bounds)
+    before, state = inputs.clone(), torch.random.get_rng_state()
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    chosen = {"objective": objective, "algorithm": algorithm, "start": start, "best": best, "projection": projection}
+    steps = None if algorithm == "fgsm" else 5
+    found = attack((target, inputs, labels), threat_model, steps=steps, **chosen)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert torch.equal(inputs, before)
+    assert all(parameter.grad is None for parameter in target.module.parameters())
+    assert found.shape == inputs.shape
+    assert found.dtype == torch.float32
+    assert not found.requires_grad
+    assert bool(((found >= bounds[0]) & (found <= bounds[1])).all())
+    assert bool(threat_model.contains(found, inputs).all())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("best", [False, True])
+def test_passes_are_the_steps_and_every_query_is_the_batch(name: str, best: bool) -> None:
+    target, inputs, labels = problem()
+    module, counter = target.module, PassCounter()
+    assert isinstance(module, Rowwise)
+    counted = target_of(Counted(module, counter), target.input_shape)
+    module.sizes.clear()
+    watched: list[Step] = []
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    found = attack((counted, inputs, labels), threat_model, objective=name, steps=9, best=best, watch=watched.append)
+    extra = int(DIVERGENCES[name].compares) + int(best)
+    assert (counter.forward, counter.backward) == (6 * (9 + extra), 6 * 9)
+    assert module.sizes == [6] * (9 + extra)
+    assert [(step.number, step.total) for step in watched] == [(number, 9) for number in range(9)]
+    assert all(step.gradient is not None and step.gradient.shape == inputs.shape for step in watched)
+    if not best:
+        # What is returned is the point after the last step.
+        assert not torch.equal(found, watched[-1].points)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_does_not_depend_on_the_rows_after_it(name: str, norm: str) -> None:
+    target, inputs, labels = problem()
+    threat_model = ThreatModel(norm=norm, epsilon=0.3)
+    together = attack((target, inputs, labels), threat_model, objective=name, steps=10)
+    for count in (1, 4):
+        part = attack((target, inputs[:count], labels[:count]), threat_model, objective=name, steps=10)
+        torch.testing.assert_close(part, together[:count], rtol=0, atol=0)
+    again = attack((target, inputs, labels), threat_model, objective=name, steps=10)
+    other = attack((target, inputs, labels), threat_model, objective=name, steps=10, seed=1)
+    assert torch.equal(again, together)
+    assert not torch.equal(other, together)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_objectives_rise(name: str, norm: str) -> None:
+    target, inputs, labels = problem()
+    epsilon = {"linf": 0.1, "l2": 0.5, "l1": 2.0}[norm]
+    seen: list[Step] = []
+    chosen = {"objective": name, "steps": 40, "step_size": epsilon / 20, "watch": seen.append}
+    attack((target, inputs, labels), ThreatModel(norm=norm, epsilon=epsilon), **chosen)
+    assert bool((seen[-1].loss > seen[0].loss).all())
+
+
+def test_best_is_the_misclassified_point_of_highest_objective() -> None:
+    target, inputs, labels = problem(rows=20)
+    threat_model = ThreatModel(norm="linf", epsilon=0.12)
+    # Gini leads to undecided points, on either side of the boundary.
+    chosen = {"objective": "gini", "steps": 25, "step_size": 0.05}
+    seen: list[Step] = []
+    last = attack((target, inputs, labels), threat_model, watch=seen.append, **chosen)
+    best = attack((target, inputs, labels), threat_model, best=True, **chosen)
+    with torch.no_grad():
+        tried = torch.stack([*[step.points for step in seen], last])
+        logits = torch.stack([target.module(points) for points in tried])
+    values = torch.stack([DIVERGENCES["gini"].value(answer, answer, labels) for answer in logits])
+    values = values.where(logits.argmax(2) != labels, -torch.inf)
+    rows = torch.arange(20)
+    found = values.amax(0) > -torch.inf
+    expected = torch.where(found.view(-1, 1, 1, 1), tried[values.argmax(0), rows], last)
+    assert torch.equal(best, expected)
+    assert 0 < int(found.sum()) < 20
+    with torch.no_grad():
+        assert int((target.module(last).argmax(1) != labels).sum()) < int(found.sum())
+
+
+def test_aims_lower_cross_entropy_and_the_others_have_none() -> None:
+    target, inputs, labels = problem()
+    aims, threat_model = (labels + 1) % 5, ThreatModel(norm="linf", epsilon=0.5)
+    found = attack((target, inputs, aims), threat_model, targeted=True, best=True)
+    with torch.no_grad():
+        reached = target.module(found).argmax(1) == aims
+    assert int(reached.sum()) >= 4
+    for name in NAMES[1:]:
+        with pytest.raises(AttackRefusedError, match="choose objective='ace'"):
+            attack((target, inputs, aims), threat_model, objective=name, targeted=True)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_rows_without_a_gradient_do_not_harm_the_others(norm: str) -> None:
+    class Dead(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            slope = torch.tensor([0.0, float("nan"), 1.0]).view(3, 1)
+            return x.flatten(1)[:, :2] * slope
+
+    inputs = torch.full((3, 4), 0.5)
+    threat_model = ThreatModel(norm=norm, epsilon=0.1)
+    chosen = {"steps": 5, "step_size": 0.05, "start": "input"}
+    found = attack((target_of(Dead(), (4,)), inputs, torch.zeros(3).long()), threat_model, **chosen)
+    assert torch.equal(found[:2], inputs[:2])
+    assert float(found[2, 1]) > 0.5 > float(found[2, 0])
+
+
+def test_tiny_gradients_make_whole_steps() -> None:
+    class Faint(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :2] * 1e-30
+
+    inputs = torch.full((1, 4), 0.5)
+    for norm, step in itertools.product(("l2", "l1"), (0.01,)):
+        threat_model = ThreatModel(norm=norm, epsilon=0.1)
+        parts = (target_of(Faint(), (4,)), inputs, torch.zeros(1).long())
+        found = attack(parts, threat_model, algorithm="fgsm", step_size=step)
+        assert float(threat_model.distance(found, inputs)) == pytest.approx(step, rel=1e-4)
+
+
+def test_targets_without_gradients_are_refused() -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.detach()[:, :5]
+
+    parts = (target_of(Cut(), (7,)), torch.rand(2, 7), torch.zeros(2).long())
+    for name in NAMES:
+        with pytest.raises(AttackError, match="gives no gradients"):
+            attack(parts, ThreatModel(norm="linf", epsilon=0.1), objective=name)
+
+
+def test_defaults_are_the_papers() -> None:
+    def of(norm: str, epsilon: float, algorithm: str, bounds: tuple[float, float] = BOUNDS) -> tuple[int, float]:
+        threat_model, built = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds), ObjectivePGD(algorithm=algorithm)
+        return built.steps_for(threat_model), built.step_size_for(threat_model)
+
+    assert of("l1", 40, "pgd") == (100, 4.0)
+    assert of("l2", 0.125, "pgd") == (100, 0.1)
+    assert of("linf", 0.5, "pgd") == (100, 0.01)
+    linf = (0.03125, 0.0625, 0.125, 0.25, 0.3125, 0.5)
+    assert [of("linf", epsilon, "bim") for epsilon in linf] == [(n, 0.01) for n in (10, 20, 40, 80, 100, 160)]
+    assert of("linf", 0.001, "bim") == (1, 0.01)
+    assert of("linf", 0.25, "fgsm") == (1, 0.25)
+    assert of("linf", 8.0, "bim", (0.0, 256.0)) == (10, 2.56)
+    starts = {(one, name): ObjectivePGD(objective=name, algorithm=one).start for one in ALGORITHMS for name in NAMES}
+    assert {key for key, start in starts.items() if start == "input"} == {
+        (one, name) for one in ("bim", "fgsm") for name in ("ace", "gini")
+    }
+
+
+def test_it_runs_as_an_attack_and_tells_its_settings() -> None:
+    target, inputs, labels = problem()
+    built = ObjectivePGD(objective="fisher-rao", algorithm="bim", steps=3)
+    assert built.name == "BIM-FISHER-RAO"
+    assert (built.traits.rows, built.traits.coupled, built.traits.failure) == ("ordered", False, "last")
+    assert built.traits.seeds == "generator"
+    assert ObjectivePGD(algorithm="bim").traits.seeds == "none"
+    threat_model = ThreatModel(norm="l2", epsilon=0.3)
+    found = run_attack(built, target, inputs, labels, threat_model=threat_model, generator=stream(0))
+    assert torch.equal(
+        found, attack((target, inputs, labels), threat_model, objective="fisher-rao", algorithm="bim", steps=3)
+    )
+    descriptions = {
+        ObjectivePGD(objective=name, algorithm=one, best=best).description
+        for name in NAMES
+        for one in ALGORITHMS
+        for best in (False, True)
+    }
+    assert len(descriptions) == 24
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"objective": "ce"}, "objective: got 'ce'"),
+        ({"algorithm": "apgd"}, "algorithm: got 'apgd'"),
+        ({"steps": 0}, "steps: got 0"),
+        ({"algorithm": "fgsm", "steps": 2}, "steps: got 2"),
+        ({"step_size": 0}, "step_size: got 0"),
+        ({"start": "zero"}, "start: got 'zero'"),
+        ({"best": 1}, "best: got 1"),
+        ({"projection": "l2"}, "projection: got 'l2'"),
+    ],
+)
+def test_settings_are_checked(chosen: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        ObjectivePGD(**chosen)  # type: ignore[arg-type]

@@ -1,0 +1,341 @@
+"""The multi-armed metric, against brute force over thresholds, scikit-learn, and what intervals should do."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.evaluations.mead import Detection, MultiArmed, average, multi_armed
+from robust_ext.evaluations.mead.metric import ArmLabel, blame, worst_scores
+from robust_ext.evaluations.mead.roc import detect
+
+NAN, INF = float("nan"), float("inf")
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+def arms(count: int) -> list[ArmLabel]:
+    return [ArmLabel(name=str(number)) for number in range(count)]
+
+
+def judge(natural: Floats, scores: Floats, success: Bools, **chosen: object) -> MultiArmed:
+    keywords = {"arms": arms(len(scores)), "resamples": 0, **chosen}
+    return multi_armed(natural, scores, success, **keywords)  # type: ignore[arg-type]
+
+
+def curve(natural: Floats, scores: Floats, success: Bools) -> list[tuple[float, float]]:
+    """(FPR, TPR) at every threshold that makes a difference, by the definition of true and false positives."""
+    samples = range(len(natural))
+    possible = [i for i in samples if success[:, i].any()]
+    levels = np.concatenate([[-INF], np.unique(np.concatenate([natural, scores.ravel()]))])
+    points = [(1.0, 1.0)]
+    for level in levels:
+        caught = sum(all(scores[a, i] > level for a in range(len(scores)) if success[a, i]) for i in possible)
+        points.append((sum(natural > level) / len(natural), caught / len(possible)))
+    return points
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Floats, Floats, Bools]:
+    """Few distinct scores, so that ties are common; every size from one sample and one arm on."""
+    samples, count = draw(st.integers(1, 24)), draw(st.integers(1, 4))
+    values = st.one_of(st.integers(0, 4).map(float), st.floats(-2, 2), st.sampled_from([-INF, INF]))
+    natural = draw(st.lists(values, min_size=samples, max_size=samples))
+    scores = draw(st.lists(values, min_size=samples * count, max_size=samples * count))
+    success = draw(st.lists(st.booleans(), min_size=samples * count, max_size=samples * count))
+    shape = (count, samples)
+    return np.array(natural), np.array(scores).reshape(shape), np.array(success).reshape(shape)
+
+
+@settings(max_examples=300, deadline=None)
+@given(problem=problems())
+def test_brute_force_over_thresholds_agrees(problem: tuple[Floats, Floats, Bools]) -> None:
+    natural, scores, success = problem
+    found = judge(natural, scores, success).all_arms
+    positives = int(success.any(0).sum())
+    assert (found.positives, found.naturals) == (positives, len(natural))
+    assert found.coverage == positives / len(natural)
+    if positives == 0:
+        assert (found.auroc, found.fpr_at_95_tpr, found.tpr_at_5_fpr) == (None, None, None)
+        return
+    points = curve(natural, scores, success)
+    area = sum((x - u) * (y + v) / 2 for (x, y), (u, v) in itertools.pairwise(points))
+    assert found.auroc == pytest.approx(area, abs=1e-12)
+    assert found.fpr_at_95_tpr == min(fpr for fpr, tpr in points if 100 * round(tpr * positives) >= 95 * positives)
+    budget = 5 * len(natural)
+    assert found.tpr_at_5_fpr == max(tpr for fpr, tpr in points if 100 * round(fpr * len(natural)) <= budget)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems())
+def test_the_threshold_is_the_one_that_the_rule_names(problem: tuple[Floats, Floats, Bools]) -> None:
+    """g* is the (M - ceil(.95 M) + 1)-th smallest positive."""
+    natural, scores, success = problem
+    worst = np.sort([min(scores[success[:, i], i]) for i in range(len(natural)) if success[:, i].any()])
+    if len(worst):
+        threshold = worst[len(worst) - math.ceil(95 * len(worst) / 100)]
+        assert judge(natural, scores, success).all_arms.fpr_at_95_tpr == np.mean(natural >= threshold)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems())
+def test_only_the_order_of_scores_matters(problem: tuple[Floats, Floats, Bools]) -> None:
+    natural, scores, success = problem
+    levels = np.unique(np.concatenate([natural, scores.ravel()]))
+    places = [np.searchsorted(levels, one).astype(float) ** 3 for one in (natural, scores)]
+    assert judge(*places, success, resamples=20) == judge(natural, scores, success, resamples=20)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems())
+def test_one_arm_is_an_ordinary_roc_curve(problem: tuple[Floats, Floats, Bools]) -> None:
+    natural, scores, success = problem
+    result = judge(natural, scores, success)
+    for number, found in enumerate(result.arms.values()):
+        hit = scores[number, success[number]]
+        if len(hit):
+            # scikit-learn takes no infinite scores; only the order matters.
+            both = np.clip(np.concatenate([natural, hit]), -10, 10)
+            truth = [0] * len(natural) + [1] * len(hit)
+            assert found.auroc == pytest.approx(roc_auc_score(truth, both), abs=1e-12)
+        else:
+            assert found.auroc is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems())
+def test_more_arms_on_the_same_samples_never_help_the_detector(problem: tuple[Floats, Floats, Bools]) -> None:
+    natural, scores, success = problem
+    success = np.broadcast_to(success.any(0), success.shape)
+    result = judge(natural, scores, success)
+    if result.all_arms.auroc is not None:
+        for one in result.arms.values():
+            assert one.auroc is not None
+            assert result.all_arms.auroc <= one.auroc + 1e-12
+
+
+def test_a_single_arm_can_score_below_all_of_them() -> None:
+    """The remark of section 5.2.1: an arm that fails where others are caught has fewer positives."""
+    natural, scores = np.array([0.5, 0.5]), np.array([[0.1, 0.0], [0.9, 0.9]])
+    result = judge(natural, scores, np.array([[True, False], [False, True]]))
+    assert result.all_arms.auroc == 0.5
+    assert result.arms["0"].auroc == 0.0
+    assert result.arms["0"].coverage == 0.5
+
+
+@given(problem=problems())
+def test_blame_is_shared_and_complete(problem: tuple[Floats, Floats, Bools]) -> None:
+    natural, scores, success = problem
+    found = blame(scores, success)
+    shares = np.zeros(len(scores))
+    worst = worst_scores(scores, success)
+    positives = 0
+    for i in range(len(natural)):
+        hits = [a for a in range(len(scores)) if success[a, i]]
+        if not hits:
+            assert np.isnan(worst[i])
+            continue
+        positives += 1
+        lowest = min(scores[a, i] for a in hits)
+        assert worst[i] == lowest
+        guilty = [a for a in hits if scores[a, i] == lowest]
+        shares[guilty] += 1 / len(guilty)
+    if positives == 0:
+        assert found is None
+    else:
+        np.testing.assert_allclose(found, shares / positives, atol=1e-12)  # type: ignore[arg-type]
+        assert sum(found) == pytest.approx(1)  # type: ignore[arg-type]
+
+
+def test_objectives_take_in_the_arms_that_have_none() -> None:
+    labels = [
+        ArmLabel(name="a", objective="ace", algorithm="pgd"),
+        ArmLabel(name="b", objective="kl", algorithm="pgd"),
+        ArmLabel(name="c", objective="kl", algorithm="bim"),
+        ArmLabel(name="d"),
+    ]
+    generator = np.random.default_rng(0)
+    natural, scores = generator.random(40), generator.random((4, 40))
+    success = generator.random((4, 40)) < 0.7
+    result = judge(natural, scores, success, arms=labels)
+
+    def of(*chosen: int) -> Detection:
+        return judge(natural, scores[list(chosen)], success[list(chosen)]).all_arms
+
+    assert result.objectives == {"ace": of(0, 3), "kl": of(1, 2, 3)}
+    assert result.algorithms == {"pgd": of(0, 1), "bim": of(2)}
+    assert result.arms == {"a": of(0), "b": of(1), "c": of(2), "d": of(3)}
+    assert result.successes_per_sample == pytest.approx(success.sum() / 40)
+
+
+def test_misclassified_samples_are_kept_or_left_out() -> None:
+    generator = np.random.default_rng(1)
+    natural, scores, success = generator.random(30), generator.random((2, 30)), generator.random((2, 30)) < 0.6
+    correct = generator.random(30) < 0.8
+    kept = judge(natural, scores, success, correct=correct)
+    assert kept == judge(natural, scores, success)
+    filtered = judge(natural, scores, success, correct=torch.tensor(correct), naturals="filtered")
+    assert filtered == judge(natural[correct], scores[:, correct], success[:, correct])
+    assert filtered.samples == correct.sum() < kept.samples
+
+
+def test_scores_that_are_no_numbers_are_left_out_and_counted() -> None:
+    natural = np.array([0.1, NAN, 0.3])
+    scores = np.array([[NAN, 0.5, 0.2], [0.4, NAN, NAN]])
+    success = np.array([[True, True, True], [True, True, False]])
+    found = judge(natural, scores, success)
+    assert found.all_arms.unscored == 3
+    assert (found.all_arms.naturals, found.all_arms.positives) == (2, 3)
+    # Positives .4, .5 and .2 against .1 and .3.
+    assert found.all_arms.auroc == pytest.approx(5 / 6)
+    nothing = judge(np.full(3, NAN), np.full((2, 3), NAN), success)
+    assert (nothing.all_arms.auroc, nothing.blame, nothing.all_arms.coverage) == (None, None, 0.0)
+    assert nothing.all_arms.auroc_interval is None
+
+
+@pytest.mark.parametrize(("samples", "count"), [(0, 2), (3, 0), (0, 0)])
+def test_no_samples_or_no_arms_give_none(samples: int, count: int) -> None:
+    natural, scores = np.zeros(samples), np.zeros((count, samples))
+    result = judge(natural, scores, scores > 0, resamples=10)
+    assert result.all_arms.auroc is None
+    assert result.all_arms.coverage == (0.0 if samples else None)
+    assert result.successes_per_sample == (0.0 if samples else None)
+    json.dumps(result.to_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_tensors_are_judged_as_arrays(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    natural = torch.rand(20, generator=generator).to(dtype).requires_grad_(True)
+    scores = torch.rand(3, 20, generator=generator).to(dtype)
+    success = torch.rand(3, 20, generator=generator) < 0.5
+    of_tensors = multi_armed(natural, scores, success, arms=arms(3), resamples=20)
+    arrays = (natural.detach().double().numpy(), scores.double().numpy(), success.numpy())
+    assert of_tensors == multi_armed(*arrays, arms=arms(3), resamples=20)
+
+
+def test_the_report_has_its_keys() -> None:
+    generator = np.random.default_rng(2)
+    result = judge(generator.random(10), generator.random((2, 10)), generator.random((2, 10)) < 0.8, resamples=50)
+    report = json.loads(json.dumps(result.to_dict()))
+    for part in (report, report["arms"]["0"]):
+        assert part["auroc_interval"][0] <= part["auroc"] <= part["auroc_interval"][1]
+        assert {"fpr_at_95_tpr", "tpr_at_5_fpr", "positives", "coverage", "naturals", "unscored"} <= part.keys()
+    assert sum(report["blame"].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"natural": np.zeros((2, 3))}, "natural: got shape"),
+        ({"scores": np.zeros((2, 4))}, "scores: got shape"),
+        ({"success": np.ones((2, 3))}, "success: got float64"),
+        ({"success": np.ones((3, 2), dtype=bool)}, "success: got bool of shape"),
+        ({"arms": [ArmLabel(name="a"), ArmLabel(name="a")]}, "arms: got a, a"),
+        ({"arms": arms(3)}, "scores: got shape"),
+        ({"naturals": "dropped"}, "naturals: got 'dropped'"),
+        ({"naturals": "filtered"}, "correct: got None"),
+        ({"naturals": "filtered", "correct": np.ones(2, dtype=bool)}, "correct: got bool"),
+        ({"resamples": -1}, "resamples: got -1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(chosen: dict[str, object], message: str) -> None:
+    given: dict[str, object] = {"natural": np.zeros(3), "scores": np.zeros((2, 3)), "success": np.ones((2, 3), bool)}
+    keywords = {"arms": arms(2), **given, **chosen}
+    with pytest.raises(InvalidArgumentError, match=message):
+        multi_armed(**keywords)  # type: ignore[arg-type]
+
+
+def delong(natural: Floats, positives: Floats) -> float:
+    """Standard error of the AUROC by DeLong et al. (1988), with the covariance of samples that give both scores."""
+    has = ~np.isnan(positives)
+    order = np.sign(positives[has][:, None] - natural[None]) / 2 + 0.5
+    of_natural = order.mean(0) - order.mean()
+    of_positive = np.zeros(len(natural))
+    of_positive[has] = order.mean(1) - order.mean()
+    parts = of_natural / len(natural) + of_positive / has.sum()
+    return float(np.sqrt((parts**2).sum()))
+
+
+@pytest.mark.parametrize("paired", [0.0, 0.9])
+def test_intervals_are_as_wide_as_delongs(paired: float) -> None:
+    """Natural and adversarial scores of a sample that move together make the difference less uncertain, or more."""
+    generator = np.random.default_rng(3)
+    natural = generator.normal(size=600)
+    positives = 1 + paired * natural + math.sqrt(1 - paired**2) * generator.normal(size=600)
+    positives[generator.random(600) < 0.3] = NAN
+    found = detect(natural, positives, resamples=2000, seed=0)
+    assert found.auroc is not None
+    assert found.auroc_interval is not None
+    half = 1.96 * delong(natural, positives)
+    np.testing.assert_allclose(found.auroc_interval, [found.auroc - half, found.auroc + half], atol=0.12 * half)
+
+
+def test_pairs_matter_to_the_interval() -> None:
+    """The same scores with the pairs broken up give another width, in both methods."""
+    generator = np.random.default_rng(4)
+    natural = generator.normal(size=400)
+    together = natural + 0.5 + 0.3 * generator.normal(size=400)
+    widths = []
+    for positives in (together, generator.permutation(together)):
+        interval = detect(natural, positives, resamples=1000, seed=0).auroc_interval
+        assert interval is not None
+        widths.append(interval[1] - interval[0])
+    assert widths[0] < 0.6 * widths[1]
+
+
+def test_intervals_cover_what_they_should() -> None:
+    """Normal scores a distance of 1 apart have an AUROC of .7602; of 100 intervals about 95 hold it."""
+    generator = np.random.default_rng(5)
+    hits = 0
+    for _ in range(100):
+        natural, positives = generator.normal(size=80), 1 + generator.normal(size=80)
+        interval = detect(natural, positives, resamples=200, seed=0).auroc_interval
+        assert interval is not None
+        hits += interval[0] <= 0.7602 <= interval[1]
+    assert 88 <= hits <= 99
+
+
+def test_a_perfect_detector_has_an_interval_too() -> None:
+    found = detect(np.zeros(20), np.array([1.0] * 10 + [NAN] * 10), resamples=100, seed=0)
+    assert found.auroc_interval == pytest.approx((0.025**0.1, 1.0))
+    assert found.tpr_at_5_fpr_interval == found.auroc_interval
+    assert found.fpr_at_95_tpr_interval == pytest.approx((0.0, 1 - 0.025**0.1))
+
+
+def test_resamples_are_the_seeds() -> None:
+    generator = np.random.default_rng(6)
+    natural, positives = generator.random(50), generator.random(50)
+    state = np.random.get_state()[1].tolist()  # type: ignore[union-attr, index]
+    first, again, other = (detect(natural, positives, resamples=50, seed=seed) for seed in (0, 0, 1))
+    assert state == np.random.get_state()[1].tolist()  # type: ignore[union-attr, index]
+    assert first == again
+    assert first.auroc_interval != other.auroc_interval
+    assert first.auroc == other.auroc
+
+
+def test_averages_weigh_rows_alike() -> None:
+    none = detect(np.zeros(3), np.full(3, NAN), resamples=0, seed=0)
+    rows = [
+        detect(np.array([0.0, 1.0]), np.array([2.0, NAN]), resamples=0, seed=0),
+        none,
+        detect(np.array([0.0] * 8 + [3.0] * 8), np.full(16, 1.0), resamples=0, seed=0),
+    ]
+    found = average(rows)
+    assert (found.auroc, found.fpr_at_95_tpr, found.tpr_at_5_fpr) == (0.75, 0.25, 0.5)
+    assert (found.rows, found.skipped) == (2, 1)
+    # Averages of groups: the four of the summary table count alike, however many rows they have.
+    perfect = average([rows[0]])
+    assert average([found, perfect, perfect, average([none])]).auroc == pytest.approx(2.75 / 3)
+    assert average([]).auroc is None
+    assert json.loads(json.dumps(found.to_dict()))["rows"] == 2
