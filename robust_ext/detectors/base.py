@@ -69,7 +69,7 @@ class Detector(nn.Module, ABC):
     def __init__(self, classifier: nn.Module) -> None:
         super().__init__()
         self.classifier = classifier
-        self.register_buffer("threshold", torch.tensor(torch.nan))
+        self.register_buffer("threshold", torch.tensor(torch.nan, device=module_device(classifier)))
         self.training = False
 
     @abstractmethod

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation, observe
+from robust_ext.detectors.scaling import check_bounds
 from robust_ext.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.target import module_device
 from robust_ext.validation import check_choice, check_inputs, check_integer, check_labels, check_number
@@ -81,7 +82,7 @@ class OddsDetector(Detector):
         super().__init__(classifier)
         self.noises = _check_noises(noises)
         self.draws = check_integer("draws", draws, minimum=1)
-        self.bounds = _check_bounds(bounds)
+        self.bounds = None if bounds is None else check_bounds(bounds)
         self.batch_size = check_integer("batch_size", batch_size, minimum=1)
         self.register_buffer("means", torch.empty(0))
         self.register_buffer("deviations", torch.empty(0))
@@ -196,17 +197,6 @@ def _check_noises(noises: Sequence[Sequence[Any]]) -> tuple[tuple[str, float], .
         (check_choice("noises", kind, KINDS), check_number("noises", level, minimum=0, open_minimum=True))
         for kind, level in pairs
     )
-
-
-def _check_bounds(bounds: Sequence[float] | None) -> tuple[float, float] | None:
-    if bounds is None:
-        return None
-    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
-        raise InvalidArgumentError("bounds", bounds, "a pair (lowest, highest), or None")
-    low, high = (check_number("bounds", value) for value in bounds)
-    if low >= high:
-        raise InvalidArgumentError("bounds", bounds, "a pair whose first number is below its second")
-    return low, high
 
 
 def _statistics(changes: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:

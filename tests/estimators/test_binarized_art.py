@@ -111,13 +111,16 @@ def test_art_attacks_find_what_is_planted(
     ],
 )
 def test_attacks_that_ask_about_far_points_go_one_by_one(
-    binarized: BinarizedPyTorchClassifier, name: str, settings: dict[str, Any]
+    binarized: BinarizedPyTorchClassifier, name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Both make generators of their own, which take their seed from the system.
+    seeded = np.random.RandomState
+    monkeypatch.setattr(np.random, "RandomState", lambda seed=None: seeded(0 if seed is None else seed))
+    np.random.seed(0)
     one = binarized.single(0)
     candidate = getattr(evasion, name)(one, verbose=False, **settings).generate(one.x, one.y)
-    # Both draw from generators of their own, which nobody can seed: what they find differs from run to run.
-    assert one.verify(candidate).outcomes[0] in ("found", "beyond_epsilon", "not_adversarial")
-    assert candidate.shape == one.x.shape
+    assert one.verify(candidate).outcomes[0] in ("found", "beyond_epsilon")
+    assert one.predict(candidate.astype(np.float32)).argmax() == 1
 
 
 def test_attacks_on_probabilities_are_given_some(digits: Tensor) -> None:

@@ -140,5 +140,6 @@ def binarization_test(
         false_positive_rate=detector_fpr,
         bounds=threat_model.bounds,
         device=device,
+        seed=checked.seed,
     )
     return run_pair(subject, watching, calibration=calibration, view=view, out=out, progress=progress, shard=shard)

@@ -23,6 +23,7 @@ from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.single import Subject, run_test
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason
 from robust_ext.features import LayerInput
+from robust_ext.random_streams import derive_seed, seeded_globals
 from robust_ext.resolve import as_module
 from robust_ext.target import Counted
 from robust_ext.validation import check_choice, check_inputs
@@ -39,6 +40,7 @@ def prepare_detector(
     false_positive_rate: float,
     bounds: tuple[float, float],
     device: torch.device,
+    seed: int,
 ) -> tuple[Detector, Calibration | None]:
     """A detector of a model with a threshold, and how it got that here.
 
@@ -50,6 +52,7 @@ def prepare_detector(
         false_positive_rate: Share of them that it may detect.
         bounds: Of inputs.
         device: Of the model.
+        seed: Of a random detector's draws, here and in every run that goes on.
 
     Raises:
         InvalidArgumentError: The detector has no threshold, and there is nothing to calibrate it on.
@@ -66,9 +69,12 @@ def prepare_detector(
                 "clean inputs to calibrate it on, or a detector whose calibrate() was called",
             )
         clean = check_inputs("detector_data", data, bounds=bounds)
-        calibration = watching.calibrate(clean, false_positive_rate=false_positive_rate)
+        with seeded_globals(derive_seed(seed, "detector calibration")):
+            calibration = watching.calibrate(clean, false_positive_rate=false_positive_rate)
     some = inputs[:64].to(device)
-    if len(some) >= 10 and bool(watching.decide(some).all()):
+    with seeded_globals(derive_seed(seed, "detector probe")):
+        detected = watching.decide(some)
+    if len(some) >= 10 and bool(detected.all()):
         raise ModelError(
             f"detector {type(watching).__name__}: rejects all of {len(some)} clean inputs, so that no attack is "
             "needed; calibrate it on clean inputs like these"

@@ -186,6 +186,22 @@ def test_random_detectors_are_asked_several_times_and_reproducibly(network, digi
         assert planted["adversarial"] >= 0.9 * planted["drawn"]
 
 
+def test_a_random_detector_is_calibrated_by_the_seed_alone(network, digits, linf, further, tmp_path):
+    """Else a run could not be gone on with: another threshold makes it another run."""
+    arguments = {"detector_data": further, "detector_fpr": 0.3, "out": tmp_path}
+    detectors = [Noisy(network) for _ in range(3)]
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    first = pair(network, digits[:6], linf, detector=detectors[0], **arguments)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(2)
+    again = pair(network, digits[:6], linf, detector=detectors[1], **arguments)
+    assert first.content == again.content
+    pair(network, digits[:6], linf, detector=detectors[2], **{**arguments, "out": None, "seed": 5})
+    assert torch.equal(detectors[0].threshold, detectors[1].threshold)
+    assert not torch.equal(detectors[0].threshold, detectors[2].threshold)
+
+
 def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path):
     arguments = {"detector": pattern, "batch_size": 4}
     whole = pair(network, digits[:8], linf, **arguments)
