@@ -1,7 +1,8 @@
-"""Two published architectures, for use with ``--model examples/networks.py:NAME --weights FILE``.
+"""Published architectures, for use with ``--model examples/networks.py:NAME --weights FILE``.
 
 ``resnet20``: He et al. 2016, CIFAR-10, with parameter-free shortcuts (option A); keys as in the widely used
 PyTorch port by Y. Idelbayev. ``wong_kolter_mnist``: the MNIST network of Wong and Kolter 2018.
+``mead_mnist``: the MNIST network of Granese et al. 2022 (MEAD), trained by ``examples/train_mead.py``.
 """
 
 from __future__ import annotations
@@ -69,3 +70,31 @@ def wong_kolter_mnist() -> nn.Module:
         nn.ReLU(),
         nn.Linear(100, 10),
     ).eval()
+
+
+def mead_mnist() -> nn.Module:
+    """The MNIST network of the MEAD paper, inputs (N, 1, 28, 28) in [0, 1], in eval mode.
+
+    Two blocks of two convolutions and a pool, then three linear layers with dropout before the second. Weights lie
+    channels last, in which a forward and backward pass takes about half the time on CPUs.
+    """
+    network = nn.Sequential(
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1024, 256),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(256, 256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
+    return network.to(memory_format=torch.channels_last).eval()

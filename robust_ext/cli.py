@@ -1,19 +1,21 @@
-"""The command line: ``robust-ext binarization``, ``robust-ext demo`` and ``robust-ext attacks``."""
+"""The command line: ``robust-ext binarization``, ``mead``, ``demo`` and ``attacks``."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from tqdm.auto import tqdm
 
 from robust_ext import __version__
 from robust_ext.adapter import adapters
+from robust_ext.cli_mead import mead_command
+from robust_ext.cli_values import number, pair, share, size, torch_device, without_jobs
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.run import run_demo
 from robust_ext.errors import InvalidArgumentError, RobustExtError
@@ -23,7 +25,7 @@ from robust_ext.evaluations.conformance import Row, conformance
 from robust_ext.loading import load_model
 from robust_ext.reports.attack_list import attack_table, list_attacks
 from robust_ext.reports.conformance import matrix_page, matrix_table
-from robust_ext.shards import end_with_parent, run_shards
+from robust_ext.shards import count_records, end_with_parent, run_shards
 from robust_ext.threat import NORMS, ThreatModel
 from robust_ext.validation import check_integer
 
@@ -33,44 +35,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Can this robustness evaluation be trusted? Tests of adversarial attacks for Foolbox, ART and PyTorch.",
 )
-
-
-def number(argument: str, text: str) -> float:
-    """A number, or a fraction such as ``8/255``."""
-    parts = text.split("/")
-    try:
-        values = [float(part) for part in parts]
-    except ValueError as error:
-        raise InvalidArgumentError(argument, repr(text), "a number or a fraction such as 8/255") from error
-    if len(values) > 2 or (len(values) == 2 and values[1] == 0):
-        raise InvalidArgumentError(argument, repr(text), "a number or a fraction such as 8/255")
-    return values[0] if len(values) == 1 else values[0] / values[1]
-
-
-def pair(argument: str, text: str) -> tuple[float, float]:
-    """Two numbers separated by a comma."""
-    parts = text.split(",")
-    if len(parts) != 2:
-        raise InvalidArgumentError(argument, repr(text), "two numbers, as in 0,1")
-    return number(argument, parts[0]), number(argument, parts[1])
-
-
-def size(argument: str, text: str) -> int | str:
-    """``auto`` or an integer."""
-    if text == "auto":
-        return text
-    try:
-        return check_integer(argument, int(text), minimum=1)
-    except ValueError as error:
-        raise InvalidArgumentError(argument, repr(text), "auto or an integer of at least 1") from error
-
-
-def share(argument: str, text: str) -> tuple[int, int]:
-    """``K/N``, process K of N."""
-    parts = text.split("/")
-    if len(parts) != 2 or not all(part.isdecimal() for part in parts) or not 0 <= int(parts[0]) < int(parts[1]):
-        raise InvalidArgumentError(argument, repr(text), "K/N with K from 0 to N - 1")
-    return int(parts[0]), int(parts[1])
 
 
 @app.command()
@@ -161,7 +125,7 @@ def binarization(
     check_integer("--samples", samples, minimum=1)
     check_integer("--jobs", jobs, minimum=1)
     check_integer("--calibration-samples", calibration_samples, minimum=1)
-    torch_device = _device(device)
+    where = torch_device(device)
     part = share("--shard", shard)
     if jobs > 1 and out is None:
         raise InvalidArgumentError("--jobs", jobs, "a run folder (--out) when there is more than one")
@@ -174,9 +138,15 @@ def binarization(
     chosen = everything[:samples]
     inputs, _ = dataset.take(chosen, bounds=threat_model.bounds)
     if jobs > 1 and out is not None:
-        run_shards(_without_jobs(sys.argv[1:]), jobs=jobs, folder=out, samples=samples, progress=progress)
+        run_shards(
+            without_jobs(sys.argv[1:]),
+            jobs=jobs,
+            total=samples,
+            done=partial(count_records, out),
+            progress=progress,
+        )
     result = binarization_test(
-        load_model(model, weights=weights, device=torch_device),
+        load_model(model, weights=weights, device=where),
         list(attack),
         inputs,
         threat_model,
@@ -226,6 +196,9 @@ def binarization(
         typer.echo(str(result))
         if out is not None:
             typer.echo(f"{out / 'result.json'} and {out / 'report.html'} hold the details.")
+
+
+app.command("mead")(mead_command)
 
 
 @app.command()
@@ -306,27 +279,6 @@ def _options(
 ) -> None:
     if verbose:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
-
-
-def _device(text: str) -> torch.device:
-    try:
-        device = torch.device(text)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidArgumentError("--device", repr(text), f"a device this torch can use ({error})") from error
-    return device
-
-
-def _without_jobs(arguments: list[str]) -> list[str]:
-    """The same command without ``--jobs N`` or ``--jobs=N``."""
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip or argument == "--jobs":
-            skip = not skip
-        elif not argument.startswith("--jobs="):
-            kept.append(argument)
-    return kept
 
 
 def main() -> None:

@@ -54,5 +54,9 @@ class RunFolderError(RobustExtError):
     """A run folder holds another run, is damaged, or is being written by another process."""
 
 
+class RunFolderBusyError(RunFolderError):
+    """Another process is writing the run folder."""
+
+
 class MissingDependencyError(RobustExtError, ImportError):
     """An optional package is needed; the text names the install command."""

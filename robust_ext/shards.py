@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -17,7 +17,16 @@ from tqdm.auto import tqdm
 from robust_ext.errors import RobustExtError
 
 
-def run_shards(arguments: Sequence[str], *, jobs: int, folder: Path, samples: int, progress: bool) -> None:
+def run_shards(
+    arguments: Sequence[str],
+    *,
+    jobs: int,
+    total: int,
+    done: Callable[[], int],
+    progress: bool,
+    title: str = "binarization",
+    unit: str = "sample",
+) -> None:
     """Run ``robust-ext`` ``jobs`` times, with ``--shard K/jobs`` added, until all have ended.
 
     Each gets its part of the cores, and ends when this process does.
@@ -25,9 +34,11 @@ def run_shards(arguments: Sequence[str], *, jobs: int, folder: Path, samples: in
     Args:
         arguments: Of the command, without the program's name.
         jobs: Number of processes.
-        folder: Run folder, watched for the progress bar.
-        samples: Of the whole run.
-        progress: Show the bar on stderr.
+        total: Units of work in all.
+        done: How many of them are done, asked while the processes run.
+        progress: Show a progress bar on stderr.
+        title: Of the bar.
+        unit: What it counts.
 
     Raises:
         RobustExtError: A process failed; the text is what it said last.
@@ -47,13 +58,13 @@ def run_shards(arguments: Sequence[str], *, jobs: int, folder: Path, samples: in
             for number, log in enumerate(logs)
         ]
         stack.callback(_stop, children)
-        bar = stack.enter_context(tqdm(total=samples, unit="sample", disable=not progress, desc="binarization"))
+        bar = stack.enter_context(tqdm(total=total, unit=unit, disable=not progress, desc=title))
         while any(child.poll() is None for child in children):
-            bar.update(min(_done(folder), samples) - bar.n)
+            bar.update(min(done(), total) - bar.n)
             if any(child.poll() not in (None, 0) for child in children):
                 break
             time.sleep(0.2)
-        bar.update(min(_done(folder), samples) - bar.n)
+        bar.update(min(done(), total) - bar.n)
         for number, (child, log) in enumerate(zip(children, logs, strict=True)):
             if child.poll() not in (None, 0):
                 log.seek(0)
@@ -83,5 +94,11 @@ def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
             child.stdin.close()
 
 
-def _done(folder: Path) -> int:
-    return sum(file.read_bytes().count(b"\n") for file in folder.glob("records*.jsonl"))
+def count_records(folder: Path, pattern: str = "records*.jsonl") -> int:
+    """How many records the files of a run folder hold.
+
+    Args:
+        folder: The folder.
+        pattern: Of the files in it.
+    """
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob(pattern))

@@ -10,6 +10,7 @@ from robust_ext.adapters.art.aware import JointLoss, OrthogonalPGD, SelectivePGD
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.matching import FeatureMatching, LogitMatching
 from robust_ext.adapters.art.native import NativeEvasionAttack
+from robust_ext.adapters.art.objectives import ObjectiveLoss, ObjectivePGD, objective_estimator
 from robust_ext.attacks import apgd, random_search
 
 __all__ = [
@@ -17,9 +18,12 @@ __all__ = [
     "FeatureMatching",
     "JointLoss",
     "LogitMatching",
+    "ObjectiveLoss",
+    "ObjectivePGD",
     "OrthogonalPGD",
     "RandomSearch",
     "SelectivePGD",
+    "objective_estimator",
 ]
 
 

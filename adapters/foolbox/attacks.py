@@ -24,6 +24,17 @@ from robust_ext.adapters.foolbox.matching import (
     LinfLogitMatchingAttack,
 )
 from robust_ext.adapters.foolbox.native import NativeFixedEpsilonAttack
+from robust_ext.adapters.foolbox.objectives import (
+    BaseObjectivePGD,
+    L1ObjectivePGD,
+    L1ObjectivePGDAttack,
+    L2ObjectivePGD,
+    L2ObjectivePGDAttack,
+    LinfObjectivePGD,
+    LinfObjectivePGDAttack,
+    WithObjective,
+    with_objective,
+)
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.random_search import RandomSearch
 
@@ -31,17 +42,22 @@ __all__ = [
     "L1APGD",
     "L2APGD",
     "BaseAutoProjectedGradientDescent",
+    "BaseObjectivePGD",
     "BaseRandomSearch",
     "L1AutoProjectedGradientDescentAttack",
     "L1FeatureMatchingAttack",
     "L1JointLossAttack",
     "L1LogitMatchingAttack",
+    "L1ObjectivePGD",
+    "L1ObjectivePGDAttack",
     "L1RandomSearchAttack",
     "L1SelectivePGDAttack",
     "L2AutoProjectedGradientDescentAttack",
     "L2FeatureMatchingAttack",
     "L2JointLossAttack",
     "L2LogitMatchingAttack",
+    "L2ObjectivePGD",
+    "L2ObjectivePGDAttack",
     "L2OrthogonalPGDAttack",
     "L2RandomSearchAttack",
     "L2SelectivePGDAttack",
@@ -50,9 +66,13 @@ __all__ = [
     "LinfFeatureMatchingAttack",
     "LinfJointLossAttack",
     "LinfLogitMatchingAttack",
+    "LinfObjectivePGD",
+    "LinfObjectivePGDAttack",
     "LinfOrthogonalPGDAttack",
     "LinfRandomSearchAttack",
     "LinfSelectivePGDAttack",
+    "WithObjective",
+    "with_objective",
 ]
 
 _distances: Any = foolbox.distances

@@ -15,6 +15,7 @@ from robust_ext.attacks.native import NativeAttack
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
 from robust_ext.attacks.random_search import RandomSearch
+from robust_ext.attacks.spatial import SpatialTransformation
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.specification import check_keywords, did_you_mean
 
@@ -22,6 +23,7 @@ _TRIALS: Mapping[type[NativeAttack], Mapping[str, Any]] = {
     APGD: {"steps": 20},
     RandomSearch: {"points": 40},
     ObjectivePGD: {"steps": 20},
+    SpatialTransformation: {"translation": 2, "translation_steps": 3, "rotation_steps": 5},
     FeatureMatching: {"steps": 20},
     LogitMatching: {"steps": 20, "samples": 2},
     OrthogonalPGD: {"steps": 20},

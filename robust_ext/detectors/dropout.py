@@ -58,5 +58,33 @@ def dropout_variance(network: nn.Module, x: Tensor, *, passes: int) -> Tensor:
 def _variance(network: nn.Module, row: Tensor, passes: int) -> Tensor:
     # Inside, so that a pass that is repeated on the way back drops as well.
     with dropping(network):
-        logits: Tensor = network(row.repeat(passes, *[1] * (row.dim() - 1)))
+        logits = _shared_beginning(network, row, passes)
+        if logits is None:
+            logits = network(row.repeat(passes, *[1] * (row.dim() - 1)))
     return logits.softmax(1).var(0, correction=0).mean()[None]
+
+
+def _shared_beginning(network: nn.Module, row: Tensor, passes: int) -> Tensor | None:
+    """Logits of all passes, with one pass through what lies before the first dropout, where all of them agree.
+
+    None for networks that cannot have their batch grow on the way.
+    """
+
+    def grow(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x = args[0]
+        return (x.expand(passes, *x.shape[1:]) if len(x) == 1 else x, *args[1:])
+
+    before = torch.get_rng_state()
+    handles = [part.register_forward_pre_hook(grow) for part in dropout_layers(network)]
+    try:
+        logits: Tensor = network(row)
+    except RuntimeError:
+        logits = row
+    finally:
+        for handle in handles:
+            handle.remove()
+    if logits.dim() == 2 and len(logits) == passes and logits is not row:
+        return logits
+    # The masks are to be those of the passes that are made instead.
+    torch.set_rng_state(before)
+    return None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from robust_ext.errors import RunFolderError
+from robust_ext.errors import RunFolderBusyError, RunFolderError
 from robust_ext.files import replace_file
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,8 @@ class RunFolder:
         shard: Number of this process among those that share the folder.
 
     Raises:
-        RunFolderError: The folder holds another run, is damaged, or another process writes the same shard.
+        RunFolderError: The folder holds another run or is damaged.
+        RunFolderBusyError: Another process writes the same shard.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class RunFolder:
         try:
             self._lock = _locked(self.path / f".lock{suffix}", wait=False)
         except BlockingIOError as error:
-            raise RunFolderError(
+            raise RunFolderBusyError(
                 f"{self.path}: another process is writing this run; wait for it, stop it, or choose another folder"
             ) from error
         except OSError as error:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from robust_ext.reports.examples import Example
 from robust_ext.reports.html import render_html
+from robust_ext.reports.mead_html import render_mead_html
+from robust_ext.reports.mead_table import mead_table
 from robust_ext.reports.saving import save
 from robust_ext.reports.table import table
 
-__all__ = ["Example", "render_html", "save", "table"]
+__all__ = ["Example", "mead_table", "render_html", "render_mead_html", "save", "table"]

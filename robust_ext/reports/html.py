@@ -28,7 +28,7 @@ def render_html(result: Mapping[str, Any], examples: Sequence[Example] = ()) -> 
         MissingDependencyError: Matplotlib, jinja2 or Pillow are not installed.
     """
     wording.check_result(result)
-    environment = _environment()
+    environment = environment_of_templates()
     from markupsafe import Markup
 
     pairs = result["attacks"] if is_pair(result) else []
@@ -53,7 +53,7 @@ def render_html(result: Mapping[str, Any], examples: Sequence[Example] = ()) -> 
     return page.rstrip() + "\n"
 
 
-def _environment() -> Environment:
+def environment_of_templates() -> Environment:
     """Return the templates beside this file, with everything escaped that is not marked as markup."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined

@@ -93,7 +93,7 @@ def score_plot(result: Mapping[str, Any]) -> str:
 
     names = [shorten(attack_title(attack), _TITLE_COLUMNS) for attack in attacks]
     box = (0.1, 0.48, 2.98, height)
-    return _draw("score", (4.0, height + 0.72), box, paint, "Test score and R-ASR of each attack", names)
+    return draw("score", (4.0, height + 0.72), box, paint, "Test score and R-ASR of each attack", names)
 
 
 def seconds_plot(result: Mapping[str, Any]) -> str:
@@ -119,7 +119,7 @@ def seconds_plot(result: Mapping[str, Any]) -> str:
 
     names = [shorten(attack_title(attack), _TITLE_COLUMNS) for attack in attacks]
     box = (0.1, 0.48, 3.25, height)
-    return _draw("seconds", (4.0, height + 0.55), box, paint, "Seconds of each attack by phase", names)
+    return draw("seconds", (4.0, height + 0.55), box, paint, "Seconds of each attack by phase", names)
 
 
 def closeness_plot(curves: Sequence[Curve], threshold: float, *, mark: tuple[float, str] | None, prefix: str) -> str:
@@ -199,7 +199,7 @@ def _curves(
 
     legend = 0.2 * len(curves)
     box = (0.4, 0.45, 2.95, 1.55)
-    return _draw(prefix, (3.5, 2.12 + legend), box, paint, f"Test score and R-ASR against {x_label}", ())
+    return draw(prefix, (3.5, 2.12 + legend), box, paint, f"Test score and R-ASR against {x_label}", ())
 
 
 def _spread_ticks(positions: Sequence[float]) -> list[float]:
@@ -212,7 +212,7 @@ def _spread_ticks(positions: Sequence[float]) -> list[float]:
     return ticks
 
 
-def _draw(
+def draw(
     prefix: str,
     size: tuple[float, float],
     box: tuple[float, float, float, float],
@@ -257,6 +257,8 @@ def _draw(
     if opening is None:
         raise RuntimeError("matplotlib wrote an SVG without a viewBox")
     attributes = f'{opening[0]} xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    svg = re.sub(r"<svg[^>]*>", f'<svg {attributes} role="img" aria-label="{html.escape(label)}">', svg, count=1)
+    opened = f'<svg {attributes} role="img" aria-label="{html.escape(label)}">'
+    # A function, as a backslash in the label would be read as an escape.
+    svg = re.sub(r"<svg[^>]*>", lambda _: opened, svg, count=1)
     svg = re.sub(r">name-(\d+)<", lambda match: f">{html.escape(names[int(match[1])])}<", svg)
     return svg.strip()

@@ -11,6 +11,7 @@ from typing import Any
 from robust_ext.files import replace_file
 from robust_ext.reports.examples import Example
 from robust_ext.reports.html import render_html
+from robust_ext.reports.mead_html import render_mead_html
 
 
 def save(result: Mapping[str, Any], folder: str | os.PathLike[str], examples: Sequence[Example] = ()) -> None:
@@ -20,7 +21,7 @@ def save(result: Mapping[str, Any], folder: str | os.PathLike[str], examples: Se
     was. A file that is already there is replaced in one step.
 
     Args:
-        result: The content of ``result.json``, see :func:`robust_ext.reports.table.table`.
+        result: The content of ``result.json``, of kind ``"binarization"`` or ``"mead"``.
         folder: Where to write; nothing is written outside it.
         examples: Inputs and candidates to show as images.
 
@@ -30,7 +31,7 @@ def save(result: Mapping[str, Any], folder: str | os.PathLike[str], examples: Se
         ValueError: The result holds NaN or infinity, which JSON does not know.
     """
     text = json.dumps(dict(result), indent=2, allow_nan=False) + "\n"
-    page = render_html(result, examples)
+    page = (render_mead_html if result.get("kind") == "mead" else render_html)(result, examples)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "result.json", text)

@@ -44,9 +44,9 @@ def table(result: Mapping[str, Any]) -> str:
     lines.append("")
     for attack in result["attacks"]:
         both = f" {attack['verdict']}, score {share(attack['score'], threshold)}." if "tests" in attack else ""
-        lines.extend(_wrap(f"{attack_title(attack)}:{both} {plain(attack['reason'])}"))
+        lines.extend(wrap(f"{attack_title(attack)}:{both} {plain(attack['reason'])}"))
     lines.append("")
-    lines.extend(_wrap(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}"))
+    lines.extend(wrap(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}"))
     return "\n".join(lines) + "\n"
 
 
@@ -74,7 +74,7 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
     return _GAP.join(parts).rstrip()
 
 
-def _wrap(text: str) -> list[str]:
+def wrap(text: str) -> list[str]:
     """Return ``text`` as lines of at most :data:`WIDTH` columns, later ones indented.
 
     The standard library's ``textwrap`` counts characters, and wide ones take two columns.

@@ -391,3 +391,35 @@ def test_on_a_gpu() -> None:
     there.fit(data(80), 1 - data(80) ** 3, folds=3)
     here = fitted(network(drop=0.0))
     torch.testing.assert_close(there.score(data(5).cuda()).cpu(), here.score(data(5)), rtol=1e-2, atol=1e-2)
+
+
+class _Concatenating(nn.Module):
+    """Its batch cannot grow at the dropout: the other branch would stay behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.last = nn.Dropout(0.4), nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.last(torch.cat([x, self.drop(x)], 1))
+        return logits
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
+        nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3, inplace=True), nn.Linear(8, 3)),
+        _Concatenating(),
+    ],
+    ids=["two dropouts", "in place", "concatenating"],
+)
+def test_sharing_what_lies_before_the_first_dropout_changes_nothing(network: nn.Module) -> None:
+    """The masks, and so the variances, are those of passes that are whole."""
+    x = torch.rand(4, 6)
+    torch.manual_seed(1)
+    found = dropout_variance(network.eval(), x, passes=7)
+    torch.manual_seed(1)
+    with dropping(network), torch.no_grad():
+        whole = torch.stack([network(row.repeat(7, 1)).softmax(1).var(0, correction=0).mean() for row in x[:, None]])
+    torch.testing.assert_close(found, whole)

@@ -91,6 +91,29 @@ def detect(natural: Floats, positives: Floats, *, resamples: int, seed: int, uns
     )
 
 
+def curve_at(natural: Floats, positives: Floats, rates: Floats) -> Floats:
+    """The largest share of positives that is flagged where at most these shares of natural samples are, ``(R,)``.
+
+    Args:
+        natural: Scores, float64 ``(N,)``, NaN where there is none.
+        positives: Scores, float64 ``(M,)``, NaN where there is none.
+        rates: In [0, 1], ``(R,)``.
+
+    Returns:
+        NaN without positives or without natural samples.
+    """
+    natural, positives = natural[~np.isnan(natural)], positives[~np.isnan(positives)]
+    if not (len(natural) and len(positives)):
+        return np.full(len(rates), np.nan)
+    highest_first = np.sort(natural)[::-1]
+    flagged = (rates * len(natural) + 1e-9).astype(np.int64)
+    # A threshold just above the first natural score that must not be flagged.
+    limits = np.append(highest_first, -np.inf)[np.minimum(flagged, len(natural))]
+    ordered = np.sort(positives)
+    shares: Floats = 1 - np.searchsorted(ordered, limits, side="right") / len(ordered)
+    return np.where(flagged >= len(natural), 1.0, shares)
+
+
 class _Curve:
     """Scores as places among all distinct ones, so that resamples need no sorting."""
 

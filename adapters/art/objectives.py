@@ -1,0 +1,244 @@
+"""MEAD's objectives in ART: as an attack of this project, and as the loss that ART's own attacks climb."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robust_ext.adapters.art.library import art
+from robust_ext.adapters.art.model import adapt_model
+from robust_ext.adapters.art.native import NativeEvasionAttack
+from robust_ext.attacks import objective_pgd
+from robust_ext.attacks.divergences import find_divergence
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.target import frozen
+from robust_ext.validation import check_choice, check_inputs, check_number
+
+PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier
+
+_REDUCTIONS = ("sum", "mean", "none")
+
+
+class ObjectivePGD(NativeEvasionAttack):
+    """PGD, BIM and FGSM on an objective of MEAD, see :class:`robust_ext.attacks.objective_pgd.ObjectivePGD`.
+
+    Unlike in ART since 1.9, an l1 step is spread over all values.
+
+    Args:
+        estimator: A ``PyTorchClassifier`` with ``clip_values``.
+        norm: ``np.inf``, ``"inf"``, 2 or 1.
+        eps: At least 0, in units of the inputs.
+        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``, see :mod:`robust_ext.attacks.divergences`.
+        algorithm: ``"pgd"``, ``"bim"`` or ``"fgsm"``: what the four settings below are where they are None.
+        steps: At least 1; ART's other attacks say ``max_iter``.
+        eps_step: In units of the inputs, above 0.
+        start: ``"random"`` or ``"input"``. Where it is None, ``"kl"`` and ``"fisher-rao"`` start at random with every
+            algorithm: at the input their gradient is rounding noise.
+        best: Whether to return the misclassified point of highest objective instead of the last point.
+        projection: ``"nearest"``, or ``"scaled"`` as in ART's own attacks.
+        targeted: Whether to aim at the labels, which only ``"ace"`` does.
+        batch_size: How many samples are attacked together.
+        seed: Of all draws, the same in every call; None: what ``np.random.seed`` makes of them.
+        summary_writer: As in all of ART; updated after each step.
+        verbose: Whether to show a progress bar.
+    """
+
+    attack_params: ClassVar[list[str]] = [
+        *NativeEvasionAttack.attack_params,
+        "objective",
+        "algorithm",
+        "steps",
+        "eps_step",
+        "start",
+        "best",
+        "projection",
+    ]
+
+    def __init__(
+        self,
+        estimator: Any,
+        *,
+        norm: float | str = np.inf,
+        eps: float = 0.3,
+        objective: str = "ace",
+        algorithm: str = "pgd",
+        steps: int | None = None,
+        eps_step: float | None = None,
+        start: str | None = None,
+        best: bool = False,
+        projection: str = "nearest",
+        targeted: bool = False,
+        batch_size: int = 32,
+        seed: int | None = None,
+        summary_writer: Any = False,
+        verbose: bool = True,
+    ) -> None:
+        super().__init__(
+            estimator,
+            norm=norm,
+            eps=eps,
+            targeted=targeted,
+            batch_size=batch_size,
+            seed=seed,
+            summary_writer=summary_writer,
+            verbose=verbose,
+        )
+        self.objective = objective
+        self.algorithm = algorithm
+        self.steps = steps
+        self.eps_step = eps_step
+        self.start = start
+        self.best = best
+        self.projection = projection
+        self._check_params()
+
+    def native(self) -> objective_pgd.ObjectivePGD:
+        """The attack with these settings."""
+        if self.eps_step is not None:
+            check_number("eps_step", self.eps_step, minimum=0, open_minimum=True)
+        return objective_pgd.ObjectivePGD(
+            objective=self.objective,
+            algorithm=self.algorithm,
+            steps=self.steps,
+            step_size=self.eps_step,
+            start=self.start,
+            best=self.best,
+            projection=self.projection,
+        )
+
+    def _check_params(self) -> None:
+        super()._check_params()
+        if self.targeted and self.objective != "ace":
+            expected = f"False: {self.objective!r} looks at no labels to aim at; only objective='ace' does"
+            raise InvalidArgumentError("targeted", True, expected)
+
+
+class ObjectiveLoss(nn.Module):
+    """An objective of MEAD as ``PyTorchClassifier(loss=...)``, for attacks that climb the loss; not for training.
+
+    ``"kl"`` and ``"fisher-rao"`` compare each row with the logits of its natural input, and ART hands a loss no more
+    than logits and labels. So they are bound to one batch: the loss has to be asked for all of its rows at once, in
+    their order, which attacks do that send full batches (FGM, BIM, MIM, PGD) if their ``batch_size`` is at least as
+    large. Let them start at random (``num_random_init=1``): at the natural input itself the gradient of both is
+    rounding noise, and its sign would decide the first step. Only ``"ace"`` makes sense with ``targeted=True``.
+
+    Args:
+        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``, see :mod:`robust_ext.attacks.divergences`.
+        natural: For ``"kl"`` and ``"fisher-rao"``: logits of the natural inputs, floating point ``(N, K)``, finite.
+        reduction: ``"sum"``, with which each row's gradient is its own whatever the batch, ``"mean"`` or ``"none"``.
+            ART sets it where it asks for the losses of single rows.
+
+    Raises:
+        InvalidArgumentError: There is no such objective or reduction, or there are no natural logits to compare with.
+
+    Example:
+        >>> loss = ObjectiveLoss(objective="kl", natural=torch.tensor([[0.0, 1.0986]]))
+        >>> loss(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1.0]]))
+        tensor(0.1308)
+    """
+
+    natural: Tensor | None
+
+    def __init__(self, *, objective: str, natural: Tensor | None = None, reduction: str = "sum") -> None:
+        super().__init__()
+        self._divergence = find_divergence(objective)
+        self.objective = objective
+        self.reduction = check_choice("reduction", reduction, _REDUCTIONS)
+        self.register_buffer("natural", _check_natural(natural, objective) if self._divergence.compares else None)
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The objective, or of each row where there is no reduction.
+
+        Args:
+            logits: Floating point ``(N, K)``.
+            labels: One-hot ``(N, K)`` or indices ``(N,)`` or ``(N, 1)``, of any type; only ``"ace"`` looks at them.
+
+        Returns:
+            A scalar, or ``(N,)``.
+
+        Raises:
+            InvalidArgumentError: The rows are not those of the natural logits.
+        """
+        natural = logits.new_empty(0) if self.natural is None else self.natural.to(logits)
+        if self.natural is not None and natural.shape != logits.shape:
+            expected = (
+                f"shape {tuple(natural.shape)}, as the natural ones have: {self.objective!r} is bound to one batch, so "
+                "attack the whole of it at once (batch_size), or bind a loss to each part"
+            )
+            raise InvalidArgumentError("logits", f"shape {tuple(logits.shape)}", expected)
+        values = self._divergence.value(logits, natural, _indices(labels))
+        if self.reduction == "none":
+            return values
+        return values.sum() if self.reduction == "sum" else values.mean()
+
+
+def objective_estimator(estimator: Any, objective: str, x: Any = None) -> Any:
+    """An estimator with the network of another and an objective of MEAD as its loss, for ART's own attacks.
+
+    For ``"kl"`` and ``"fisher-rao"`` it is bound to the batch ``x``: attack that batch, all of it at once, from a
+    random start, see :class:`ObjectiveLoss`. The network is asked for it once, in eval mode, and left as it was. ART's
+    attacks leave networks in eval mode, and gradients of zero or more in their weights, as with any other loss.
+
+    Args:
+        estimator: A ``PyTorchClassifier`` whose preprocessing, if it has any, runs in PyTorch.
+        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.
+        x: Natural inputs ``(N, ...)``; only ``"kl"`` and ``"fisher-rao"`` look at them.
+
+    Returns:
+        A ``PyTorchClassifier`` with the same network, preprocessing and clip values.
+
+    Raises:
+        InvalidArgumentError: There is no such objective, it is no ``PyTorchClassifier``, or inputs are missing or
+            outside the clip values.
+        ModelError: It has preprocessing outside PyTorch, or postprocessing.
+    """
+    compares = find_divergence(objective).compares
+    if compares and x is None:
+        raise InvalidArgumentError("x", None, f"the natural inputs, which {objective!r} compares with")
+    if not isinstance(estimator, PyTorchClassifier):
+        raise InvalidArgumentError("estimator", f"a {type(estimator).__name__}", "an ART PyTorchClassifier")
+    natural = None
+    with frozen(estimator.model), torch.no_grad():
+        estimator.model.eval()
+        adapted = adapt_model(estimator)
+        if compares:
+            inputs = torch.from_numpy(np.array(x, dtype=np.float32))
+            checked = check_inputs("x", inputs, bounds=adapted.bounds or (-math.inf, math.inf))
+            natural = adapted.module(checked.to(estimator.device))
+    on_gpu = estimator.device.type == "cuda"
+    # ART takes the current GPU, whichever the network is on.
+    with torch.cuda.device(estimator.device) if on_gpu else nullcontext():
+        return PyTorchClassifier(
+            model=estimator.model,
+            loss=ObjectiveLoss(objective=objective, natural=natural),
+            optimizer=estimator.optimizer,
+            input_shape=estimator.input_shape,
+            nb_classes=estimator.nb_classes,
+            channels_first=estimator.channels_first,
+            clip_values=estimator.clip_values,
+            preprocessing_defences=estimator.preprocessing_defences,
+            preprocessing=estimator.preprocessing,
+            device_type="gpu" if on_gpu else "cpu",
+        )
+
+
+def _check_natural(natural: object, objective: str) -> Tensor:
+    expected = f"the logits (N, K) of the natural inputs, which {objective!r} compares with; see objective_estimator"
+    if not isinstance(natural, Tensor):
+        raise InvalidArgumentError("natural", None if natural is None else type(natural).__name__, expected)
+    if natural.dim() != 2 or not natural.is_floating_point():
+        raise InvalidArgumentError("natural", f"{natural.dtype} of shape {tuple(natural.shape)}", expected)
+    if not bool(torch.isfinite(natural).all()):
+        raise InvalidArgumentError("natural", "NaN or infinite values", expected)
+    return natural.detach()
+
+
+def _indices(labels: Tensor) -> Tensor:
+    # ART reduces labels for the losses it knows, and for no other.
+    hot = labels.dim() == 2 and labels.shape[1] > 1
+    return labels.argmax(1) if hot else labels.reshape(-1).long()

@@ -1,0 +1,63 @@
+"""The best point of each row that a search without gradients has asked about."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.objectives import find_objective
+
+
+class BestPoints:
+    """Keeps one point a row: a misclassified one before one that is not, and of two alike the one of higher loss.
+
+    Answers whose loss is no number are never taken over. Of two that are equally good the first stays.
+
+    Args:
+        inputs: ``(N, ...)``, what is kept until something was asked.
+        labels: int64 ``(N,)``, on the device of the inputs.
+        loss: Name of the loss, see :func:`robust_ext.attacks.objectives.find_objective`.
+        targeted: Whether rows should be classified as their label instead of as anything else.
+
+    Attributes:
+        points: ``(N, ...)``.
+        loss: Of the points, ``(N,)``; ``-inf`` where nothing was taken over.
+        solved: Whether they are misclassified, or hit their aim, ``(N,)`` bool.
+    """
+
+    def __init__(self, inputs: Tensor, labels: Tensor, *, loss: str, targeted: bool) -> None:
+        objective = find_objective(loss)
+        self._loss = objective.targeted if targeted else objective.untargeted
+        self._labels, self._targeted = labels, targeted
+        self.points = inputs.clone()
+        self.loss = inputs.new_full((len(inputs),), -torch.inf)
+        self.solved = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+
+    def update(self, points: Tensor, logits: Tensor, *, closed: Tensor | None = None) -> Tensor:
+        """Take over what is better.
+
+        Args:
+            points: ``(N, ...)``.
+            logits: ``(N, K)``, the answers to them.
+            closed: Rows that stay as they are, ``(N,)`` bool; none when left out.
+
+        Returns:
+            The loss of ``points``, ``(N,)``; ``-inf`` where it is no number.
+        """
+        loss = self._loss(logits, self._labels).to(self.loss.dtype)
+        solved = ((logits.argmax(1) == self._labels) == self._targeted) & ~loss.isnan()
+        loss = loss.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        self._take(points, loss, solved, closed)
+        return loss
+
+    def merge(self, other: BestPoints) -> None:
+        """Take over what is better among the points of another search for the same rows."""
+        self._take(other.points, other.loss, other.solved, None)
+
+    def _take(self, points: Tensor, loss: Tensor, solved: Tensor, closed: Tensor | None) -> None:
+        better = (solved & ~self.solved) | ((solved == self.solved) & (loss > self.loss))
+        if closed is not None:
+            better &= ~closed
+        self.points = torch.where(better.view(-1, *[1] * (points.dim() - 1)), points, self.points)
+        self.loss = torch.where(better, loss, self.loss)
+        self.solved = torch.where(better, solved, self.solved)

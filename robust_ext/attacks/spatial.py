@@ -1,0 +1,213 @@
+"""Small rotations and translations of whole images, which no norm measures.
+
+Source: Engstrom et al., "Exploring the Landscape of Spatial Robustness" (2019), sections 3 and 4: the attacker model of
+equation 1, and the two searches that use no gradients, over a grid and over random transformations.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.base import AttackTraits, draw_seed
+from robust_ext.attacks.best_points import BestPoints
+from robust_ext.attacks.native import NativeAttack, Step, Watch
+from robust_ext.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.random_streams import stream
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+from robust_ext.validation import check_choice, check_inputs, check_integer, check_labels, check_number
+
+SEARCHES = ("grid", "random")
+PADS = ("zero", "edge", "reflect")
+LOSSES = ("ce", "margin")
+
+_PADDING_MODES = {"zero": "zeros", "edge": "border", "reflect": "reflection"}
+
+
+def transform(images: Tensor, transforms: Tensor, *, pad: str = "zero", lowest: float = 0.0) -> Tensor:
+    """Rotate images about their centre, then move them; bilinear interpolation.
+
+    Args:
+        images: float32 ``(N, C, H, W)``.
+        transforms: float64 ``(N, 3)``, one for each image, or ``(1, 3)``, one for all: pixels down, pixels to the
+            right, and degrees counter-clockwise.
+        pad: What is seen beyond the border. ``"zero"``: ``lowest``. ``"edge"``: the nearest pixel of the border.
+            ``"reflect"``: the mirror image.
+        lowest: Lowest valid value, which ``"zero"`` fills with; 0 for inputs in [0, 1].
+
+    Returns:
+        float32 ``(N, C, H, W)``; images with the transform (0, 0, 0) come back exactly as they are.
+
+    Example:
+        >>> transform(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), torch.tensor([[0.0, 1.0, 0.0]]).double())
+        tensor([[[[0., 1.],
+                  [0., 3.]]]])
+    """
+    if len(images) == 0:
+        return images.clone()
+    height, width = images.shape[2:]
+    down, right, degrees = transforms.unbind(1)
+    cosine, sine = torch.deg2rad(degrees).cos(), torch.deg2rad(degrees).sin()
+    # Where each pixel comes from, as torch counts: both sides of an image go from -1 to 1, whatever their lengths.
+    across = [cosine, -sine * (height / width), (sine * down - cosine * right) * (2 / width)]
+    along = [sine * (width / height), cosine, (-sine * right - cosine * down) * (2 / height)]
+    theta = torch.stack([torch.stack(across, 1), torch.stack(along, 1)], 1)
+    grid = nn.functional.affine_grid(theta, [len(theta), *images.shape[1:]], align_corners=False)
+    moved = nn.functional.grid_sample(
+        images - lowest,
+        grid.to(images.device, images.dtype).expand(len(images), -1, -1, -1),
+        mode="bilinear",
+        padding_mode=_PADDING_MODES[check_choice("pad", pad, PADS)],
+        align_corners=False,
+    )
+    still = (transforms == 0).all(1).to(images.device)
+    return torch.where(still.view(-1, 1, 1, 1), images, moved + lowest)
+
+
+class SpatialTransformation(NativeAttack):
+    """Rotates and translates each image, and keeps the transformation of highest loss that is misclassified.
+
+    Where none is misclassified it returns the one of highest loss. Every transformation sends the whole batch, in row
+    order, through the target once. No norm measures how far it goes, so the threat model's epsilon plays no part, and
+    its norm neither: only the bounds do. To count all that it finds, judge it by a ball that holds every image, such
+    as linf with epsilon the width of the bounds.
+
+    ``"random"`` is the worst of k in the paper: each row draws one seed from the generator, in order, and its
+    transformations from that seed, uniform in the allowed range. ``"grid"`` tries the same transformations for each
+    row, the smaller rotations first. With the defaults these are 775, as in the paper.
+
+    Args:
+        translation: Most pixels moved up, down, left or right, at least 0.
+        rotation: Most degrees turned either way, in [0, 180].
+        translation_steps: Values on each axis of the grid, from ``-translation`` to ``translation``; odd, so that 0 is
+            among them.
+        rotation_steps: The same for rotations; odd.
+        search: ``"grid"`` or ``"random"``.
+        samples: How many transformations ``"random"`` tries, at least 1; the paper's is 10.
+        pad: What comes in from beyond the border, see :func:`transform`; the paper's is ``"zero"``, which here is the
+            lowest bound.
+        loss: ``"ce"``, as in the paper, or ``"margin"``.
+
+    Raises:
+        InvalidArgumentError: A setting is not accepted.
+
+    Example:
+        >>> attack = SpatialTransformation(translation=3, search="random")
+        >>> attack.queries
+        10
+    """
+
+    name = "SpatialTransformation"
+
+    def __init__(
+        self,
+        *,
+        translation: float = 8,
+        rotation: float = 30.0,
+        translation_steps: int = 5,
+        rotation_steps: int = 31,
+        search: str = "grid",
+        samples: int = 10,
+        pad: str = "zero",
+        loss: str = "ce",
+    ) -> None:
+        self.translation = check_number("translation", translation, minimum=0)
+        self.rotation = check_number("rotation", rotation, minimum=0, maximum=180)
+        self.translation_steps = _check_odd("translation_steps", translation_steps)
+        self.rotation_steps = _check_odd("rotation_steps", rotation_steps)
+        self.mode = check_choice("search", search, SEARCHES)
+        self.samples = check_integer("samples", samples, minimum=1)
+        self.pad = check_choice("pad", pad, PADS)
+        self.loss = check_choice("loss", loss, LOSSES)
+        self.traits = AttackTraits(
+            rows="ordered",
+            gradients=False,
+            outside=True,
+            failure="best",
+            seeds="generator" if search == "random" else "none",
+        )
+
+    @property
+    def description(self) -> str:
+        """All settings."""
+        names = ("translation", "rotation", "translation_steps", "rotation_steps")
+        shown = [f"{name}={getattr(self, name):g}" for name in names]
+        rest = f"search={self.mode}, samples={self.samples}, pad={self.pad}, loss={self.loss}"
+        return f"SpatialTransformation({', '.join(shown)}, {rest})"
+
+    @property
+    def queries(self) -> int:
+        """How many transformations it tries for each row."""
+        return self.samples if self.mode == "random" else len(self._grid())
+
+    def search(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+        targeted: bool = False,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """Return one candidate for each input, see :meth:`NativeAttack.search`.
+
+        Raises:
+            AttackRefusedError: The inputs are no images ``(N, C, H, W)``.
+            InvalidArgumentError: Inputs or labels are not as described.
+        """
+        inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+        labels = check_labels("labels", labels, samples=len(inputs), classes=target.classes).to(inputs.device)
+        if inputs.dim() != 4:
+            raise AttackRefusedError(
+                f"{self.name}: works on images (N, C, H, W), and inputs here are {tuple(inputs.shape)}; reshape them "
+                "inside the model, or choose an attack without a notion of pixels"
+            )
+        if len(inputs) == 0:
+            return inputs.clone()
+        transforms = self._draw(len(inputs), generator) if self.mode == "random" else self._grid()[:, None]
+        best = BestPoints(inputs, labels, loss=self.loss, targeted=targeted)
+        for number, each in enumerate(transforms):
+            moved = transform(inputs, each, pad=self.pad, lowest=threat_model.bounds[0])
+            moved = moved.clamp(*threat_model.bounds)
+            with torch.no_grad():
+                # A copy, as a module may work on its input in place.
+                logits = target.module(moved.clone())
+            loss = best.update(moved, logits)
+            if watch is not None:
+                watch(Step(number=number, total=len(transforms), points=moved, loss=loss))
+        return best.points
+
+    def _grid(self) -> Tensor:
+        """All transformations of the grid ``(K, 3)``, each once; by the size of rotation, then of translation."""
+        turns = _values(self.rotation, self.rotation_steps)
+        moves = _values(self.translation, self.translation_steps)
+        ordered = sorted(product(moves, moves, turns), key=lambda each: (abs(each[2]), math.hypot(each[0], each[1])))
+        return torch.tensor(ordered, dtype=torch.float64)
+
+    def _draw(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Random transformations ``(samples, rows, 3)``; the first of a row are the same however many there are."""
+        most = torch.tensor([self.translation, self.translation, self.rotation], dtype=torch.float64)
+        streams = [stream(draw_seed(generator), "spatial") for _ in range(rows)]
+        drawn = [torch.rand(self.samples, 3, generator=each, dtype=torch.float64) for each in streams]
+        return torch.stack(drawn, 1).mul_(2).sub_(1).mul_(most)
+
+
+def _values(most: float, steps: int) -> list[float]:
+    """Evenly spaced from ``-most`` to ``most``, exactly 0 in the middle; only 0 where there is one."""
+    half = steps // 2
+    return [most * step / half for step in range(-half, half + 1)] if half and most else [0.0]
+
+
+def _check_odd(argument: str, value: object) -> int:
+    number = check_integer(argument, value, minimum=1)
+    if number % 2 == 0:
+        raise InvalidArgumentError(
+            argument, number, f"an odd integer, as {number - 1} or {number + 1}, so that 0 is tried"
+        )
+    return number

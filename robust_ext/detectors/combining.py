@@ -1,0 +1,191 @@
+"""One score out of those of several detectors: places among clean scores, and their mean, maximum or mixture.
+
+Scores of different detectors have different scales. Each is therefore turned into its rank among the scores of clean
+inputs first, a number in [0, 1], and the ranks are combined input by input.
+
+Source of the mixture: Granese, Romanelli, Piantanida, "Optimal Zero-Shot Detector for Multi-Armed Attacks" (2024;
+first as "A Minimax Approach Against Multi-Armed Adversarial Attacks Detection"). There the numbers that are mixed are
+the detectors' probabilities that an input is adversarial; here ranks stand in for them, as most detectors give none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.validation import check_choice
+
+METHODS = ("mean", "max", "mixture")
+
+Floats = NDArray[np.float64]
+
+# Below it two terms of a series are exact in float64, and the gradient of the formula loses half of its digits.
+_SMALL = 1e-8
+_BELOW_ONE = 1 - 2.0**-53
+
+
+def ranks(scores: ArrayLike, clean: ArrayLike) -> Floats:
+    """The share of clean scores that lie below each score, ties counting half, made continuous.
+
+    Between neighbouring clean scores it is interpolated. Beyond the highest of n clean scores c, where only a share r
+    (``1 / 2n`` without ties) is left, it is ``1 - r / (1 + t)`` with t the distance to c in units of the range of the
+    clean scores (1 where they are all the same); below the lowest likewise. So it grows strictly with the score as far
+    as float64 can tell, and a detector's ranks have the ROC curve of its scores.
+
+    Args:
+        scores: Of any shape. Infinite ones are in order, 0 or 1 where no clean score is infinite; NaN stays NaN.
+        clean: Scores of clean inputs ``(n,)``, no NaN, at least one of them finite.
+
+    Returns:
+        float64 in [0, 1], of the shape of ``scores``.
+
+    Raises:
+        InvalidArgumentError: These are no such numbers.
+
+    Example:
+        >>> ranks([0.0, 1.0, 1.5, 2.0, 3.0, np.inf], [1.0, 2.0]).tolist()
+        [0.125, 0.25, 0.5, 0.75, 0.875, 1.0]
+    """
+    found = _numbers("scores", scores)
+    return ranks_among(torch.from_numpy(found), torch.from_numpy(_clean("clean", clean))).numpy()
+
+
+def combine(scores: ArrayLike, clean: Sequence[ArrayLike], *, method: str) -> Floats:
+    """One score an input out of those of K detectors, by their ranks among clean scores.
+
+    Args:
+        scores: One row a detector, ``(K, ...)``; higher means more adversarial. An input that one detector scores NaN
+            gets NaN.
+        clean: Scores of clean inputs, ``(n,)`` for each of the K detectors, see :func:`ranks`.
+        method: See :func:`combine_ranks`.
+
+    Returns:
+        float64 in [0, 1], ``(...)``.
+
+    Raises:
+        InvalidArgumentError: These are no such numbers, or there is no such method.
+
+    Example:
+        >>> clean = [[0.0, 1.0, 2.0], [10.0, 20.0, 30.0]]
+        >>> combine([[1.0, 2.0], [20.0, 20.0]], clean, method="mean").round(3).tolist()
+        [0.5, 0.667]
+    """
+    check_choice("method", method, METHODS)
+    found = _numbers("scores", scores)
+    if found.ndim < 1 or not len(found) or len(found) != len(clean):
+        raise InvalidArgumentError(
+            "scores", f"shape {found.shape} beside clean scores of {len(clean)}", "one row for each detector, (K, ...)"
+        )
+    rows = [
+        ranks_among(torch.from_numpy(row), torch.from_numpy(_clean(f"clean[{number}]", own)))
+        for number, (row, own) in enumerate(zip(np.ascontiguousarray(found), clean, strict=True))
+    ]
+    out: Floats = combine_ranks(torch.stack(rows), method=method).numpy()
+    return out
+
+
+def ranks_among(scores: Tensor, clean: Tensor) -> Tensor:
+    """:func:`ranks` of tensors, with gradients: those of the line that a score lies on.
+
+    Args:
+        scores: Of any shape.
+        clean: float64 ``(n,)`` in increasing order, no NaN, at least one finite.
+
+    Returns:
+        float64 in [0, 1], of the shape of ``scores``.
+    """
+    scores = scores.double()
+    total = len(clean)
+    below, above = int((clean == -torch.inf).sum()), int((clean == torch.inf).sum())
+    finite = clean[below : total - above]
+    half = [torch.searchsorted(clean, finite, right=right) for right in (False, True)]
+    shares = (half[0] + half[1]).double() / (2 * total)
+    low, high = finite[0], finite[-1]
+
+    inside = scores.clamp(low, high)
+    last = len(finite) - 1
+    after = torch.searchsorted(finite, inside.detach().contiguous()).clamp(min(1, last), last)
+    before = (after - 1).clamp_min(0)
+    gap = finite[after] - finite[before]
+    within = torch.lerp(shares[before], shares[after], (inside - finite[before]) / torch.where(gap > 0, gap, 1.0))
+
+    unit = torch.where(high > low, high - low, 1.0)
+    # The share that is left beyond the ends, less that of infinite clean scores; relu has no gradient at 0.
+    upwards = 1 - 1 / (1 + ((scores - high) / unit).relu())
+    downwards = 1 - 1 / (1 + ((low - scores) / unit).relu())
+    found = within + ((total - above) / total - shares[-1]) * upwards - (shares[0] - below / total) * downwards
+    found = found + (scores == torch.inf) * (above / (2 * total)) - (scores == -torch.inf) * (below / (2 * total))
+    return found.clamp(0, 1)
+
+
+def combine_ranks(numbers: Tensor, *, method: str) -> Tensor:
+    """Combine ranks or probabilities of K detectors, with gradients.
+
+    ``"mean"``: the average. ``"max"``: the highest, so that what one detector finds counts. ``"mixture"``: the worst-
+    case mixture of Granese et al. With each number q_k as the probability of a binary answer, it is the q that
+    minimises ``max_k KL(q_k || q)``, which is ``sum_k w_k q_k`` with the weights that maximise the mutual information
+    of the detector's index and its answer. Only the lowest number a and the highest b have weight, and
+
+        ``logit q = (h(a) - h(b)) / (b - a)``
+
+    with h the binary entropy: the mean of the logit over [a, b], which is a where both are the same.
+
+    Args:
+        numbers: In [0, 1], ``(K, ...)``, K at least 1.
+        method: One of :data:`METHODS`.
+
+    Returns:
+        In [0, 1], between the lowest and the highest number, ``(...)``; NaN where one of them is.
+
+    Raises:
+        InvalidArgumentError: There is no such method.
+
+    Example:
+        >>> numbers = torch.tensor([[0.0, 0.2], [0.5, 0.2], [1.0, 0.9]], dtype=torch.float64)
+        >>> [combine_ranks(numbers, method=method)[0].item() for method in METHODS]
+        [0.5, 1.0, 0.5]
+        >>> round(combine_ranks(numbers[:2], method="mixture")[0].item(), 6)
+        0.2
+    """
+    check_choice("method", method, METHODS)
+    if method == "mean":
+        return numbers.mean(0)
+    low, high = numbers.amin(0), numbers.amax(0)
+    if method == "max":
+        return high
+    # The formula, with the logarithms of numbers that may be 0 taken out of the exponent.
+    yes = high * _exponent(high - low, high).exp()
+    no = (1 - low) * _exponent(high - low, 1 - low).exp()
+    return yes / (yes + no)
+
+
+def _exponent(gap: Tensor, whole: Tensor) -> Tensor:
+    """``(1 - r) log(1 / (1 - r)) / r`` of the share r = gap / whole, from 1 at r = 0 to 0 at r = 1."""
+    share = (gap / torch.where(whole > 0, whole, 1.0)).clamp_max(_BELOW_ONE)
+    small = share < _SMALL
+    safe = torch.where(small, 0.5, share)
+    return torch.where(small, 1 - share / 2, (safe - 1) * torch.log1p(-safe) / safe)
+
+
+def _numbers(argument: str, values: ArrayLike) -> Floats:
+    try:
+        found = np.asarray(values)
+        if found.dtype.kind not in "fiu":
+            raise TypeError(f"dtype {found.dtype}")
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(argument, f"{type(values).__name__} ({error})", "an array of real numbers") from None
+    return found.astype(np.float64)
+
+
+def _clean(argument: str, values: ArrayLike) -> Floats:
+    """Clean scores in order."""
+    found = _numbers(argument, values)
+    if found.ndim != 1 or np.isnan(found).any() or not np.isfinite(found).any():
+        shown = f"shape {found.shape}, {np.isnan(found).sum()} of them NaN, {np.isfinite(found).sum()} finite"
+        raise InvalidArgumentError(argument, shown, "scores (n,) without NaN, at least one of them finite")
+    return np.sort(found)

@@ -1,0 +1,166 @@
+"""Layers of a classifier, found by watching one forward pass, for detectors that look at hidden layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from robust_ext.errors import ModelError
+from robust_ext.features import split
+from robust_ext.validation import check_integer
+
+# They repeat the values before them in eval mode, in another shape at most.
+_SAME = (nn.modules.dropout._DropoutNd, nn.Flatten, nn.Unflatten, nn.Identity)
+# They make one layer with what is before them.
+_COMPLETING = (
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.LocalResponseNorm,
+    *(
+        kind
+        for kind in vars(nn.modules.activation).values()
+        if isinstance(kind, type) and kind.__module__ == nn.modules.activation.__name__
+        if issubclass(kind, nn.Module) and kind is not nn.MultiheadAttention
+    ),
+)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a module; tensors are told apart by which object they are."""
+
+    name: str
+    module: nn.Module
+    entered: object
+    left: object
+
+    @property
+    def leaf(self) -> bool:
+        return next(self.module.children(), None) is None
+
+    @property
+    def computes(self) -> bool:
+        """Whether a module without parts has weights, or is one of torch's."""
+        return next(self.module.parameters(), None) is not None or type(self.module).__module__.startswith("torch.nn.")
+
+
+def activation_layers(classifier: nn.Module, inputs: Tensor, *, most: int = 30) -> tuple[str, ...]:
+    """Names of the layers of a classifier whose outputs describe an input, in the order of a forward pass.
+
+    These are modules that are called exactly once and return a float tensor with one row an input:
+
+    - without parts: those with weights, and all of torch's but dropout, flatten and identity, which repeat the values
+      before them. One that is followed directly by modules of normalisation or activation is left out; the last of
+      these stands for all of them.
+    - with parts, such as residual blocks: those that return something that none of their parts does.
+
+    Activations by function, and modules that are called several times, cannot be watched: what enters them is taken.
+
+    Args:
+        classifier: From inputs ``(N, ...)`` to logits, in eval mode.
+        inputs: A few inputs, float32 ``(n, ...)``, at least one.
+        most: How many names at most, at least 1. If there are more, first the parts of other layers in the list are
+            left out, and then layers are taken at even distances, the first and the last among them.
+
+    Raises:
+        ModelError: There is no such layer.
+
+    Example:
+        >>> network = nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)).eval()
+        >>> activation_layers(network, torch.rand(2, 1, 4, 4))
+        ('1', '3')
+    """
+    check_integer("most", most, minimum=1)
+    calls = _watched(classifier, inputs)
+    once = _once(calls)
+    completed = {id(call.entered) for call in once if isinstance(call.module, _COMPLETING)}
+    returned: set[int] = set()
+    found = []
+    for call in once:
+        if not (call.computes if call.leaf else id(call.left) not in returned):
+            continue
+        returned.add(id(call.left))
+        # In place, an activation returns what has entered it.
+        in_place = isinstance(call.module, _COMPLETING) and call.left is call.entered
+        part = call.leaf and id(call.left) in completed and not in_place
+        if _describes(call.left, len(inputs)) and not part and not isinstance(call.module, _SAME):
+            found.append(call.name)
+    if not found:
+        raise ModelError(
+            "classifier: no module is called exactly once in a forward pass and returns a row an input, so that no "
+            "layer can be watched; name layers, or build the network of modules"
+        )
+    return _thinned(found, most)
+
+
+def hidden_layer(classifier: nn.Module, inputs: Tensor) -> str | None:
+    """Name of the layer whose output enters the last linear layer of a classifier, the one that makes the logits.
+
+    Args:
+        classifier: From inputs ``(N, ...)`` to logits, in eval mode.
+        inputs: A few inputs, float32 ``(n, ...)``, at least one.
+
+    Returns:
+        The name; None where a function makes these features, so that no module has them as its output.
+
+    Raises:
+        SplitError: No linear layer makes the logits.
+
+    Example:
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+        >>> hidden_layer(network, torch.rand(2, 1, 2, 2))
+        '2'
+    """
+    readout = split(classifier, inputs).layer
+    calls = _watched(classifier, inputs)
+    entered = next(call.entered for call in calls if call.name == readout)
+    return next((call.name for call in _once(calls) if call.left is entered), None)
+
+
+def _once(calls: list[_Call]) -> list[_Call]:
+    counts = Counter(call.name for call in calls)
+    return [call for call in calls if counts[call.name] == 1]
+
+
+def _watched(classifier: nn.Module, inputs: Tensor) -> list[_Call]:
+    """The calls of all parts of a classifier in one forward pass, in the order in which they return."""
+    calls: list[_Call] = []
+    with _watching(classifier, calls), torch.no_grad():
+        # A copy, as a module may work on its input in place.
+        classifier(inputs.clone())
+    return calls
+
+
+@contextmanager
+def _watching(classifier: nn.Module, calls: list[_Call]) -> Iterator[None]:
+    def watch(name: str, part: nn.Module) -> RemovableHandle:
+        return part.register_forward_hook(
+            lambda module, args, out: calls.append(_Call(name, module, args[0] if args else None, out))
+        )
+
+    handles = [watch(name, part) for name, part in classifier.named_modules() if name]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _describes(output: object, rows: int) -> bool:
+    return isinstance(output, Tensor) and output.is_floating_point() and output.dim() >= 2 and len(output) == rows
+
+
+def _thinned(names: list[str], most: int) -> tuple[str, ...]:
+    if len(names) > most:
+        names = [name for name in names if not any(name.startswith(other + ".") for other in names)]
+    if len(names) > most:
+        step = (len(names) - 1) / max(most - 1, 1)
+        names = [names[round(position * step)] for position in range(most)]
+    return tuple(names)

@@ -1,0 +1,208 @@
+"""MEAD as one function."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from robust_ext.classifier import check_classifier
+from robust_ext.detectors.base import Detector
+from robust_ext.detectors.resolve import as_detector
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.evaluations.binarization.preparation import check_ids
+from robust_ext.evaluations.mead.arms import Arm, check_arms, plan_runs
+from robust_ext.evaluations.mead.content import make_content, pick_examples
+from robust_ext.evaluations.mead.result import MeadResult
+from robust_ext.evaluations.mead.running import Subject, run_everything, watch
+from robust_ext.evaluations.mead.settings import MeadSettings
+from robust_ext.evaluations.mead.suites import load_suite
+from robust_ext.random_streams import derive_seed, seeded_globals
+from robust_ext.resolve import as_module
+from robust_ext.specification import check_keywords
+from robust_ext.target import module_device
+from robust_ext.validation import check_inputs, check_labels
+
+logger = logging.getLogger(__name__)
+
+
+def mead(
+    model: object,
+    detectors: object,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    suite: str | Sequence[str] = "quick",
+    arms: Sequence[Arm] = (),
+    bounds: tuple[float, float] = (0.0, 1.0),
+    sample_ids: Sequence[int] | None = None,
+    detector_data: Tensor | None = None,
+    out: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+    origin: Mapping[str, str] | None = None,
+    shard: tuple[int, int] = (0, 1),
+    **settings: Any,
+) -> MeadResult:
+    """Evaluate detectors against many attacks at once (Granese et al. 2022).
+
+    Every attack of the suite is run on the classifier once, its candidates are verified and kept, and every detector
+    scores them. A detector catches a sample at a threshold only if it flags every successful attack on it.
+
+    Args:
+        model: A torch module from inputs in ``bounds`` to logits, in eval mode; a Foolbox model; an ART
+            ``PyTorchClassifier``.
+        detectors: One detector, a list or a dict of them by name; each anything
+            :func:`robust_ext.detectors.as_detector` takes. They need a threshold only for attacks that know them.
+        inputs: Clean samples, float ``(N, ...)`` in bounds.
+        labels: Their classes, int64 ``(N,)``.
+        suite: Name of a suite, path of a TOML file, or several of them, see :mod:`robust_ext.evaluations.mead.suites`.
+            Attacks that know the detector (suite ``"white-box"``) are reported beside the others.
+        arms: Further arms; with ``suite=()`` only these.
+        bounds: Lowest and highest valid input value.
+        sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
+        detector_data: Clean inputs ``(M, ...)`` beside the samples, to calibrate detectors without a threshold, and to
+            put the scores of detectors that are combined on one scale.
+        out: Run folder. With one, arms survive a kill and the same call goes on; further arms and detectors add to what
+            is there. ``result.json`` and ``report.html`` are written there.
+        progress: Show a progress bar on stderr.
+        origin: Where things came from, in words by name, kept with the settings.
+        shard: Number of this process, and of how many that share the run folder; a call without it completes them.
+        **settings: See :class:`MeadSettings`.
+
+    Returns:
+        The result; ``print`` shows its tables.
+
+    Raises:
+        InvalidArgumentError: An argument is outside what is accepted.
+        ModelError: The model is no classifier to logits, or a detector is of no use.
+        AttackRefusedError: An arm makes no sense on this target.
+        AttackError: An attack raised, or returned no batch of candidates.
+        RunFolderError: The folder holds runs of other samples, settings or networks.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from robust_ext.evaluations.mead import Arm, mead
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).eval()
+        >>> x = torch.rand(8, 1, 4, 4)
+        >>> result = mead(
+        ...     network,
+        ...     {"spread": lambda x: x.flatten(1).std(1)},
+        ...     x,
+        ...     network(x).argmax(1),
+        ...     suite=(),
+        ...     arms=[Arm(attack="robust_ext:ObjectivePGD(steps=5)", norm="linf", epsilon=0.5)],
+        ...     resamples=0,
+        ... )
+        >>> result.content["kind"], result.arms["robust_ext:ObjectivePGD(steps=5) linf 0.5"]["samples"]
+        ('mead', 8)
+    """
+    begun = time.perf_counter()
+    check_keywords(MeadSettings, settings, argument="settings", label="mead")
+    checked = MeadSettings(**settings)
+    adapted = as_module(model)
+    if adapted.bounds is not None and adapted.bounds != tuple(bounds):
+        raise InvalidArgumentError("bounds", tuple(bounds), f"the bounds the model states, {adapted.bounds}")
+    module, device = adapted.module, module_device(adapted.module)
+    inputs = check_inputs("inputs", inputs, bounds=bounds)
+    if not len(inputs):
+        raise InvalidArgumentError("inputs", "no samples", "at least one sample")
+    samples = check_ids(sample_ids, len(inputs))
+    inputs = inputs.to(device)
+    logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, checked.batch_size)])
+    labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(device)
+    chosen = check_arms([*_suites(suite, bounds), *arms])
+    watched = prepare_detectors(detectors, module, inputs, data=detector_data, bounds=bounds, settings=checked)
+    subject = Subject(
+        module=module,
+        logits=logits,
+        inputs=inputs,
+        labels=labels,
+        samples=samples,
+        bounds=bounds,
+        watched=[watch(name, detector) for name, detector in watched.items()],
+        batch_size=checked.batch_size,
+        seed=checked.seed,
+    )
+    runs = plan_runs(chosen, bounds=bounds, values=inputs[0].numel(), detectors=list(watched))
+    folder = None if out is None else Path(out)
+    with tqdm(total=len(runs) * len(inputs), unit="candidate", disable=not progress, desc="mead") as bar:
+
+        def advance(title: str, count: int) -> None:
+            bar.set_postfix_str(title, refresh=False)
+            bar.update(count)
+
+        finished = run_everything(runs, subject, folder=folder, wait=shard[1] == 1, advance=advance)
+    if shard[1] > 1:
+        return MeadResult({"kind": "mead", "detectors": [], "averages": [], "arms": []})
+    content = make_content(
+        finished,
+        chosen,
+        subject,
+        checked,
+        calibration=detector_data,
+        described={
+            "suite": ", ".join([suite] if isinstance(suite, str) else suite) or "arms",
+            "origin": dict(origin or {}),
+            "begun": begun,
+        },
+    )
+    result = MeadResult(content, pick_examples(content, finished, subject))
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def prepare_detectors(
+    detectors: object,
+    module: nn.Module,
+    inputs: Tensor,
+    *,
+    data: Tensor | None,
+    bounds: tuple[float, float],
+    settings: MeadSettings,
+) -> dict[str, Detector]:
+    """Detectors by name, with a threshold where there are clean inputs to calibrate them on.
+
+    Args:
+        detectors: One, a list, or a dict by name.
+        module: The classifier they watch.
+        inputs: Some inputs, to see whether they do.
+        data: Clean inputs to calibrate on, or None.
+        bounds: Of inputs.
+        settings: Of the run.
+
+    Raises:
+        InvalidArgumentError: There is none, or two have one name.
+    """
+    named: list[tuple[str | None, object]]
+    if isinstance(detectors, Mapping):
+        named = [(str(name), one) for name, one in detectors.items()]
+    else:
+        named = [(None, one) for one in (detectors if isinstance(detectors, (list, tuple)) else [detectors])]
+    if not named:
+        raise InvalidArgumentError("detectors", detectors, "at least one detector")
+    found: dict[str, Detector] = {}
+    for name, one in named:
+        detector = as_detector(one, module, inputs=inputs[:4])
+        name = name or str(getattr(detector, "name", type(detector).__name__))
+        if name in found:
+            raise InvalidArgumentError("detectors", f"several called {name}", "a dict of detectors by different names")
+        if data is not None and bool(detector.threshold.isnan().any()):
+            clean = check_inputs("detector_data", data, bounds=bounds)
+            with seeded_globals(derive_seed(settings.seed, "detector calibration")):
+                detector.calibrate(clean, false_positive_rate=settings.detector_fpr)
+        found[name] = detector
+    return found
+
+
+def _suites(suite: str | Sequence[str], bounds: tuple[float, float]) -> list[Arm]:
+    names = [suite] if isinstance(suite, str) else list(suite)
+    return [arm for name in names for arm in load_suite(name, bounds=bounds)]

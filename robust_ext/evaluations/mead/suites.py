@@ -1,0 +1,172 @@
+"""Suites of arms: those that come with the project, and one's own in TOML files.
+
+A file holds a ``description`` and tables ``[[arms]]``. Each has
+
+- ``attack``: text as on the command line, such as ``"foolbox:LinfPGD(steps=40)"``;
+- ``norm`` (left out for attacks that no norm limits) and ``epsilons``, one arm each, for inputs in [0, 1] (left out for
+  attacks that look for the smallest perturbation);
+- ``label``, what tables call it; ``objective`` and ``algorithm``, labels that arms are put together by;
+- ``objectives`` and ``algorithms``: lists that fill in the attack's settings of these names, one arm each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from robust_ext.errors import DataError, InvalidArgumentError
+from robust_ext.evaluations.mead.arms import Arm, check_arms
+from robust_ext.specification import did_you_mean
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_KEYS = ("attack", "norm", "epsilons", "label", "objective", "algorithm", "objectives", "algorithms")
+
+
+def suite_names() -> list[str]:
+    """Names of the suites that come with the project.
+
+    Example:
+        >>> suite_names()
+        ['paper-cifar10', 'paper-mnist', 'quick', 'white-box']
+    """
+    return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml"))
+
+
+def load_suite(name: str, *, bounds: tuple[float, float] = (0.0, 1.0)) -> list[Arm]:
+    """The arms of a suite.
+
+    Args:
+        name: Of a suite that comes with the project, or the path of a ``.toml`` file.
+        bounds: Of the inputs; budgets are stretched with them.
+
+    Raises:
+        InvalidArgumentError: There is no such suite, or an arm is not as described above.
+        DataError: The file cannot be read.
+
+    Example:
+        >>> [arm.name for arm in load_suite("white-box")][0]
+        'OrthogonalPGD linf 0.03125'
+    """
+    if name.endswith(".toml"):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{name}: cannot be read as a suite ({error})") from error
+    elif name in suite_names():
+        text = _folder().joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        known = suite_names()
+        expected = f"one of {', '.join(known)}, or a file NAME.toml{did_you_mean(name, known)}"
+        raise InvalidArgumentError("suite", name, expected)
+    content = _parse(text, name)
+    unknown = sorted(set(content) - {"description", "arms"})
+    tables = content.get("arms")
+    if unknown or not isinstance(tables, list):
+        raise InvalidArgumentError("suite", f"{name} with {', '.join(unknown) or 'no arms'}", "tables [[arms]]")
+    width = bounds[1] - bounds[0]
+    return check_arms(arm for table in tables for arm in _arms_of(table, name, width))
+
+
+def parse_arm(text: str) -> list[Arm]:
+    """Arms from the command line: ``NORM:EPSILON[,EPSILON...]=ATTACK``, ``NORM=ATTACK`` or ``none=ATTACK``.
+
+    Args:
+        text: The text; budgets are in the units of the inputs and may be fractions.
+
+    Example:
+        >>> [arm.group for arm in parse_arm("linf:8/255,0.1=robust_ext:ObjectivePGD(steps=40)")]
+        ['linf 0.0313725', 'linf 0.1']
+    """
+    budget, found, attack = text.partition("=")
+    norm, _, epsilons = budget.partition(":")
+    if not found or not attack:
+        raise InvalidArgumentError("arm", text, "NORM:EPSILON=ATTACK, as in linf:8/255=foolbox:LinfPGD(steps=40)")
+    kind = None if norm.strip() == "none" else norm.strip()
+    if not epsilons:
+        return [Arm(attack=attack, norm=kind)]
+    return [Arm(attack=attack, norm=kind, epsilon=_fraction(part)) for part in epsilons.split(",")]
+
+
+def _fraction(text: str) -> float:
+    above, _, below = text.partition("/")
+    try:
+        return float(above) / (float(below) if below else 1.0)
+    except (ValueError, ZeroDivisionError) as error:
+        raise InvalidArgumentError("arm", text, "a number or a fraction such as 8/255") from error
+
+
+def _folder() -> Any:
+    return resources.files("robust_ext.evaluations.mead").joinpath("suites")
+
+
+def _parse(text: str, name: str) -> dict[str, Any]:
+    try:
+        return dict(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"{name}: is no valid TOML ({error})") from error
+
+
+def _arms_of(table: object, name: str, width: float) -> list[Arm]:
+    if not isinstance(table, Mapping) or not isinstance(table.get("attack"), str):
+        raise InvalidArgumentError("suite", f"{name}: an arm without the text 'attack'", 'attack = "library:Name()"')
+    unknown = sorted(set(table) - set(_KEYS))
+    if unknown:
+        expected = f"one of {', '.join(_KEYS)}{did_you_mean(unknown[0], _KEYS)}"
+        raise InvalidArgumentError("suite", f"{name}: the key {unknown[0]} of an arm", expected)
+    epsilons = _list(table, "epsilons", name)
+    objectives, algorithms = _list(table, "objectives", name), _list(table, "algorithms", name)
+    arms = []
+    for epsilon, objective, algorithm in product(epsilons, objectives, algorithms):
+        settings = {"objective": objective, "algorithm": algorithm}
+        attack = _with_settings(table["attack"], {key: value for key, value in settings.items() if value is not None})
+        arms.append(
+            Arm(
+                attack=attack,
+                norm=table.get("norm"),
+                epsilon=None if epsilon is None else _number(epsilon, name) * width,
+                label=_label(table, objective, algorithm),
+                objective=objective or table.get("objective"),
+                algorithm=algorithm or table.get("algorithm"),
+            )
+        )
+    return arms
+
+
+def _number(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgumentError("suite", f"{name}: the epsilon {value!r}", "a number")
+    return float(value)
+
+
+def _label(table: Mapping[str, Any], objective: str | None, algorithm: str | None) -> str | None:
+    words = [table.get("label") or (algorithm or table.get("algorithm") or "").upper()]
+    if objective is not None:
+        words.append({"fisher-rao": "FR", "gini": "Gini"}.get(objective, objective.upper()))
+    return "-".join(word for word in words if word) or None
+
+
+def _list(table: Mapping[str, Any], key: str, name: str) -> Sequence[Any]:
+    values = table.get(key)
+    if values is None:
+        return [None]
+    if not isinstance(values, list) or not values:
+        raise InvalidArgumentError("suite", f"{name}: {key} = {values!r}", "a list of at least one value")
+    return values
+
+
+def _with_settings(attack: str, settings: Mapping[str, str]) -> str:
+    """The attack's text with further settings."""
+    if not settings:
+        return attack
+    head, _, rest = attack.partition("(")
+    inside = rest.rpartition(")")[0].strip()
+    added = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+    return f"{head}({inside}{', ' if inside else ''}{added})"

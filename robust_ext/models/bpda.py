@@ -1,0 +1,220 @@
+"""BPDA: the value of a defense, with a gradient that helps where its own does not.
+
+Source: Athalye, Carlini and Wagner, "Obfuscated Gradients Give a False Sense of Security" (2018), section 4.1; the
+forms for defenses that optimise at test time follow Croce et al., "Evaluating the Adversarial Robustness of Adaptive
+Test-time Defenses" (2022), sections 3.3 to 3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.models.test_time import TestTimeDefense
+from robust_ext.models.test_time_draws import row_seeds
+from robust_ext.models.test_time_gradients import Pull, attach, row_gradient, wants_gradient, with_pull
+from robust_ext.models.test_time_trace import Solution
+from robust_ext.validation import check_integer
+
+BACKWARDS = ("identity", "frozen", "trajectory", "unrolled")
+
+
+class BPDA(nn.Module):
+    """The output of ``forward``, always, with a chosen gradient of the input.
+
+    It stands around a preprocessor, in front of a network (``nn.Sequential(BPDA(quantise), network)``), or around a
+    whole :class:`robust_ext.models.test_time.TestTimeDefense`. It is a view for attacks: around a defense, and around
+    a preprocessor for what lies inside it, parameters get no gradients, whoever calls ``backward``.
+
+    The choices of ``backward``:
+
+    - ``"identity"``: a preprocessor's gradient is passed on as it comes; a defense's is that of its readout at the
+      final point, its state held.
+    - A module or function from inputs to outputs of the same shape as ``forward``'s: its gradient at the input. For a
+      defense, say, its static classifier, or another ``BPDA`` of it.
+    - ``"frozen"``, defenses only: what the defense found for the input is held, and the input moves, see
+      :meth:`TestTimeDefense.frozen`. It differs from the identity where a defense says so.
+    - ``"trajectory"``, defenses only: the mean of the gradients of the readout at the points that the steps made. Each
+      gets the gradient of the loss by the final logits, as losses are not known here; :func:`trajectory_gradient`
+      takes each point's own.
+    - ``"unrolled"``, defenses only: the gradient through all steps.
+
+    Gradients that come out of a forward pass at the final point (identity, frozen, unrolled) hold its graph until the
+    output's is freed; a substitute and the trajectory do their passes when the gradient is taken, and hold inputs
+    only. Where no gradient is asked for, nothing but the defense itself runs.
+
+    Args:
+        forward: A function or module from ``(N, ...)`` to ``(N, ...)``, or a test-time defense.
+        backward: See above.
+        steps: Defenses only: take the gradient from the defense with this many inner steps and the same draws. It costs
+            that defense's forward pass besides the value's own; wrap ``defense.with_steps(k)`` to be rid of the
+            latter, and judge what was found on the defense itself.
+        checkpoint: With ``"unrolled"`` and a :class:`robust_ext.models.test_time_purifier.Purifier`: hold no graph of
+            a step but do it again in the backward pass.
+
+    Example:
+        >>> rounded = BPDA(torch.round)
+        >>> x = torch.tensor([[0.4, 0.6]], requires_grad=True)
+        >>> rounded(x).detach(), torch.autograd.grad(rounded(x).sum(), x)[0]
+        (tensor([[0., 1.]]), tensor([[1., 1.]]))
+    """
+
+    def __init__(
+        self,
+        forward: nn.Module | Callable[[Tensor], Tensor],
+        *,
+        backward: str | nn.Module | Callable[[Tensor], Tensor] = "identity",
+        steps: int | None = None,
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        expected = "a function or module from (N, ...) to a batch"
+        if not callable(forward):
+            raise InvalidArgumentError("forward", type(forward).__name__, expected)
+        if not callable(backward) and backward not in BACKWARDS:
+            raise InvalidArgumentError("backward", backward, f"one of {', '.join(map(repr, BACKWARDS))}, or {expected}")
+        self.wrapped = forward
+        self.backward = backward
+        self.steps = None if steps is None else check_integer("steps", steps, minimum=0)
+        self.checkpoint = checkpoint
+        self.training = False
+        if isinstance(forward, TestTimeDefense):
+            return
+        if backward in BACKWARDS[1:] or steps is not None or checkpoint:
+            asked = f"{backward!r}" if backward in BACKWARDS[1:] else "steps or checkpoint"
+            raise InvalidArgumentError(
+                "forward",
+                f"{type(forward).__name__} with {asked}",
+                "a TestTimeDefense for that; for other modules choose backward='identity' or a substitute",
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What ``forward`` returns for inputs ``(N, ...)``.
+
+        Raises:
+            ModelError: The substitute, or the identity, does not have the shape of the output; when gradients are
+                asked for.
+        """
+        if not wants_gradient(x):
+            with torch.no_grad():
+                out: Tensor = self.wrapped(x)
+            return out
+        if isinstance(self.wrapped, TestTimeDefense):
+            return attach(partial(self._of_defense, self.wrapped), x)
+        return attach(self._of_preprocessor, x)
+
+    def _of_preprocessor(self, x: Tensor) -> tuple[Tensor, Pull]:
+        value: Tensor = self.wrapped(x)
+        if callable(self.backward):
+            return value, partial(_pull_substitute, self.backward, x.clone())
+        if value.shape != x.shape:
+            raise ModelError(
+                f"BPDA: {type(self.wrapped).__name__} makes shape {tuple(value.shape)} of {tuple(x.shape)}, where the "
+                "identity has no gradient; give a differentiable substitute as backward"
+            )
+        return value, lambda cotangent: [cotangent]
+
+    def _of_defense(self, defense: TestTimeDefense, x: Tensor) -> tuple[Tensor, Pull]:
+        seeds = defense.next_seeds(len(x))
+        crafted = self._crafted(defense)
+        equal = crafted.steps == defense.steps
+        if len(x) == 0 or (equal and self.backward == "unrolled"):
+            return with_pull(lambda leaf: _logits(crafted, leaf, seeds), x)
+        found = defense.solution(x, seeds=seeds, record=equal and self.backward == "trajectory")
+        if equal and self.backward == "identity":
+            return with_pull(lambda point: defense.logits(point, found.state), found.final)
+        # A copy, as the caller may change its input in place.
+        held = x.clone()
+        if callable(self.backward):
+            pull: Pull = partial(_pull_substitute, self.backward, held, seeds=seeds)
+        else:
+            pull = partial(_pull_defense, crafted, self.backward, held, seeds, found if equal else None)
+        return defense.logits(found.final, found.state), pull
+
+    def _crafted(self, defense: TestTimeDefense) -> TestTimeDefense:
+        if self.steps is None and not self.checkpoint:
+            return defense
+        steps = defense.steps if self.steps is None else self.steps
+        return defense.with_steps(steps, checkpoint=self.checkpoint or None)
+
+
+def trajectory_gradient(
+    defense: TestTimeDefense,
+    x: Tensor,
+    labels: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *,
+    seeds: Tensor | None = None,
+) -> Tensor:
+    """The mean of the gradients of a loss at the points a defense goes through (Croce et al. 2022, section 3.5).
+
+    Args:
+        defense: Goes through at least one point.
+        x: Floating point ``(N, ...)``.
+        labels: int64 ``(N,)``.
+        loss: From logits ``(N, K)`` and labels to losses ``(N,)``, see :mod:`robust_ext.attacks.objectives`.
+        seeds: int64 ``(N,)``, for random defenses; the defense's next ones when left out.
+
+    Returns:
+        ``(N, ...)``, to be applied at ``x``.
+    """
+    with torch.no_grad():
+        trace = defense.trace(x, seeds=seeds)
+    if len(x) == 0:
+        return torch.zeros_like(x)
+    points = _points(trace)
+
+    def of_point(point: Tensor) -> Tensor:
+        return loss(defense.logits(point, trace.state), labels)
+
+    total = torch.zeros_like(points[0])
+    for point in points:
+        total += row_gradient(of_point, point)
+    return (total / len(points)).to(x)
+
+
+def _points(solution: Solution) -> tuple[Tensor, ...]:
+    """The points that steps made; the final one where there were none."""
+    return solution.iterates[1:] or (solution.final,)
+
+
+def _logits(defense: TestTimeDefense, x: Tensor, seeds: Tensor) -> Tensor:
+    return defense.trace(x, seeds=seeds).logits
+
+
+def _pull_substitute(
+    substitute: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor, *, seeds: Tensor | None = None
+) -> list[Tensor | None]:
+    # Defenses in the substitute draw as the defense did.
+    with nullcontext() if seeds is None else row_seeds(seeds):
+        value, pull = with_pull(substitute, x)
+    if value.shape != cotangent.shape:
+        raise ModelError(
+            f"BPDA: the substitute returned shape {tuple(value.shape)}, expected that of the output it stands for, "
+            f"{tuple(cotangent.shape)}"
+        )
+    return list(pull(cotangent))
+
+
+def _pull_defense(
+    defense: TestTimeDefense, backward: str, x: Tensor, seeds: Tensor, found: Solution | None, cotangent: Tensor
+) -> list[Tensor | None]:
+    """Pull a gradient of the logits back to the input ``x``, one readout's graph at a time."""
+    if backward == "unrolled":
+        return list(with_pull(lambda leaf: _logits(defense, leaf, seeds), x)[1](cotangent))
+    if found is None:
+        found = defense.solution(x, seeds=seeds, record=backward == "trajectory")
+    if backward == "frozen":
+        inputs = x.to(found.final)
+        return list(with_pull(lambda leaf: defense.frozen(leaf, inputs=inputs, solution=found), inputs)[1](cotangent))
+    points = _points(found) if backward == "trajectory" else (found.final,)
+    total = torch.zeros_like(found.final)
+    for point in points:
+        (gradient,) = with_pull(lambda leaf: defense.logits(leaf, found.state), point)[1](cotangent)
+        total += 0 if gradient is None else gradient
+    return [total / len(points)]

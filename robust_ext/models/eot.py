@@ -1,0 +1,241 @@
+"""EoT: a random module averaged over draws, in memory that does not grow with their number.
+
+Source: Athalye, Engstrom, Ilyas and Kwok, "Synthesizing Robust Adversarial Examples" (2018), section 2.1; for test-time
+defenses Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-time Defenses" (2022), section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.models.test_time_aggregates import VALUES, RunningMean, spread
+from robust_ext.models.test_time_draws import given_seeds, row_seeds, seeds_of
+from robust_ext.models.test_time_gradients import Pull, attach, row_gradient, wants_gradient, with_pull
+from robust_ext.random_streams import derive_seed, seeded_globals, stream
+from robust_ext.validation import check_choice, check_integer
+
+GRADIENTS = ("mean", "logits", "softmax")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Losses, their gradient and logits to decide by, over draws.
+
+    Attributes:
+        losses: ``(N,)``, of the logits that ``loss`` of :class:`EoT` says.
+        gradient: Of the input, ``(N, ...)``.
+        logits: ``(N, K)``, those that ``decision`` says.
+    """
+
+    losses: Tensor
+    gradient: Tensor
+    logits: Tensor
+
+
+class EoT(nn.Module):
+    """Logits over several draws of a random module, with a gradient over the same draws.
+
+    Values: ``"last"``: the logits of the last draw. ``"logits"``: the mean of the logits. ``"softmax"``: the logarithm
+    of the mean of the softmax. Gradients: ``"mean"``: the mean over draws of what each draw's own graph makes of the
+    gradient of the loss by the logits. ``"logits"`` and ``"softmax"``: of the values of that name.
+
+    As a module it does not know the loss, so all draws get the gradient of the loss at the value it returned, and
+    ``"mean"`` is the same as ``"logits"``. :meth:`value_and_gradient` knows the loss, and takes for ``"mean"`` the
+    gradients of each draw's own loss.
+
+    Where no gradient is asked for, the value is ``decision``'s, else ``loss``'s, as attacks compute losses there; an
+    attack that reads decisions off the outputs it differentiates needs both alike.
+
+    Draws depend on (seed, call, draw, row): a test-time defense inside, however deep, draws for each row on its own,
+    and ``chunk`` changes nothing but memory. Other modules draw from the global generators of torch, numpy and
+    ``random``, seeded for each chunk and put back after it; there the chunk's size counts as a setting.
+
+    No more than one chunk's graph is held at a time, and none between forward and backward pass, where all draws run
+    once more; in one chunk that holds all draws they run once, and the graph is held. Parameters get no gradients.
+
+    Args:
+        module: From inputs ``(N, ...)`` to logits ``(N, K)``, each row on its own or in groups that N is a multiple of.
+        draws: At least 1.
+        chunk: How many draws go through the module in one batch of ``chunk x N`` rows, draw after draw; 1 when left
+            out. More need more memory, and a module that takes batches of any size.
+        gradient: ``"mean"``, ``"logits"`` or ``"softmax"``.
+        loss: ``"last"``, ``"logits"`` or ``"softmax"``.
+        decision: Likewise; as ``loss`` when left out.
+        seed: Of all draws; a fresh one for each call from torch's global generator when left out.
+        fixed: Whether every call makes the same draws; needs a seed.
+
+    Attributes:
+        call: Number of the next call; set it to repeat one.
+
+    Example:
+        >>> averaged = EoT(nn.Dropout(0.5).train(), draws=1000, chunk=100, seed=0)
+        >>> averaged(torch.ones(1, 2)).round()
+        tensor([[1., 1.]])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        draws: int,
+        chunk: int | None = None,
+        gradient: str = "mean",
+        loss: str = "logits",
+        decision: str | None = None,
+        seed: int | None = None,
+        fixed: bool = False,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.draws = check_integer("draws", draws, minimum=1)
+        self.chunk = 1 if chunk is None else check_integer("chunk", chunk, minimum=1)
+        self.gradient = check_choice("gradient", gradient, GRADIENTS)
+        self.loss = check_choice("loss", loss, VALUES)
+        self.decision = self.loss if decision is None else check_choice("decision", decision, VALUES)
+        self.seed = None if seed is None else check_integer("seed", seed, minimum=0)
+        if fixed and seed is None:
+            raise InvalidArgumentError("fixed", fixed, "False, or a seed to fix the draws by")
+        self.fixed = fixed
+        self.call = 0
+        self.training = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, K)``, or log-probabilities, of inputs ``(N, ...)``."""
+        key = self._next_key(len(x))
+        if not wants_gradient(x):
+            with torch.no_grad():
+                return self._values(x, key, {self.decision})[self.decision]
+        if self.draws <= self.chunk:
+            return attach(partial(self._held, key), x)
+        return attach(partial(self._repeated, key), x)
+
+    def value_and_gradient(self, x: Tensor, labels: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Expected:
+        """Losses and their gradient over one call's draws.
+
+        Args:
+            x: Floating point ``(N, ...)``; gets no gradient itself.
+            labels: int64 ``(N,)``.
+            loss: From logits ``(N, K)`` and labels ``(N,)`` to losses ``(N,)``, see
+                :mod:`robust_ext.attacks.objectives`.
+        """
+        key = self._next_key(len(x))
+        with torch.no_grad():
+            wanted = {self.loss, self.decision}
+            if self.gradient == "mean":
+                mean = RunningMean(wanted, self.draws)
+                gradient = torch.zeros_like(x)
+                for first, count in self._chunks():
+                    gradient += self._of_own_losses(x, key, first, count, partial(_losses, loss, labels), mean)
+                values = mean.values()
+            else:
+                values = self._values(x, key, wanted | {self.gradient})
+                cotangent = row_gradient(lambda logits: loss(logits, labels), values[self.gradient])
+                gradient = self._pulled(x.detach(), key, self._log_mean(values), cotangent)
+            return Expected(loss(values[self.loss], labels), gradient, values[self.decision])
+
+    @contextmanager
+    def seeded(self, seed: int, *, call: int = 0, fixed: bool = False) -> Iterator[EoT]:
+        """Draw from a seed inside, and as before afterwards; gives the module itself.
+
+        Args:
+            seed: At least 0.
+            call: Number of the first call.
+            fixed: Whether every call inside makes these same draws.
+        """
+        before = self.seed, self.call, self.fixed
+        self.seed = check_integer("seed", seed, minimum=0)
+        self.call, self.fixed = check_integer("call", call, minimum=0), fixed
+        try:
+            yield self
+        finally:
+            self.seed, self.call, self.fixed = before
+
+    def _next_key(self, rows: int) -> int:
+        """The seed of this call's draws; the call counts as made."""
+        given = given_seeds(rows)
+        if given is not None:
+            # Inside another expectation, whose draws have to come out the same a second time.
+            return int(given[0]) if rows else 0
+        if self.seed is None:
+            return int(seeds_of(1))
+        call = self.call
+        if not self.fixed:
+            self.call += 1
+        return derive_seed(self.seed, "call", call)
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        """Number of the first draw and how many there are, of each chunk."""
+        for first in range(0, self.draws, self.chunk):
+            yield first, min(self.chunk, self.draws - first)
+
+    def _run(self, key: int, first: int, count: int, x: Tensor) -> Tensor:
+        """Logits ``(count, N, K)`` of some draws."""
+        seeds = torch.cat([seeds_of(len(x), stream(key, "draw", draw)) for draw in range(first, first + count)])
+        rows = x.repeat(count, *[1] * (x.dim() - 1))
+        with row_seeds(seeds), seeded_globals(derive_seed(key, "chunk", first)):
+            out: Tensor = self.module(rows)
+        return out.reshape(count, len(x), *out.shape[1:])
+
+    def _values(self, x: Tensor, key: int, wanted: Collection[str]) -> dict[str, Tensor]:
+        mean = RunningMean(wanted, self.draws)
+        for first, count in self._chunks():
+            mean.add(self._run(key, first, count, x))
+        return mean.values()
+
+    def _held(self, key: int, x: Tensor) -> tuple[Tensor, Pull]:
+        out, pull = with_pull(partial(self._run, key, 0, self.draws), x)
+        mean = RunningMean(self._wanted(), self.draws)
+        mean.add(out)
+        values = mean.values()
+        log_mean = self._log_mean(values)
+        return values[self.loss], lambda cotangent: pull(spread(out, cotangent, self.draws, log_mean))
+
+    def _repeated(self, key: int, x: Tensor) -> tuple[Tensor, Pull]:
+        values = self._values(x, key, self._wanted())
+        # A copy, as the caller may change its input in place.
+        held, log_mean = x.clone(), self._log_mean(values)
+        return values[self.loss], lambda cotangent: [self._pulled(held, key, log_mean, cotangent)]
+
+    def _wanted(self) -> set[str]:
+        return {self.loss, "softmax"} if self.gradient == "softmax" else {self.loss}
+
+    def _log_mean(self, values: dict[str, Tensor]) -> Tensor | None:
+        return values["softmax"] if self.gradient == "softmax" else None
+
+    def _pulled(self, x: Tensor, key: int, log_mean: Tensor | None, cotangent: Tensor) -> Tensor:
+        total = torch.zeros_like(x)
+        for first, count in self._chunks():
+            total += self._of_aggregate(x, key, first, count, log_mean, cotangent)
+        return total
+
+    def _of_aggregate(
+        self, x: Tensor, key: int, first: int, count: int, log_mean: Tensor | None, cotangent: Tensor
+    ) -> Tensor:
+        # In a method of its own, so that the chunk's graph is freed before the next one's is built.
+        out, pull = with_pull(partial(self._run, key, first, count), x)
+        return _only(pull(spread(out, cotangent, self.draws, log_mean)))
+
+    def _of_own_losses(
+        self, x: Tensor, key: int, first: int, count: int, losses: Callable[[Tensor], Tensor], mean: RunningMean
+    ) -> Tensor:
+        out, pull = with_pull(partial(self._run, key, first, count), x)
+        mean.add(out)
+        return _only(pull(row_gradient(losses, out.flatten(0, 1)).view_as(out) / self.draws))
+
+
+def _losses(loss: Callable[[Tensor, Tensor], Tensor], labels: Tensor, logits: Tensor) -> Tensor:
+    """The losses of draws one after another; a batch of none has none."""
+    return loss(logits, labels.repeat(len(logits) // max(len(labels), 1)))
+
+
+def _only(gradients: Sequence[Tensor | None]) -> Tensor:
+    (gradient,) = gradients
+    assert gradient is not None
+    return gradient

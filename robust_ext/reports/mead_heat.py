@@ -1,0 +1,94 @@
+"""Heat maps of every arm's AUROC against one detector, as rows of coloured cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from robust_ext.reports.mead_views import FEW, Row, percent, short_arm
+
+_LOW, _MIDDLE, _HIGH = (224, 130, 60), (247, 247, 247), (92, 160, 208)
+"""Colours of AUROC 0, 0.5 and 1: told apart by colour-blind readers, and light enough for dark text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One arm.
+
+    Args:
+        words: The AUROC in per cent, or ``"-"``.
+        colour: As a style sheet writes it; None where there are too few positives.
+        title: The arm's full name and its positives.
+    """
+
+    words: str
+    colour: str | None
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    """The arms of one norm.
+
+    Args:
+        norm: None for arms of no norm.
+        columns: Epsilons as text, ``"-"`` for arms without one.
+        rows: A name for each row, and a cell for each column; None where there is no arm.
+    """
+
+    norm: str | None
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+
+
+def heat_maps(result: Mapping[str, Any], detector: Row) -> list[HeatMap]:
+    """The heat maps of a detector, one a norm, in the order of the result's arms."""
+    known = {arm["name"]: arm for arm in result["arms"]}
+    norms: dict[str | None, list[tuple[Row, Row]]] = {}
+    for numbers in detector["arms"]:
+        arm = known.get(numbers["arm"])
+        if arm is not None:
+            norms.setdefault(arm["norm"], []).append((arm, numbers))
+    return [_heat_map(norm, pairs) for norm, pairs in norms.items()]
+
+
+def _heat_map(norm: str | None, pairs: list[tuple[Row, Row]]) -> HeatMap:
+    epsilons = sorted({arm["epsilon"] for arm, _ in pairs if arm["epsilon"] is not None})
+    columns = [*epsilons, *([None] if any(arm["epsilon"] is None for arm, _ in pairs) else [])]
+    rows: dict[str, dict[float | None, Cell]] = {}
+    # Arms that know the detector, and those without an objective, come after the others.
+    for arm, numbers in sorted(pairs, key=lambda pair: (pair[0]["knows"] is not None, pair[0]["objective"] is None)):
+        name = short_arm(arm["name"], arm["group"], arm["knows"])
+        name += "" if arm["knows"] is None else " (white-box)"
+        place = arm["epsilon"]
+        if place in rows.get(name, {}):
+            name = f"{name} ({arm['name']})"
+        rows.setdefault(name, {})[place] = _cell(arm, numbers)
+    return HeatMap(
+        norm=norm,
+        columns=tuple("-" if epsilon is None else f"{epsilon:.4g}" for epsilon in columns),
+        rows=tuple((name, tuple(cells.get(epsilon) for epsilon in columns)) for name, cells in rows.items()),
+    )
+
+
+def _cell(arm: Row, numbers: Row) -> Cell:
+    positives, auroc = numbers["positives"], numbers["auroc"]
+    return Cell(
+        words=percent(auroc),
+        colour=None if auroc is None or positives < FEW else colour(auroc),
+        title=f"{arm['name']}: AUROC {percent(auroc)}, {positives} positives",
+    )
+
+
+def colour(share: float) -> str:
+    """The colour of an AUROC in [0, 1], as a style sheet writes it.
+
+    Example:
+        >>> colour(0.0), colour(0.5), colour(1.0)
+        ('#e0823c', '#f7f7f7', '#5ca0d0')
+    """
+    end = _HIGH if share >= 0.5 else _LOW
+    weight = min(abs(2 * share - 1), 1.0)
+    red, green, blue = (round(low + (high - low) * weight) for low, high in zip(_MIDDLE, end, strict=True))
+    return f"#{red:02x}{green:02x}{blue:02x}"

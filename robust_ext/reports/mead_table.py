@@ -1,0 +1,167 @@
+"""A MEAD result as plain text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from robust_ext.reports.mead_views import (
+    Averages,
+    Row,
+    averages_of,
+    check_mead,
+    groups_of,
+    lowest_row,
+    most_blamed,
+    norm_title,
+    norms_of,
+    notes,
+    objective_title,
+    objectives,
+    percent,
+    percent_interval,
+    short_arm,
+)
+from robust_ext.reports.table import WIDTH, wrap
+from robust_ext.reports.wording import cells, plain, shorten
+
+_GAP = "  "
+_TITLE = 16
+_OBJECTIVES_BESIDE = 5
+
+Line = tuple[str, ...]
+
+
+def mead_table(result: Mapping[str, Any], *, groups: bool = True) -> str:
+    """Return a MEAD result as text of at most 110 columns, without colour. Numbers are per cent.
+
+    First a row a detector, averaged over the groups of attacks (Granese et al., "MEAD" (2022), table 3). Then for each
+    detector the averages by norm of all arms and of each objective (tables 1 and 2), and a row a group of arms. Then
+    what makes numbers rough.
+
+    Args:
+        result: The content of ``result.json``, of kind ``"mead"``.
+        groups: Whether the rows by group are part of it.
+
+    Raises:
+        InvalidArgumentError: The result is of another kind or has no detectors.
+    """
+    check_mead(result)
+    lines = [*wrap(_opening(result)), "", *_summary(result)]
+    for detector in result["detectors"]:
+        lines += ["", *_averages(result, detector)]
+        if groups and (rows := _groups(detector)):
+            lines += ["", *rows]
+    for note in notes(result):
+        lines += ["", *wrap(note)]
+    return "\n".join(lines) + "\n"
+
+
+def _opening(result: Mapping[str, Any]) -> str:
+    arms, accuracy = result["arms"], result["clean_accuracy"]
+    count = len({arm["group"] for arm in arms})
+    naturals = "all natural samples count" if result["naturals"] == "kept" else "misclassified samples are left out"
+    return (
+        f"MEAD, suite {plain(result['suite'])}: {result['samples']} samples, clean accuracy {percent(accuracy)}%, "
+        f"{len(arms)} arm{'' if len(arms) == 1 else 's'} in {count} group{'' if count == 1 else 's'}; {naturals}. "
+        "All numbers are per cent."
+    )
+
+
+def _summary(result: Mapping[str, Any]) -> list[str]:
+    white_box = any(detector["white_box"] for detector in result["detectors"])
+    rows: list[Line] = [
+        ("detector", "AUROC", "FPR95", "TPR5", "lowest AUROC", "of group", "with white-box", "of group")
+    ]
+    for detector in result["detectors"]:
+        mean = averages_of(result, detector["name"]).get(("all", None), {})
+        groups = groups_of(detector)
+        numbers = (percent(mean.get(key)) for key in ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr"))
+        lowest = (lowest_row(group.blind for group in groups), lowest_row(group.with_white_box for group in groups))
+        places = (cell for row in lowest for cell in (("-", "-") if row is None else _place(row)))
+        rows.append((plain(detector["name"]), *numbers, *places))
+    return _layout(rows, words=(0, 5, 7)) if white_box else _layout([row[:6] for row in rows], words=(0, 5))
+
+
+def _place(row: Row) -> tuple[str, str]:
+    return percent(row["auroc"]), plain(row["group"])
+
+
+def _averages(result: Mapping[str, Any], detector: Row) -> list[str]:
+    """The paper's form: norms by objectives; objectives that do not fit beside the others go on below."""
+    averages = averages_of(result, detector["name"])
+    columns = [None, *objectives(result)]
+    lines = wrap(f"{plain(detector['name'])}: averages by norm")
+    for start in range(0, len(columns), _OBJECTIVES_BESIDE):
+        lines += _averages_block(averages, columns[start : start + _OBJECTIVES_BESIDE])
+    return lines
+
+
+def _averages_block(averages: Averages, columns: Sequence[str | None]) -> list[str]:
+    titles = [shorten(objective_title(objective), _TITLE) for objective in columns]
+    rows: list[Line] = [("", *(words for _ in titles for words in ("AUROC", "FPR95")))]
+    for norm in norms_of(averages):
+        found = [averages.get((norm, objective), {}) for objective in columns]
+        numbers = [percent(row.get(key)) for row in found for key in ("auroc", "fpr_at_95_tpr")]
+        rows.append((shorten(norm_title(norm), _TITLE), *numbers))
+    # Two columns and their gap are as wide as a title.
+    number = max(6, *(-(-(cells(title) - len(_GAP)) // 2) for title in titles))
+    widths = [max(cells(row[0]) for row in rows), *[number] * (2 * len(titles))]
+    under, *body = [_line(row, widths, words=(0,)) for row in rows]
+    top = _line(("", *titles), [widths[0], *[2 * number + len(_GAP)] * len(titles)], words=(0,))
+    return [top, under, "-" * max(map(cells, (top, under, *body))), *body]
+
+
+def _groups(detector: Row) -> list[str]:
+    """A row a group and scenario: AUROC with its interval, the lowest objective, and the arm with most blame."""
+    published = any("published" in row for row in detector["results"])
+    head = ("group", "positives", "coverage", "AUROC", "FPR95", "lowest single", "published", "most blame")
+    rows: list[Line] = [head]
+    for group in groups_of(detector):
+        for place, (words, row) in enumerate(group.scenarios):
+            title = plain(group.name) if words == "blind" else f"{plain(group.name)}, {words}"
+            blamed = most_blamed(row)
+            rows.append(
+                (
+                    title if place == 0 else f"{_GAP}{words}",
+                    str(row["positives"]),
+                    percent(row["coverage"]),
+                    f"{percent(row['auroc'])} {percent_interval(row['auroc_interval'])}".rstrip(),
+                    percent(row["fpr_at_95_tpr"]),
+                    _objective(group.lowest) if words == "blind" else "",
+                    _published(row),
+                    f"{percent(blamed[1])} {short_arm(blamed[0], group.name, detector['name'])}" if blamed else "-",
+                )
+            )
+    if not published:
+        rows = [row[:-2] + row[-1:] for row in rows]
+    return _layout(rows, words=(0, len(rows[0]) - 1)) if len(rows) > 1 else []
+
+
+def _objective(lowest: tuple[str, float] | None) -> str:
+    return "-" if lowest is None else f"{shorten(objective_title(lowest[0]), _TITLE)} {percent(lowest[1])}"
+
+
+def _published(row: Row) -> str:
+    numbers = row.get("published")
+    return f"{percent(numbers['auroc'])} / {percent(numbers['fpr_at_95_tpr'])}" if numbers else "-"
+
+
+def _layout(rows: Sequence[Line], *, words: Sequence[int]) -> list[str]:
+    """Lines of aligned cells with a rule under the first row; where they are too wide, columns of words give way."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > WIDTH:
+        widest = max(words, key=lambda column: widths[column])
+        widths[widest] -= 1
+    lines = [_line(row, widths, words=words) for row in rows]
+    return [lines[0], "-" * max(map(cells, lines)), *lines[1:]]
+
+
+def _line(row: Line, widths: Sequence[int], *, words: Sequence[int]) -> str:
+    """One row: words flush left, numbers flush right."""
+    parts = []
+    for column, (text, width) in enumerate(zip(row, widths, strict=True)):
+        short = shorten(text, width)
+        padding = " " * (width - cells(short))
+        parts.append(short + padding if column in words else padding + short)
+    return _GAP.join(parts).rstrip()

@@ -1,0 +1,500 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from robust_ext.adapters.native import search_module
+from robust_ext.attacks import as_attack, objective_pgd
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.estimators import BinarizedPyTorchClassifier
+from robust_ext.testing.networks import small_batch, small_network
+from robust_ext.threat import ThreatModel
+
+objectives = pytest.importorskip("robust_ext.adapters.art.objectives", reason="ART is not installed")
+invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="ART is not installed")
+art = invariants.art
+evasion: Any = art.attacks.evasion
+Base: Any = invariants.ArtAttackInvariants
+ObjectiveLoss, objective_estimator = objectives.ObjectiveLoss, objectives.objective_estimator
+
+NAMES = ("ace", "kl", "gini", "fisher-rao")
+NORMS = {"linf": np.inf, "l2": 2, "l1": 1}
+EPSILONS = {"linf": 0.1, "l2": 0.4, "l1": 1.6}
+EachName = pytest.mark.parametrize("name", NAMES)
+EachNorm = pytest.mark.parametrize("norm", list(NORMS))
+EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
+WRONG: Any = (
+    *Base.wrong_settings,
+    {"objective": "hinge"},
+    {"algorithm": "cw"},
+    {"steps": 0},
+    {"eps_step": 0.0},
+    {"eps_step": float("nan")},
+    {"start": "middle"},
+    {"best": 1},
+    {"projection": "none"},
+    {"seed": -1},
+)
+
+
+class TestLinfACE(Base):
+    wrong_settings = WRONG
+
+    def make_attack(self, estimator: Any, **chosen: Any) -> Any:
+        return objectives.ObjectivePGD(estimator, **{"steps": 10, "eps_step": 0.04, **chosen})
+
+
+def rise(name: str, logits: Any, natural: Any) -> Tensor:
+    """By how much an objective rose from the inputs, row by row, in double precision."""
+    q, p = (torch.from_numpy(values).double().softmax(1) for values in (logits, natural))
+    if name == "kl":
+        return (p * (p / q).log()).sum(1)
+    if name == "gini":
+        return p.norm(dim=1) - q.norm(dim=1)
+    return 2 * (p * q).sqrt().sum(1).clamp(max=1).arccos()
+
+
+class BlindToLabels(Base):
+    """Objectives that look at no label may as well make the classifier surer of it; they rise either way."""
+
+    name: str
+
+    @invariants.EachBounds
+    def test_points_lower_the_margin_of_the_label(self, bounds: Any) -> None:
+        self._check_rise(*self._problem(bounds), bounds)
+
+    def test_two_classes_are_enough(self) -> None:
+        self._check_rise(*self._problem(classes=2), (0.0, 1.0))
+
+    def _check_rise(self, estimator: Any, x: Any, y: Any, bounds: Any) -> None:
+        logits = estimator.predict(self._make(estimator, bounds, seed=0).generate(x, y))
+        assert bool((rise(self.name, logits, estimator.predict(x)) > 0).all())
+        assert (logits.argmax(1) != y).any()
+
+    @pytest.mark.parametrize("bounds", [(0.0, 1.0)])
+    def test_targeted_points_go_to_their_targets(self, bounds: Any) -> None:
+        """They are refused."""
+        estimator, _, _ = self._problem(bounds)
+        with pytest.raises(InvalidArgumentError, match=r"targeted: got True.*'ace'"):
+            self._make(estimator, targeted=True)
+        attack = self._make(estimator)
+        with pytest.raises(InvalidArgumentError, match="targeted"):
+            attack.set_params(targeted=True)
+
+
+class TestL2KL(BlindToLabels):
+    name = "kl"
+    norm = 2
+
+    def make_attack(self, estimator: Any, **chosen: Any) -> Any:
+        own = {"norm": 2, "objective": "kl", "algorithm": "bim", "steps": 10, "eps_step": 0.2}
+        return objectives.ObjectivePGD(estimator, **{**own, **chosen})
+
+
+class TestL1Gini(BlindToLabels):
+    name = "gini"
+    norm = 1
+
+    def make_attack(self, estimator: Any, **chosen: Any) -> Any:
+        own = {"norm": 1, "objective": "gini", "steps": 10, "eps_step": 0.8, "best": True}
+        return objectives.ObjectivePGD(estimator, **{**own, **chosen})
+
+
+class TestLinfFisherRao(BlindToLabels):
+    name = "fisher-rao"
+
+    def make_attack(self, estimator: Any, **chosen: Any) -> Any:
+        own = {"objective": "fisher-rao", "steps": 10, "eps_step": 0.04}
+        return objectives.ObjectivePGD(estimator, **{**own, **chosen})
+
+
+class Smooth(nn.Module):
+    def __init__(self, *, scale: float = 1.0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first = nn.Parameter(torch.randn(16, 12, generator=generator) / 4)
+        self.last = nn.Parameter(torch.randn(12, 4, generator=generator))
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) @ self.first).tanh() @ self.last * self.scale
+
+
+def classifier(network: nn.Module, bounds: Any = (0.0, 1.0), **chosen: Any) -> Any:
+    return invariants.PyTorchClassifier(
+        model=network,
+        loss=nn.CrossEntropyLoss(),
+        input_shape=(1, 4, 4),
+        nb_classes=4,
+        clip_values=bounds,
+        device_type="cpu",
+        **chosen,
+    )
+
+
+def problem(
+    bounds: Any = (0.0, 1.0), network: nn.Module | None = None, rows: int = 6
+) -> tuple[nn.Module, Any, Any, Any]:
+    network = small_network((1, 4, 4), 4, bounds=bounds) if network is None else network.eval()
+    x = small_batch(rows, (1, 4, 4), bounds=bounds)
+    return network, classifier(network, bounds), x.numpy(), network(x).argmax(1).numpy()
+
+
+def slopes(name: str, logits: Tensor, natural: Tensor, labels: Tensor) -> Tensor:
+    """Derivatives of the objectives by the logits, worked out on paper."""
+    p, q = natural.softmax(1), logits.softmax(1)
+    if name == "ace":
+        return q - nn.functional.one_hot(labels, q.shape[1])
+    if name == "kl":
+        return q - p
+    if name == "gini":
+        length = q.norm(dim=1, keepdim=True)
+        return q * length - q.square() / length
+    roots = (p * q).sqrt()
+    cosine = roots.sum(1, keepdim=True)
+    # 1 - cosine^2 as a sum of squares, which does not cancel.
+    half = (p.sqrt() - q.sqrt()).square().sum(1, keepdim=True) / 2
+    return (q * cosine - roots) / (half * (2 - half)).sqrt()
+
+
+def slopes_by_inputs(name: str, network: nn.Module, points: Tensor, x: Tensor, labels: Tensor) -> Tensor:
+    points = points.detach().requires_grad_()
+    logits = network(points)
+    weights = slopes(name, logits.detach(), network(x).detach(), labels)
+    (gradient,) = torch.autograd.grad((weights * logits).sum(), points)
+    return gradient
+
+
+@EachNorm
+@EachName
+@EachBounds
+@pytest.mark.parametrize(
+    "chosen",
+    [{"steps": 5}, {"algorithm": "fgsm"}, {"algorithm": "bim", "steps": 4, "best": True, "projection": "scaled"}],
+)
+def test_points_are_those_of_the_attack_itself(
+    norm: str, name: str, bounds: tuple[float, float], chosen: dict[str, Any]
+) -> None:
+    network, estimator, x, y = problem(bounds)
+    epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
+    attack = objectives.ObjectivePGD(
+        estimator, norm=NORMS[norm], eps=epsilon, objective=name, seed=5, verbose=False, **chosen
+    )
+    expected = search_module(
+        objective_pgd.ObjectivePGD(objective=name, **chosen),
+        network,
+        torch.from_numpy(x),
+        torch.from_numpy(y),
+        threat_model=ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds),
+        generator=torch.Generator().manual_seed(5),
+    )
+    points = attack.generate(x, np.eye(4, dtype=np.float32)[y])
+    assert np.array_equal(points, expected.numpy())
+    assert not np.array_equal(points, x)
+
+
+@EachNorm
+def test_targeted_cross_entropy_and_step_sizes_are_the_attacks_own(norm: str) -> None:
+    network, estimator, x, y = problem()
+    aims = (y + 1) % 4
+    attack = objectives.ObjectivePGD(
+        estimator, norm=NORMS[norm], eps=EPSILONS[norm], steps=5, eps_step=0.05, targeted=True, seed=5, verbose=False
+    )
+    expected = search_module(
+        objective_pgd.ObjectivePGD(steps=5, step_size=0.05),
+        network,
+        torch.from_numpy(x),
+        torch.from_numpy(aims),
+        threat_model=ThreatModel(norm=norm, epsilon=EPSILONS[norm]),
+        generator=torch.Generator().manual_seed(5),
+        targeted=True,
+    )
+    assert np.array_equal(attack.generate(x, aims), expected.numpy())
+
+
+@EachName
+def test_foolbox_gives_the_same_points(name: str) -> None:
+    twins = pytest.importorskip("robust_ext.adapters.foolbox.objectives", reason="Foolbox is not installed")
+    network, estimator, x, y = problem()
+    model = twins.foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
+    here = objectives.ObjectivePGD(
+        estimator, norm=2, eps=0.4, objective=name, steps=7, seed=2, batch_size=2, verbose=False
+    ).generate(x, y)
+    there = twins.L2ObjectivePGD(objective=name, steps=7, seed=2)(
+        model, torch.from_numpy(x), torch.from_numpy(y), epsilons=0.4
+    )[0]
+    np.testing.assert_allclose(here, there.numpy(), atol=1e-5)
+
+
+@EachName
+def test_no_samples_give_none(name: str) -> None:
+    _, estimator, x, y = problem()
+    attack = objectives.ObjectivePGD(estimator, eps=0.1, objective=name, steps=2, verbose=False)
+    assert attack.generate(x[:0], y[:0]).shape == (0, 1, 4, 4)
+
+
+def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
+    _, estimator, _, _ = problem()
+    attack = as_attack(objectives.ObjectivePGD(estimator, objective="kl", steps=7, eps_step=0.25), name="mine")
+    assert isinstance(attack, objective_pgd.ObjectivePGD)
+    assert (attack.name, attack.objective, attack.steps, attack.step_size) == ("mine", "kl", 7, 0.25)
+
+
+ROWS = st.lists(st.lists(st.floats(-40, 40, width=32), min_size=3, max_size=3), min_size=2, max_size=8).filter(
+    lambda rows: len(rows) % 2 == 0
+)
+
+
+@settings(deadline=None)
+@given(ROWS, st.sampled_from(NAMES))
+def test_gradients_are_the_derivatives_on_paper(rows: list[list[float]], name: str) -> None:
+    table = torch.tensor(rows, dtype=torch.float64)
+    logits, natural = table[: len(rows) // 2].requires_grad_(), table[len(rows) // 2 :].detach()
+    labels = torch.arange(len(logits)) % 3
+    loss = ObjectiveLoss(objective=name, natural=natural)(logits, nn.functional.one_hot(labels, 3).float())
+    assert loss.shape == ()
+    (gradient,) = torch.autograd.grad(loss, logits)
+    apart = (natural.softmax(1) - logits.softmax(1)).abs().amax(1) > 1e-6
+    expected = slopes(name, logits.detach(), natural, labels)
+    torch.testing.assert_close(gradient[apart], expected[apart], rtol=1e-5, atol=1e-9)
+    assert bool(torch.isfinite(gradient).all())
+
+
+@EachName
+@EachBounds
+def test_the_estimators_gradients_are_the_derivatives_on_paper(name: str, bounds: tuple[float, float]) -> None:
+    network, estimator, x, y = problem(bounds, Smooth())
+    bound = objective_estimator(estimator, name, x)
+    points = np.clip(x + np.float32(0.1) * np.sin(np.arange(96, dtype=np.float32)).reshape(x.shape), *bounds)
+    tensors = (torch.from_numpy(values) for values in (points, x, y))
+    expected = slopes_by_inputs(name, network, *tensors).numpy()
+    for labels in (y, np.eye(4, dtype=np.float32)[y], y[:, None].astype(np.float32)):
+        found = bound.loss_gradient(points, labels)
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    assert np.abs(expected).max() > 1e-2
+
+
+@EachName
+def test_losses_of_rows_are_not_reduced_where_art_asks_for_them(name: str) -> None:
+    _, estimator, x, y = problem()
+    bound = objective_estimator(estimator, name, x)
+    noisy = np.clip(x + 0.1, 0, 1).astype(np.float32)
+    rows = bound.compute_loss(noisy, y)
+    assert rows.shape == (6,)
+    np.testing.assert_allclose(bound.compute_loss(noisy, y, reduction="sum"), rows.sum(), rtol=1e-5)
+    np.testing.assert_allclose(bound.compute_loss(noisy, y, reduction="mean"), rows.mean(), rtol=1e-5)
+    assert bound.loss.reduction == "sum"
+    p, q = (torch.from_numpy(estimator.predict(points)).double().softmax(1).numpy() for points in (x, noisy))
+    expected = {
+        "ace": -np.log(q[np.arange(6), y]),
+        "kl": (p * np.log(p / q)).sum(1),
+        "gini": 1 - np.sqrt((q**2).sum(1)),
+        "fisher-rao": 2 * np.arccos(np.sqrt(p * q).sum(1)),
+    }
+    np.testing.assert_allclose(rows, expected[name], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@EachName
+@EachBounds
+def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(norm: str, name: str, bounds: tuple[float, float]) -> None:
+    network, estimator, x, y = problem(bounds, Smooth())
+    epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
+    attack = evasion.ProjectedGradientDescent(
+        objective_estimator(estimator, name, x),
+        norm=NORMS[norm],
+        eps=epsilon,
+        eps_step=0.3 * epsilon,
+        max_iter=8,
+        num_random_init=1,
+        verbose=False,
+    )
+    np.random.seed(4)
+    found = attack.generate(x, np.eye(4)[y])
+    np.random.seed(4)
+    offsets = art.utils.random_sphere(6, 16, epsilon, NORMS[norm]).reshape(x.shape).astype(np.float32)
+    clean, labels = torch.from_numpy(x), torch.from_numpy(y)
+    points = (clean + torch.from_numpy(offsets)).clamp(*bounds)
+    for _ in range(8):
+        gradient = slopes_by_inputs(name, network, points, clean, labels)
+        step = gradient.sign()
+        if norm == "l2":
+            step = gradient / gradient.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+        offset = (points + 0.3 * epsilon * step).clamp(*bounds) - clean
+        if norm == "l2":
+            offset = offset * (epsilon / offset.flatten(1).norm(dim=1)).clamp_max(1).view(-1, 1, 1, 1)
+        points = clean + (offset.clamp(-epsilon, epsilon) if norm == "linf" else offset)
+    np.testing.assert_allclose(found, points.numpy(), rtol=0, atol=2e-5)
+    assert np.abs(found - x).max() > 0.05
+
+
+@pytest.mark.parametrize("name", ["ace", "gini"])
+def test_from_the_input_arts_pgd_ends_where_this_projects_ends(name: str) -> None:
+    _, estimator, x, y = problem()
+    own = objectives.ObjectivePGD(
+        estimator, eps=0.1, objective=name, steps=9, eps_step=0.02, start="input", verbose=False
+    )
+    host = evasion.ProjectedGradientDescent(
+        objective_estimator(estimator, name), eps=0.1, eps_step=0.02, max_iter=9, batch_size=2, verbose=False
+    )
+    np.testing.assert_allclose(host.generate(x, y), own.generate(x, y), rtol=0, atol=1e-6)
+
+
+def test_with_cross_entropy_arts_attacks_are_themselves() -> None:
+    _, estimator, x, y = problem()
+    for attack_class, chosen in (
+        (evasion.ProjectedGradientDescent, {"max_iter": 7, "eps_step": 0.03, "num_random_init": 1}),
+        (evasion.FastGradientMethod, {}),
+        (evasion.MomentumIterativeMethod, {"max_iter": 4, "eps_step": 0.03}),
+    ):
+        both = []
+        for host in (estimator, objective_estimator(estimator, "ace")):
+            np.random.seed(0)
+            quiet = {} if attack_class is evasion.FastGradientMethod else {"verbose": False}
+            both.append(attack_class(host, eps=0.1, **chosen, **quiet).generate(x, y))
+        assert np.array_equal(*both)
+        assert not np.array_equal(both[0], x)
+
+
+@pytest.mark.parametrize("name", ["kl", "fisher-rao"])
+def test_bound_rows_keep_their_order(name: str) -> None:
+    _, estimator, x, y = problem(network=Smooth())
+    order = np.array([3, 0, 5, 1, 4, 2])
+    noise = (0.05 * np.cos(np.arange(96, dtype=np.float32))).reshape(x.shape)
+    there = objective_estimator(estimator, name, x).loss_gradient(x + noise, y)
+    mixed = objective_estimator(estimator, name, x[order]).loss_gradient((x + noise)[order], y[order])
+    np.testing.assert_allclose(mixed, there[order], rtol=1e-4, atol=1e-6)
+    wrong = objective_estimator(estimator, name, x).loss_gradient((x + noise)[order], y[order])
+    assert not np.allclose(wrong, there[order], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["kl", "fisher-rao"])
+def test_a_batch_that_is_not_the_bound_one_is_refused(name: str) -> None:
+    _, estimator, x, y = problem(rows=40)
+    bound = objective_estimator(estimator, name, x)
+    small = evasion.ProjectedGradientDescent(bound, eps=0.1, eps_step=0.02, max_iter=2, verbose=False)
+    with pytest.raises(InvalidArgumentError, match=r"logits: got shape \(32, 4\).*\(40, 4\).*batch_size"):
+        small.generate(x, y)
+    small.set_params(batch_size=40)
+    whole = evasion.ProjectedGradientDescent(
+        bound, eps=0.1, eps_step=0.02, max_iter=2, batch_size=40, num_random_init=1, verbose=False
+    )
+    assert np.abs(whole.generate(x, y) - x).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["kl", "fisher-rao"])
+def test_at_the_input_there_is_noise(name: str) -> None:
+    _, estimator, x, y = problem()
+    bound = objective_estimator(estimator, name, x)
+    assert np.abs(bound.loss_gradient(x, y)).max() < 1e-5
+    assert np.abs(bound.loss_gradient(np.clip(x + 0.1, 0, 1).astype(np.float32), y)).max() > 1e-3
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e6])
+@EachNorm
+@EachName
+def test_saturated_logits_give_finite_points(norm: str, name: str, scale: float) -> None:
+    _, estimator, x, y = problem(network=Smooth(scale=scale))
+    own = objectives.ObjectivePGD(
+        estimator, norm=NORMS[norm], eps=EPSILONS[norm], objective=name, steps=8, verbose=False
+    )
+    host = evasion.ProjectedGradientDescent(
+        objective_estimator(estimator, name, x),
+        norm=NORMS[norm],
+        eps=EPSILONS[norm],
+        eps_step=EPSILONS[norm] / 4,
+        max_iter=8,
+        num_random_init=1,
+        verbose=False,
+    )
+    for attack in (own, host):
+        assert np.isfinite(attack.generate(x, y)).all()
+    gradient = objective_estimator(estimator, name, x).loss_gradient(np.clip(x + 0.1, 0, 1).astype(np.float32), y)
+    assert np.isfinite(gradient).all()
+
+
+def test_the_network_is_left_as_it_was() -> None:
+    network, estimator, x, _ = problem()
+    kept, *others = network.parameters()
+    kept.grad = torch.ones_like(kept)
+    network.train()
+    next(network.children()).eval()
+    flags = [part.training for part in network.modules()]
+    values = {name: value.clone() for name, value in network.state_dict().items()}
+    bound = objective_estimator(estimator, "kl", x)
+    assert [part.training for part in network.modules()] == flags
+    assert all(torch.equal(value, values[name]) for name, value in network.state_dict().items())
+    assert torch.equal(kept.grad, torch.ones_like(kept))
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in others)
+    assert not bound.loss.natural.requires_grad
+    # The natural logits are those of eval mode.
+    np.testing.assert_allclose(bound.loss.natural.numpy(), estimator.predict(x), rtol=1e-5, atol=1e-6)
+
+
+def test_preprocessing_and_clip_values_are_kept() -> None:
+    network, _, x, y = problem()
+    estimator = classifier(network, (-0.5, 1.5), preprocessing=(0.25, 1.5))
+    bound = objective_estimator(estimator, "fisher-rao", x)
+    assert bound.clip_values is not None
+    assert np.array_equal(np.asarray(bound.clip_values), np.asarray(estimator.clip_values))
+    assert (bound.nb_classes, bound.input_shape) == (4, (1, 4, 4))
+    assert bound.model is network
+    assert np.array_equal(bound.predict(x), estimator.predict(x))
+    np.testing.assert_allclose(bound.loss.natural.numpy(), estimator.predict(x), rtol=1e-5, atol=1e-6)
+    assert np.isfinite(bound.loss_gradient(x, y)).all()
+
+
+def test_planted_classifiers_are_taken() -> None:
+    network = small_network((1, 8, 8), 4)
+    inside = invariants.PyTorchClassifier(
+        model=network,
+        loss=nn.CrossEntropyLoss(),
+        input_shape=(1, 8, 8),
+        nb_classes=4,
+        clip_values=(0, 1),
+        device_type="cpu",
+    )
+    planted = BinarizedPyTorchClassifier.from_classifier(inside, small_batch(5, (1, 8, 8)).numpy(), eps=0.1)
+    attack = evasion.ProjectedGradientDescent(
+        objective_estimator(planted, "gini"), eps=0.1, eps_step=0.01, max_iter=40, verbose=False
+    )
+    assert planted.score(attack.generate(planted.x, planted.y)) == 1.0
+
+
+def test_what_cannot_be_bound_is_refused() -> None:
+    network, estimator, x, _ = problem()
+    with pytest.raises(InvalidArgumentError, match="objective"):
+        objective_estimator(estimator, "hinge", x)
+    for name in ("kl", "fisher-rao"):
+        with pytest.raises(InvalidArgumentError, match="x: got None"):
+            objective_estimator(estimator, name)
+    with pytest.raises(InvalidArgumentError, match=r"x: got values in .*bounds"):
+        objective_estimator(estimator, "kl", x + 1)
+    with pytest.raises(InvalidArgumentError, match=r"estimator: got a Sequential.*PyTorchClassifier"):
+        objective_estimator(network, "gini")
+    outside = classifier(network, preprocessing_defences=art.defences.preprocessor.FeatureSqueezing(clip_values=(0, 1)))
+    with pytest.raises(ModelError, match="FeatureSqueezing"):
+        objective_estimator(outside, "gini")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"objective": "hinge"}, "objective"),
+        ({"objective": "kl"}, "natural: got None"),
+        ({"objective": "kl", "natural": np.zeros((2, 3))}, "natural: got ndarray"),
+        ({"objective": "fisher-rao", "natural": torch.zeros(3)}, r"natural: got torch.float32 of shape \(3,\)"),
+        ({"objective": "fisher-rao", "natural": torch.zeros(3, 2, dtype=torch.int64)}, "natural: got torch.int64"),
+        ({"objective": "kl", "natural": torch.full((2, 3), torch.nan)}, "natural: got NaN"),
+        ({"objective": "gini", "reduction": "max"}, "reduction"),
+    ],
+)
+def test_wrong_losses_are_refused(chosen: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        ObjectiveLoss(**chosen)

@@ -1,0 +1,490 @@
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.adapters.native import search_module
+from robust_ext.attacks import as_attack
+from robust_ext.attacks.native import Step
+from robust_ext.attacks.objective_pgd import ObjectivePGD
+from robust_ext.errors import AttackError, InvalidArgumentError
+from robust_ext.testing.networks import small_batch, small_network
+from robust_ext.threat import ThreatModel
+
+ep = pytest.importorskip("eagerpy", reason="Foolbox is not installed")
+objectives = pytest.importorskip("robust_ext.adapters.foolbox.objectives", reason="Foolbox is not installed")
+invariants = pytest.importorskip("robust_ext.testing.foolbox_invariants", reason="Foolbox is not installed")
+foolbox = invariants.foolbox
+Base: Any = invariants.FoolboxAttackInvariants
+with_objective = objectives.with_objective
+
+NAMES = ("ace", "kl", "gini", "fisher-rao")
+EPSILONS = {"linf": 0.1, "l2": 0.4, "l1": 1.6}
+NATIVE = {
+    "linf": objectives.LinfObjectivePGD,
+    "l2": objectives.L2ObjectivePGD,
+    "l1": objectives.L1ObjectivePGD,
+}
+HOSTS = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.L1PGD}
+EachName = pytest.mark.parametrize("name", NAMES)
+EachNorm = pytest.mark.parametrize("norm", list(NATIVE))
+EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
+
+
+class TestLinfACE(Base):
+    def make_attack(self) -> Any:
+        return objectives.LinfObjectivePGD(steps=10, rel_stepsize=0.2)
+
+
+def rise(name: str, logits: Tensor, natural: Tensor) -> Tensor:
+    """By how much an objective rose from the inputs, row by row, in double precision."""
+    p, q = natural.double().softmax(1), logits.double().softmax(1)
+    if name == "kl":
+        return (p * (p / q).log()).sum(1)
+    if name == "gini":
+        return p.norm(dim=1) - q.norm(dim=1)
+    return 2 * (p * q).sqrt().sum(1).clamp(max=1).arccos()
+
+
+class BlindToLabels(Base):
+    """Objectives that look at no label may as well make the classifier surer of it; they rise either way."""
+
+    can_aim = False
+    name: str
+
+    @invariants.EachBounds
+    def test_untargeted_points_lower_the_margin_of_the_label(self, bounds: Any) -> None:
+        model, x, y = self._problem(bounds)
+        _, clipped, success = self._attack(model, x, y, self._epsilon(bounds))
+        with torch.no_grad():
+            rises = rise(self.name, model(clipped), model(x))
+        assert bool((rises > 0).all())
+        assert bool(success.any())
+
+    @invariants.EachBounds
+    def test_models_may_be_wrapped(self, bounds: Any) -> None:
+        inner, x, y = self._problem(bounds)
+        model = inner.transform_bounds((0, 2), wrapper=True)
+        stretched = ((x - bounds[0]) / (bounds[1] - bounds[0]) * 2).clamp(0, 2)
+        _, clipped, success = self._attack(model, stretched, y, self._epsilon((0.0, 2.0)))
+        with torch.no_grad():
+            after, before = model(clipped), model(stretched)
+        assert torch.equal(success, after.argmax(1) != y)
+        assert bool((rise(self.name, after, before) > 0).all())
+
+
+class TestL2KL(BlindToLabels):
+    name = "kl"
+
+    def make_attack(self) -> Any:
+        return objectives.L2ObjectivePGD(objective="kl", algorithm="bim", steps=10, rel_stepsize=0.2)
+
+
+class TestL1Gini(BlindToLabels):
+    name = "gini"
+
+    def make_attack(self) -> Any:
+        return objectives.L1ObjectivePGD(objective="gini", steps=10, rel_stepsize=0.2, best=True)
+
+
+class TestLinfFisherRao(BlindToLabels):
+    name = "fisher-rao"
+
+    def make_attack(self) -> Any:
+        return objectives.LinfObjectivePGD(objective="fisher-rao", steps=10, abs_stepsize=0.04)
+
+
+class TestLinfPGDWithACE(Base):
+    def make_attack(self) -> Any:
+        return with_objective(foolbox.attacks.LinfPGD, "ace")(steps=10)
+
+
+class TestLinfBIMWithKL(BlindToLabels):
+    name = "kl"
+
+    def make_attack(self) -> Any:
+        return with_objective(foolbox.attacks.LinfBasicIterativeAttack, "kl")()
+
+
+class TestL2PGDWithGini(BlindToLabels):
+    name = "gini"
+
+    def make_attack(self) -> Any:
+        return with_objective(foolbox.attacks.L2PGD, "gini")(steps=10, rel_stepsize=0.2)
+
+
+class TestL1BIMWithFisherRao(BlindToLabels):
+    name = "fisher-rao"
+
+    def make_attack(self) -> Any:
+        return with_objective(foolbox.attacks.L1BasicIterativeAttack, "fisher-rao")()
+
+
+class Named(objectives.WithObjective, foolbox.attacks.LinfPGD):  # type: ignore[misc]
+    objective = "gini"
+
+
+class Counting(nn.Module):
+    """A smooth network that keeps what it is asked, and may saturate."""
+
+    def __init__(self, *, scale: float = 1.0, classes: int = 4, values: int = 16) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first = nn.Parameter(torch.randn(values, 12, generator=generator) / values**0.5)
+        self.last = nn.Parameter(torch.randn(12, classes, generator=generator))
+        self.scale = scale
+        self.asked: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.asked.append(x.detach().clone())
+        return (x.flatten(1) @ self.first).tanh() @ self.last * self.scale
+
+
+def problem(bounds: tuple[float, float] = (0.0, 1.0), classes: int = 4) -> tuple[nn.Module, Any, Tensor, Tensor]:
+    network = small_network((1, 4, 4), classes, bounds=bounds)
+    x = small_batch(6, (1, 4, 4), bounds=bounds)
+    return network, foolbox.PyTorchModel(network, bounds=bounds, device="cpu"), x, network(x).argmax(1)
+
+
+def slopes(name: str, logits: Tensor, natural: Tensor, labels: Tensor) -> Tensor:
+    """Derivatives of the objectives by the logits, worked out on paper."""
+    p, q = natural.softmax(1), logits.softmax(1)
+    if name == "ace":
+        return q - nn.functional.one_hot(labels, q.shape[1])
+    if name == "kl":
+        return q - p
+    if name == "gini":
+        length = q.norm(dim=1, keepdim=True)
+        return q * length - q.square() / length
+    roots = (p * q).sqrt()
+    cosine = roots.sum(1, keepdim=True)
+    return (q * cosine - roots) / (1 - cosine.square()).sqrt()
+
+
+@EachNorm
+@EachName
+@EachBounds
+@pytest.mark.parametrize(
+    "settings",
+    [{"steps": 5}, {"algorithm": "fgsm"}, {"algorithm": "bim", "steps": 4, "best": True, "projection": "scaled"}],
+)
+def test_points_are_those_of_the_attack_itself(
+    norm: str, name: str, bounds: tuple[float, float], settings: dict[str, Any]
+) -> None:
+    network, model, x, y = problem(bounds)
+    epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
+    raw, _, _ = NATIVE[norm](objective=name, seed=5, **settings)(model, x, y, epsilons=epsilon)
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    generator = torch.Generator().manual_seed(5)
+    core = ObjectivePGD(objective=name, **settings)
+    assert torch.equal(raw, search_module(core, network, x, y, threat_model=threat_model, generator=generator))
+    assert not torch.equal(raw, x)
+
+
+@EachNorm
+def test_targeted_cross_entropy_is_the_attacks_own(norm: str) -> None:
+    network, model, x, y = problem()
+    aims, epsilon = (y + 1) % 4, EPSILONS[norm]
+    criterion = foolbox.criteria.TargetedMisclassification(aims)
+    raw, _, _ = NATIVE[norm](steps=5, seed=5)(model, x, criterion, epsilons=epsilon)
+    expected = search_module(
+        ObjectivePGD(steps=5),
+        network,
+        x,
+        aims,
+        threat_model=ThreatModel(norm=norm, epsilon=epsilon),
+        generator=torch.Generator().manual_seed(5),
+        targeted=True,
+    )
+    assert torch.equal(raw, expected)
+
+
+@EachNorm
+def test_step_sizes_are_foolboxes(norm: str) -> None:
+    _, model, x, y = problem()
+    make, epsilons = NATIVE[norm], [EPSILONS[norm], 2 * EPSILONS[norm]]
+    relative = make(steps=5, seed=1, rel_stepsize=0.25)(model, x, y, epsilons=epsilons)[0]
+    for points, epsilon in zip(relative, epsilons, strict=True):
+        absolute = make(steps=5, seed=1, abs_stepsize=0.25 * epsilon)
+        assert torch.equal(points, absolute(model, x, y, epsilons=epsilon)[0])
+        both = make(steps=5, seed=1, rel_stepsize=9.0, abs_stepsize=0.25 * epsilon)
+        assert torch.equal(points, both(model, x, y, epsilons=epsilon)[0])
+    assert not torch.equal(relative[1], make(steps=5, seed=1)(model, x, y, epsilons=epsilons[1])[0])
+
+
+@EachNorm
+def test_names_and_settings_are_foolbox_like(norm: str) -> None:
+    attack = NATIVE[norm](objective="kl")
+    assert isinstance(attack, foolbox.attacks.base.FixedEpsilonAttack)
+    assert attack.distance is getattr(foolbox.distances, norm)
+    assert type(attack).__name__ == f"{norm.capitalize()}ObjectivePGDAttack"
+    host = inspect.signature(HOSTS[norm]).parameters
+    own = inspect.signature(type(attack)).parameters
+    assert set(host) < set(own)
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in own.values())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"objective": "hinge"},
+        {"algorithm": "cw"},
+        {"steps": 0},
+        {"rel_stepsize": 0.0},
+        {"abs_stepsize": -0.1},
+        {"abs_stepsize": 0.1, "rel_stepsize": float("nan")},
+        {"random_start": "input"},
+        {"best": 1},
+        {"projection": "none"},
+        {"seed": -1},
+    ],
+    ids=str,
+)
+def test_wrong_settings_raise_at_once(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=list(wrong)[-1]):
+        objectives.L2ObjectivePGD(**wrong)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_aims_are_refused_but_for_cross_entropy(name: str, epsilon: float) -> None:
+    _, model, x, y = problem()
+    criterion = foolbox.criteria.TargetedMisclassification(y)
+    for attack in (
+        objectives.LinfObjectivePGD(objective=name),
+        with_objective(foolbox.attacks.LinfPGD, name)(),
+        with_objective(foolbox.attacks.L2BasicIterativeAttack, name)(),
+    ):
+        with pytest.raises(InvalidArgumentError, match=rf"criterion: got TargetedMisclassification.*'{name}'.*'ace'"):
+            attack(model, x, criterion, epsilons=epsilon)
+
+
+def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
+    attack = as_attack(objectives.L2ObjectivePGD(objective="kl", steps=7, abs_stepsize=0.25), name="mine")
+    assert isinstance(attack, ObjectivePGD)
+    assert (attack.name, attack.traits.rows, attack.steps, attack.step_size) == ("mine", "ordered", 7, 0.25)
+    assert attack.description == ObjectivePGD(objective="kl", steps=7, step_size=0.25).description
+    relative = as_attack(objectives.L2ObjectivePGD(rel_stepsize=0.25))
+    assert isinstance(relative, ObjectivePGD)
+    assert relative.step_size_for(ThreatModel(norm="l2", epsilon=2.0)) == 0.5
+    assert relative.description == f"{ObjectivePGD().description[:-1]}, rel_stepsize=0.25)"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        foolbox.attacks.LinfPGD(),
+        foolbox.attacks.L2PGD(steps=7, random_start=False),
+        foolbox.attacks.L1PGD(steps=7),
+        foolbox.attacks.LinfBasicIterativeAttack(),
+        foolbox.attacks.LinfFastGradientAttack(),
+        foolbox.attacks.L2AdamPGD(steps=5),
+        foolbox.attacks.LinfMomentumIterativeFastGradientMethod(),
+        foolbox.attacks.SparseL1DescentAttack(quantile=0.8),
+    ],
+    ids=repr,
+)
+def test_with_cross_entropy_foolboxes_attacks_are_themselves(host: Any) -> None:
+    _, model, x, y = problem()
+    twin = object.__new__(with_objective(type(host), "ace"))
+    vars(twin).update(vars(host))
+    epsilons = [0.05, 0.3]
+    for criterion in (y, foolbox.criteria.TargetedMisclassification((y + 1) % 4)):
+        if type(host).__name__ == "LinfFastGradientAttack" and criterion is not y:
+            continue
+        both = []
+        for attack in (host, twin):
+            torch.manual_seed(0)
+            both.append(attack(model, x, criterion, epsilons=epsilons)[0])
+        assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+@EachNorm
+@EachName
+@EachBounds
+def test_foolboxes_pgd_is_a_loop_with_the_derivatives_on_paper(
+    norm: str, name: str, bounds: tuple[float, float]
+) -> None:
+    network = Counting().double().eval()
+    x = small_batch(5, (16,), bounds=bounds).double()
+    y = network(x).argmax(1)
+    epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
+    attack = with_objective(HOSTS[norm], name)(steps=12, rel_stepsize=0.3)
+    model = foolbox.PyTorchModel(network, bounds=bounds, device="cpu")
+    torch.manual_seed(2)
+    found = attack.run(model, x, y, epsilon=epsilon)
+    torch.manual_seed(2)
+    point = attack.get_random_start(ep.astensor(x), epsilon).raw.clamp(*bounds)
+    for _ in range(12):
+        point = point.requires_grad_()
+        logits = network(point)
+        weights = slopes(name, logits.detach(), network(x).detach(), y)
+        (gradient,) = torch.autograd.grad((weights * logits).sum(), point)
+        order = {"linf": torch.inf, "l2": 2, "l1": 1}[norm]
+        step = gradient.sign() if norm == "linf" else gradient / gradient.norm(p=order, dim=1, keepdim=True)
+        offset = point.detach() + 0.3 * epsilon * step - x
+        if norm == "linf":
+            offset = offset.clamp(-epsilon, epsilon)
+        else:
+            offset = offset * (epsilon / offset.norm(p=order, dim=1, keepdim=True)).clamp_max(1)
+        point = (x + offset).clamp(*bounds)
+    torch.testing.assert_close(found, point, rtol=0, atol=1e-9)
+
+
+@EachNorm
+@EachName
+def test_from_one_start_foolboxes_pgd_ends_where_this_projects_ends(norm: str, name: str) -> None:
+    network, model, x, y = problem()
+    epsilon, size = EPSILONS[norm], 0.2 * EPSILONS[norm]
+    steps: list[Step] = []
+    ours = search_module(
+        ObjectivePGD(objective=name, steps=10, step_size=size, start="random", projection="scaled"),
+        network,
+        x,
+        y,
+        threat_model=ThreatModel(norm=norm, epsilon=epsilon),
+        generator=torch.Generator().manual_seed(0),
+        watch=steps.append,
+    )
+
+    class Placed(with_objective(HOSTS[norm], name)):  # type: ignore[misc]
+        def get_random_start(self, x0: Any, epsilon: float) -> Any:
+            return type(x0)(steps[0].points)
+
+    theirs = Placed(steps=10, abs_stepsize=size, random_start=True).run(model, x, y, epsilon=epsilon)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
+    first = steps[1].points
+    placed = Placed(steps=1, abs_stepsize=size, random_start=True).run(model, x, y, epsilon=epsilon)
+    assert not torch.equal(first, steps[0].points)
+    torch.testing.assert_close(placed, first, rtol=0, atol=2e-7)
+
+
+@EachName
+def test_every_query_is_the_batch_and_clean_inputs_cost_one(name: str) -> None:
+    network = Counting().eval()
+    x = small_batch(5, (16,))
+    y = network(x).argmax(1)
+    model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
+    network.asked.clear()
+    with_objective(foolbox.attacks.LinfPGD, name)(steps=4).run(model, x, y, epsilon=0.1)
+    compares = name in ("kl", "fisher-rao")
+    assert len(network.asked) == 4 + compares
+    assert all(len(points) == 5 for points in network.asked)
+    assert all(bool(((points - x).abs() <= 0.1 + 1e-6).all()) for points in network.asked)
+    assert torch.equal(network.asked[0], x) is compares
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@EachNorm
+@EachName
+def test_saturated_logits_give_finite_points(norm: str, name: str, scale: float) -> None:
+    network = Counting(scale=1e3 * scale).eval()
+    x = small_batch(6, (16,))
+    y = network(x).argmax(1)
+    model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
+    for attack in (NATIVE[norm](objective=name, steps=8), with_objective(HOSTS[norm], name)(steps=8)):
+        raw, clipped, success = attack(model, x, y, epsilons=EPSILONS[norm])
+        assert bool(torch.isfinite(raw).all())
+        assert torch.equal(success, network(clipped).argmax(1) != y)
+
+
+@EachNorm
+@EachName
+def test_rows_do_not_depend_on_the_others(norm: str, name: str) -> None:
+    _, model, x, y = problem()
+    attack, epsilon = NATIVE[norm](objective=name, steps=6, seed=0), EPSILONS[norm]
+    whole, alone = attack(model, x, y, epsilons=epsilon)[0], attack(model, x[:1], y[:1], epsilons=epsilon)[0]
+    torch.testing.assert_close(whole[:1], alone, rtol=0, atol=1e-5)
+
+    class Placed(with_objective(HOSTS[norm], name)):  # type: ignore[misc]
+        def get_random_start(self, x0: Any, epsilon: float) -> Any:
+            return x0 + 0.3 * epsilon / 16 * (x0 - 0.5).sign()
+
+    climb = Placed(steps=6, random_start=True)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    there, mixed = climb.run(model, x, y, epsilon=epsilon), climb.run(model, x[order], y[order], epsilon=epsilon)
+    torch.testing.assert_close(mixed, there[order], rtol=0, atol=1e-5)
+    assert not torch.allclose(mixed, there, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["kl", "fisher-rao"])
+def test_at_the_input_there_is_noise_so_climbs_start_elsewhere(name: str) -> None:
+    _, model, x, y = problem()
+    gradients: list[Tensor] = []
+
+    class Watched(with_objective(foolbox.attacks.LinfBasicIterativeAttack, name)):  # type: ignore[misc]
+        def value_and_grad(self, loss_fn: Any, x: Any) -> Any:
+            value, gradient = super().value_and_grad(loss_fn, x)
+            gradients.append(gradient.raw)
+            return value, gradient
+
+    assert Watched().random_start is True
+    assert inspect.signature(Watched).parameters["random_start"].default is True
+    assert Watched(random_start=False).random_start is False
+    largest = []
+    for random_start in (False, True):
+        gradients.clear()
+        torch.manual_seed(0)
+        Watched(steps=1, random_start=random_start).run(model, x, y, epsilon=0.1)
+        largest.append(float(gradients[0].abs().max()))
+    assert largest[0] < 1e-5
+    assert largest[1] > 1e-3
+    plain = with_objective(foolbox.attacks.LinfBasicIterativeAttack, "gini")
+    assert plain().random_start is False
+    assert inspect.signature(plain).parameters["random_start"].default is False
+
+
+def test_classes_are_made_once_and_can_be_named() -> None:
+    _, model, x, y = problem()
+    made = with_objective(foolbox.attacks.LinfPGD, "gini")
+    assert made is with_objective(foolbox.attacks.LinfProjectedGradientDescentAttack, "gini")
+    assert made.__name__ == "LinfProjectedGradientDescentAttackWithGini"
+    both = []
+    for attack in (made(steps=5), Named(steps=5)):
+        torch.manual_seed(1)
+        both.append(attack(model, x, y, epsilons=0.1)[0])
+    assert torch.equal(*both)
+    with pytest.raises(InvalidArgumentError, match="objective"):
+        type("Wrong", (objectives.WithObjective, foolbox.attacks.LinfPGD), {"objective": "hinge"})
+
+
+@pytest.mark.parametrize(
+    "wrong", [foolbox.attacks.L2DeepFoolAttack, foolbox.attacks.LinfPGD(), "LinfPGD", objectives.LinfObjectivePGD, [1]]
+)
+def test_attacks_with_another_kind_of_loss_are_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="attack_class"):
+        with_objective(wrong, "kl")
+
+
+def test_the_loss_is_known_in_a_run_alone() -> None:
+    _, model, _, y = problem()
+    attack = with_objective(foolbox.attacks.LinfPGD, "kl")()
+    with pytest.raises(AttackError, match="call the attack"):
+        attack.get_loss_fn(model, ep.astensor(y))
+
+
+def test_tensors_of_other_libraries_are_refused() -> None:
+    _, model, x, y = problem()
+    for attack in (objectives.LinfObjectivePGD(), with_objective(foolbox.attacks.LinfPGD, "gini")()):
+        with pytest.raises(ValueError, match=r"numpy.ndarray, expected a torch.Tensor"):
+            attack(model, x.numpy(), y.numpy(), epsilons=0.1)
+
+
+def test_networks_in_train_mode_keep_their_statistics() -> None:
+    network, model, x, y = problem()
+    network.train()
+    before = {name: value.clone() for name, value in network.named_buffers()}
+    for attack in (objectives.LinfObjectivePGD(objective="kl", steps=3), Named(steps=3)):
+        attack.run(model, x, y, epsilon=0.1)
+        assert network.training
+        assert all(torch.equal(value, before[name]) for name, value in network.named_buffers())
+
+
+def test_foolboxes_attack_with_an_objective_is_an_attack_of_this_project_too() -> None:
+    attack = as_attack(with_objective(foolbox.attacks.LinfPGD, "kl")(steps=4))
+    assert attack.traits.norms == ("linf",)
+    assert "WithKL" in attack.description

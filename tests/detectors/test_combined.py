@@ -1,0 +1,275 @@
+"""Several detectors as one: against numpy, one forward pass, gradients, files, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetector, Observation, ScoreDetector
+from robust_ext.detectors.combined import CombinedDetector
+from robust_ext.detectors.combining import METHODS, combine
+from robust_ext.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.evaluations.mead.running import watch
+from robust_ext.models.defended import Defended
+
+
+class Unit(Detector):
+    """The distance of one layer's mean to a number that is fitted."""
+
+    def __init__(self, classifier: nn.Module, *, layer: str = "1", power: float = 1.0) -> None:
+        super().__init__(classifier)
+        self.layers, self.power = (layer,), power
+        self.register_buffer("middle", torch.zeros(()))
+
+    @property
+    def settings(self):
+        return {"layer": self.layers[0], "power": self.power}
+
+    def fit(self, inputs: Tensor) -> None:
+        self.middle = inputs.mean()
+
+    def score_of(self, seen: Observation) -> Tensor:
+        (found,) = seen.layers.values()
+        return (found.mean(1) - self.middle).abs() ** self.power
+
+
+class Noisy(Unit):
+    """A score with noise, that hands no gradients on."""
+
+    differentiable = False
+    random = True
+
+    def score_of(self, seen: Observation) -> Tensor:
+        return (super().score_of(seen) + torch.rand(len(seen.inputs))).detach()
+
+
+def network() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).eval()
+
+
+def data(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(seed)) * 4 - 1
+
+
+def three(classifier: nn.Module) -> list[Detector]:
+    members = [Unit(classifier, layer="1"), Unit(classifier, layer="2", power=3), Unit(classifier, layer="1", power=2)]
+    members[2].fit(data(10))
+    return members
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_are_those_of_numpy(method: str) -> None:
+    classifier = network()
+    members = three(classifier)
+    detector = CombinedDetector(classifier, members, method=method)
+    detector.fit_clean(data(50), batch_size=7)
+    x = data(30, 1) * 3
+    own = np.stack([member.score(x).detach().double().numpy() for member in members])
+    clean = [member.score(data(50)).detach().double().numpy() for member in members]
+    assert detector.clean.shape == (3, 50)
+    found = detector.score(x)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.detach().numpy(), combine(own, clean, method=method), atol=2e-6)
+    order = CombinedDetector(classifier, members[::-1], method=method)
+    order.fit_clean(data(50))
+    torch.testing.assert_close(order.score(x), found, rtol=0, atol=2e-6)
+    assert detector.score(x[:0]).shape == (0,)
+    torch.testing.assert_close(detector.score(x[3:4]), found[3:4], rtol=0, atol=2e-6)
+    assert detector.calibrate(data(100, 2), false_positive_rate=0.1).achieved == pytest.approx(0.1)
+    assert detector.decide(x).tolist() == (found > detector.threshold).tolist()
+
+
+def test_one_forward_pass_serves_all() -> None:
+    classifier = network()
+    calls = []
+    classifier.register_forward_hook(lambda *_: calls.append(1))
+    detector = CombinedDetector(classifier, three(classifier))
+    assert detector.layers == ("1", "2")
+    detector.fit_clean(data(20))
+    assert len(calls) == 1
+    detector.score(data(4))
+    assert len(calls) == 2
+    detector.calibrate(data(40, 1))
+    calls.clear()
+    Defended(classifier, detector, view="reject")(data(4))
+    assert len(calls) == 1
+    assert classifier.training is False
+
+
+def test_one_member_keeps_its_auroc() -> None:
+    clean, _ = load_dataset("digits").take(range(300))
+    classifier = digits_network()
+    noise = torch.randn(100, *clean.shape[1:], generator=torch.Generator().manual_seed(0))
+    x = torch.cat([clean[200:], (clean[200:] + 0.3 * noise).clamp(0, 1)])
+    labels = np.repeat([0, 1], 100)
+    member = FeatureSqueezingDetector(classifier, squeezers=[("bit_depth", {"bits": 2})])
+    alone = roc_auc_score(labels, member.score(x).detach().numpy())
+    assert 0.55 < alone < 1
+    for method in METHODS:
+        detector = CombinedDetector(classifier, [member], method=method)
+        detector.fit_clean(clean[:200])
+        # Scores that differ in their last digits may have one rank in float32.
+        assert roc_auc_score(labels, detector.score(x).detach().numpy()) == pytest.approx(alone, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_are_those_of_finite_differences(method: str) -> None:
+    classifier = network().double()
+    detector = CombinedDetector(classifier, three(classifier), method=method)
+    detector.fit_clean(data(25).double())
+    assert detector.differentiable
+    x = data(6, 3).double().requires_grad_()
+    assert torch.autograd.gradcheck(detector, x)
+    assert float(torch.autograd.grad(detector.score(x).sum(), x)[0].abs().sum()) > 0
+
+
+def test_members_decide_what_the_whole_is() -> None:
+    classifier = network()
+    plain, noisy = CombinedDetector(classifier, three(classifier)), CombinedDetector(classifier, [Noisy(classifier)])
+    assert (plain.differentiable, plain.random) == (True, False)
+    assert (noisy.differentiable, noisy.random) == (False, True)
+    before = torch.random.get_rng_state()
+    noisy.fit_clean(data(30), seed=4)
+    first = noisy.clean
+    noisy.fit_clean(data(30), seed=4)
+    assert torch.equal(noisy.clean, first)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    noisy.fit_clean(data(30), seed=5)
+    assert not torch.equal(noisy.clean, first)
+    mixed = CombinedDetector(classifier, [Noisy(classifier), lambda x: x.flatten(1).sum(1)])
+    mixed.fit_clean(data(30))
+    x = data(5).requires_grad_()
+    assert bool((torch.autograd.grad(mixed.score(x).sum(), x)[0] != 0).any())
+
+
+def test_nan_of_a_member_is_no_decision() -> None:
+    classifier = network()
+    root = ScoreDetector(classifier, lambda x: x.flatten(1)[:, 0].sqrt(), name="root")
+    detector = CombinedDetector(classifier, [root, *three(classifier)], method="max")
+    with pytest.raises(ModelError, match=r"member 0 \(root\) scored \d+ of 50 clean inputs NaN .* leave it out"):
+        detector.fit_clean(data(50))
+    assert not detector.clean.numel()
+    detector.fit_clean(data(50).abs())
+    x = data(4).abs()
+    x[2] = -x[2]
+    assert detector.score(x).isnan().tolist() == [False, False, True, False]
+    detector.calibrate(data(60, 1).abs())
+    with pytest.raises(ModelError, match="scored NaN"):
+        detector.decide(x)
+
+
+def test_infinite_scores_are_in_order() -> None:
+    classifier = network()
+    detector = CombinedDetector(classifier, [lambda x: 1 / x.flatten(1)[:, 0].relu()])
+    x = torch.tensor([0.0, 0.01, 0.5, 3.0])[:, None].expand(4, 6).reshape(4, 2, 3)
+    detector.fit_clean(data(40).abs())
+    scores = detector.score(x)
+    assert scores[0] == 1
+    assert bool((scores.diff() < 0).all())
+    with pytest.raises(ModelError, match=r"member 0 .*0 finite, expected none and at least one"):
+        detector.fit_clean(torch.zeros(5, 2, 3))
+
+
+def test_what_does_not_fit_is_said(caplog) -> None:
+    classifier = network()
+    for wrong in ([], None, Unit(classifier)):
+        with pytest.raises(InvalidArgumentError, match=r"detectors: got .*, expected a list of one or more"):
+            CombinedDetector(classifier, wrong)
+    with pytest.raises(InvalidArgumentError, match=r"detectors\[1\]: got Unit beside another module"):
+        CombinedDetector(classifier, [Unit(classifier), Unit(network())])
+    with pytest.raises(InvalidArgumentError, match="method: got 'sum'"):
+        CombinedDetector(classifier, [Unit(classifier)], method="sum")
+    detector = CombinedDetector(classifier, [Unit(classifier)])
+    with pytest.raises(ModelError, match=r"has no clean scores; call fit_clean\(clean_inputs\) first"):
+        detector.calibrate(data(40))
+    for nothing in (data(0), None, torch.tensor(1.0)):
+        with pytest.raises(InvalidArgumentError, match="inputs: got no clean inputs"):
+            detector.fit_clean(nothing)
+    with pytest.raises(InvalidArgumentError, match="batch_size: got 0"):
+        detector.fit_clean(data(4), batch_size=0)
+    flat = CombinedDetector(classifier, [Unit(classifier), lambda x: x.flatten(1).sum(1) * 0 + 2])
+    with caplog.at_level(logging.WARNING):
+        flat.fit_clean(data(30))
+    assert "member 1 (<lambda>) scored all 30 clean inputs 2; look at its score" in caplog.text
+    assert bool(
+        (flat.ranks_of(Observation(data(3), classifier(data(3)), {"1": data(3).flatten(1)}))[:, 1] == 0.5).all()
+    )
+
+
+def test_new_clean_scores_forget_the_threshold() -> None:
+    classifier = network()
+    detector = CombinedDetector(classifier, three(classifier))
+    detector.fit_clean(data(30))
+    detector.calibrate(data(40, 1), per_class=False)
+    detector.fit_clean(data(30, 2))
+    with pytest.raises(ModelError, match="has no threshold"):
+        detector.decide(data(2))
+
+
+def test_saving_and_loading(tmp_path) -> None:
+    classifier, inputs = digits_network(), load_dataset("digits", split="train").take(range(120))[0]
+    magnet = MagNetDetector(classifier)
+    magnet.fit(inputs, epochs=1)
+    squeezing = FeatureSqueezingDetector(classifier, squeezers=[("median", {"size": 2})])
+    inner = CombinedDetector(classifier, [squeezing, Unit(classifier, layer="5", power=2)], method="mixture")
+    inner.fit_clean(inputs)
+    detector = CombinedDetector(classifier, [magnet, inner], method="max")
+    detector.fit_clean(inputs[:60])
+    detector.calibrate(inputs[60:])
+    path = tmp_path / "combined.safetensors"
+    detector.save(path)
+    again = CombinedDetector.load(path, classifier, kinds=[Unit])
+    assert torch.equal(again.score(inputs), detector.score(inputs))
+    assert torch.equal(again.threshold, detector.threshold)
+    assert again.settings == detector.settings
+    assert [type(member) for member in again.members] == [MagNetDetector, CombinedDetector]
+    assert all(member.classifier is classifier for member in again.members)
+    assert path.stat().st_size < 40_000
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert watch("a", detector).digest == watch("a", again).digest
+    assert watch("a", detector).digest != watch("a", inner).digest
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path) -> None:
+    classifier = network()
+    detector = CombinedDetector(classifier, three(classifier))
+    detector.fit_clean(data(30))
+    path = tmp_path / "combined.safetensors"
+    detector.save(path)
+    assert CombinedDetector.load(path, classifier, kinds=[Unit]).threshold.isnan()
+    with pytest.raises(DataError, match=r"combined.safetensors: member 0, Unit, .*give it in kinds"):
+        CombinedDetector.load(path, classifier)
+    with pytest.raises(DataError, match="holds CombinedDetector, expected Unit"):
+        Unit.load(path, classifier)
+    Unit(classifier).save(tmp_path / "unit")
+    with pytest.raises(DataError, match="holds Unit, expected CombinedDetector"):
+        CombinedDetector.load(tmp_path / "unit", classifier)
+    (tmp_path / "junk").write_bytes(b"junk")
+    for name in ("junk", "none"):
+        with pytest.raises(DataError, match="no file written by"):
+            CombinedDetector.load(tmp_path / name, classifier)
+    with pytest.raises(ModelError, match="no file can hold"):
+        CombinedDetector(classifier, [lambda x: x.flatten(1).sum(1)]).save(tmp_path / "code")
+    assert not (tmp_path / "code").exists()
+    assert math.isnan(float(detector.threshold))
+
+
+def test_members_move_with_the_whole() -> None:
+    classifier = network()
+    detector = CombinedDetector(classifier, three(classifier))
+    detector.fit_clean(data(30))
+    assert "modules_of_members.2.middle" in dict(detector.named_buffers())
+    assert "clean" in dict(detector.named_buffers())
+    if torch.cuda.is_available():
+        expected = detector.score(data(5))
+        torch.testing.assert_close(detector.to("cuda").score(data(5).cuda()).cpu(), expected)

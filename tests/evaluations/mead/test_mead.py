@@ -1,0 +1,321 @@
+"""MEAD end to end: against attacks and areas computed by hand, interrupted, resumed, extended, and misused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from robust_ext.attacks.base import Attack, AttackTraits
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors import Detector
+from robust_ext.errors import InvalidArgumentError, ModelError, RunFolderError
+from robust_ext.evaluations.mead import Arm, MeadResult, mead
+
+EPSILON = 0.2
+
+
+class Unsure(Detector):
+    """Small distance between the two largest logits."""
+
+    def score_of(self, seen):
+        first, second = seen.logits.topk(2).values.unbind(1)
+        return second - first
+
+
+def spread(x):
+    return x.flatten(1).std(1)
+
+
+class Counting(Attack):
+    """FGSM by hand, which counts its calls, and raises at one of them."""
+
+    traits = AttackTraits(rows="ordered")
+
+    def __init__(self, name="counting", *, raises_at=None, scale=1.0):
+        self.name, self.calls, self.raises_at, self.scale = name, 0, raises_at, scale
+
+    def generate(self, target, inputs, labels, *, threat_model, generator):
+        self.calls += 1
+        if self.calls == self.raises_at:
+            raise RuntimeError("stopped")
+        return fgsm(target.module, inputs, labels, self.scale * threat_model.epsilon)
+
+
+def fgsm(network, inputs, labels, epsilon):
+    points = inputs.clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(network(points), labels), points)
+    return (inputs + epsilon * gradient.sign()).clamp(0, 1)
+
+
+@pytest.fixture(scope="module")
+def subject():
+    digits = load_dataset("digits")
+    inputs, labels = digits.take(range(40))
+    return digits_network(), inputs, labels, digits.take(range(100, 200))[0]
+
+
+def run(subject, detectors, arms, **keywords):
+    network, inputs, labels, held_out = subject
+    settings = {"suite": (), "arms": arms, "resamples": 0, "detector_data": held_out, **keywords}
+    return mead(network, detectors, inputs, labels, **settings)
+
+
+def content(result):
+    """What a result holds beside times and what an attack object says of itself."""
+    text = json.dumps({key: value for key, value in result.content.items() if key not in ("seconds", "versions")})
+    found = json.loads(text)
+    for part in (*found["detectors"], *found["arms"]):
+        part.pop("seconds")
+    return found
+
+
+def test_against_hand_written_attacks_and_scikit_learn(subject):
+    """Two FGSMs by hand, worst case by hand, areas by scikit-learn."""
+    network, inputs, labels, _ = subject
+    arms = [
+        Arm(attack=Counting("strong"), norm="linf", epsilon=EPSILON, objective="a"),
+        Arm(attack=Counting("weak", scale=0.6), norm="linf", epsilon=EPSILON, objective="b"),
+    ]
+    result = run(subject, {"unsure": Unsure}, arms)
+    detector = Unsure(network)
+    with torch.no_grad():
+        natural = detector.score(inputs).double().numpy()
+    scores, success = [], []
+    for scale in (1.0, 0.6):
+        points = fgsm(network, inputs, labels, scale * EPSILON).detach()
+        with torch.no_grad():
+            success.append((network(points).argmax(1) != labels).numpy())
+            scores.append(detector.score(points).double().numpy())
+    rows = {row["objective"]: row for row in result.detectors["unsure"]["results"]}
+    for objective, chosen in {None: [0, 1], "a": [0], "b": [1]}.items():
+        entry = rows[objective]
+        table = np.where(np.array(success)[chosen], np.array(scores)[chosen], np.inf)
+        worst = table.min(0)
+        positives = worst[worst < np.inf]
+        truth = np.r_[np.zeros(len(natural)), np.ones(len(positives))]
+        assert entry["auroc"] == pytest.approx(roc_auc_score(truth, np.r_[natural, positives]))
+        assert entry["positives"] == len(positives)
+        assert entry["coverage"] == len(positives) / len(inputs)
+        assert entry["arms"] == len(chosen)
+        assert entry["successes_per_sample"] == np.array(success)[chosen].sum() / len(inputs)
+    assert [result.arms[f"{name} linf 0.2"]["successes"] for name in ("strong", "weak")] == [s.sum() for s in success]
+    with torch.no_grad():
+        assert result.content["clean_accuracy"] == float((network(inputs).argmax(1) == labels).double().mean())
+    assert result.auroc("unsure") == result.detectors["unsure"]["results"][0]["auroc"]
+
+
+def test_memory_and_folder_agree(subject, tmp_path):
+    arms = [Arm(attack="robust_ext:ObjectivePGD(steps=3)", norm="linf", epsilon=EPSILON)]
+    here = run(subject, {"unsure": Unsure, "spread": spread}, arms)
+    there = run(subject, {"unsure": Unsure, "spread": spread}, arms, out=tmp_path / "run")
+    assert content(here) == content(there)
+    saved = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert saved["kind"] == "mead"
+    assert saved == json.loads(json.dumps(there.content))
+    assert "<html" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("raises_at", [1, 2, 4])
+def test_interrupted_and_resumed(subject, tmp_path, raises_at):
+    """Stopped at any block, it goes on there, and ends with the same result."""
+
+    def arms(**keywords):
+        return [
+            Arm(attack="robust_ext:ObjectivePGD(steps=2)", norm="linf", epsilon=EPSILON, label="PGD"),
+            Arm(attack=Counting(**keywords), norm="linf", epsilon=EPSILON),
+        ]
+
+    whole = run(subject, {"unsure": Unsure}, arms(), batch_size=10)
+    with pytest.raises(Exception, match="stopped"):
+        run(subject, {"unsure": Unsure}, arms(raises_at=raises_at), batch_size=10, out=tmp_path)
+    rest = arms()
+    resumed = run(subject, {"unsure": Unsure}, rest, batch_size=10, out=tmp_path)
+    assert rest[1].resolved.calls == 4 - (raises_at - 1)
+    assert content(resumed) == content(whole)
+
+
+def test_detectors_and_arms_are_added_without_running_anything_again(subject, tmp_path):
+    first, second = Counting("first"), Counting("second")
+    one = Arm(attack=first, norm="linf", epsilon=EPSILON)
+    two = Arm(attack=second, norm="linf", epsilon=EPSILON)
+    run(subject, {"unsure": Unsure}, [one], out=tmp_path)
+    both = run(subject, {"unsure": Unsure, "spread": spread}, [two, one], out=tmp_path)
+    assert (first.calls, second.calls) == (1, 1)
+    assert content(both) == content(run(subject, {"unsure": Unsure, "spread": spread}, [two, one]))
+
+
+def test_another_seed_or_other_samples_are_refused(subject, tmp_path):
+    arms = [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)]
+    run(subject, {"unsure": Unsure}, arms, out=tmp_path)
+    with pytest.raises(RunFolderError, match="seed"):
+        run(subject, {"unsure": Unsure}, arms, out=tmp_path, seed=1)
+    network, inputs, labels, held_out = subject
+    with pytest.raises(RunFolderError, match="inputs"):
+        run((network, inputs[:20], labels[:20], held_out), {"unsure": Unsure}, arms, out=tmp_path)
+
+
+def test_minimum_norm_arms_are_judged_by_distance(subject, tmp_path):
+    deepfool = "foolbox:L2DeepFoolAttack(steps=20, overshoot=0.02)"
+    epsilons = (0.2, 0.5, 1.0)
+    arms = [Arm(attack=deepfool, norm="l2", epsilon=epsilon, label="DF") for epsilon in epsilons]
+    arms.append(Arm(attack=deepfool, norm="l2", label="DF"))
+    result = run(subject, {"unsure": Unsure}, arms, out=tmp_path)
+    (folder,) = (path for path in (tmp_path / "arms").iterdir() if path.name.startswith("DF"))
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    distances = np.array([record["distance"] for record in records if record["outcome"] == "found"])
+    counts = [result.arms[f"DF l2 {epsilon:g}"]["successes"] for epsilon in epsilons]
+    assert counts == [int((distances <= epsilon).sum()) for epsilon in epsilons]
+    assert result.arms["DF"]["successes"] == len(distances) > counts[0]
+    assert result.arms["DF l2 0.2"]["outcomes"]["beyond_epsilon"] == len(distances) - counts[0]
+
+
+def test_candidates_are_kept_and_are_what_was_judged(subject, tmp_path):
+    network, inputs, labels, _ = subject
+    run(
+        subject, {"unsure": Unsure}, [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)], out=tmp_path, batch_size=16
+    )
+    (folder,) = (path for path in (tmp_path / "arms").iterdir() if path.name.startswith("counting"))
+    kept = [np.load(file, allow_pickle=False)["candidates"] for file in sorted(folder.glob("candidates-*.npz"))]
+    assert [len(part) for part in kept] == [16, 16, 8]
+    by_hand = torch.cat([fgsm(network, x, y, EPSILON) for x, y in zip(inputs.split(16), labels.split(16), strict=True)])
+    assert torch.equal(torch.from_numpy(np.concatenate(kept)), by_hand.detach())
+
+
+def test_filtered_naturals(subject):
+    """Samples that are misclassified as they are count for nothing, whatever is done to them."""
+    network, inputs, labels, held_out = subject
+    wrong = labels.clone()
+    wrong[:15] = (labels[:15] + 1) % 10
+    arms = [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)]
+    filtered = run((network, inputs, wrong, held_out), {"unsure": Unsure}, arms, naturals="filtered")
+    rest = run((network, inputs[15:], labels[15:], held_out), {"unsure": Unsure}, arms, naturals="filtered")
+    for name in ("auroc", "positives", "naturals", "fpr_at_95_tpr", "curve"):
+        assert filtered.detectors["unsure"]["results"][0][name] == rest.detectors["unsure"]["results"][0][name]
+    kept = run((network, inputs, wrong, held_out), {"unsure": Unsure}, arms)
+    assert kept.detectors["unsure"]["results"][0]["naturals"] == 40
+
+
+def test_arms_that_know_the_detector(subject):
+    """They are reported beside the others, scored by every detector, and refused where there are no gradients."""
+
+    class Blind(Unsure):
+        differentiable = False
+
+    arms = [
+        Arm(attack=Counting(), norm="linf", epsilon=EPSILON),
+        Arm(attack="robust_ext:SelectivePGD(steps=30)", norm="linf", epsilon=EPSILON, label="Selective"),
+    ]
+    result = run(subject, {"unsure": Unsure, "blind": Blind}, arms)
+    unsure, blind = result.detectors["unsure"], result.detectors["blind"]
+    assert [(row["scenario"], row["arms"]) for row in unsure["white_box"]] == [("white-box", 1), ("all", 2)]
+    aware, both = unsure["white_box"]
+    # The attack lowers the score below that of FGSM, which knows nothing of it.
+    assert aware["auroc"] < unsure["results"][0]["auroc"] - 0.1
+    assert both["auroc"] <= unsure["results"][0]["auroc"]
+    assert blind["white_box"] == []
+    (refused,) = result.content["refused"]
+    assert (refused["arms"], refused["detector"]) == (["Selective linf 0.2"], "blind")
+    assert "differentiable=False" in refused["reason"]
+    assert result.arms["Selective linf 0.2, knowing unsure"]["knows"] == "unsure"
+    # Groups of blind arms do not count it.
+    assert {row["arms"] for row in unsure["results"]} == {1}
+
+
+def test_combined_detectors(subject):
+    """Each is scored as if it were a detector of its own; one that all members agree with is as good as they are."""
+    arms = [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)]
+    methods = ("mean", "max", "mixture")
+    result = run(subject, {"a": Unsure, "b": Unsure}, arms, combine=methods)
+    alone = result.detectors["a"]["results"][0]["auroc"]
+    for method in methods:
+        entry = result.detectors[f"{method} of a, b"]
+        assert entry["combines"] == ["a", "b"]
+        assert entry["results"][0]["auroc"] == pytest.approx(alone, abs=1e-12)
+    with pytest.raises(InvalidArgumentError, match="detector_data"):
+        run(subject, {"a": Unsure, "b": Unsure}, arms, combine=("mean",), detector_data=None)
+    with pytest.raises(InvalidArgumentError, match="at least two"):
+        run(subject, {"a": Unsure}, arms, combine=("mean",))
+
+
+def test_an_attack_that_never_succeeds(subject):
+    arms = [Arm(attack=Counting(scale=0.0), norm="linf", epsilon=EPSILON)]
+    network, inputs, _, held_out = subject
+    with torch.no_grad():
+        labels = network(inputs).argmax(1)
+    result = run((network, inputs, labels, held_out), {"unsure": Unsure}, arms)
+    entry = result.detectors["unsure"]["results"][0]
+    assert (entry["auroc"], entry["positives"], entry["blame"], entry["curve"]) == (None, 0, None, None)
+    assert result.auroc("unsure") is None
+    assert "unsure" in str(result)
+
+
+def test_one_sample_and_other_bounds():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 3)).eval()
+    x = torch.rand(1, 1, 2, 3) * 4 - 2
+    with torch.no_grad():
+        labels = network(x).argmax(1)
+    arms = [Arm(attack="robust_ext:ObjectivePGD(steps=5)", norm="l2", epsilon=3.0)]
+    result = mead(network, spread, x, labels, suite=(), arms=arms, bounds=(-2.0, 2.0), resamples=20)
+    assert list(result.detectors) == ["spread"]
+    assert result.content["samples"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"suite": (), "arms": []}, InvalidArgumentError, "at least one arm"),
+        ({"suite": "nothing"}, InvalidArgumentError, "suite"),
+        ({"naturals": "dropped"}, InvalidArgumentError, "naturals"),
+        ({"batch_size": 0}, InvalidArgumentError, "batch_size"),
+        ({"batchsize": 5}, InvalidArgumentError, "did you mean batch_size"),
+        ({"combine": "mean"}, InvalidArgumentError, "combine"),
+        ({"combine": ("median",)}, InvalidArgumentError, "combine"),
+        ({"bounds": (0.0, 0.5)}, InvalidArgumentError, "bounds"),
+    ],
+)
+def test_bad_settings(subject, change, error, words):
+    keywords = {"arms": [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)], "suite": (), **change}
+    network, inputs, labels, _ = subject
+    with pytest.raises(error, match=words):
+        mead(network, {"unsure": Unsure}, inputs, labels, **keywords)
+
+
+def test_bad_subjects(subject):
+    network, inputs, labels, _ = subject
+    arms = [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)]
+    with pytest.raises(InvalidArgumentError, match="labels"):
+        mead(network, {"unsure": Unsure}, inputs, labels[:3], suite=(), arms=arms)
+    with pytest.raises(InvalidArgumentError, match="no samples"):
+        mead(network, {"unsure": Unsure}, inputs[:0], labels[:0], suite=(), arms=arms)
+    with pytest.raises(InvalidArgumentError, match="several called Unsure"):
+        mead(network, [Unsure, Unsure], inputs, labels, suite=(), arms=arms)
+    with pytest.raises(InvalidArgumentError, match="at least one detector"):
+        mead(network, [], inputs, labels, suite=(), arms=arms)
+    with pytest.raises(ModelError, match="train mode"):
+        mead(digits_network().train(), {"unsure": Unsure}, inputs, labels, suite=(), arms=arms)
+
+
+def test_scores_that_are_no_numbers_are_counted_and_reported(subject, caplog):
+    def broken(x):
+        scores = spread(x)
+        return torch.where(torch.arange(len(x)) < 3, torch.nan, scores)
+
+    result = run(
+        subject, {"broken": broken}, [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)], detector_data=None
+    )
+    entry = result.detectors["broken"]["results"][0]
+    assert entry["unscored"] >= 3
+    assert "NaN" in caplog.text
+    assert isinstance(result, MeadResult)
+
+
+def test_nothing_is_written_without_a_folder(subject, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(subject, {"unsure": Unsure}, [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)])
+    assert list(Path().iterdir()) == []

@@ -1,0 +1,151 @@
+"""Suites: what comes with the project against the paper's collection, files of one's own, and bad ones."""
+
+from collections import Counter
+
+import pytest
+
+from robust_ext.attacks.objective_pgd import ObjectivePGD
+from robust_ext.errors import DataError, InvalidArgumentError
+from robust_ext.evaluations.mead.arms import Arm, plan_runs
+from robust_ext.evaluations.mead.suites import load_suite, parse_arm, suite_names
+from robust_ext.threat import ThreatModel
+
+OBJECTIVES = {"ace", "kl", "gini", "fisher-rao"}
+
+
+@pytest.mark.parametrize(("name", "square"), [("paper-mnist", "linf 0.3125"), ("paper-cifar10", "linf 0.125")])
+def test_the_papers_collection(name, square):
+    """Group sizes of the paper's tables 4 and 10: 4 in l1 and l2, 12 in linf, and one or two more where they join."""
+    arms = load_suite(name)
+    sizes = Counter(arm.group for arm in arms)
+    expected = {f"l1 {epsilon}": 4 for epsilon in (5, 10, 15, 20, 25, 30, 40)}
+    expected |= {f"l2 {epsilon:g}": 4 for epsilon in (0.125, 0.25, 0.3125, 0.5, 1, 1.5, 2)}
+    expected |= {f"linf {epsilon:g}": 12 for epsilon in (0.03125, 0.0625, 0.125, 0.25, 0.3125, 0.5)}
+    expected |= {"DeepFool": 1, "CW2": 1, "HopSkipJump": 1, "Spatial": 1}
+    expected["linf 0.3125"] += 1
+    expected[square] += 1
+    assert sizes == expected
+    for group in sizes:
+        objectives = {arm.objective for arm in arms if arm.group == group}
+        assert objectives - {None} in (OBJECTIVES, set())
+    assert [arm.norm for arm in arms if arm.group == "Spatial"] == [None]
+    assert {arm.norm for arm in arms if arm.group in ("DeepFool", "CW2", "HopSkipJump")} == {"l2"}
+
+
+def test_the_papers_steps():
+    """PGD: 100 steps of .01, .1 and 4; BIM: int(320 eps) steps of .01; FGSM: one of eps."""
+    arms = {arm.name: arm for arm in load_suite("paper-mnist")}
+    for name, steps, size in (
+        ("PGD-KL l1 15", 100, 4.0),
+        ("PGD-Gini l2 0.3125", 100, 0.1),
+        ("PGD-FR linf 0.125", 100, 0.01),
+        ("BIM-ACE linf 0.3125", 100, 0.01),
+        ("BIM-ACE linf 0.03125", 10, 0.01),
+        ("FGSM-Gini linf 0.5", 1, 0.5),
+    ):
+        arm = arms[name]
+        assert isinstance(arm.resolved, ObjectivePGD)
+        model = ThreatModel(norm=arm.norm, epsilon=arm.epsilon)
+        assert (arm.resolved.steps_for(model), arm.resolved.step_size_for(model)) == (steps, size)
+
+
+def test_every_suite_can_be_run_as_it_is():
+    for name in suite_names():
+        for run in plan_runs(load_suite(name), bounds=(0.0, 1.0), values=784, detectors=["one"]):
+            assert run.attack.refusal(threat_model=run.threat_model, detector=run.knows is not None) is None
+
+
+def test_budgets_follow_the_bounds():
+    narrow, wide = load_suite("quick"), load_suite("quick", bounds=(-1.0, 1.0))
+    assert [arm.epsilon * 2 for arm in narrow] == [arm.epsilon for arm in wide]
+
+
+def test_a_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        """
+        description = "mine"
+        [[arms]]
+        attack = "foolbox:LinfPGD(steps=7)"
+        norm = "linf"
+        epsilons = [0.1, 0.25]
+        label = "FB"
+        objective = "ce"
+        algorithm = "pgd"
+        [[arms]]
+        attack = "robust_ext:ObjectivePGD()"
+        norm = "l2"
+        epsilons = [1]
+        objectives = ["kl"]
+        """
+    )
+    arms = load_suite(str(file))
+    assert [arm.name for arm in arms] == ["FB linf 0.1", "FB linf 0.25", "KL l2 1"]
+    assert [(arm.objective, arm.algorithm) for arm in arms] == [("ce", "pgd"), ("ce", "pgd"), ("kl", None)]
+    assert arms[2].resolved.objective == "kl"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("arms = 3", "tables"),
+        ("", "no arms"),
+        ("other = 1\n[[arms]]\nattack='robust_ext:APGD()'", "other"),
+        ("[[arms]]\nnorm='linf'", "attack"),
+        ("[[arms]]\nattack='robust_ext:APGD()'\nepsilon=1", "epsilons"),
+        ("[[arms]]\nattack='robust_ext:APGD()'\nnorm='linf'\nepsilons=0.1", "list"),
+        ("[[arms]]\nattack='robust_ext:APGD()'\nnorm='linf'\nepsilons=['a']", "number"),
+        ("[[arms]]\nattack='robust_ext:APGD()'\nnorm='linf'\nepsilons=[-1]", "epsilon"),
+        ("[[arms]]\nattack='robust_ext:APGD()'\nnorm='linf'", "smallest perturbation"),
+        ("[[arms]]\nattack='robust_ext:APGD()'\nnorm='linf'\nepsilons=[0.1, 0.1]", "several called"),
+        ("[[arms]]\nattack='robust_ext:APDG()'\nnorm='linf'\nepsilons=[0.1]", "APGD"),
+    ],
+)
+def test_files_that_are_no_suites(tmp_path, text, words):
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidArgumentError, match=words):
+        load_suite(str(file))
+
+
+def test_what_cannot_be_read(tmp_path):
+    with pytest.raises(DataError, match=r"none\.toml"):
+        load_suite(str(tmp_path / "none.toml"))
+    file = tmp_path / "broken.toml"
+    file.write_text("[[arms")
+    with pytest.raises(DataError, match="TOML"):
+        load_suite(str(file))
+    with pytest.raises(InvalidArgumentError, match="did you mean paper-mnist"):
+        load_suite("papermnist")
+
+
+def test_arms_from_the_command_line():
+    one, two = parse_arm("linf:8/255,0.5=foolbox:LinfPGD(steps=3)")
+    assert (one.norm, one.epsilon, two.epsilon) == ("linf", 8 / 255, 0.5)
+    assert parse_arm("l2=foolbox:L2DeepFoolAttack()")[0].epsilon is None
+    assert parse_arm("none=robust_ext:SpatialTransformation()")[0].norm is None
+    for text in (
+        "foolbox:LinfPGD()",
+        "linf:x=foolbox:LinfPGD()",
+        "linf:1/0=foolbox:LinfPGD()",
+        "lp:1=foolbox:LinfPGD()",
+    ):
+        with pytest.raises(InvalidArgumentError):
+            parse_arm(text)
+
+
+def test_minimum_norm_attacks_are_run_once():
+    deepfool = "foolbox:L2DeepFoolAttack(steps=5)"
+    arms = [Arm(attack=deepfool, norm="l2", epsilon=epsilon, label="DF") for epsilon in (0.5, 1.0, 2.0)]
+    arms += [Arm(attack="robust_ext:ObjectivePGD()", norm="l2", epsilon=epsilon) for epsilon in (0.5, 1.0)]
+    runs = plan_runs(arms, bounds=(0.0, 1.0), values=100)
+    assert [len(run.arms) for run in runs] == [3, 1, 1]
+    # Far enough for every image in bounds.
+    assert runs[0].threat_model.epsilon == 10
+    assert [run.threat_model.epsilon for run in runs[1:]] == [0.5, 1.0]
+
+
+def test_arms_that_know_the_detector_are_run_for_each():
+    runs = plan_runs(load_suite("white-box"), bounds=(0.0, 1.0), values=64, detectors=["a", "b"])
+    assert Counter(run.knows for run in runs) == {"a": 12, "b": 12}
+    assert len({run.key for run in runs}) == 24

@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from robust_ext.attacks.objectives import cross_entropy, margin
+from robust_ext.datasets.load import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.models.bpda import BPDA
+from robust_ext.models.eot import EoT
+from robust_ext.models.test_time import TestTimeDefense
+from robust_ext.models.test_time_draws import Draws
+from robust_ext.models.test_time_purifier import Purifier
+from robust_ext.models.test_time_trace import Solution
+from robust_ext.random_streams import seeded_globals
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval().to(dtype)
+
+
+def data(rows: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+COTANGENT = torch.randn(4, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+LABELS = torch.tensor([0, 2, 1, 0])
+
+
+class Noisy(Purifier):
+    """Adds noise, and notes the seeds it was given."""
+
+    random = True
+    size = 0.5
+
+    def __init__(self, classifier: nn.Module, **keywords: Any) -> None:
+        super().__init__(classifier, **{"steps": 1, **keywords})
+        self.seen: list[list[int]] = []
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        self.seen.append(draws.seeds)
+        return point + self.size * draws.normal(x, "noise")
+
+
+class Together(TestTimeDefense):
+    """Random and batch-level: noise on the mean of the group."""
+
+    random = True
+    batch_level = True
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__(classifier, group_size=2)
+        self.seen: list[list[int]] = []
+
+    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+        self.seen.append(draws.seeds)
+        return Solution(x - x.mean(0) * draws.normal(x[:, :1, :1], "scale"))
+
+
+def singles(defense: Noisy | Together, x: Tensor, draws: int) -> Tensor:
+    """The logits ``(draws, N, K)`` of the draws that a defense has just been asked for, one by one."""
+    seeds = [seed for batch in defense.seen for seed in batch][: draws * len(x)]
+    rows = torch.tensor(seeds).view(draws, len(x))
+    assert len(set(seeds)) == len(seeds)
+    return torch.stack([defense.trace(x, seeds=row).logits for row in rows])
+
+
+def aggregate(name: str, draws: Tensor) -> Tensor:
+    if name == "last":
+        return draws[-1]
+    return draws.mean(0) if name in ("mean", "logits") else draws.softmax(2).mean(0).log()
+
+
+@pytest.mark.parametrize("kind", [Noisy, Together])
+@pytest.mark.parametrize("chunk", [None, 2, 5, 9])
+@pytest.mark.parametrize("value", ["last", "logits", "softmax"])
+@pytest.mark.parametrize("gradient", ["mean", "logits", "softmax"])
+def test_values_and_gradients_are_those_of_single_draws(
+    kind: type[Noisy], chunk: int | None, value: str, gradient: str
+) -> None:
+    defense, x = kind(network(torch.float64)), data().requires_grad_()
+    averaged = EoT(defense, draws=5, chunk=chunk, gradient=gradient, loss=value, decision="softmax", seed=3)
+    out = averaged(x)
+    alone = singles(defense, x, 5)
+    torch.testing.assert_close(out, aggregate(value, alone))
+    (wanted,) = torch.autograd.grad(aggregate(gradient, alone), x, COTANGENT)
+    (found,) = torch.autograd.grad(out, x, COTANGENT, retain_graph=True)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(out, x, COTANGENT)[0], wanted)
+    # Without a gradient it is the decision's value, of fresh draws.
+    defense.seen.clear()
+    with torch.no_grad():
+        torch.testing.assert_close(averaged(x), aggregate("softmax", singles(defense, x, 5)))
+
+
+@pytest.mark.parametrize("chunk", [None, 2, 9])
+@pytest.mark.parametrize("gradient", ["mean", "logits", "softmax"])
+@pytest.mark.parametrize("loss", [cross_entropy, margin])
+def test_gradients_of_losses_are_those_of_single_draws(
+    chunk: int | None, gradient: str, loss: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    defense, x = Noisy(network(torch.float64)), data()
+    averaged = EoT(defense, draws=5, chunk=chunk, gradient=gradient, loss="softmax", decision="last", seed=3)
+    found = averaged.value_and_gradient(x, LABELS, loss)
+    assert x.grad is None
+    x.requires_grad_()
+    alone = singles(defense, x, 5)
+    if gradient == "mean":
+        own = [torch.autograd.grad(loss(logits, LABELS).sum(), x, retain_graph=True)[0] for logits in alone]
+        wanted = torch.stack(own).mean(0)
+    else:
+        (wanted,) = torch.autograd.grad(loss(aggregate(gradient, alone), LABELS).sum(), x, retain_graph=True)
+    torch.testing.assert_close(found.gradient, wanted)
+    torch.testing.assert_close(found.losses, loss(aggregate("softmax", alone), LABELS))
+    torch.testing.assert_close(found.logits, alone[-1])
+    assert not any(tensor.requires_grad for tensor in (found.gradient, found.losses, found.logits))
+
+
+def test_the_mean_of_gradients_differs_from_the_gradient_of_the_mean() -> None:
+    x = data()
+    found = [
+        EoT(Noisy(network(torch.float64)), draws=5, gradient=gradient, seed=3)
+        .value_and_gradient(x, LABELS, cross_entropy)
+        .gradient
+        for gradient in ("mean", "logits", "softmax")
+    ]
+    assert float((found[0] - found[1]).abs().max()) > 1e-3
+    assert float((found[1] - found[2]).abs().max()) > 1e-3
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**9), st.integers(0, 20), st.integers(1, 6), st.integers(1, 7), st.integers(1, 4))
+def test_draws_depend_on_seed_call_draw_and_row(seed: int, call: int, draws: int, chunk: int, rows: int) -> None:
+    defense, x = Noisy(network(torch.float64)), data()
+    averaged = EoT(defense, draws=draws, seed=seed)
+    averaged.call = call
+    first, second = averaged(x), averaged(x)
+    assert averaged.call == call + 2
+    assert not torch.equal(first, second)
+    with EoT(defense, draws=draws, chunk=chunk).seeded(seed, call=call + 1) as other:
+        torch.testing.assert_close(other(x[:rows]), second[:rows])
+        assert other.seed == seed
+    assert other.seed is None
+    more = EoT(defense, draws=draws + 1, seed=seed, loss="last", fixed=True)
+    torch.testing.assert_close(more(x), more(x), rtol=0, atol=0)
+    assert more.call == 0
+
+
+def test_free_draws_come_from_the_global_generator() -> None:
+    averaged, x = EoT(Noisy(network(torch.float64)), draws=3), data()
+    assert not torch.equal(averaged(x), averaged(x))
+    with seeded_globals(1):
+        one, two = averaged(x), averaged(x)
+    with seeded_globals(1):
+        assert torch.equal(averaged(x), one)
+        assert torch.equal(averaged(x), two)
+
+
+class Global(nn.Module):
+    """Draws from all three global generators."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.rand_like(x) + np.random.rand() + random.random()
+        return x * noise
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 10])
+@pytest.mark.parametrize("module", [nn.Dropout(0.5).train(), Global()])
+def test_any_module_repeats_its_draws_in_the_backward_pass(module: nn.Module, chunk: int) -> None:
+    x = torch.rand(3, 4).add(1).requires_grad_()
+    averaged = EoT(module, draws=10, chunk=chunk, seed=1)
+    states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
+    out = averaged(x)
+    (found,) = torch.autograd.grad(out.sum(), x)
+    # Both multiply by noise: their gradient is the noise itself.
+    torch.testing.assert_close(found, (out / x).detach())
+    assert len(out.unique()) > 6
+    assert random.getstate() == states[0]
+    assert np.array_equal(np.random.get_state()[1], states[1])
+    assert torch.equal(torch.get_rng_state(), states[2])
+
+
+def test_expectations_of_expectations_and_of_approximations() -> None:
+    defense, x = Noisy(network(torch.float64)), data().requires_grad_()
+    nested = EoT(EoT(defense, draws=3, seed=5), draws=2, seed=1, fixed=True)
+    assert torch.autograd.gradcheck(nested, x[:1])
+    softmax = EoT(defense, draws=2, seed=1, fixed=True, gradient="softmax", loss="softmax")
+    assert torch.autograd.gradcheck(softmax, x[:1])
+    # Found under other modules, and behind BPDA with steps of its own.
+    wrapped = nn.Sequential(BPDA(lambda x: x.round(decimals=1)), BPDA(defense, backward="frozen", steps=1))
+    averaged = EoT(wrapped, draws=3, chunk=2, seed=1)
+    defense.seen.clear()
+    out = averaged(x)
+    point = x.detach().round(decimals=1).requires_grad_()
+    alone = singles(defense, point, 3)
+    torch.testing.assert_close(out, alone.mean(0))
+    torch.testing.assert_close(
+        torch.autograd.grad(out, x, COTANGENT)[0], torch.autograd.grad(alone.mean(0), point, COTANGENT)[0]
+    )
+
+
+def test_parameters_keep_their_gradients() -> None:
+    net = network(torch.float64)
+    given = torch.full_like(net[1].weight, 7.0)
+    net[1].weight.grad = given
+    for chunk in (1, 4):
+        averaged = EoT(Noisy(net), draws=4, chunk=chunk, gradient="softmax")
+        x = data().requires_grad_()
+        torch.autograd.backward(averaged(x).sum())
+        assert x.grad is not None
+        averaged.value_and_gradient(x, LABELS, cross_entropy)
+        assert not averaged(data()).requires_grad
+    assert net[1].weight.grad is given
+    assert bool((given == 7).all())
+    assert all(p.grad is None for name, p in net.named_parameters() if name != "1.weight")
+
+
+def test_an_input_changed_in_place_keeps_its_gradient() -> None:
+    averaged, x = EoT(Noisy(network(torch.float64)), draws=3, seed=1, fixed=True), data().requires_grad_()
+    (wanted,) = torch.autograd.grad(averaged(x), x, COTANGENT)
+    out = averaged(x)
+    with torch.no_grad():
+        x.zero_()
+    torch.testing.assert_close(torch.autograd.grad(out, x, COTANGENT)[0], wanted)
+
+
+class Held:
+    """A tensor saved for a backward pass."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # Without its graph, which would keep itself alive through an output that it saves.
+        self.tensor = tensor.detach()
+
+
+def saved(work: Callable[[Callable[[], int]], object]) -> int:
+    """The most numbers that graphs held at any one time; ``work`` gets what tells how many are held at the moment."""
+    alive: weakref.WeakSet[Held] = weakref.WeakSet()
+    most = 0
+
+    def now() -> int:
+        return sum(held.tensor.numel() for held in alive)
+
+    def pack(tensor: Tensor) -> Held:
+        nonlocal most
+        held = Held(tensor)
+        alive.add(held)
+        most = max(most, now())
+        return held
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
+        work(now)
+    return most
+
+
+def test_no_more_than_a_chunk_is_held() -> None:
+    def attack(draws: int, chunk: int, now: Callable[[], int]) -> None:
+        x = data().requires_grad_()
+        averaged = EoT(Noisy(network(torch.float64)), draws=draws, chunk=chunk)
+        out = averaged(x)
+        assert (now() == 0) == (draws > chunk)
+        torch.autograd.backward(out.sum())
+        averaged.value_and_gradient(x, LABELS, cross_entropy)
+
+    def most(draws: int, chunk: int = 1) -> int:
+        return saved(lambda now: attack(draws, chunk, now))
+
+    assert most(100) == most(2)
+    assert most(100, 20) == most(40, 20) < 21 * most(2)
+    assert most(100, 100) > 50 * most(2)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[nn.Module, Tensor]:
+    inputs, _ = load_dataset("digits").take(range(40))
+    return digits_network(), inputs
+
+
+class NoisyRounding(Noisy):
+    """Little noise and 16 levels."""
+
+    size = 0.02
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        return (super().step(point, x=x, number=number, state=state, draws=draws) * 15).round() / 15
+
+
+def robust_share(defense: TestTimeDefense, found: Tensor, labels: Tensor) -> float:
+    with defense.seeded(99):
+        votes = torch.stack([defense(found).argmax(1) == labels for _ in range(5)])
+    return float(votes.float().mean())
+
+
+@pytest.mark.parametrize(("gradient", "chunk"), [("mean", None), ("softmax", 4)])
+def test_foolbox_breaks_a_random_defense(digits: tuple[nn.Module, Tensor], gradient: str, chunk: int | None) -> None:
+    foolbox = pytest.importorskip("foolbox")
+    network, inputs = digits
+    defense = NoisyRounding(network)
+    labels = network(inputs).argmax(1)
+    assert robust_share(defense, inputs, labels) > 0.95
+    shares = []
+    for module in (defense, BPDA(defense)):
+        model = foolbox.PyTorchModel(EoT(module, draws=4, chunk=chunk, gradient=gradient, seed=0), bounds=(0, 1))
+        attack = foolbox.attacks.LinfPGD(steps=15, rel_stepsize=0.1, random_start=False)
+        _, found, _ = attack(model, inputs, labels, epsilons=0.3)
+        shares.append(robust_share(defense, found, labels))
+    assert shares[0] > 0.95
+    assert shares[1] < 0.02
+
+
+def test_art_breaks_a_random_defense(digits: tuple[nn.Module, Tensor]) -> None:
+    classification = pytest.importorskip("art.estimators.classification")
+    evasion = pytest.importorskip("art.attacks.evasion")
+    network, inputs = digits
+    defense = NoisyRounding(network)
+    labels = network(inputs).argmax(1)
+    shares = []
+    for module in (defense, BPDA(defense)):
+        classifier = classification.PyTorchClassifier(
+            EoT(module, draws=4, seed=0),
+            loss=nn.CrossEntropyLoss(),
+            input_shape=(1, 8, 8),
+            nb_classes=10,
+            clip_values=(0, 1),
+            device_type="cpu",
+        )
+        attack = evasion.ProjectedGradientDescent(classifier, eps=0.3, eps_step=0.03, max_iter=15, verbose=False)
+        found = torch.from_numpy(attack.generate(inputs.numpy(), np.eye(10, dtype=np.float32)[labels.numpy()]))
+        shares.append(robust_share(defense, found, labels))
+    assert shares[0] > 0.95
+    assert shares[1] < 0.02
+
+
+def test_certain_draws_are_averaged_in_logarithms() -> None:
+    class Certain(Noisy):
+        def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+            return 1e3 * super().readout(point, state)
+
+    x = data(dtype=torch.float32).requires_grad_()
+    out = EoT(Certain(network()), draws=4, gradient="softmax", loss="softmax", seed=0)(x)
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(out, LABELS), x)
+    assert bool(torch.isfinite(out).all())
+    assert bool(torch.isfinite(gradient).all())
+    assert bool((gradient != 0).any())
+
+
+@pytest.mark.parametrize("gradient", ["mean", "softmax"])
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_zero_rows_one_row_and_other_types(gradient: str, chunk: int) -> None:
+    averaged = EoT(Noisy(network()), draws=3, chunk=chunk, gradient=gradient)
+    for rows in (0, 1):
+        x = data(rows).requires_grad_()
+        out = averaged(x)
+        assert out.shape == (rows, 3)
+        (found,) = torch.autograd.grad(out.sum(), x)
+        assert found.shape == x.shape
+        assert found.dtype == torch.float64
+        result = averaged.value_and_gradient(x, LABELS[:rows], cross_entropy)
+        assert result.gradient.shape == x.shape
+        assert result.losses.shape == (rows,)
+    half = data(dtype=torch.bfloat16).requires_grad_()
+    out = EoT(Noisy(network(torch.bfloat16)), draws=3, chunk=chunk, gradient=gradient)(half)
+    assert out.dtype == torch.bfloat16
+    assert bool(torch.isfinite(torch.autograd.grad(out.sum(), half)[0]).all())
+
+
+def test_what_is_wrong_is_said() -> None:
+    net = network()
+    for settings_, text in (
+        ({"draws": 0}, "draws: got 0"),
+        ({"draws": 2, "chunk": 0}, "chunk: got 0"),
+        ({"draws": 2, "gradient": "last"}, "gradient: got 'last'"),
+        ({"draws": 2, "loss": "mean"}, "loss: got 'mean'"),
+        ({"draws": 2, "decision": "mean"}, "decision: got 'mean'"),
+        ({"draws": 2, "fixed": True}, "fixed: got True, expected False, or a seed"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=text):
+            EoT(net, **settings_)  # type: ignore[arg-type]
+    x = data(dtype=torch.float32).requires_grad_()
+    blocked = EoT(nn.Sequential(Blocked(), net), draws=2)
+    with pytest.raises(ModelError, match="no gradient comes back to the input"):
+        torch.autograd.grad(blocked(x).sum(), x)
+
+
+class Blocked(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach()
