@@ -9,7 +9,6 @@ number of epochs, of which the paper takes 100. An epoch takes about a minute on
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from pathlib import Path
 
 import torch
@@ -17,16 +16,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from robust_ext.datasets import load_dataset
+from robust_ext.loading import load_model
 
-
-def mead_mnist() -> nn.Module:
-    """The network of ``networks.py`` beside this file."""
-    spec = importlib.util.spec_from_file_location("networks", Path(__file__).with_name("networks.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    network: nn.Module = module.mead_mnist()
-    return network
+NETWORK = f"{Path(__file__).with_name('networks.py')}:mead_mnist"
 
 
 def main() -> None:
@@ -44,7 +36,8 @@ def main() -> None:
     test = load_dataset("mnist", root=arguments.data_root)
     test_inputs, test_labels = test.take(range(len(test)))
     torch.manual_seed(arguments.seed)
-    network = mead_mnist()
+    network = load_model(NETWORK)
+    assert isinstance(network, nn.Module)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     for epoch in range(arguments.epochs):
         network.train()
@@ -55,8 +48,8 @@ def main() -> None:
             optimizer.step()
         network.eval()
         with torch.no_grad():
-            hits = [network(x).argmax(1) == y for x, y in zip(test_inputs.split(500), test_labels.split(500))]
-        print(f"epoch {epoch + 1}: test accuracy {torch.cat(hits).float().mean():.4f}", flush=True)
+            predicted = torch.cat([network(x).argmax(1) for x in test_inputs.split(500)])
+        print(f"epoch {epoch + 1}: test accuracy {(predicted == test_labels).float().mean():.4f}", flush=True)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: value.contiguous() for name, value in network.state_dict().items()}, arguments.out)
 

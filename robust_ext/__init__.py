@@ -6,6 +6,8 @@ from robust_ext._version import __version__ as __version__
 from robust_ext.attacks.resolve import as_attack as as_attack
 from robust_ext.evaluations.binarization import BinarizationResult as BinarizationResult
 from robust_ext.evaluations.binarization import binarization_test as binarization_test
+from robust_ext.evaluations.mead import MeadResult as MeadResult
+from robust_ext.evaluations.mead import mead as mead
 from robust_ext.threat import ThreatModel as ThreatModel
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

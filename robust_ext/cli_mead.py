@@ -25,6 +25,7 @@ from robust_ext.evaluations.mead.suites import load_suite, parse_arm
 from robust_ext.loading import load_model
 from robust_ext.resolve import as_module
 from robust_ext.shards import count_records, end_with_parent, run_shards
+from robust_ext.specification import did_you_mean
 from robust_ext.target import module_device
 from robust_ext.validation import check_integer
 
@@ -211,6 +212,9 @@ def prepare(
     adversarial: Tensor | None = None
     for name in names:
         if name not in NAMED:
+            if ":" not in name:
+                expected = f"one of {', '.join(NAMED)}, package.module:object or file.py:object"
+                raise InvalidArgumentError("--detector", name, expected + did_you_mean(name, NAMED))
             found[name] = name
             continue
         file = None if folder is None else folder / f"{name}-{digest}.safetensors"

@@ -41,7 +41,14 @@ def test_example(name, tmp_path):
 
 def test_every_example_is_run_or_needs_files():
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert scripts == {*EXAMPLES, "networks.py", "resnet20_recipes.py", "train_detected.py", "detectors.py"}
+    assert scripts == {
+        *EXAMPLES,
+        "networks.py",
+        "resnet20_recipes.py",
+        "train_detected.py",
+        "detectors.py",
+        "train_mead.py",
+    }
 
 
 def unpacked_cifar(folder):
