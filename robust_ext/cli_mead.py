@@ -17,9 +17,9 @@ from robust_ext.cli_values import pair, share, torch_device, without_jobs
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.detectors.fitting import NAMED, SUPERVISED, fit_detector, load_detector, training_adversarials
 from robust_ext.errors import InvalidArgumentError
-from robust_ext.evaluations.binarization.preparation import inputs_digest, model_digest
+from robust_ext.evaluations.arms.arm import plan_runs
+from robust_ext.evaluations.identity import inputs_digest, model_digest
 from robust_ext.evaluations.mead.api import mead
-from robust_ext.evaluations.mead.arms import plan_runs
 from robust_ext.evaluations.mead.settings import MeadSettings as Settings
 from robust_ext.evaluations.mead.suites import load_suite, parse_arm
 from robust_ext.loading import load_model
@@ -204,10 +204,9 @@ def prepare(
     order = training.choose(fit + calibrate, seed=seed)
     clean, labels = training.take(order[:fit], bounds=bounds)
     held_out, _ = training.take(order[fit:], bounds=bounds)
-    digest = hashlib.blake2b(
-        f"{model_digest(module, nn.Module())} {inputs_digest(clean, order[:fit].tolist())} {attacked} {preset} {seed}".encode(),
-        digest_size=5,
-    ).hexdigest()
+    data = inputs_digest(clean, order[:fit].tolist())
+    text = f"{model_digest(module, nn.Module())} {data} {attacked} {preset} {seed}"
+    digest = hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
     found: dict[str, object] = {}
     adversarial: Tensor | None = None
     for name in names:

@@ -1,5 +1,6 @@
 """The scripts in examples/, as a user runs them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -110,3 +111,38 @@ def test_networks_for_detectors_are_trained(tmp_path):
         "mnist_trapdoor.safetensors",
         "mnist_triggers.safetensors",
     }
+
+
+@pytest.mark.slow
+def test_the_network_of_mead_is_trained_and_its_detectors_are_judged(tmp_path):
+    """The script and the command of docs/mead.md on few images: what fools the network more is seen more."""
+    shared = ROOT.parent / "shared"
+    if not (shared / "data").exists():
+        pytest.skip("the MNIST images are not on this machine")
+    weights = tmp_path / "mead.safetensors"
+    size = ("--images", "6000", "--epochs", "2", "--batch-size", "32")
+    script = ROOT / "examples" / "train_mead.py"
+    done = run_script(script, "--data-root", shared / "data", "--out", weights, *size, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) > 0.85
+    out = tmp_path / "run"
+    model = ("--model", f"{ROOT / 'examples' / 'networks.py'}:mead_mnist", "--weights", weights)
+    data = ("--data", "mnist", "--data-root", shared / "data", "--samples", "30")
+    sizes = ("--train-samples", "600", "--adversarial-samples", "150", "--calibration-samples", "100")
+    arms = ("--arm", "linf:0.125,0.3125=robust_ext:ObjectivePGD(steps=20, step_size=0.02)")
+    detectors = ("--detector", "nss", "--detector", "fs", "--detector", "lid")
+    command = ("-m", "robust_ext.cli", "mead", *model, *data, *sizes, *arms, *detectors, "--out", out, "--no-progress")
+    done = run_script(*command, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    content = json.loads((out / "result.json").read_text())
+    auroc = {
+        (entry["name"], row["group"]): row["auroc"]
+        for entry in content["detectors"]
+        for row in entry["results"]
+        if row["objective"] is row["algorithm"] is None
+    }
+    # Noise of this size is what the natural scene statistics were made for.
+    assert min(auroc["nss", "linf 0.125"], auroc["nss", "linf 0.3125"]) > 0.9
+    assert all(0 <= value <= 1 for value in auroc.values())
+    successes = {arm["group"]: arm["successes"] for arm in content["arms"]}
+    assert successes["linf 0.3125"] >= successes["linf 0.125"] > 5

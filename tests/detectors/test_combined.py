@@ -17,7 +17,7 @@ from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetec
 from robust_ext.detectors.combined import CombinedDetector
 from robust_ext.detectors.combining import METHODS, combine
 from robust_ext.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.evaluations.mead.running import watch
+from robust_ext.evaluations.arms.running import watch
 from robust_ext.models.defended import Defended
 
 
@@ -147,6 +147,7 @@ def test_members_decide_what_the_whole_is() -> None:
     noisy.fit_clean(data(30), seed=5)
     assert not torch.equal(noisy.clean, first)
     mixed = CombinedDetector(classifier, [Noisy(classifier), lambda x: x.flatten(1).sum(1)])
+    assert (mixed.differentiable, mixed.random) == (False, True)
     mixed.fit_clean(data(30))
     x = data(5).requires_grad_()
     assert bool((torch.autograd.grad(mixed.score(x).sum(), x)[0] != 0).any())

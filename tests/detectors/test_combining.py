@@ -122,11 +122,11 @@ def test_the_mixture_minimises_the_largest_divergence(numbers: list[float]) -> N
     assert divergence(low, found) == pytest.approx(divergence(high, found), rel=1e-6, abs=1e-11)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0.001, 0.999), min_size=2, max_size=5))
 def test_the_mixture_is_that_of_blahut_and_arimoto(numbers: list[float]) -> None:
     assume(max(numbers) - min(numbers) > 0.05)
-    output, least, most = blahut_arimoto(np.array(numbers), 3000)
+    output, least, most = blahut_arimoto(np.array(numbers), 2000)
     regret = divergence(numbers, mixture(*numbers)).max()
     assert least - 1e-12 <= regret <= most + 1e-12
     # Pinsker's inequality, and that an output q falls short of the best one, p, by KL(p || q) at least.
@@ -167,7 +167,7 @@ def test_combining_row_by_row(method: str) -> None:
     assert found.dtype == np.float64
     own = np.stack([ranks(row, one) for row, one in zip(scores, clean, strict=True)])
     by_hand = {"mean": np.mean, "max": np.max, "mixture": lambda q, axis: np.apply_along_axis(_best, axis, q)}
-    np.testing.assert_allclose(found, by_hand[method](own, axis=0), atol=1e-6)
+    np.testing.assert_allclose(found, by_hand[method](own, axis=0), atol=6e-6)
     order = [2, 0, 1]
     np.testing.assert_allclose(
         combine(scores[order], [clean[i] for i in order], method=method), found, rtol=0, atol=1e-15
@@ -182,7 +182,7 @@ def test_combining_row_by_row(method: str) -> None:
 
 
 def _best(numbers: np.ndarray) -> float:
-    grid = np.linspace(numbers.min(), numbers.max(), 1000001)
+    grid = np.linspace(numbers.min(), numbers.max(), 200001)
     low, high = divergence(numbers.min(), grid), divergence(numbers.max(), grid)
     return float(grid[np.maximum(low, high).argmin()])
 

@@ -10,17 +10,11 @@ from torch import Tensor
 
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.binarization.pair import prepare_detector, run_pair
-from robust_ext.evaluations.binarization.preparation import (
-    as_attacks,
-    check_ids,
-    counted_parts,
-    describe,
-    inputs_digest,
-    model_digest,
-)
+from robust_ext.evaluations.binarization.preparation import as_attacks, counted_parts
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import make_settings
 from robust_ext.evaluations.binarization.single import Subject, run_test
+from robust_ext.evaluations.identity import check_ids, describe, inputs_digest, model_digest
 from robust_ext.target import PassCounter
 from robust_ext.threat import ThreatModel
 from robust_ext.validation import check_inputs, check_integer

@@ -18,10 +18,10 @@ from robust_ext.detectors.base import Calibration, Detector
 from robust_ext.detectors.resolve import as_detector
 from robust_ext.errors import InvalidArgumentError, ModelError
 from robust_ext.evaluations.binarization.defense import TESTS, Defense
-from robust_ext.evaluations.binarization.preparation import model_digest
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.single import Subject, run_test
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason
+from robust_ext.evaluations.identity import model_digest
 from robust_ext.features import LayerInput
 from robust_ext.random_streams import derive_seed, seeded_globals
 from robust_ext.resolve import as_module

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import platform
-import re
-from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext._version import __version__
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.resolve import as_attack
 from robust_ext.errors import InvalidArgumentError
@@ -19,7 +14,6 @@ from robust_ext.features import split
 from robust_ext.resolve import as_module
 from robust_ext.target import Counted, PassCounter, module_device
 from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_integer
 
 # Enough inputs to tell two modules apart, few enough to cost nothing.
 _PROBES = 4
@@ -49,23 +43,6 @@ def as_attacks(attack: object) -> dict[str, Attack]:
     return named
 
 
-def describe(attack: Attack) -> str:
-    """An attack in words that are the same in every process: without the addresses of objects."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", attack.description)
-
-
-def check_ids(sample_ids: Sequence[int] | None, count: int) -> list[int]:
-    """One id of at least 0 a sample, all different; ``0 .. count - 1`` when left out."""
-    if sample_ids is None:
-        return list(range(count))
-    ids = [check_integer("sample_ids", value, minimum=0) for value in sample_ids]
-    if len(ids) != count:
-        raise InvalidArgumentError("sample_ids", f"{len(ids)} ids", f"one for each of the {count} inputs")
-    if len(set(ids)) < count:
-        raise InvalidArgumentError("sample_ids", "an id twice", "different ids, since equal ones draw equal points")
-    return ids
-
-
 def counted_parts(
     model: object, inputs: Tensor, threat_model: ThreatModel, layer: str | None, counter: PassCounter
 ) -> tuple[Counted, nn.Module, torch.device]:
@@ -91,33 +68,3 @@ def counted_parts(
     device = module_device(whole)
     parts = split(module, inputs[:_PROBES].to(device), layer=layer)
     return Counted(parts.features, counter), parts.readout, device
-
-
-def model_digest(features: nn.Module, readout: nn.Module) -> str:
-    """Fingerprint of a network: its weights, and what it is made of."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (features, readout):
-        digest.update(str(part).encode())
-        for name, tensor in part.state_dict().items():
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def inputs_digest(inputs: Tensor, samples: Sequence[int]) -> str:
-    """Fingerprint of inputs ``(N, ...)`` and their ids."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(f"{tuple(inputs.shape)} {list(samples)}".encode())
-    digest.update(inputs.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides the numbers."""
-    found = {"robust_ext": __version__, "python": platform.python_version()}
-    for package in ("torch", "numpy", "foolbox", "adversarial-robustness-toolbox"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -18,7 +18,6 @@ from robust_ext.evaluations.binarization import calibration as hardness
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.examples import load_examples, save_examples
 from robust_ext.evaluations.binarization.forward import choose_forward
-from robust_ext.evaluations.binarization.preparation import describe, versions
 from robust_ext.evaluations.binarization.protocol import (
     Job,
     Memory,
@@ -30,6 +29,7 @@ from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason
+from robust_ext.evaluations.identity import describe, versions
 from robust_ext.evaluations.run import RunFolder
 from robust_ext.reports import Example
 from robust_ext.target import Counted, PassCounter, count_calls

@@ -17,11 +17,11 @@ from robust_ext.classifier import check_classifier
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.resolve import as_detector
 from robust_ext.errors import InvalidArgumentError
-from robust_ext.evaluations.binarization.preparation import check_ids
-from robust_ext.evaluations.mead.arms import Arm, check_arms, plan_runs
+from robust_ext.evaluations.arms.arm import Arm, check_arms, plan_runs
+from robust_ext.evaluations.arms.running import Subject, run_everything, watch
+from robust_ext.evaluations.identity import check_ids
 from robust_ext.evaluations.mead.content import make_content, pick_examples
 from robust_ext.evaluations.mead.result import MeadResult
-from robust_ext.evaluations.mead.running import Subject, run_everything, watch
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.suites import load_suite
 from robust_ext.random_streams import derive_seed, seeded_globals

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from robust_ext.detectors.combining import combine
 from robust_ext.errors import InvalidArgumentError
-from robust_ext.evaluations.binarization.preparation import versions
-from robust_ext.evaluations.mead.arms import Arm
+from robust_ext.evaluations.arms.arm import Arm
+from robust_ext.evaluations.arms.running import Finished, RunOutcome, Subject
+from robust_ext.evaluations.identity import versions
 from robust_ext.evaluations.mead.metric import Bools
 from robust_ext.evaluations.mead.roc import Floats
-from robust_ext.evaluations.mead.running import Finished, RunOutcome, Subject
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.summary import Judge, Judged, Naturals, arm_row, judge_detector, outcomes_of
 from robust_ext.random_streams import derive_seed, seeded_globals

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from robust_ext.errors import DataError, InvalidArgumentError
-from robust_ext.evaluations.mead.arms import Arm, check_arms
+from robust_ext.evaluations.arms.arm import Arm, check_arms
 from robust_ext.specification import did_you_mean
 
 if sys.version_info >= (3, 11):

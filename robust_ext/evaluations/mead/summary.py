@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from robust_ext.evaluations.mead.arms import Arm
+from robust_ext.evaluations.arms.arm import Arm
 from robust_ext.evaluations.mead.averages import average
-from robust_ext.evaluations.mead.metric import Bools, MultiArmed, multi_armed, worst_scores
+from robust_ext.evaluations.mead.metric import ArmLabel, Bools, MultiArmed, multi_armed, worst_scores
 from robust_ext.evaluations.mead.published import published_curve
 from robust_ext.evaluations.mead.roc import Detection, Floats, curve_at
 
@@ -77,7 +77,7 @@ class Judge:
             self.naturals.scores[detector],
             _stacked(arms, detector),
             np.stack([one.success for one in arms]),
-            arms=[replace(one.arm.as_label, name=one.name) for one in arms],
+            arms=[ArmLabel(name=one.name, objective=one.arm.objective, algorithm=one.arm.algorithm) for one in arms],
             correct=self.naturals.correct,
             naturals=self.naturals.handling,
             resamples=self.resamples,

@@ -208,14 +208,14 @@ def test_arms_that_know_the_detector(subject):
 
     arms = [
         Arm(attack=Counting(), norm="linf", epsilon=EPSILON),
-        Arm(attack="robust_ext:SelectivePGD(steps=30)", norm="linf", epsilon=EPSILON, label="Selective"),
+        Arm(attack="robust_ext:SelectivePGD(steps=100)", norm="linf", epsilon=EPSILON, label="Selective"),
     ]
     result = run(subject, {"unsure": Unsure, "blind": Blind}, arms)
     unsure, blind = result.detectors["unsure"], result.detectors["blind"]
     assert [(row["scenario"], row["arms"]) for row in unsure["white_box"]] == [("white-box", 1), ("all", 2)]
     aware, both = unsure["white_box"]
     # The attack lowers the score below that of FGSM, which knows nothing of it.
-    assert aware["auroc"] < unsure["results"][0]["auroc"] - 0.1
+    assert aware["auroc"] < unsure["results"][0]["auroc"] - 0.15
     assert both["auroc"] <= unsure["results"][0]["auroc"]
     assert blind["white_box"] == []
     (refused,) = result.content["refused"]

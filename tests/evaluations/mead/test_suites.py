@@ -6,7 +6,7 @@ import pytest
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.errors import DataError, InvalidArgumentError
-from robust_ext.evaluations.mead.arms import Arm, plan_runs
+from robust_ext.evaluations.arms.arm import Arm, plan_runs
 from robust_ext.evaluations.mead.suites import load_suite, parse_arm, suite_names
 from robust_ext.threat import ThreatModel
 

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from robust_ext.attacks.running import run_attack
 from robust_ext.detectors.base import Detector
 from robust_ext.errors import AttackRefusedError, RunFolderBusyError
-from robust_ext.evaluations.binarization.preparation import inputs_digest, model_digest, versions
-from robust_ext.evaluations.mead.arms import ArmRun
-from robust_ext.evaluations.mead.references import draw_references
-from robust_ext.evaluations.mead.roc import Floats
-from robust_ext.evaluations.mead.store import FolderRun, MemoryRun, RunStore
+from robust_ext.evaluations.arms.arm import ArmRun
+from robust_ext.evaluations.arms.references import draw_references
+from robust_ext.evaluations.arms.store import Floats, FolderRun, MemoryRun, RunStore
+from robust_ext.evaluations.identity import inputs_digest, model_digest, versions
 from robust_ext.evaluations.verify import verify
 from robust_ext.models.defended import Defended
 from robust_ext.random_streams import derive_seed, seeded_globals, stream
@@ -295,7 +294,7 @@ def _run_block(run: ArmRun, rows: range, subject: Subject, target: Target, store
             inputs,
             labels,
             threat_model=run.threat_model,
-            generator=stream(subject.seed, first, "mead", run.key),
+            generator=stream(subject.seed, first, "arm", run.key),
         )
     middle = time.perf_counter()
     passes = counter.since(before)
@@ -331,7 +330,7 @@ def _score(run: ArmRun | None, watched: Watched, subject: Subject, store: RunSto
         else:
             points = store.candidates(rows[0]).to(subject.inputs.device)
         # Random detectors draw from the global generators, in each block anew.
-        seed = derive_seed(subject.seed, subject.samples[rows[0]], "mead scores", watched.name)
+        seed = derive_seed(subject.seed, subject.samples[rows[0]], "arm scores", watched.name)
         with seeded_globals(seed), torch.no_grad():
             parts.append(watched.detector.score(points).double().cpu())
     scores: Floats = torch.cat(parts).numpy() if parts else np.empty(0)

@@ -11,8 +11,7 @@ from typing import Any
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.resolve import as_attack
 from robust_ext.errors import InvalidArgumentError
-from robust_ext.evaluations.binarization.preparation import describe
-from robust_ext.evaluations.mead.metric import ArmLabel
+from robust_ext.evaluations.identity import describe
 from robust_ext.threat import NORMS, ThreatModel
 from robust_ext.validation import check_choice, check_number
 
@@ -74,11 +73,6 @@ class Arm:
     def knows_detector(self) -> bool:
         """Whether it attacks a detector together with the classifier."""
         return self.resolved.traits.detector
-
-    @property
-    def as_label(self) -> ArmLabel:
-        """The arm as the metric knows it."""
-        return ArmLabel(name=self.name, objective=self.objective, algorithm=self.algorithm)
 
     def threat_model(self, *, bounds: tuple[float, float], values: int) -> ThreatModel:
         """What the attack is given: an arm without a budget may go anywhere in the bounds.

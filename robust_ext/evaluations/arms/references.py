@@ -28,7 +28,7 @@ def draw_references(
         seed: Of the draws.
         count: Points for each row.
     """
-    with seeded_globals(derive_seed(seed, "mead references")):
+    with seeded_globals(derive_seed(seed, "arm references")):
         passed = ~torch.cat([detector.decide(batch) for batch in torch.split(inputs, 250)])
     predicted = logits.argmax(1)
     drawn = []
@@ -36,6 +36,6 @@ def draw_references(
         others = (passed & (predicted != predicted[row])).nonzero().squeeze(1)
         if len(others) < count:
             return None
-        order = torch.randperm(len(others), generator=stream(seed, row, "mead references"))[:count]
+        order = torch.randperm(len(others), generator=stream(seed, row, "arm references"))[:count]
         drawn.append(inputs[others[order.to(others.device)]])
     return torch.stack(drawn)

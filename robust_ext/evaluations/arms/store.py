@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robust_ext.errors import RunFolderError
-from robust_ext.evaluations.mead.roc import Floats
 from robust_ext.evaluations.run import RunFolder
 from robust_ext.files import replace_file
+
+Floats = NDArray[np.float64]
 
 
 class RunStore(Protocol):
@@ -106,7 +107,7 @@ class FolderRun:
     def __init__(
         self, path: str | os.PathLike[str], *, settings: Mapping[str, Any], versions: Mapping[str, str]
     ) -> None:
-        self._folder = RunFolder(path, kind="mead arm", settings=settings, versions=versions)
+        self._folder = RunFolder(path, kind="arm", settings=settings, versions=versions)
         self.path = self._folder.path
 
     def records(self) -> list[dict[str, Any]]:
