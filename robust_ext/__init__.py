@@ -8,6 +8,8 @@ from robust_ext.evaluations.binarization import BinarizationResult as Binarizati
 from robust_ext.evaluations.binarization import binarization_test as binarization_test
 from robust_ext.evaluations.mead import MeadResult as MeadResult
 from robust_ext.evaluations.mead import mead as mead
+from robust_ext.evaluations.robust_accuracy import RobustAccuracyResult as RobustAccuracyResult
+from robust_ext.evaluations.robust_accuracy import robust_accuracy as robust_accuracy
 from robust_ext.threat import ThreatModel as ThreatModel
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

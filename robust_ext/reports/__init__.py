@@ -9,7 +9,17 @@ from robust_ext.reports.examples import Example
 from robust_ext.reports.html import render_html
 from robust_ext.reports.mead_html import render_mead_html
 from robust_ext.reports.mead_table import mead_table
+from robust_ext.reports.robust_accuracy import render_robust_accuracy_html, robust_accuracy_table
 from robust_ext.reports.saving import save
 from robust_ext.reports.table import table
 
-__all__ = ["Example", "mead_table", "render_html", "render_mead_html", "save", "table"]
+__all__ = [
+    "Example",
+    "mead_table",
+    "render_html",
+    "render_mead_html",
+    "render_robust_accuracy_html",
+    "robust_accuracy_table",
+    "save",
+    "table",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from robust_ext.reports.columns import GAP, Line, layout, line
 from robust_ext.reports.mead_views import (
     Averages,
     Row,
@@ -22,14 +23,11 @@ from robust_ext.reports.mead_views import (
     percent_interval,
     short_arm,
 )
-from robust_ext.reports.table import WIDTH, wrap
+from robust_ext.reports.table import wrap
 from robust_ext.reports.wording import cells, plain, shorten
 
-_GAP = "  "
 _TITLE = 16
 _OBJECTIVES_BESIDE = 5
-
-Line = tuple[str, ...]
 
 
 def mead_table(result: Mapping[str, Any], *, groups: bool = True) -> str:
@@ -80,7 +78,7 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
         lowest = (lowest_row(group.blind for group in groups), lowest_row(group.with_white_box for group in groups))
         places = (cell for row in lowest for cell in (("-", "-") if row is None else _place(row)))
         rows.append((plain(detector["name"]), *numbers, *places))
-    return _layout(rows, words=(0, 5, 7)) if white_box else _layout([row[:6] for row in rows], words=(0, 5))
+    return layout(rows, words=(0, 5, 7)) if white_box else layout([row[:6] for row in rows], words=(0, 5))
 
 
 def _place(row: Row) -> tuple[str, str]:
@@ -105,10 +103,10 @@ def _averages_block(averages: Averages, columns: Sequence[str | None]) -> list[s
         numbers = [percent(row.get(key)) for row in found for key in ("auroc", "fpr_at_95_tpr")]
         rows.append((shorten(norm_title(norm), _TITLE), *numbers))
     # Two columns and their gap are as wide as a title.
-    number = max(6, *(-(-(cells(title) - len(_GAP)) // 2) for title in titles))
+    number = max(6, *(-(-(cells(title) - len(GAP)) // 2) for title in titles))
     widths = [max(cells(row[0]) for row in rows), *[number] * (2 * len(titles))]
-    under, *body = [_line(row, widths, words=(0,)) for row in rows]
-    top = _line(("", *titles), [widths[0], *[2 * number + len(_GAP)] * len(titles)], words=(0,))
+    under, *body = [line(row, widths, words=(0,)) for row in rows]
+    top = line(("", *titles), [widths[0], *[2 * number + len(GAP)] * len(titles)], words=(0,))
     return [top, under, "-" * max(map(cells, (top, under, *body))), *body]
 
 
@@ -123,7 +121,7 @@ def _groups(detector: Row) -> list[str]:
             blamed = most_blamed(row)
             rows.append(
                 (
-                    title if place == 0 else f"{_GAP}{words}",
+                    title if place == 0 else f"{GAP}{words}",
                     str(row["positives"]),
                     percent(row["coverage"]),
                     f"{percent(row['auroc'])} {percent_interval(row['auroc_interval'])}".rstrip(),
@@ -135,7 +133,7 @@ def _groups(detector: Row) -> list[str]:
             )
     if not published:
         rows = [row[:-2] + row[-1:] for row in rows]
-    return _layout(rows, words=(0, len(rows[0]) - 1)) if len(rows) > 1 else []
+    return layout(rows, words=(0, len(rows[0]) - 1)) if len(rows) > 1 else []
 
 
 def _objective(lowest: tuple[str, float] | None) -> str:
@@ -145,23 +143,3 @@ def _objective(lowest: tuple[str, float] | None) -> str:
 def _published(row: Row) -> str:
     numbers = row.get("published")
     return f"{percent(numbers['auroc'])} / {percent(numbers['fpr_at_95_tpr'])}" if numbers else "-"
-
-
-def _layout(rows: Sequence[Line], *, words: Sequence[int]) -> list[str]:
-    """Lines of aligned cells with a rule under the first row; where they are too wide, columns of words give way."""
-    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > WIDTH:
-        widest = max(words, key=lambda column: widths[column])
-        widths[widest] -= 1
-    lines = [_line(row, widths, words=words) for row in rows]
-    return [lines[0], "-" * max(map(cells, lines)), *lines[1:]]
-
-
-def _line(row: Line, widths: Sequence[int], *, words: Sequence[int]) -> str:
-    """One row: words flush left, numbers flush right."""
-    parts = []
-    for column, (text, width) in enumerate(zip(row, widths, strict=True)):
-        short = shorten(text, width)
-        padding = " " * (width - cells(short))
-        parts.append(short + padding if column in words else padding + short)
-    return _GAP.join(parts).rstrip()

@@ -12,6 +12,7 @@ from robust_ext.files import replace_file
 from robust_ext.reports.examples import Example
 from robust_ext.reports.html import render_html
 from robust_ext.reports.mead_html import render_mead_html
+from robust_ext.reports.robust_accuracy import render_robust_accuracy_html
 
 
 def save(result: Mapping[str, Any], folder: str | os.PathLike[str], examples: Sequence[Example] = ()) -> None:
@@ -21,7 +22,7 @@ def save(result: Mapping[str, Any], folder: str | os.PathLike[str], examples: Se
     was. A file that is already there is replaced in one step.
 
     Args:
-        result: The content of ``result.json``, of kind ``"binarization"`` or ``"mead"``.
+        result: The content of ``result.json``, of kind ``"binarization"``, ``"mead"`` or ``"robust_accuracy"``.
         folder: Where to write; nothing is written outside it.
         examples: Inputs and candidates to show as images.
 
@@ -31,8 +32,15 @@ def save(result: Mapping[str, Any], folder: str | os.PathLike[str], examples: Se
         ValueError: The result holds NaN or infinity, which JSON does not know.
     """
     text = json.dumps(dict(result), indent=2, allow_nan=False) + "\n"
-    page = (render_mead_html if result.get("kind") == "mead" else render_html)(result, examples)
+    page = _page(result, examples)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "result.json", text)
     replace_file(folder / "report.html", page)
+
+
+def _page(result: Mapping[str, Any], examples: Sequence[Example]) -> str:
+    kind = result.get("kind")
+    if kind == "mead":
+        return render_mead_html(result, examples)
+    return render_robust_accuracy_html(result) if kind == "robust_accuracy" else render_html(result, examples)

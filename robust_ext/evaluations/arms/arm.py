@@ -161,10 +161,11 @@ def plan_runs(
         values: Numbers in one input.
         detectors: Names of the detectors that can be attacked.
     """
-    grouped: dict[tuple[str, str, float], list[Arm]] = {}
+    grouped: dict[tuple[str, str, str, float], list[Arm]] = {}
     for arm in arms:
         model = arm.threat_model(bounds=bounds, values=values)
-        grouped.setdefault((describe(arm.resolved), model.norm, model.epsilon), []).append(arm)
+        # By label too: two functions may say the same of themselves.
+        grouped.setdefault((arm.short, describe(arm.resolved), model.norm, model.epsilon), []).append(arm)
     runs = []
     for found in grouped.values():
         model = found[0].threat_model(bounds=bounds, values=values)

@@ -1,0 +1,4 @@
+"""Robust accuracy: security curves of a model under many attacks, and the worst case over them."""
+
+from robust_ext.evaluations.robust_accuracy.api import robust_accuracy as robust_accuracy
+from robust_ext.evaluations.robust_accuracy.result import RobustAccuracyResult as RobustAccuracyResult

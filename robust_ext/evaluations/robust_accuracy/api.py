@@ -1,0 +1,162 @@
+"""Robust accuracy as one function."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from robust_ext.classifier import check_classifier
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.evaluations.arms.arm import Arm, check_arms, plan_runs
+from robust_ext.evaluations.arms.running import Subject, run_everything
+from robust_ext.evaluations.binarization.preparation import as_attacks
+from robust_ext.evaluations.identity import check_ids
+from robust_ext.evaluations.robust_accuracy.content import make_content
+from robust_ext.evaluations.robust_accuracy.result import RobustAccuracyResult
+from robust_ext.resolve import as_module
+from robust_ext.target import module_device
+from robust_ext.threat import NORMS
+from robust_ext.validation import check_choice, check_inputs, check_integer, check_labels, check_number
+
+
+def robust_accuracy(
+    model: object,
+    attacks: object,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    norm: str,
+    epsilons: Sequence[float],
+    bounds: tuple[float, float] = (0.0, 1.0),
+    sample_ids: Sequence[int] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    batch_size: int = 100,
+    seed: int = 0,
+    progress: bool = False,
+    origin: Mapping[str, str] | None = None,
+    shard: tuple[int, int] = (0, 1),
+) -> RobustAccuracyResult:
+    """Robust accuracy of a model at several budgets, under each attack and under all of them.
+
+    Attacks that look for the smallest perturbation are run once, the others once for each budget. Every candidate is
+    verified. What an attack found with a smaller budget counts for larger ones too, and samples that are misclassified
+    as they are count as not robust at any budget.
+
+    Args:
+        model: A torch module from inputs in ``bounds`` to logits, in eval mode; a Foolbox model; an ART
+            ``PyTorchClassifier``.
+        attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
+        inputs: Clean samples, float ``(N, ...)`` in bounds.
+        labels: Their classes, int64 ``(N,)``.
+        norm: ``"linf"``, ``"l2"`` or ``"l1"``.
+        epsilons: Budgets above 0, in the units of the inputs.
+        bounds: Lowest and highest valid input value.
+        sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
+        out: Run folder. With one, attacks survive a kill and the same call goes on; further attacks and budgets add to
+            what is there. ``result.json`` and ``report.html`` are written there.
+        batch_size: Samples attacked at once. Results of attacks that draw random numbers depend on it.
+        seed: Of every draw.
+        progress: Show a progress bar on stderr.
+        origin: Where things came from, in words by name, kept with the settings.
+        shard: Number of this process, and of how many that share the run folder; a call without it completes them.
+
+    Returns:
+        The result; ``print`` shows its table.
+
+    Raises:
+        InvalidArgumentError: An argument is outside what is accepted.
+        ModelError: The model is no classifier to logits.
+        AttackRefusedError: An attack makes no sense on this target.
+        AttackError: An attack raised, or returned no batch of candidates.
+        RunFolderError: The folder holds runs of other samples, settings or networks.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from robust_ext.evaluations.robust_accuracy import robust_accuracy
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).eval()
+        >>> x = torch.rand(8, 1, 4, 4)
+        >>> y = network(x).argmax(1)
+        >>> result = robust_accuracy(network, "robust_ext:APGD(steps=10)", x, y, norm="linf", epsilons=[1e-6, 1.0])
+        >>> result.robust_accuracy(1e-6), result.content["clean_accuracy"]
+        (1.0, 1.0)
+    """
+    begun = time.perf_counter()
+    check_choice("norm", norm, NORMS)
+    check_integer("batch_size", batch_size, minimum=1)
+    check_integer("seed", seed, minimum=0)
+    budgets = check_epsilons(epsilons)
+    adapted = as_module(model)
+    if adapted.bounds is not None and adapted.bounds != tuple(bounds):
+        raise InvalidArgumentError("bounds", tuple(bounds), f"the bounds the model states, {adapted.bounds}")
+    module, device = adapted.module, module_device(adapted.module)
+    inputs = check_inputs("inputs", inputs, bounds=bounds)
+    if not len(inputs):
+        raise InvalidArgumentError("inputs", "no samples", "at least one sample")
+    samples = check_ids(sample_ids, len(inputs))
+    inputs = inputs.to(device)
+    logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, batch_size)])
+    labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(device)
+    named = as_attacks(attacks)
+    arms = check_arms(
+        Arm(attack=attack, norm=norm, epsilon=epsilon, label=name)
+        for name, attack in named.items()
+        for epsilon in budgets
+    )
+    subject = Subject(
+        module=module,
+        logits=logits,
+        inputs=inputs,
+        labels=labels,
+        samples=samples,
+        bounds=bounds,
+        watched=(),
+        batch_size=batch_size,
+        seed=seed,
+    )
+    runs = plan_runs(arms, bounds=bounds, values=inputs[0].numel())
+    for run in runs:
+        run.attack.check(threat_model=run.threat_model)
+    folder = None if out is None else Path(out)
+    with tqdm(total=len(runs) * len(inputs), unit="candidate", disable=not progress, desc="robust accuracy") as bar:
+
+        def advance(title: str, count: int) -> None:
+            bar.set_postfix_str(title, refresh=False)
+            bar.update(count)
+
+        finished = run_everything(runs, subject, folder=folder, wait=shard[1] == 1, advance=advance)
+    if shard[1] > 1:
+        return RobustAccuracyResult({"kind": "robust_accuracy", "attacks": [], "worst_case": []})
+    content = make_content(
+        finished,
+        list(named),
+        budgets,
+        subject,
+        norm=norm,
+        origin=dict(origin or {}),
+        total=time.perf_counter() - begun,
+    )
+    result = RobustAccuracyResult(content)
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def check_epsilons(epsilons: Sequence[float]) -> list[float]:
+    """Budgets above 0, in rising order, all different.
+
+    Raises:
+        InvalidArgumentError: They are not.
+    """
+    if isinstance(epsilons, (str, int, float)) or not len(epsilons):
+        raise InvalidArgumentError("epsilons", epsilons, "a list of at least one budget")
+    budgets = [check_number("epsilons", value, minimum=0, open_minimum=True) for value in epsilons]
+    if len(set(budgets)) < len(budgets):
+        raise InvalidArgumentError("epsilons", epsilons, "each budget once")
+    return sorted(budgets)

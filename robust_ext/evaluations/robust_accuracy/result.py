@@ -1,0 +1,54 @@
+"""The result of a robust-accuracy evaluation, as an object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from robust_ext import reports
+
+
+@dataclass(frozen=True)
+class RobustAccuracyResult:
+    """Security curves.
+
+    Args:
+        content: Everything ``result.json`` holds; numbers, not strings.
+    """
+
+    content: Mapping[str, Any]
+
+    @property
+    def attacks(self) -> dict[str, Mapping[str, Any]]:
+        """The numbers of each attack, by name."""
+        return {one["name"]: one for one in self.content["attacks"]}
+
+    def robust_accuracy(self, epsilon: float, *, attack: str | None = None) -> float:
+        """Robust accuracy at a budget.
+
+        Args:
+            epsilon: One of those that were evaluated.
+            attack: Name of one attack; None for the worst case over all.
+
+        Raises:
+            KeyError: It was not evaluated.
+        """
+        rows = self.content["worst_case"] if attack is None else self.attacks[attack]["robust_accuracy"]
+        return {float(row["epsilon"]): float(row["robust_accuracy"]) for row in rows}[epsilon]
+
+    def __str__(self) -> str:
+        return reports.robust_accuracy_table(self.content)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content, as a dict of its own."""
+        return dict(self.content)
+
+    def to_html(self) -> str:
+        """One self-contained page."""
+        return reports.render_robust_accuracy_html(self.content)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``result.json`` and ``report.html`` to a folder."""
+        reports.save(self.content, folder)
