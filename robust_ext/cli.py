@@ -1,4 +1,4 @@
-"""The command line: ``robust-ext binarization``, ``mead``, ``robust-accuracy``, ``demo`` and ``attacks``."""
+"""The command line: ``robust-ext`` with one command an evaluation."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from robust_ext import __version__
 from robust_ext.adapter import adapters
 from robust_ext.cli_mead import mead_command
 from robust_ext.cli_robust_accuracy import robust_accuracy_command
+from robust_ext.cli_test_time import defense_command
 from robust_ext.cli_values import number, pair, share, size, torch_device, without_jobs
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.run import run_demo
@@ -201,6 +202,7 @@ def binarization(
 
 app.command("mead")(mead_command)
 app.command("robust-accuracy")(robust_accuracy_command)
+app.command("test-time")(defense_command)
 
 
 @app.command()

@@ -15,6 +15,7 @@ EXAMPLES = {
     "art_user.py": ("verdict", "passed"),
     "foolbox_binarized.py": ("test score", "1.00: the share"),
     "art_binarized.py": ("test score", "1.00: the share"),
+    "purifier.py": ("Robust accuracy in per cent", "worst case"),
 }
 
 

@@ -12,10 +12,13 @@ from robust_ext.reports.mead_table import mead_table
 from robust_ext.reports.robust_accuracy import render_robust_accuracy_html, robust_accuracy_table
 from robust_ext.reports.saving import save
 from robust_ext.reports.table import table
+from robust_ext.reports.test_time import defense_table, render_defense_html
 
 __all__ = [
     "Example",
+    "defense_table",
     "mead_table",
+    "render_defense_html",
     "render_html",
     "render_mead_html",
     "render_robust_accuracy_html",

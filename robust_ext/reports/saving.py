@@ -13,6 +13,7 @@ from robust_ext.reports.examples import Example
 from robust_ext.reports.html import render_html
 from robust_ext.reports.mead_html import render_mead_html
 from robust_ext.reports.robust_accuracy import render_robust_accuracy_html
+from robust_ext.reports.test_time import render_defense_html
 
 
 def save(result: Mapping[str, Any], folder: str | os.PathLike[str], examples: Sequence[Example] = ()) -> None:
@@ -22,7 +23,8 @@ def save(result: Mapping[str, Any], folder: str | os.PathLike[str], examples: Se
     was. A file that is already there is replaced in one step.
 
     Args:
-        result: The content of ``result.json``, of kind ``"binarization"``, ``"mead"`` or ``"robust_accuracy"``.
+        result: The content of ``result.json``, of kind ``"binarization"``, ``"mead"``,
+            ``"robust_accuracy"`` or ``"test_time"``.
         folder: Where to write; nothing is written outside it.
         examples: Inputs and candidates to show as images.
 
@@ -43,4 +45,6 @@ def _page(result: Mapping[str, Any], examples: Sequence[Example]) -> str:
     kind = result.get("kind")
     if kind == "mead":
         return render_mead_html(result, examples)
-    return render_robust_accuracy_html(result) if kind == "robust_accuracy" else render_html(result, examples)
+    if kind == "robust_accuracy":
+        return render_robust_accuracy_html(result)
+    return render_defense_html(result) if kind == "test_time" else render_html(result, examples)

@@ -1,0 +1,132 @@
+"""Defenses of any kind as test-time defenses of this project."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.models.test_time import TestTimeDefense
+from robust_ext.models.test_time_draws import Draws
+from robust_ext.models.test_time_purifier import Purifier
+from robust_ext.models.test_time_trace import Solution
+from robust_ext.objects import resolve_object
+
+_ACCEPTED = (
+    "a TestTimeDefense, a factory (classifier) -> TestTimeDefense, a function that purifies inputs, a module from "
+    "inputs to logits, or a string such as 'file.py:make'"
+)
+_TAKES_CLASSIFIER = ("classifier", "model", "network", "static")
+
+
+class FunctionPurifier(Purifier):
+    """Any function from inputs to purified inputs, in front of a classifier; one step.
+
+    Args:
+        classifier: From inputs to logits.
+        function: From ``(N, ...)`` to ``(N, ...)``.
+        random: Whether it draws, from torch's global generator.
+    """
+
+    def __init__(self, classifier: nn.Module, function: Callable[[Tensor], Tensor], *, random: bool = False) -> None:
+        super().__init__(classifier, steps=1)
+        self.function = function
+        self.random = random
+        self.needs_gradients = True
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        """What the function makes of the point, drawing from generators seeded by the rows' seeds."""
+        with torch.random.fork_rng(devices=[], enabled=self.random):
+            if self.random:
+                torch.manual_seed(draws.seeds[0])
+            out = self.function(point)
+        if not isinstance(out, Tensor) or out.shape != point.shape:
+            shown = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise ModelError(f"the purifier returned {shown} for inputs of shape {tuple(point.shape)}")
+        return out
+
+
+class WholeDefense(TestTimeDefense):
+    """A module that is classifier and defense in one: what happens inside cannot be seen.
+
+    Args:
+        classifier: The static classifier it is held against.
+        module: From inputs to logits.
+        random: Whether it draws, from torch's global generator.
+    """
+
+    def __init__(self, classifier: nn.Module, module: nn.Module, *, random: bool = False) -> None:
+        super().__init__(classifier)
+        self.module = module
+        self.random = random
+        self.needs_gradients = True
+
+    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+        """Nothing: the module does it all."""
+        return Solution(x, (x,), {"seed": torch.tensor(draws.seeds)})
+
+    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        """The module's logits, drawing from a generator seeded by the first row's seed."""
+        with torch.random.fork_rng(devices=[], enabled=self.random):
+            if self.random:
+                torch.manual_seed(int(state["seed"][0]))
+            out: Tensor = self.module(point)
+        return out
+
+
+def as_defense(obj: object, classifier: nn.Module, inputs: Tensor, *, argument: str = "defense") -> TestTimeDefense:
+    """Turn anything that defends at test time into a :class:`TestTimeDefense` of a classifier.
+
+    Args:
+        obj: A :class:`TestTimeDefense` of that classifier; a factory: a class, or a function whose first parameter is
+            called ``classifier``, ``model``, ``network`` or ``static``, that makes any of these; a function or module
+            that purifies inputs, or a module from inputs to logits; whether such draws is read off its attribute
+            ``random`` (False without one). A string that names one of these, ``package.module:object`` or
+            ``file.py:object``.
+        classifier: The static classifier.
+        inputs: A few inputs ``(n, ...)``, to tell a purifier from a classifier.
+        argument: What error messages call it.
+
+    Raises:
+        InvalidArgumentError: It is none of these.
+
+    Example:
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
+        >>> as_defense(lambda x: x.round(), network, torch.rand(2, 1, 2, 2))(torch.rand(5, 1, 2, 2)).shape
+        torch.Size([5, 3])
+    """
+    if isinstance(obj, str):
+        found = resolve_object(obj, argument=argument)
+        if isinstance(found, str):
+            raise InvalidArgumentError(argument, obj, f"the name of {_ACCEPTED}; it names a string")
+        return as_defense(found, classifier, inputs, argument=argument)
+    if isinstance(obj, TestTimeDefense):
+        return obj
+    if isinstance(obj, type) or _is_factory(obj):
+        made: Any = obj
+        return as_defense(made(classifier), classifier, inputs, argument=argument)
+    if not callable(obj):
+        raise InvalidArgumentError(argument, type(obj).__name__, _ACCEPTED)
+    random = bool(getattr(obj, "random", False))
+    with torch.no_grad():
+        out = obj(inputs.clone())
+    if isinstance(out, Tensor) and out.shape == inputs.shape:
+        return FunctionPurifier(classifier, obj, random=random)
+    if isinstance(obj, nn.Module) and isinstance(out, Tensor) and out.dim() == 2:
+        return WholeDefense(classifier, obj, random=random)
+    shown = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+    raise InvalidArgumentError(argument, f"what returns {shown} for inputs {tuple(inputs.shape)}", _ACCEPTED)
+
+
+def _is_factory(obj: object) -> bool:
+    if isinstance(obj, nn.Module) or not callable(obj):
+        return False
+    try:
+        parameters = list(inspect.signature(obj).parameters)
+    except (TypeError, ValueError):
+        return False
+    return bool(parameters) and parameters[0] in _TAKES_CLASSIFIER

@@ -1,0 +1,161 @@
+"""The evaluation of a test-time defense as one function."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from robust_ext.classifier import check_classifier
+from robust_ext.defenses.resolve import as_defense
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.evaluations.identity import check_ids
+from robust_ext.evaluations.test_time.content import make_content
+from robust_ext.evaluations.test_time.plan import Step, plan_steps
+from robust_ext.evaluations.test_time.probes import looks_like_probabilities, measure_cost, zero_gradients
+from robust_ext.evaluations.test_time.result import TestTimeResult
+from robust_ext.evaluations.test_time.running import Subject, check_step, run_steps
+from robust_ext.evaluations.test_time.settings import TestTimeSettings
+from robust_ext.models.test_time import TestTimeDefense
+from robust_ext.random_streams import seeded_globals
+from robust_ext.resolve import as_module
+from robust_ext.specification import check_keywords
+from robust_ext.target import module_device
+from robust_ext.threat import ThreatModel
+from robust_ext.validation import check_inputs, check_labels
+
+
+def evaluate_defense(
+    model: object,
+    defense: object,
+    inputs: Tensor,
+    labels: Tensor,
+    threat_model: ThreatModel,
+    *,
+    attacks: Sequence[Step] = (),
+    sample_ids: Sequence[int] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+    origin: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> TestTimeResult:
+    """Evaluate a defense that acts at test time against the static model it defends (Croce et al. 2022, section 4).
+
+    Every recommended attack is run, see :func:`plan_steps`; all candidates are verified, and judged by the static model
+    and by fresh draws of the defense. What counts is the worst case over all attacks, sample by sample.
+
+    Args:
+        model: The static classifier: a torch module in eval mode from inputs to logits; a Foolbox model; an ART
+            ``PyTorchClassifier``.
+        defense: Anything :func:`robust_ext.defenses.resolve.as_defense` takes.
+        inputs: Clean samples, float ``(N, ...)`` in bounds; for batch-level defenses a whole number of groups.
+        labels: Their classes, int64 ``(N,)``.
+        threat_model: The norm, epsilon and bounds that the robustness claim is about.
+        attacks: Further steps.
+        sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
+        out: Run folder. With one, attacks survive a kill and the same call goes on; ``result.json`` and ``report.html``
+            are written there.
+        progress: Show a progress bar on stderr.
+        origin: Where things came from, in words by name, kept with the settings.
+        **settings: See :class:`TestTimeSettings`.
+
+    Returns:
+        The result; ``print`` shows its table.
+
+    Raises:
+        InvalidArgumentError: An argument is outside what is accepted.
+        ModelError: The model is no classifier to logits, or the defense returns something else.
+        AttackRefusedError: An attack does not fit the defense.
+        RunFolderError: The folder holds another run.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).eval()
+        >>> x = torch.rand(6, 1, 4, 4)
+        >>> def rounded(x):
+        ...     return (x * 8).round() / 8
+        >>> threat_model = ThreatModel(norm="linf", epsilon=0.5)
+        >>> result = evaluate_defense(network, rounded, x, network(x).argmax(1), threat_model, steps=5, queries=10)
+        >>> result.content["static"]["clean_accuracy"], result.static <= 1
+        (1.0, True)
+    """
+    begun = time.perf_counter()
+    check_keywords(TestTimeSettings, settings, argument="settings", label="evaluate_defense")
+    checked = TestTimeSettings(**settings)
+    adapted = as_module(model)
+    if adapted.bounds is not None and adapted.bounds != threat_model.bounds:
+        raise InvalidArgumentError(
+            "threat_model", f"bounds {threat_model.bounds}", f"the bounds the model states, {adapted.bounds}"
+        )
+    module, device = adapted.module, module_device(adapted.module)
+    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+    if not len(inputs):
+        raise InvalidArgumentError("inputs", "no samples", "at least one sample")
+    samples = check_ids(sample_ids, len(inputs))
+    inputs = inputs.to(device)
+    logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, checked.batch_size)])
+    labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(device)
+    defending = as_defense(defense, module, inputs[:2])
+    group = defending.group_size
+    if group is not None and len(inputs) % group and not defending.pad:
+        raise InvalidArgumentError(
+            "inputs", f"{len(inputs)} samples", f"a multiple of {group}: the defense treats so many together"
+        )
+    subject = Subject(
+        defense=defending,
+        inputs=inputs,
+        labels=labels,
+        samples=samples,
+        threat_model=threat_model,
+        classes=logits.shape[1],
+        settings=checked,
+    )
+    warnings = _probe(defending, inputs[: subject.blocks()[0][-1] + 1], labels)
+    steps = plan_steps(defending, checked, norm=threat_model.norm, attacks=attacks)
+    for step in steps:
+        check_step(step, subject)
+    folder = None if out is None else Path(out)
+    with tqdm(total=(len(steps) + 1) * len(inputs), unit="candidate", disable=not progress, desc="test time") as bar:
+
+        def advance(title: str, count: int) -> None:
+            bar.set_postfix_str(title, refresh=False)
+            bar.update(count)
+
+        outcomes, _ = run_steps(steps, subject, folder=folder, advance=advance)
+    content = make_content(
+        outcomes,
+        subject,
+        cost=measure_cost(defending, inputs[: subject.blocks()[0][-1] + 1]),
+        described={
+            "defense": type(defending).__name__,
+            "origin": dict(origin or {}),
+            "warnings": warnings,
+            "total": time.perf_counter() - begun,
+        },
+    )
+    result = TestTimeResult(content)
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def _probe(defense: TestTimeDefense, inputs: Tensor, labels: Tensor) -> list[str]:
+    """Warnings that a few inputs suffice for."""
+    with torch.no_grad(), seeded_globals(0):
+        logits = defense(inputs)
+    warnings = []
+    if looks_like_probabilities(logits):
+        warnings.append("The defense returns probabilities where logits are expected: losses on them saturate.")
+    share = zero_gradients(defense, inputs, labels[: len(inputs)])
+    if share is None:
+        warnings.append("The defense has no gradients of its own: plain white-box attacks on it mean nothing.")
+    elif share > 0:
+        warnings.append(f"The defense's own gradients are zero on {share:.0%} of the samples looked at.")
+    return warnings
