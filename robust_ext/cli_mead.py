@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from torch import Tensor, nn
 
 from robust_ext.cli_values import pair, share, torch_device, without_jobs
-from robust_ext.datasets import Dataset, load_dataset
-from robust_ext.detectors.fitting import NAMED, SUPERVISED, fit_detector, load_detector, training_adversarials
+from robust_ext.datasets import load_dataset
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.arms.arm import plan_runs
-from robust_ext.evaluations.identity import inputs_digest, model_digest
 from robust_ext.evaluations.mead.api import mead
+from robust_ext.evaluations.mead.fitting import NAMED
+from robust_ext.evaluations.mead.named import TrainingData, find_detectors
 from robust_ext.evaluations.mead.settings import MeadSettings as Settings
 from robust_ext.evaluations.mead.suites import load_suite, parse_arm
 from robust_ext.loading import load_model
 from robust_ext.resolve import as_module
 from robust_ext.shards import count_records, end_with_parent, run_shards
-from robust_ext.specification import did_you_mean
-from robust_ext.target import module_device
 from robust_ext.validation import check_integer
 
 
@@ -115,15 +109,25 @@ def mead_command(
             "--train-data", training.name, "other data than the samples, to fit and calibrate detectors on"
         )
     module = as_module(made).module
-    watched, held_out = prepare(
+    if train_samples + calibration_samples > len(training):
+        asked = f"{train_samples} and {calibration_samples} to calibrate"
+        raise InvalidArgumentError("--train-samples", asked, f"at most {len(training)} samples of {training.name}")
+    rows = training.choose(train_samples + calibration_samples, seed=seed)
+    clean, classes = training.take(rows[:train_samples], bounds=limits)
+    held_out, _ = training.take(rows[train_samples:], bounds=limits)
+    watched = find_detectors(
         detector,
         module,
-        training,
-        bounds=limits,
-        counts=(train_samples, min(adversarial_samples, train_samples), calibration_samples),
-        preset=preset,
-        seed=seed,
+        TrainingData(
+            clean=clean,
+            labels=classes,
+            attacked=min(adversarial_samples, train_samples),
+            preset=preset,
+            bounds=limits,
+            seed=seed,
+        ),
         folder=None if out is None else out / "detectors",
+        say=partial(typer.echo, err=True) if progress else lambda _: None,
     )
     if jobs > 1 and out is not None:
         runs = plan_runs(planned, bounds=limits, values=inputs[0].numel(), detectors=list(watched))
@@ -166,78 +170,3 @@ def mead_command(
         typer.echo(str(result))
         if out is not None:
             typer.echo(f"{out / 'result.json'} and {out / 'report.html'} hold the details.")
-
-
-def prepare(
-    names: Sequence[str],
-    module: nn.Module,
-    training: Dataset,
-    *,
-    bounds: tuple[float, float],
-    counts: tuple[int, int, int],
-    preset: str,
-    seed: int,
-    folder: Path | None,
-) -> tuple[dict[str, object], Tensor]:
-    """Detectors by name, fitted or as they were named, and clean inputs to calibrate them on.
-
-    Args:
-        names: Of detectors, or of objects.
-        module: The classifier.
-        training: Data to fit them on.
-        bounds: Of inputs.
-        counts: How many samples to fit on, to attack for that, and to calibrate on.
-        preset: Of the named detectors.
-        seed: Of the samples and of the fits.
-        folder: Where fitted detectors are kept, so that a run that goes on, or its other processes, have the same.
-
-    Raises:
-        InvalidArgumentError: There is too little data.
-    """
-    fit, attacked, calibrate = counts
-    if fit + calibrate > len(training):
-        raise InvalidArgumentError(
-            "--train-samples",
-            f"{fit} and {calibrate} to calibrate",
-            f"at most {len(training)} samples of {training.name}",
-        )
-    order = training.choose(fit + calibrate, seed=seed)
-    clean, labels = training.take(order[:fit], bounds=bounds)
-    held_out, _ = training.take(order[fit:], bounds=bounds)
-    data = inputs_digest(clean, order[:fit].tolist())
-    text = f"{model_digest(module, nn.Module())} {data} {attacked} {preset} {seed}"
-    digest = hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
-    found: dict[str, object] = {}
-    adversarial: Tensor | None = None
-    for name in names:
-        if name not in NAMED:
-            if ":" not in name:
-                expected = f"one of {', '.join(NAMED)}, package.module:object or file.py:object"
-                raise InvalidArgumentError("--detector", name, expected + did_you_mean(name, NAMED))
-            found[name] = name
-            continue
-        file = None if folder is None else folder / f"{name}-{digest}.safetensors"
-        if file is not None and file.exists():
-            found[name] = load_detector(name, file, module)
-            continue
-        if name in SUPERVISED and adversarial is None:
-            typer.echo(f"making {attacked} adversarial examples to train detectors on", err=True)
-            adversarial = training_adversarials(module, clean[:attacked], labels[:attacked], bounds=bounds, seed=seed)
-        typer.echo(f"fitting {name}", err=True)
-        with torch.random.fork_rng(devices=[]):
-            fitted = fit_detector(
-                name,
-                module,
-                clean,
-                labels,
-                preset=preset,
-                adversarial=adversarial if name in SUPERVISED else None,
-                rows=attacked,
-                bounds=bounds,
-                seed=seed,
-            ).to(module_device(module))
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            fitted.save(file)
-        found[name] = fitted
-    return found, held_out

@@ -5,9 +5,6 @@ from robust_ext.detectors.base import Detector as Detector
 from robust_ext.detectors.combined import CombinedDetector as CombinedDetector
 from robust_ext.detectors.dla import DLADetector as DLADetector
 from robust_ext.detectors.feature_squeezing import FeatureSqueezingDetector as FeatureSqueezingDetector
-from robust_ext.detectors.fitting import fit_detector as fit_detector
-from robust_ext.detectors.fitting import load_detector as load_detector
-from robust_ext.detectors.fitting import training_adversarials as training_adversarials
 from robust_ext.detectors.kd_bu import KDBUDetector as KDBUDetector
 from robust_ext.detectors.lid import LIDDetector as LIDDetector
 from robust_ext.detectors.magnet import MagNetDetector as MagNetDetector

@@ -17,7 +17,7 @@ from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetec
 from robust_ext.detectors.combined import CombinedDetector
 from robust_ext.detectors.combining import METHODS, combine
 from robust_ext.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.evaluations.arms.running import watch
+from robust_ext.evaluations.arms.subject import watch
 from robust_ext.models.defended import Defended
 
 

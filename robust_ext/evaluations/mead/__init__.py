@@ -4,6 +4,8 @@ from robust_ext.evaluations.arms.arm import Arm as Arm
 from robust_ext.evaluations.mead.api import mead as mead
 from robust_ext.evaluations.mead.averages import Average as Average
 from robust_ext.evaluations.mead.averages import average as average
+from robust_ext.evaluations.mead.fitting import fit_detector as fit_detector
+from robust_ext.evaluations.mead.fitting import load_detector as load_detector
 from robust_ext.evaluations.mead.metric import ArmLabel as ArmLabel
 from robust_ext.evaluations.mead.metric import MultiArmed as MultiArmed
 from robust_ext.evaluations.mead.metric import multi_armed as multi_armed

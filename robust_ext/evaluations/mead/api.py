@@ -18,7 +18,8 @@ from robust_ext.detectors.base import Detector
 from robust_ext.detectors.resolve import as_detector
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.arms.arm import Arm, check_arms, plan_runs
-from robust_ext.evaluations.arms.running import Subject, run_everything, watch
+from robust_ext.evaluations.arms.running import run_everything
+from robust_ext.evaluations.arms.subject import Subject, watch
 from robust_ext.evaluations.identity import check_ids
 from robust_ext.evaluations.mead.content import make_content, pick_examples
 from robust_ext.evaluations.mead.result import MeadResult

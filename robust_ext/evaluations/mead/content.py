@@ -14,7 +14,7 @@ from torch import Tensor
 from robust_ext.detectors.combining import combine
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.arms.arm import Arm
-from robust_ext.evaluations.arms.running import Finished, RunOutcome, Subject
+from robust_ext.evaluations.arms.subject import Finished, RunOutcome, Subject
 from robust_ext.evaluations.identity import versions
 from robust_ext.evaluations.mead.metric import Bools
 from robust_ext.evaluations.mead.roc import Floats

@@ -14,7 +14,8 @@ from tqdm.auto import tqdm
 from robust_ext.classifier import check_classifier
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.arms.arm import Arm, check_arms, plan_runs
-from robust_ext.evaluations.arms.running import Subject, run_everything
+from robust_ext.evaluations.arms.running import run_everything
+from robust_ext.evaluations.arms.subject import Subject
 from robust_ext.evaluations.binarization.preparation import as_attacks
 from robust_ext.evaluations.identity import check_ids
 from robust_ext.evaluations.robust_accuracy.content import make_content

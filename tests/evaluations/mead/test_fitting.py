@@ -23,9 +23,10 @@ from robust_ext.detectors import (
     NSSDetector,
     observe,
 )
-from robust_ext.detectors.fitting import NAMED, fit_detector, load_detector, training_adversarials
 from robust_ext.detectors.layers import activation_layers, hidden_layer
 from robust_ext.errors import DataError, InvalidArgumentError, ModelError, SplitError
+from robust_ext.evaluations.mead.fitting import NAMED, fit_detector, load_detector
+from robust_ext.evaluations.mead.training import training_adversarials
 from robust_ext.random_streams import seeded_globals
 
 KINDS: dict[str, type[Detector]] = {
@@ -251,7 +252,7 @@ def test_magnet_sees_as_many_images_as_there_is_time_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         MagNetDetector, "fit", lambda self, inputs, *, batch_size, learning_rate, seed: seen.append(locals())
     )
-    monkeypatch.setattr("robust_ext.detectors.fitting._MAGNET_IMAGES", 1000)
+    monkeypatch.setattr("robust_ext.evaluations.mead.fitting._MAGNET_IMAGES", 1000)
     epochs = []
     for count in (5, 10, 11, 300, 2000):
         fit_detector("magnet", small(), images(count), torch.zeros(count, dtype=torch.int64), seed=8)
@@ -373,7 +374,7 @@ def test_what_is_refused_is_refused_before_the_attack(
     monkeypatch: pytest.MonkeyPatch, name: str, changed: dict[str, Any], message: str
 ) -> None:
     given: dict[str, Any] = {"clean": images(6), "labels": torch.arange(6) % 3, **changed}
-    monkeypatch.setattr("robust_ext.detectors.fitting.run_attack", lambda *_args, **_named: pytest.fail("attacked"))
+    monkeypatch.setattr("robust_ext.evaluations.mead.training.run_attack", lambda *_, **__: pytest.fail("attacked"))
     with pytest.raises(InvalidArgumentError, match=message):
         fit_detector(name, small(), **given)
 

@@ -1,0 +1,83 @@
+"""Adversarial examples of training images, which supervised detectors learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.objective_pgd import ObjectivePGD
+from robust_ext.attacks.running import run_attack
+from robust_ext.classifier import check_classifier
+from robust_ext.detectors.scaling import check_bounds
+from robust_ext.random_streams import stream
+from robust_ext.target import Target, module_device
+from robust_ext.threat import ThreatModel
+from robust_ext.validation import check_inputs, check_integer, check_labels, check_number
+
+
+def training_adversarials(
+    classifier: nn.Module,
+    clean: Tensor,
+    labels: Tensor,
+    *,
+    epsilon: float = 0.03125,
+    bounds: Sequence[float] = (0.0, 1.0),
+    seed: int = 0,
+    batch_size: int = 250,
+) -> Tensor:
+    """The adversarial inputs that MEAD's supervised detectors learn from (Granese et al. 2022, section 5.1.3).
+
+    Where PGD ends that climbs the cross-entropy in an linf ball: 100 steps of .01 from a random start, see
+    :class:`~robust_ext.attacks.objective_pgd.ObjectivePGD`. All are returned, whether or not the classifier errs on
+    them. The classifier is left as it was.
+
+    Args:
+        classifier: The network, in eval mode.
+        clean: ``(N, ...)``, floating point, in the bounds.
+        labels: Their classes, integers ``(N,)``.
+        epsilon: Of the ball, as a share of the width of the bounds, above 0; the steps follow that width as well.
+        bounds: Of the inputs.
+        seed: Of the random starts; cutting into batches makes no difference to them.
+        batch_size: Inputs attacked at once.
+
+    Returns:
+        float32 ``(N, ...)``, row i made from clean row i, on the device of ``clean``.
+
+    Raises:
+        InvalidArgumentError: These are no such tensors or settings.
+        ModelError: The classifier is not one, or is in train mode.
+        AttackError: It gives no gradients.
+    """
+    check_integer("batch_size", batch_size, minimum=1)
+    low, high = check_bounds(bounds)
+    share = check_number("epsilon", epsilon, minimum=0, open_minimum=True)
+    threat_model = ThreatModel(norm="linf", epsilon=share * (high - low), bounds=(low, high))
+    clean = check_inputs("clean", clean, bounds=(low, high))
+    generator = stream(seed, "training adversarials")
+    if not len(clean):
+        check_labels("labels", labels, samples=0)
+        return clean.clone()
+    device = module_device(classifier)
+    classes = check_classifier(classifier, clean[:2].to(device)).shape[1]
+    labels = check_labels("labels", labels, samples=len(clean), classes=classes)
+    target = Target(
+        module=classifier,
+        bounds=threat_model.bounds,
+        classes=classes,
+        input_shape=tuple(clean.shape[1:]),
+        device=device,
+    )
+    found = [
+        run_attack(
+            ObjectivePGD(objective="ace", algorithm="pgd"),
+            target,
+            inputs.to(device),
+            truth.to(device),
+            threat_model=threat_model,
+            generator=generator,
+        ).to(clean.device)
+        for inputs, truth in zip(torch.split(clean, batch_size), torch.split(labels, batch_size), strict=True)
+    ]
+    return torch.cat(found)
