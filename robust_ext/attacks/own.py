@@ -8,6 +8,7 @@ from typing import Any
 from robust_ext.adapter import AdaptedModel, Adapter, AttackListing
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
+from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching
@@ -15,7 +16,9 @@ from robust_ext.attacks.native import NativeAttack
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
 from robust_ext.attacks.random_search import RandomSearch
+from robust_ext.attacks.rays import RayS
 from robust_ext.attacks.spatial import SpatialTransformation
+from robust_ext.attacks.square import Square
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.specification import check_keywords, did_you_mean
 
@@ -23,6 +26,15 @@ _TRIALS: Mapping[type[NativeAttack], Mapping[str, Any]] = {
     APGD: {"steps": 20},
     RandomSearch: {"points": 40},
     ObjectivePGD: {"steps": 20},
+    CarliniWagnerLinf: {
+        "steps": 20,
+        "learning_rate": 0.05,
+        "initial_const": 0.1,
+        "const_factor": 8,
+        "decrease_factor": 0.8,
+    },
+    RayS: {"queries": 100},
+    Square: {"queries": 40},
     SpatialTransformation: {"translation": 2, "translation_steps": 3, "rotation_steps": 5},
     FeatureMatching: {"steps": 20},
     LogitMatching: {"steps": 20, "samples": 2},

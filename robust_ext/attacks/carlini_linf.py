@@ -1,0 +1,278 @@
+"""The linf attack of Carlini and Wagner, for whole batches.
+
+Source: Carlini and Wagner, "Towards Evaluating the Robustness of Neural Networks" (2017), section VI.C, with the margin
+f_6 of section V.A and the change of variables of section V.B.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.aware_queries import gradient_of, no_classifier_gradients
+from robust_ext.attacks.base import AttackTraits
+from robust_ext.attacks.native import NativeAttack, Step, Watch
+from robust_ext.attacks.objectives import margin, towards
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+from robust_ext.validation import check_inputs, check_integer, check_labels, check_number
+
+# Smallest limit that is tried, in widths of the bounds.
+_SMALLEST = 1 / 256
+# Where the bounds lie in tanh space. At 1 they would be infinitely far, and values there would never move.
+_EDGE = 0.95
+_BETAS = (0.9, 0.999)
+# Far below the gradients that the smallest constants leave.
+_ADAM_LEAST = 1e-12
+# Fewest steps between two looks at a search.
+_LEAST_LOOK = 10
+# A search that lowers its loss by less than this share between two looks has ended.
+_PROGRESS = 1e-4
+
+
+class CarliniWagnerLinf(NativeAttack):
+    """Looks for the misclassified point nearest in linf, under a limit on each value that is lowered step by step.
+
+    For a limit tau and a constant c it minimises ``c max(z_y - max_{i != y} z_i + confidence, 0) + sum_i max(|d_i| -
+    tau, 0)`` by Adam, where d is the perturbation in widths of the bounds. A search ends once the point is
+    misclassified and no value is beyond tau. Then tau becomes ``decrease_factor`` times what the point needs, and the
+    next search goes on from that point with the same c. A search that takes all its steps, or lowers its loss no more,
+    has failed. Then c is multiplied by ``const_factor``, and the next search goes on from where this one ended. A row
+    is finished when c exceeds ``largest_const``, or tau falls below 1/256 of the width. Of all points asked about, it
+    returns the misclassified one nearest to the input, and the input where there is none.
+
+    The variable of Adam is the inverse tanh of the values, as in the paper. The bounds lie at tanh = .95 and -.95
+    here instead of 1 and -1, and Adam stops there: values at a bound, as most are in MNIST, could not leave it
+    otherwise.
+
+    Each row has a limit, a constant and an optimiser of its own. All rows that are not finished go forward and back
+    together, once a step; an answer depends on no other row. Rows that are misclassified by ``confidence`` already
+    come back as they are. The threat model's epsilon plays no part.
+
+    Args:
+        steps: Most steps of Adam in one search, at least 1.
+        learning_rate: Of Adam, above 0, in tanh space.
+        initial_const: First c, at least 1e-10.
+        largest_const: Largest c, at least ``initial_const``.
+        const_factor: What c is multiplied by, at least 1.001.
+        decrease_factor: What tau is multiplied by, in (0, .999].
+        confidence: By how much another class must win, at least 0, in logits.
+
+    Raises:
+        InvalidArgumentError: A setting is not accepted.
+
+    Example:
+        >>> CarliniWagnerLinf(steps=50).traits.minimum_norm
+        True
+    """
+
+    name = "CarliniWagnerLinf"
+    traits = AttackTraits(rows="any", minimum_norm=True, norms=("linf",), outside=True, failure="input", seeds="none")
+
+    def __init__(
+        self,
+        *,
+        steps: int = 200,
+        learning_rate: float = 0.01,
+        initial_const: float = 1e-5,
+        largest_const: float = 20.0,
+        const_factor: float = 2.0,
+        decrease_factor: float = 0.9,
+        confidence: float = 0.0,
+    ) -> None:
+        self.steps = check_integer("steps", steps, minimum=1)
+        self.learning_rate = check_number("learning_rate", learning_rate, minimum=0, open_minimum=True)
+        self.initial_const = check_number("initial_const", initial_const, minimum=1e-10)
+        self.largest_const = check_number("largest_const", largest_const)
+        if self.largest_const < self.initial_const:
+            raise InvalidArgumentError("largest_const", largest_const, f"at least initial_const, {initial_const:g}")
+        self.const_factor = check_number("const_factor", const_factor, minimum=1.001)
+        self.decrease_factor = check_number(
+            "decrease_factor", decrease_factor, minimum=0, maximum=0.999, open_minimum=True
+        )
+        self.confidence = check_number("confidence", confidence, minimum=0)
+
+    @property
+    def description(self) -> str:
+        """All settings."""
+        names = ("steps", "learning_rate", "initial_const", "largest_const", "const_factor", "decrease_factor")
+        shown = [f"{name}={getattr(self, name)!r}" for name in (*names, "confidence")]
+        return f"CarliniWagnerLinf({', '.join(shown)})"
+
+    @property
+    def most_steps(self) -> int:
+        """More steps than a row ever takes: each search ends with a larger constant or a lower limit."""
+        constants = math.log(self.largest_const / self.initial_const) / math.log(self.const_factor)
+        limits = math.log(_SMALLEST) / math.log(self.decrease_factor)
+        return self.steps * (math.ceil(constants) + math.ceil(limits) + 2) + 1
+
+    def search(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+        targeted: bool = False,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """Return one candidate for each input, see :meth:`NativeAttack.search`.
+
+        Raises:
+            AttackRefusedError: The target gives no gradients.
+            InvalidArgumentError: Inputs or labels are not as described.
+        """
+        inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+        labels = check_labels("labels", labels, samples=len(inputs), classes=target.classes).to(inputs.device)
+        best, nearest = inputs.clone(), inputs.new_full((len(inputs),), torch.inf)
+        loss, gradient = inputs.new_zeros(len(inputs)), torch.zeros_like(inputs)
+        box = _Box(threat_model.bounds)
+        rows = _Rows.start(inputs, labels, variables=box.variables(inputs), const=self.initial_const)
+        for number in range(self.most_steps):
+            if len(rows.place) == 0:
+                break
+            points, place = box.points(rows), rows.place
+            short, slope, solved = self._ask(target, points, rows.labels, targeted=targeted)
+            offsets = (points - rows.inputs) / box.width
+            distance = offsets.abs().flatten(1).amax(1)
+            better = solved & (distance < nearest[place])
+            best[place[better]], nearest[place[better]] = points[better], distance[better]
+            self._judge(rows, rows.loss(offsets, short), solved, distance)
+            uphill = rows.gradient(offsets, slope * box.width)
+            if watch is not None:
+                loss[place], gradient[place] = -rows.loss(offsets, short), -uphill / box.width
+                shown = best.index_put((place,), points)
+                watch(Step(number, self.most_steps, shown, loss.clone(), gradient.clone()))
+            rows.descend(uphill * box.slope(rows), rate=self.learning_rate, furthest=box.furthest)
+            rows = rows.subset((rows.const <= self.largest_const) & (rows.tau >= _SMALLEST))
+        return best
+
+    def _ask(self, target: Target, points: Tensor, labels: Tensor, *, targeted: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """By how much points miss the confidence ``(n,)``, the gradient of that, and whether they are solved."""
+        loss = towards(margin) if targeted else margin
+        with torch.enable_grad():
+            points = points.detach().requires_grad_(True)
+            logits = target.module(points)
+            short = (self.confidence - loss(logits, labels)).clamp_min(0)
+            slope = gradient_of(short, points, no_classifier_gradients(self.name))
+        logits, short = logits.detach(), short.detach().to(points.dtype)
+        solved = ((logits.argmax(1) == labels) == targeted) & (short == 0) & torch.isfinite(logits).all(1)
+        return short, slope, solved
+
+    def _judge(self, rows: _Rows, loss: Tensor, solved: Tensor, distance: Tensor) -> None:
+        """Lower the limits of rows that have succeeded, raise the constants of those that have failed."""
+        won = solved & (distance <= rows.tau)
+        look = (rows.age > 0) & (rows.age % max(self.steps // 10, _LEAST_LOOK) == 0)
+        still = look & ~(loss < (1 - _PROGRESS) * rows.level)
+        lost = ~won & (still | (rows.age >= self.steps))
+        rows.level = torch.where(look, loss, rows.level)
+        rows.tau = torch.where(won, torch.minimum(rows.tau, distance) * self.decrease_factor, rows.tau)
+        rows.const = torch.where(lost, rows.const * self.const_factor, rows.const)
+        rows.begin_anew(won | lost)
+
+
+class _Box:
+    """The bounds in tanh space."""
+
+    def __init__(self, bounds: tuple[float, float]) -> None:
+        self.bounds, self.width = bounds, bounds[1] - bounds[0]
+        self.middle, self._reach = (bounds[0] + bounds[1]) / 2, self.width / 2 / _EDGE
+        self.furthest = math.atanh(_EDGE)
+
+    def variables(self, inputs: Tensor) -> Tensor:
+        """Where the inputs are in tanh space."""
+        return ((inputs - self.middle) / self._reach).clamp(-_EDGE, _EDGE).atanh()
+
+    def points(self, rows: _Rows) -> Tensor:
+        """Where the rows are in the bounds; values that were not moved are exactly the inputs'."""
+        points = (self.middle + self._reach * rows.variables.tanh()).clamp(*self.bounds)
+        return torch.where(rows.variables == rows.origins, rows.inputs, points)
+
+    def slope(self, rows: _Rows) -> Tensor:
+        """How fast the offsets, in widths, follow the variables."""
+        return self._reach / self.width * (1 - rows.variables.tanh().square())
+
+
+@dataclass
+class _Rows:
+    """The rows that are not finished, n of them, each with a search of its own.
+
+    Args:
+        place: Where they are in the batch, ``(n,)``.
+        inputs: ``(n, ...)``.
+        labels: ``(n,)``.
+        origins: The inputs in tanh space, ``(n, ...)``.
+        variables: Where they are now, ``(n, ...)``.
+        mean: Adam's mean of gradients, ``(n, ...)``.
+        square: Adam's mean of squared gradients, ``(n, ...)``.
+        age: Steps of the present search, ``(n,)``.
+        tau: Limit on each value in widths of the bounds, ``(n,)``.
+        const: ``(n,)``.
+        level: Loss at the last look, ``(n,)``.
+    """
+
+    place: Tensor
+    inputs: Tensor
+    labels: Tensor
+    origins: Tensor
+    variables: Tensor
+    mean: Tensor
+    square: Tensor
+    age: Tensor
+    tau: Tensor
+    const: Tensor
+    level: Tensor
+
+    @classmethod
+    def start(cls, inputs: Tensor, labels: Tensor, *, variables: Tensor, const: float) -> _Rows:
+        """All rows, at their inputs."""
+        size, zeros = (len(inputs),), torch.zeros_like(inputs)
+        return cls(
+            place=torch.arange(len(inputs), device=inputs.device),
+            inputs=inputs,
+            labels=labels,
+            origins=variables,
+            variables=variables,
+            mean=zeros,
+            square=zeros,
+            age=labels.new_zeros(size),
+            tau=inputs.new_ones(size),
+            const=inputs.new_full(size, const),
+            level=inputs.new_full(size, torch.inf),
+        )
+
+    def subset(self, kept: Tensor) -> _Rows:
+        """The rows where ``kept`` is true."""
+        if bool(kept.all()):
+            return self
+        return _Rows(**{each.name: getattr(self, each.name)[kept] for each in fields(self)})
+
+    def begin_anew(self, chosen: Tensor) -> None:
+        """Let the chosen rows begin a search where they are."""
+        self.mean, self.square = (each.masked_fill(self._wide(chosen), 0) for each in (self.mean, self.square))
+        self.age, self.level = self.age.masked_fill(chosen, 0), self.level.masked_fill(chosen, torch.inf)
+
+    def loss(self, offsets: Tensor, short: Tensor) -> Tensor:
+        """``c short + sum_i max(|d_i| - tau, 0)``, ``(n,)``."""
+        return self.const * short + (offsets.abs() - self._wide(self.tau)).clamp_min(0).flatten(1).sum(1)
+
+    def gradient(self, offsets: Tensor, slope: Tensor) -> Tensor:
+        """Of the loss with respect to offsets ``(n, ...)``, from that of ``short``."""
+        return self._wide(self.const) * slope + offsets.sign() * (offsets.abs() > self._wide(self.tau))
+
+    def descend(self, gradient: Tensor, *, rate: float, furthest: float) -> None:
+        """One step of Adam, from the gradient in tanh space."""
+        self.age = self.age + 1
+        self.mean = self.mean.lerp(gradient, 1 - _BETAS[0])
+        self.square = self.square.lerp(gradient.square(), 1 - _BETAS[1])
+        first, second = (self._wide(1 - beta**self.age) for beta in _BETAS)
+        step = self.mean / first / ((self.square / second).sqrt() + _ADAM_LEAST)
+        self.variables = (self.variables - rate * step).clamp(-furthest, furthest)
+
+    def _wide(self, values: Tensor) -> Tensor:
+        return values.view(-1, *[1] * (self.inputs.dim() - 1))

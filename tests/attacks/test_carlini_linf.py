@@ -1,0 +1,340 @@
+"""The linf attack of Carlini and Wagner: closed forms, ART's, and what it promises of points, rows and passes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from torch import Tensor, nn
+
+from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
+from robust_ext.attacks.native import Step
+from robust_ext.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.target import Counted, PassCounter, Target
+from robust_ext.threat import ThreatModel
+
+# Few, short searches, for what does not hang on how near the points are.
+SHORT: dict[str, Any] = {
+    "steps": 20,
+    "learning_rate": 0.05,
+    "initial_const": 0.05,
+    "const_factor": 8,
+    "decrease_factor": 0.8,
+}
+
+# Small steps and finely spaced limits, for how near they come; few constants, as that takes long.
+CLOSE: dict[str, Any] = {
+    "steps": 100,
+    "learning_rate": 0.005,
+    "initial_const": 0.02,
+    "const_factor": 8,
+    "decrease_factor": 0.95,
+}
+
+
+class Rowwise(nn.Module):
+    """A small network whose rows are summed one by one, so that a row alone gives the same logits as in a batch."""
+
+    def __init__(self, values: int, classes: int, bounds: tuple[float, float] = (0.0, 1.0)) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first = nn.Parameter(3 * torch.randn(16, values, generator=generator) / values**0.5)
+        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
+        self.bounds = bounds
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        low, high = self.bounds
+        unit = ((x - low) / (high - low)).flatten(1) - 0.5
+        hidden = (unit[:, None] * self.first).sum(2).sub(0.1).tanh()
+        return (hidden[:, None] * self.last).sum(2)
+
+
+class Linear(nn.Module):
+    """Margin ``weight . x - threshold`` of class 1 over class 0."""
+
+    def __init__(self, weight: Tensor, threshold: float) -> None:
+        super().__init__()
+        self.weight, self.threshold = weight, threshold
+
+    def forward(self, x: Tensor) -> Tensor:
+        along = (x.double() * self.weight).flatten(1).sum(1) - self.threshold
+        return torch.stack([torch.zeros_like(along), along], 1)
+
+
+def images(count: int, shape: tuple[int, ...], bounds: tuple[float, float] = (0.0, 1.0), seed: int = 1) -> Tensor:
+    unit = torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed))
+    return (unit * (bounds[1] - bounds[0]) + bounds[0]).clamp(*bounds)
+
+
+def search(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    classes: int = 4,
+    targeted: bool = False,
+    watch: Any = None,
+    **chosen: Any,
+) -> tuple[Tensor, PassCounter]:
+    """The candidates, and how many rows went forward and back."""
+    counter = PassCounter()
+    target = Target(
+        module=Counted(module, counter),
+        bounds=bounds,
+        classes=classes,
+        input_shape=tuple(x.shape[1:]),
+        device=torch.device("cpu"),
+        counter=counter,
+    )
+    threat_model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
+    generator = torch.Generator().manual_seed(0)
+    attack = CarliniWagnerLinf(**chosen)
+    out = attack.search(target, x, y, threat_model=threat_model, generator=generator, targeted=targeted, watch=watch)
+    return out, counter
+
+
+def predicted(module: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return module(x).argmax(1)
+
+
+def distances(out: Tensor, x: Tensor) -> Tensor:
+    return (out.double() - x.double()).abs().flatten(1).amax(1)
+
+
+def least(margin: float, weight: Tensor, room: Tensor) -> float:
+    """The smallest linf distance at which values with this much room, moved by it at most, make up for a margin."""
+
+    def left(reach: float) -> float:
+        return margin - float((weight.abs() * room.clamp_max(reach)).sum())
+
+    return float(brentq(left, 0, float(room.max())))
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-3.0, 5.0)])
+@pytest.mark.parametrize("label", [0, 1])
+def test_distance_to_a_plane_is_the_closed_form(bounds: tuple[float, float], label: int) -> None:
+    width = bounds[1] - bounds[0]
+    weight = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    base = images(1, (2, 3, 4), bounds).double() * 0.4 + (bounds[0] + bounds[1]) / 2 * 0.6
+    module = Linear(weight, float((base * weight).sum()))
+    shares = torch.tensor([0.03, 0.08, 0.2], dtype=torch.float64) * width
+    x = (base + (1 if label else -1) * shares.view(3, 1, 1, 1) * weight.sign()).float()
+    y = torch.full((3,), label)
+    found, _ = search(module, x, y, bounds=bounds, classes=2, **CLOSE)
+    assert bool((predicted(module, found) != y).all())
+    ratio = distances(found, x) / shares
+    assert bool((ratio >= 1 - 1e-5).all())
+    assert bool((ratio <= 1.06).all())
+
+
+def test_values_at_the_bounds_move_and_stop_there() -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(1, 4, 5, generator=generator, dtype=torch.float64)
+    x = torch.randint(0, 2, (3, 1, 4, 5), generator=generator).float()
+    along = (x.double() * weight).flatten(1).sum(1)
+    module = Linear(weight, float(along.min()) - 1.5)
+    found, _ = search(module, x, torch.ones(3, dtype=torch.int64), classes=2, **CLOSE)
+    assert predicted(module, found).tolist() == [0, 0, 0]
+    for row in range(3):
+        # Values with positive weights can go down, the others up.
+        room = torch.where(weight > 0, x[row].double(), 1 - x[row].double())
+        nearest = least(float(along[row]) - module.threshold, weight, room)
+        assert nearest * (1 - 1e-5) <= float(distances(found, x)[row]) <= nearest * 1.06
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple),
+    bounds=st.sampled_from([(0.0, 1.0), (-3.0, 1.5), (0.1, 0.7)]),
+    targeted=st.booleans(),
+    steps=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=8)
+def test_returns_the_nearest_that_it_asked_about_and_never_leaves_the_bounds(
+    shape: tuple[int, ...], bounds: tuple[float, float], targeted: bool, steps: int, seed: int
+) -> None:
+    x = images(3, shape, bounds, seed)
+    x.view(3, -1)[0, 0], x.view(3, -1)[1, 0] = torch.tensor(bounds)
+    module = Rowwise(x[:1].numel(), 4, bounds)
+    y = module(x).argsort(1)[:, 2 if targeted else 3]
+    seen: list[Step] = []
+    before = x.clone()
+    chosen = {**SHORT, "steps": steps}
+    out, passes = search(module, x, y, bounds=bounds, targeted=targeted, watch=seen.append, **chosen)
+    assert torch.equal(x, before)
+    assert passes.forward == passes.backward <= 3 * len(seen)
+    lowest, highest = torch.tensor(bounds)
+    for row in range(3):
+        kept, nearest = x[row], math.inf
+        for step in seen:
+            point = step.points[row]
+            assert lowest <= point.min() <= point.max() <= highest
+            won = (int(predicted(module, point[None])) == int(y[row])) == targeted
+            distance = float((point - x[row]).abs().max())
+            if won and distance < nearest:
+                kept, nearest = point, distance
+        assert torch.equal(out[row], kept)
+    assert [step.number for step in seen] == list(range(len(seen)))
+    assert len(seen) <= seen[0].total == CarliniWagnerLinf(**chosen).most_steps
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+def test_a_row_alone_gets_what_it_gets_in_a_batch(targeted: bool) -> None:
+    x = images(6, (2, 4, 4))
+    module = Rowwise(32, 4)
+    y = module(x).argsort(1)[:, 2 if targeted else 3]
+    together, _ = search(module, x, y, targeted=targeted, **SHORT)
+    sizes = module.sizes[1:]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) > 2
+    for row in range(6):
+        alone, _ = search(module, x[row : row + 1], y[row : row + 1], targeted=targeted, **SHORT)
+        torch.testing.assert_close(alone[0], together[row], rtol=0, atol=1e-4)
+    order = torch.tensor([3, 0, 5, 1])
+    shuffled, _ = search(module, x[order], y[order], targeted=targeted, **SHORT)
+    torch.testing.assert_close(shuffled, together[order], rtol=0, atol=1e-4)
+    won = (predicted(module, together) == y) == targeted
+    assert bool(won.all())
+
+
+def test_distances_follow_the_width_of_the_bounds() -> None:
+    x = images(4, (5, 5))
+    wide = x * 6 - 2
+    y = predicted(Rowwise(25, 4), x)
+    unit, _ = search(Rowwise(25, 4), x, y, **SHORT)
+    other, _ = search(Rowwise(25, 4, (-2.0, 4.0)), wide, y, bounds=(-2.0, 4.0), **SHORT)
+    torch.testing.assert_close(distances(other, wide), 6 * distances(unit, x), rtol=0.02, atol=0)
+
+
+def test_rows_that_are_misclassified_come_back_as_they_are_after_one_pass() -> None:
+    x = images(4, (3, 3), (-0.3, 0.9))
+    module = Rowwise(9, 4, (-0.3, 0.9))
+    y = (predicted(module, x) + 1) % 4
+    out, passes = search(module, x, y, bounds=(-0.3, 0.9))
+    assert torch.equal(out, x)
+    assert (passes.forward, passes.backward) == (4, 4)
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+def test_confidence_is_the_least_margin(targeted: bool) -> None:
+    x = images(4, (4, 4))
+    module = Rowwise(16, 4)
+    y = module(x).argsort(1)[:, 2 if targeted else 3]
+    near, _ = search(module, x, y, targeted=targeted, **SHORT)
+    far, _ = search(module, x, y, targeted=targeted, confidence=0.7, **SHORT)
+    for row, logits in enumerate(module(far).tolist()):
+        own = logits.pop(int(y[row]))
+        assert (own - max(logits) if targeted else max(logits) - own) >= 0.7 - 1e-6
+    assert bool((distances(far, x) > distances(near, x)).all())
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4, 5), (0, 7)])
+def test_no_rows(shape: tuple[int, ...]) -> None:
+    out, passes = search(nn.Flatten(), torch.zeros(shape), torch.zeros(0, dtype=torch.int64))
+    assert out.shape == shape
+    assert passes.forward == 0
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_answers_that_are_no_numbers_are_no_success(bad: float) -> None:
+    class Mute(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1).sum(1, keepdim=True) * torch.tensor([[1.0, bad, 1.0, 1.0]])
+
+    x = images(2, (2, 2))
+    seen: list[Step] = []
+    out, _ = search(Mute(), x, torch.tensor([0, 2]), watch=seen.append, **SHORT)
+    assert torch.equal(out, x)
+    assert all(bool(step.points.isfinite().all()) for step in seen)
+
+
+def test_targets_without_gradients_are_refused() -> None:
+    class Hard(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.one_hot(x.flatten(1).argmax(1) % 4, 4).float()
+
+    with pytest.raises(AttackRefusedError, match="gives no gradients"):
+        search(Hard(), images(2, (5,)), torch.tensor([0, 1]))
+
+
+def test_a_target_that_never_changes_its_mind_ends_at_the_input() -> None:
+    class Stubborn(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tensor([[5.0, 0.0, 0.0, 0.0]]) + 0 * x.flatten(1).sum(1, keepdim=True)
+
+    x = images(2, (3, 3))
+    out, passes = search(Stubborn(), x, torch.tensor([0, 0]), **SHORT)
+    assert torch.equal(out, x)
+    # A search without progress ends at its second look.
+    assert passes.forward < 2 * (2 * 10 * (1 + math.ceil(math.log(20 / 0.05, 8))) + 1)
+
+
+def test_finds_points_at_least_as_near_as_art() -> None:
+    art = pytest.importorskip("art.attacks.evasion", reason="ART is not installed")
+    from art.estimators.classification import PyTorchClassifier
+
+    x = images(2, (1, 3, 3))
+    module = Rowwise(9, 4)
+    y = predicted(module, x)
+    classifier = PyTorchClassifier(
+        module, loss=nn.CrossEntropyLoss(), input_shape=(1, 3, 3), nb_classes=4, clip_values=(0, 1), device_type="cpu"
+    )
+    shared = {"initial_const": 0.1, "largest_const": 4.0, "const_factor": 8, "decrease_factor": 0.7}
+    theirs = art.CarliniLInfMethod(classifier, max_iter=15, learning_rate=0.05, verbose=False, **shared)
+    expected = torch.from_numpy(theirs.generate(x.numpy(), y.numpy()))
+    assert bool((predicted(module, expected) != y).all())
+    out, _ = search(module, x, y, steps=15, learning_rate=0.05, **shared)
+    assert bool((predicted(module, out) != y).all())
+    assert float(distances(out, x).mean()) <= float(distances(expected, x).mean())
+
+
+def test_traits_and_other_norms() -> None:
+    attack = CarliniWagnerLinf()
+    traits = attack.traits
+    assert (traits.rows, traits.outside, traits.minimum_norm, traits.alone) == ("any", True, True, True)
+    assert (traits.failure, traits.seeds, traits.minimum_classes) == ("input", "none", 2)
+    with pytest.raises(AttackRefusedError, match="works for linf, not for l2"):
+        attack.check(threat_model=ThreatModel(norm="l2", epsilon=1))
+
+
+def test_the_description_tells_all_settings_apart() -> None:
+    changes: dict[str, Any] = {
+        "steps": 3,
+        "learning_rate": 0.02,
+        "initial_const": 1e-4,
+        "largest_const": 21,
+        "const_factor": 3,
+        "decrease_factor": 0.8,
+        "confidence": 1,
+    }
+    described = [CarliniWagnerLinf(**{key: value}).description for key, value in changes.items()]
+    assert len({CarliniWagnerLinf().description, *described}) == 8
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("steps", 0),
+        ("steps", 1.5),
+        ("learning_rate", 0),
+        ("initial_const", 0),
+        ("largest_const", 1e-6),
+        ("const_factor", 1),
+        ("decrease_factor", 1),
+        ("decrease_factor", 0),
+        ("confidence", -1),
+        ("confidence", math.nan),
+    ],
+)
+def test_wrong_settings_raise(argument: str, value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{argument}: "):
+        CarliniWagnerLinf(**{argument: value})  # type: ignore[arg-type]

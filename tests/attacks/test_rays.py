@@ -1,0 +1,431 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from robust_ext.attacks.base import AttackTraits
+from robust_ext.attacks.native import Step
+from robust_ext.attacks.rays import RayS, RaysResult, RaysSettings, rays
+from robust_ext.demo.network import digits_network
+from robust_ext.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+
+Bounds = tuple[float, float]
+
+
+class Rowwise(nn.Module):
+    """A small network whose rows are summed one by one, so that a row alone gives the same bits as in a batch."""
+
+    def __init__(self, values: int, classes: int = 4, bounds: Bounds = (0.0, 1.0)) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.bounds = bounds
+        self.first = nn.Parameter(torch.randn(16, values, generator=generator) / values**0.5)
+        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        unit = (x - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
+        hidden = (unit.flatten(1)[:, None] * self.first * 3).sum(2).sub(0.1).tanh()
+        return (hidden[:, None] * self.last).sum(2)
+
+
+class Linear(nn.Module):
+    """Margin ``weight . x - threshold`` of class 1 over class 0, in double precision."""
+
+    def __init__(self, weight: Tensor, threshold: float = 0.0) -> None:
+        super().__init__()
+        self.weight, self.threshold = weight, threshold
+
+    def forward(self, x: Tensor) -> Tensor:
+        along = (x.double() * self.weight.double()).flatten(1).sum(1) - self.threshold
+        return torch.stack([torch.zeros_like(along), along], 1)
+
+
+class Asked(nn.Module):
+    """Keeps every batch it is asked about."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.batches: list[Tensor] = []
+        self.eval()
+
+    @property
+    def rows(self) -> int:
+        return sum(len(batch) for batch in self.batches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.batches.append(x.clone())
+        logits: Tensor = self.inner(x.float())
+        return logits
+
+
+def images(count: int, shape: tuple[int, ...], bounds: Bounds = (0.0, 1.0)) -> Tensor:
+    unit = torch.rand(32, *shape, generator=torch.Generator().manual_seed(1))[:count]
+    return (unit * (bounds[1] - bounds[0]) + bounds[0]).clamp(*bounds)
+
+
+def predicted(module: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = module(x)
+    return logits.argmax(1)
+
+
+def run(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    bounds: Bounds = (0.0, 1.0),
+    epsilon: float = 1e-9,
+    classes: int = 4,
+    watch: Callable[[Step], None] | None = None,
+    **chosen: Any,
+) -> RaysResult:
+    target = Target(
+        module=module, bounds=bounds, classes=classes, input_shape=tuple(x.shape[1:]), device=torch.device("cpu")
+    )
+    threat_model = ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds)
+    return rays(target, x, y, threat_model=threat_model, settings=RaysSettings(**chosen), watch=watch)
+
+
+def by_hand(module: nn.Module, x: Tensor, label: int, bounds: Bounds, queries: int, tolerance: float) -> list[Tensor]:
+    """The algorithm for one row as nested loops: the points it asks about, and then what it returns."""
+    flat, asked, values = x.flatten(), list[Tensor](), x.numel()
+    width = bounds[1] - bounds[0]
+    best: tuple[Tensor, float] | None = None
+
+    def point(signs: Tensor, radius: float) -> Tensor:
+        return (flat + np.float32(radius) * signs).clamp(*bounds).view(x.shape)
+
+    def wrong(at: Tensor) -> bool:
+        if len(asked) == queries:
+            raise StopIteration
+        asked.append(at)
+        return int(predicted(module, at[None])) != label
+
+    def try_ray(signs: Tensor) -> bool:
+        nonlocal best
+        known = width if best is None else best[1]
+        if not wrong(point(signs, known)):
+            return False
+        changed = best is None
+        if best is None:
+            best = signs, known
+        low, high = 0.0, known
+        while high - low > tolerance * width / math.sqrt(values):
+            middle = (low + high) / 2
+            if wrong(point(signs, middle)):
+                high, changed = middle, True
+                best = signs, middle
+            else:
+                low = middle
+        return changed
+
+    try:
+        if wrong(x):
+            return [*asked, x]
+        signs = torch.ones(values)
+        try_ray(signs)
+        parts = 1
+        while True:
+            size, changed = math.ceil(values / parts), False
+            for start in range(0, values, size):
+                turned = (signs if best is None else best[0]).clone()
+                turned[start : start + size] *= -1
+                changed |= try_ray(turned)
+            if size == 1 and not changed:
+                break
+            parts *= 2
+    except StopIteration:
+        pass
+    return [*asked, x if best is None else point(*best)]
+
+
+@given(
+    shape=st.sampled_from([(1,), (2,), (5,), (7,), (1, 3, 3), (2, 3, 4)]),
+    bounds=st.sampled_from([(0.0, 1.0), (-3.0, 1.5)]),
+    queries=st.integers(1, 150),
+    tolerance=st.sampled_from([1e-3, 0.05, 3.0]),
+)
+@settings(deadline=None, max_examples=30)
+def test_asks_what_nested_loops_for_single_rows_ask(
+    shape: tuple[int, ...], bounds: Bounds, queries: int, tolerance: float
+) -> None:
+    x = images(5, shape, bounds)
+    network = Rowwise(x[0].numel(), bounds=bounds)
+    y = predicted(network, x)
+    y[4] = (y[4] + 1) % 4
+    seen: list[Step] = []
+    found = run(network, x, y, bounds=bounds, queries=queries, tolerance=tolerance, stop=False, watch=seen.append)
+    for row in range(5):
+        *asked, returned = by_hand(network, x[row], int(y[row]), bounds, queries, tolerance)
+        assert int(found.queries[row]) == len(asked) <= queries
+        for step, expected in zip(seen, asked, strict=False):
+            assert torch.equal(step.points[row], expected)
+        # What is sent for finished rows is what they return.
+        assert all(torch.equal(step.points[row], returned) for step in seen[len(asked) :])
+        assert torch.equal(found.candidates[row], returned)
+        expected_distance = (returned.double() - x[row].double()).abs().max().item()
+        assert float(found.distances[row]) == (expected_distance if bool(found.found[row]) else math.inf)
+
+
+@pytest.mark.parametrize("shape", [(12,), (1, 3, 5), (3, 4, 4)])
+def test_distance_on_linear_models_is_the_closed_form(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(*shape, generator=generator)
+    x = torch.rand(6, *shape, generator=generator) - 0.5
+    network = Linear(weight)
+    bounds = (-3.0, 3.0)
+    y = predicted(network, x)
+    expected = (x.double() * weight.double()).flatten(1).sum(1).abs() / weight.double().abs().sum()
+    # No value of the nearest points meets a bound, so the formula holds.
+    assert float(expected.max()) < 1
+    found = run(network, x, y, bounds=bounds, classes=2, queries=20_000, tolerance=1e-6, stop=False)
+    assert bool(found.found.all())
+    assert bool((found.distances >= expected - 1e-6).all())
+    # A row ends where no single sign gains more than the tolerance.
+    torch.testing.assert_close(found.distances, expected, rtol=1e-3, atol=1e-5)
+    early = run(network, x, y, bounds=bounds, classes=2, queries=40, stop=False)
+    assert bool((early.distances >= found.distances - 1e-6).all())
+
+
+@pytest.mark.parametrize("keep_rows", [True, False])
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.0, 3.0)])
+def test_queries_are_exact_and_points_in_bounds(keep_rows: bool, bounds: Bounds) -> None:
+    x = images(8, (1, 4, 5), bounds)
+    x[0], x[1] = bounds
+    network = Asked(Rowwise(20, bounds=bounds))
+    y = predicted(network.inner, x)
+    y[3] = (y[3] + 1) % 4
+    epsilon = 0.3 * (bounds[1] - bounds[0])
+    found = run(network, x, y, bounds=bounds, epsilon=epsilon, queries=60, keep_rows=keep_rows)
+    assert len(network.batches) == int(found.queries.max()) <= 60
+    assert network.rows == (8 * len(network.batches) if keep_rows else int(found.queries.sum()))
+    assert int(found.queries[3]) == 1
+    assert len(found.queries.unique()) > 2
+    for batch in (*network.batches, found.candidates):
+        assert bounds[0] <= float(batch.min()) <= float(batch.max()) <= bounds[1]
+    wrong = predicted(network.inner, found.candidates) != y
+    assert torch.equal(found.found, wrong)
+    solved = found.distances <= epsilon + 1e-6
+    assert torch.equal(solved, found.queries < 60)
+    assert bool(solved.any())
+
+
+def test_leaving_finished_rows_out_changes_no_row() -> None:
+    x = images(8, (1, 4, 5))
+    network = Rowwise(20)
+    y = predicted(network, x)
+    kept, left = (run(network, x, y, epsilon=0.25, queries=120, keep_rows=keep) for keep in (True, False))
+    assert torch.equal(kept.candidates, left.candidates)
+    assert torch.equal(kept.queries, left.queries)
+    assert int(kept.queries.min()) < int(kept.queries.max())
+
+
+@given(size=st.integers(1, 6), queries=st.integers(1, 80))
+@settings(deadline=None, max_examples=15)
+def test_a_row_gets_the_same_whatever_the_other_rows_are(size: int, queries: int) -> None:
+    x = images(7, (2, 3, 3))
+    network = Rowwise(18)
+    y = predicted(network, x)
+    together = run(network, x, y, queries=queries, epsilon=0.2)
+    first = run(network, x[:size], y[:size], queries=queries, epsilon=0.2)
+    assert torch.equal(first.candidates, together.candidates[:size])
+    order = torch.arange(7).flip(0)
+    turned = run(network, x[order], y[order], queries=queries, epsilon=0.2)
+    assert torch.equal(turned.candidates[order], together.candidates)
+
+
+def test_stopping_ends_at_the_first_point_within_epsilon() -> None:
+    x = images(6, (1, 4, 4))
+    network = Rowwise(16)
+    y = predicted(network, x)
+    whole, stopped = list[Step](), list[Step]()
+    run(network, x, y, queries=200, stop=False, watch=whole.append)
+    found = run(network, x, y, queries=200, epsilon=0.2, watch=stopped.append)
+    for row in range(6):
+        known = [-float(step.loss[row]) for step in whole]
+        within = [number for number, distance in enumerate(known) if distance <= 0.2]
+        count = within[0] + 1 if within else len(whole)
+        assert int(found.queries[row]) == count
+        assert known == sorted(known, reverse=True)
+        for step, expected in zip(stopped[:count], whole, strict=False):
+            assert torch.equal(step.points[row], expected.points[row])
+
+
+def test_rows_that_are_wrong_already_come_back_after_one_query() -> None:
+    x = images(3, (1, 4, 4))
+    network = Asked(Rowwise(16))
+    y = (predicted(network.inner, x) + 1) % 4
+    found = run(network, x, y, queries=50)
+    assert torch.equal(found.candidates, x)
+    assert found.queries.tolist() == [1, 1, 1]
+    assert found.distances.tolist() == [0, 0, 0]
+    assert bool(found.found.all())
+    assert network.rows == 3
+
+
+def test_only_the_label_is_seen() -> None:
+    class Hard(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.one_hot(Rowwise(16)(x).argmax(1), 4).float()
+
+    x = images(5, (1, 4, 4))
+    y = predicted(Rowwise(16), x)
+    soft, hard = (run(module, x, y, queries=100) for module in (Rowwise(16), Hard()))
+    assert torch.equal(soft.candidates, hard.candidates)
+    assert bool(soft.found.any())
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_targets_that_never_give_another_label_give_the_inputs_back(bad: bool) -> None:
+    class Same(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.full((len(x), 4), torch.nan) if bad else x.new_tensor([[0.0, 1, 0, 0]]).expand(len(x), 4)
+
+    x = images(3, (1, 2, 3))
+    found = run(Same(), x, torch.ones(3, dtype=torch.int64), queries=100)
+    assert torch.equal(found.candidates, x)
+    assert not bool(found.found.any())
+    assert found.distances.tolist() == [math.inf] * 3
+    # The input, the first ray, 1 + 2 + 3 blocks (of 6, 3 and 2 values), and the single values once.
+    assert found.queries.tolist() == [1 + 1 + 1 + 2 + 3 + 6] * 3
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 4, 4), (0, 3)])
+def test_no_rows(shape: tuple[int, ...]) -> None:
+    found = run(nn.Flatten(), torch.zeros(shape), torch.zeros(0, dtype=torch.int64))
+    assert found.candidates.shape == shape
+    assert found.distances.shape == found.queries.shape == found.found.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inputs_are_not_changed_and_candidates_are_float32(dtype: torch.dtype) -> None:
+    x = images(4, (3, 4, 2)).permute(0, 2, 3, 1).to(dtype)
+    assert not x.is_contiguous()
+    before = x.clone()
+    network = Rowwise(24)
+    found = run(network, x, predicted(network, x.float()), queries=40)
+    assert torch.equal(x, before)
+    assert found.candidates.dtype == torch.float32
+    assert found.candidates.shape == x.shape
+
+
+def test_modules_that_work_on_their_input_in_place() -> None:
+    class Shifts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = Rowwise(16)(x)
+            x.zero_()
+            return logits
+
+    x = images(4, (1, 4, 4))
+    y = predicted(Rowwise(16), x)
+    plain, shifted = (run(module, x.clone(), y, queries=60) for module in (Rowwise(16), Shifts()))
+    assert torch.equal(plain.candidates, shifted.candidates)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[nn.Module, Tensor, Tensor]:
+    data = load_digits()
+    x = torch.from_numpy(data.images[-60:, None] / 16).float()
+    y = torch.from_numpy(data.target[-60:]).long()
+    network = digits_network()
+    right = predicted(network, x) == y
+    return network, x[right][:20], y[right][:20]
+
+
+def linf(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).flatten(1).abs().amax(1)
+
+
+def test_finds_nearer_points_than_foolbox_hop_skip_jump(digits: tuple[nn.Module, Tensor, Tensor]) -> None:
+    foolbox = pytest.importorskip("foolbox")
+    network, x, y = digits
+    theirs, ours = Asked(network), Asked(network)
+    attack = foolbox.attacks.HopSkipJumpAttack(
+        steps=12, initial_gradient_eval_steps=20, max_gradient_eval_steps=1000, constraint="linf"
+    )
+    torch.manual_seed(0)
+    points, _, success = attack(foolbox.PyTorchModel(theirs, bounds=(0, 1), device="cpu"), x, y, epsilons=None)
+    assert bool(success.all())
+    found = run(ours, x, y, classes=10, queries=theirs.rows // 20, stop=False)
+    assert 600 < theirs.rows / 20 < 1400
+    assert ours.rows <= theirs.rows
+    assert bool((predicted(network, found.candidates) != y).all())
+    assert float(found.distances.median()) < 0.9 * float(linf(points, x).median())
+
+
+def test_finds_nearer_points_than_art_hop_skip_jump(digits: tuple[nn.Module, Tensor, Tensor]) -> None:
+    evasion = pytest.importorskip("art.attacks.evasion")
+    classification = pytest.importorskip("art.estimators.classification")
+    network, x, y = digits
+    x, y = x[:5], y[:5]
+    theirs, ours = Asked(network), Asked(network)
+    estimator = classification.PyTorchClassifier(
+        theirs, loss=nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1), device_type="cpu"
+    )
+    attack = evasion.HopSkipJump(
+        estimator, norm=np.inf, max_iter=10, max_eval=1000, init_eval=20, init_size=100, verbose=False
+    )
+    np.random.seed(0)
+    points = torch.from_numpy(attack.generate(x.numpy(), np.eye(10)[y.numpy()]))
+    found = run(ours, x, y, classes=10, queries=theirs.rows // 5, stop=False)
+    assert theirs.rows / 5 > 500
+    assert ours.rows <= theirs.rows
+    assert float(found.distances.median()) < 0.9 * float(linf(points, x).median())
+
+
+def test_as_an_attack_it_returns_the_candidates_and_refuses_what_it_cannot_do() -> None:
+    x = images(4, (1, 4, 4))
+    network = Rowwise(16)
+    y = predicted(network, x)
+    target = Target(module=network, bounds=(0.0, 1.0), classes=4, input_shape=(1, 4, 4), device=torch.device("cpu"))
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    generator = torch.Generator().manual_seed(0)
+    out = RayS(queries=70).generate(target, x, y, threat_model=threat_model, generator=generator)
+    assert torch.equal(out, run(network, x, y, epsilon=0.1, queries=70).candidates)
+    with pytest.raises(AttackRefusedError, match=r"RayS: .*aim"):
+        RayS().search(target, x, y, threat_model=threat_model, generator=generator, targeted=True)
+    for norm in ("l2", "l1"):
+        with pytest.raises(AttackRefusedError, match="linf"):
+            RayS().check(threat_model=ThreatModel(norm=norm, epsilon=1))
+    RayS().check(threat_model=threat_model)
+
+
+def test_traits_follow_the_treatment_of_rows() -> None:
+    shared = {
+        "gradients": False,
+        "minimum_norm": True,
+        "norms": ("linf",),
+        "outside": True,
+        "failure": "input",
+        "seeds": "none",
+    }
+    assert RayS().traits == AttackTraits(rows="ordered", **shared)
+    assert RayS(keep_rows=False).traits == AttackTraits(rows="any", **shared)
+
+
+def test_the_description_tells_all_settings_apart() -> None:
+    changes: list[dict[str, Any]] = [{"queries": 5}, {"tolerance": 0.25}, {"stop": False}, {"keep_rows": False}]
+    assert len({RayS().description, *(RayS(**change).description for change in changes)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("queries", 0), ("queries", 1.5), ("tolerance", 0.0), ("tolerance", math.nan), ("stop", 1), ("keep_rows", "yes")],
+)
+def test_wrong_settings_raise(argument: str, value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{argument}: "):
+        RayS(**{argument: value})

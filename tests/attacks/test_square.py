@@ -1,0 +1,503 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.ndimage import gaussian_filter
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.native import Step
+from robust_ext.attacks.square import Square, window_share
+from robust_ext.attacks.square_windows import L1Windows, L2Windows, LinfWindows, pattern
+from robust_ext.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.target import Counted, PassCounter, Target
+from robust_ext.threat import NORMS, ThreatModel
+
+
+class Rowwise(nn.Module):
+    """A small network whose rows are summed one by one, so that a row alone gives the same bits as in a batch."""
+
+    def __init__(self, values: int, classes: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first = nn.Parameter(torch.randn(16, values, generator=generator) / values**0.5)
+        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = (x.flatten(1)[:, None] * self.first).sum(2).sub(0.1).tanh()
+        return (hidden[:, None] * self.last).sum(2)
+
+
+class Linear(nn.Module):
+    """Margin ``weight . x - threshold`` of class 1 over class 0, with a threshold for each row."""
+
+    def __init__(self, weight: Tensor, thresholds: Tensor) -> None:
+        super().__init__()
+        self.weight, self.thresholds = weight, thresholds
+
+    def forward(self, x: Tensor) -> Tensor:
+        along = (x.double() * self.weight.double()).flatten(1).sum(1) - self.thresholds
+        return torch.stack([torch.zeros_like(along), along], 1)
+
+
+def images(count: int, shape: tuple[int, ...], bounds: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+    unit = torch.rand(count, *shape, generator=torch.Generator().manual_seed(1))
+    return (unit * (bounds[1] - bounds[0]) + bounds[0]).clamp(*bounds)
+
+
+def search(
+    attack: Square,
+    x: Tensor,
+    y: Tensor,
+    threat_model: ThreatModel,
+    *,
+    module: nn.Module | None = None,
+    classes: int = 4,
+    seed: int = 0,
+    **extras: Any,
+) -> tuple[Tensor, int]:
+    """The candidates, and how many rows went forward."""
+    counter = PassCounter()
+    target = Target(
+        module=Counted(Rowwise(x[:1].numel(), classes) if module is None else module, counter),
+        bounds=threat_model.bounds,
+        classes=classes,
+        input_shape=tuple(x.shape[1:]),
+        device=torch.device("cpu"),
+        counter=counter,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    return attack.search(target, x, y, threat_model=threat_model, generator=generator, **extras), counter.forward
+
+
+def predicted(x: Tensor, classes: int = 4) -> Tensor:
+    with torch.no_grad():
+        return Rowwise(x[:1].numel(), classes)(x).argmax(1)
+
+
+def margins(logits: Tensor, y: Tensor) -> list[float]:
+    rows = logits.tolist()
+    return [
+        max(value for column, value in enumerate(row) if column != label) - row[label]
+        for row, label in zip(rows, y.tolist(), strict=True)
+    ]
+
+
+@given(
+    norm=st.sampled_from(NORMS),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
+    bounds=st.sampled_from([(0.0, 1.0), (-3.0, 1.5)]),
+    epsilon=st.floats(0.01, 3),
+    p=st.floats(0.01, 1),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=30)
+def test_every_point_lies_in_ball_and_bounds(
+    norm: str, shape: tuple[int, int, int], bounds: tuple[float, float], epsilon: float, p: float, seed: int
+) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    x = images(3, shape, bounds)
+    x[0, :, 0] = bounds[0]
+    x[1, :, :, -1] = bounds[1]
+    seen: list[Step] = []
+    attack = Square(queries=20, p=p, stop_early=False)
+    out, forward = search(attack, x, predicted(x), threat_model, seed=seed, watch=seen.append)
+    assert forward == 3 * 20
+    for points in [*(step.points for step in seen), out]:
+        assert points.shape == x.shape
+        assert bool(threat_model.contains(points, x).all())
+        assert bounds[0] <= float(points.min()) <= float(points.max()) <= bounds[1]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_keeps_what_a_loop_over_the_points_it_asked_for_would_keep(norm: str, targeted: bool, restarts: int) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.4, "l1": 2.5}[norm], bounds=(-1.0, 1.0))
+    x = images(12, (2, 5, 6), (-1.0, 1.0))
+    y = Rowwise(60, 4)(x).argsort(1)[:, 2 if targeted else 3]
+    seen: list[Step] = []
+    attack = Square(queries=20, restarts=restarts)
+    out, forward = search(attack, x, y, threat_model, targeted=targeted, watch=seen.append)
+    assert forward == 12 * len(seen)
+    assert [step.total for step in seen] == [20 * restarts] * len(seen)
+    assert [step.number for step in seen] == list(range(20 * restarts))
+    sign = -1 if targeted else 1
+    values = [[sign * value for value in margins(Rowwise(60, 4)(step.points), y)] for step in seen]
+    solved = 0
+    for row in range(12):
+        kept, highest = x[row], -math.inf
+        for step, value in zip(seen, values, strict=True):
+            assert float(step.loss[row]) == pytest.approx(value[row], abs=1e-5)
+            if highest > 0:
+                assert torch.equal(step.points[row], kept)
+            if value[row] > highest:
+                kept, highest = step.points[row], value[row]
+        assert torch.equal(out[row], kept)
+        solved += highest > 0
+    assert 0 < solved < 12
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_each_point_changes_windows_of_the_best_so_far(norm: str) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=0.2, bounds=(-5.0, 5.0))
+    x = images(4, (3, 12, 10))
+    seen: list[Step] = []
+    y = predicted(x)
+    search(Square(queries=60, p=0.3, stop_early=False), x, y, threat_model, watch=seen.append)
+    best, highest = seen[0].points.clone(), seen[0].loss.clone()
+    raised = 0
+    for number, step in enumerate(seen[1:]):
+        side = round(math.sqrt(window_share(number, queries=60, p=0.3) * 120))
+        side = max(side, 1) if norm == "linf" else max(side + 1 - side % 2, 3)
+        for row in range(4):
+            # Rounding moves points of norm epsilon in l2 a little everywhere.
+            pixels = ((step.points[row] - best[row]).abs().amax(0) > 1e-6).nonzero()
+            assert 0 < len(pixels) <= (1 if norm == "linf" else 2) * side**2
+            assert norm == "l2" or int((pixels.amax(0) - pixels.amin(0)).max()) < side
+            if step.loss[row] > highest[row]:
+                best[row], highest[row] = step.points[row], step.loss[row]
+                raised += 1
+    assert raised > 20
+
+
+@pytest.mark.parametrize(("bounds", "clipped"), [((-9.0, 9.0), False), ((0.0, 1.0), True)])
+def test_points_in_linf_are_corners_of_ball_and_bounds(bounds: tuple[float, float], clipped: bool) -> None:
+    threat_model = ThreatModel(norm="linf", epsilon=0.3, bounds=bounds)
+    x = images(3, (2, 6, 5))
+    seen: list[Step] = []
+    search(Square(queries=40, stop_early=False), x, predicted(x), threat_model, watch=seen.append)
+    low, high = (x - 0.3).clamp(*bounds), (x + 0.3).clamp(*bounds)
+    for step in seen:
+        assert bool(((step.points - low).abs() < 1e-6).logical_or((step.points - high).abs() < 1e-6).all())
+    stripes = seen[0].points - x
+    assert bool((stripes.amax(2) - stripes.amin(2) < 1e-6).all()) != clipped
+    assert len((seen[0].points > x).flatten(1).unique(dim=0)) == 3
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 7, 12), (2, 4, 4)])
+def test_points_in_l2_use_all_of_epsilon_where_the_bounds_are_far(shape: tuple[int, ...]) -> None:
+    threat_model = ThreatModel(norm="l2", epsilon=2.0, bounds=(-50.0, 50.0))
+    x = images(3, shape)
+    seen: list[Step] = []
+    search(Square(queries=60, stop_early=False), x, predicted(x), threat_model, watch=seen.append)
+    for step in seen:
+        far = threat_model.distance(step.points, x)
+        torch.testing.assert_close(far, torch.full_like(far, 2.0), rtol=1e-5, atol=0)
+
+
+def test_the_pattern_is_equation_2_summed_by_hand() -> None:
+    def bump(rows: int, columns: int) -> np.ndarray:
+        n = max(rows, columns) // 2
+        out = np.zeros((rows, columns))
+        for r in range(1, rows + 1):
+            for s in range(1, columns + 1):
+                last = n - max(abs(r - rows // 2 - 1), abs(s - columns // 2 - 1))
+                out[r - 1, s - 1] = sum(1 / (n + 1 - k) ** 2 for k in range(last + 1))
+        return out
+
+    for side in (1, 2, 3, 6, 11):
+        half = side // 2
+        expected = np.concatenate([bump(half, side), -bump(side - half, side)])
+        expected /= np.sqrt((expected**2).sum())
+        np.testing.assert_allclose(pattern(side).numpy(), expected, atol=1e-6)
+        assert float(pattern(side, order=1).abs().sum()) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_change_in_l2_is_algorithm_3_step_by_step(seed: int, channels: int) -> None:
+    generator = np.random.default_rng(seed)
+    height, width, side, epsilon = 9, 7, int(generator.choice([3, 5])), 1.5
+    x = images(1, (channels, height, width))
+    threat_model = ThreatModel(norm="l2", epsilon=epsilon)
+    windows = L2Windows(x, threat_model)
+    points = windows.first(torch.from_numpy(generator.random((1, windows.first_numbers))))
+    drawn = generator.random((1, windows.numbers))
+    out = windows.change(points, side, torch.from_numpy(drawn))
+
+    u = drawn[0]
+    places = [int(u[k] * ((height if k % 2 == 0 else width) - side + 1)) for k in range(4)]
+    one = np.s_[places[0] : places[0] + side, places[1] : places[1] + side]
+    two = np.s_[places[2] : places[2] + side, places[3] : places[3] + side]
+    nu = (points - x)[0].double().numpy().copy()
+    before = nu.copy()
+    unused = epsilon**2 - (nu**2).sum()
+    assert unused > 0.01  # The bounds took something away.
+    eta = pattern(side).double().numpy()
+    eta = eta.T if u[4] < 0.5 else eta
+    for channel in range(channels):
+        sign = -1 if u[5 + channel] < 0.5 else 1
+        old = before[channel][one]
+        temporary = sign * eta + old / np.linalg.norm(old)
+        union = np.zeros((height, width), dtype=bool)
+        union[one] = union[two] = True
+        available = np.sqrt((before[channel][union] ** 2).sum() + unused / channels)
+        nu[channel][two] = 0
+        nu[channel][one] = temporary / np.linalg.norm(temporary) * available
+    assert np.linalg.norm(nu) == pytest.approx(epsilon, rel=1e-5)
+    expected = np.clip(x[0].double().numpy() + nu, 0, 1)
+    np.testing.assert_allclose(out[0].numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("windows_class", [L2Windows, L1Windows])
+def test_a_change_of_no_perturbation_is_the_pattern_alone(windows_class: type[L2Windows]) -> None:
+    norm = "l2" if windows_class is L2Windows else "l1"
+    x = images(1, (1, 6, 6))
+    windows = windows_class(x, ThreatModel(norm=norm, epsilon=0.2, bounds=(-9.0, 9.0)))
+    out = windows.change(x, 3, torch.tensor([[0.0, 0.0, 0.9, 0.9, 0.9, 0.9]], dtype=torch.float64))
+    expected = x.clone()
+    expected[0, 0, :3, :3] += 0.2 * pattern(3, order=2 if norm == "l2" else 1)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
+
+
+def test_a_window_in_linf_always_changes_something() -> None:
+    x = images(2, (1, 6, 6))
+    windows = LinfWindows(x, ThreatModel(norm="linf", epsilon=0.2, bounds=(-9.0, 9.0)))
+    for sign in (0.1, 0.9):
+        for numbers in ([0.0, 0.0, 0.1], [0.0, 0.0, 0.9]):
+            points = windows.first(torch.full((2, windows.first_numbers), sign, dtype=torch.float64))
+            out = windows.change(points, 3, torch.tensor([numbers] * 2, dtype=torch.float64))
+            assert (out != points).sum((1, 2, 3)).tolist() == [9, 9]
+
+
+def test_windows_lie_everywhere_with_equal_probability() -> None:
+    x = images(4000, (1, 5, 4))
+    windows = LinfWindows(x, ThreatModel(norm="linf", epsilon=0.2, bounds=(-9.0, 9.0)))
+    drawn = torch.rand(4000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    points = x + 0.2
+    changed = (windows.change(points, 3, drawn) != points)[:, 0]
+    assert changed.sum((1, 2)).tolist() == [9] * 4000
+    corners = changed.flatten(1).float().argmax(1)
+    counts = torch.bincount(corners, minlength=20).view(5, 4)[:3, :2].flatten().double()
+    assert float(counts.sum()) == 4000
+    expected = 4000 / 6
+    # Chi-square with 5 degrees of freedom: above 36 once in a million seeds, and the seed is fixed.
+    assert float(((counts - expected) ** 2 / expected).sum()) < 36
+
+
+@given(queries=st.integers(1, 20_000), data=st.data())
+@settings(max_examples=100)
+def test_the_share_halves_at_the_published_marks(queries: int, data: st.DataObject) -> None:
+    changes = data.draw(st.integers(0, queries - 1))
+    scaled = changes * 10_000 // queries
+    expected = 0.8
+    for mark in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000):
+        if scaled > mark:
+            expected /= 2
+    assert window_share(changes, queries=queries, p=0.8) == expected
+
+
+@pytest.mark.parametrize(("shape", "share", "linf", "l2"), [((1, 28, 28), 0.8, 25, 25), ((3, 32, 32), 0.1, 10, 11)])
+def test_sides_of_windows(shape: tuple[int, ...], share: float, linf: int, l2: int) -> None:
+    x = images(1, shape)
+    assert LinfWindows(x, ThreatModel(norm="linf", epsilon=0.1)).side(share) == linf
+    assert L2Windows(x, ThreatModel(norm="l2", epsilon=0.1)).side(share) == l2
+    assert LinfWindows(x, ThreatModel(norm="linf", epsilon=0.1)).side(1e-9) == 1
+    assert L2Windows(x, ThreatModel(norm="l2", epsilon=0.1)).side(1e-9) == 3
+    wide = images(1, (1, 2, 40))
+    assert LinfWindows(wide, ThreatModel(norm="linf", epsilon=0.1)).side(1.0) == 2
+    assert L2Windows(wide, ThreatModel(norm="l2", epsilon=0.1)).side(1.0) == 2
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-9.0, 9.0)])
+def test_linear_model_in_linf_is_solved_exactly_where_it_can_be(bounds: tuple[float, float]) -> None:
+    weight = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(2))
+    x = images(8, (2, 4, 5))
+    threat_model = ThreatModel(norm="linf", epsilon=0.25, bounds=bounds)
+    best = torch.where(weight > 0, (x + 0.25).clamp(*bounds), (x - 0.25).clamp(*bounds))
+    natural = (x * weight).double().flatten(1).sum(1)
+    reach = (best * weight).double().flatten(1).sum(1) - natural
+    shares = torch.tensor([0.2, 0.5, 0.9, 0.97, 0.999, 1.001, 1.05, 2.0])
+    module = Linear(weight, natural + shares * reach)
+    y = torch.zeros(8, dtype=torch.int64)
+    out, _ = search(Square(queries=1000), x, y, threat_model, module=module, classes=2)
+    assert (module(out).argmax(1) != y).tolist() == [True] * 5 + [False] * 3
+    torch.testing.assert_close(out[5:], best[5:], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_linear_model_in_l2_and_l1_is_climbed_and_never_beyond_what_can_be(norm: str) -> None:
+    generator = np.random.default_rng(0)
+    weight = torch.tensor(gaussian_filter(generator.normal(size=(1, 12, 12)), (0, 1.5, 1.5)), dtype=torch.float32)
+    x = images(5, (1, 12, 12))
+    threat_model = ThreatModel(norm=norm, epsilon=1.0, bounds=(-9.0, 9.0))
+    natural = (x * weight).double().flatten(1).sum(1)
+    # By Hoelder's inequality.
+    reach = float(weight.norm() if norm == "l2" else weight.abs().max())
+    y = torch.zeros(5, dtype=torch.int64)
+    shares = torch.tensor([0.1, 0.3, 0.45, 1.001, 5.0])
+    module = Linear(weight, natural + shares * reach)
+    out, _ = search(Square(queries=300, stop_early=False), x, y, threat_model, module=module, classes=2)
+    assert (module(out).argmax(1) != y).tolist() == [True] * 3 + [False] * 2
+    reached = ((out * weight).double().flatten(1).sum(1) - natural) / reach
+    assert bool((reached <= 1 + 1e-5).all())
+
+
+def digits() -> tuple[nn.Module, Tensor, Tensor]:
+    """A small network trained on half of the digits, and some of the others that it gets right."""
+    data = load_digits()
+    x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    y = torch.tensor(data.target, dtype=torch.int64)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10))
+        optimizer = torch.optim.Adam(network.parameters(), 0.01)
+        for _ in range(60):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(x[:900]), y[:900]).backward()
+            optimizer.step()
+    network.eval()
+    right = (network(x[900:]).argmax(1) == y[900:]).nonzero().flatten()[:60] + 900
+    return network, x[right], y[right]
+
+
+@pytest.mark.parametrize(("norm", "epsilon", "share"), [("linf", 0.1, 0.8), ("l2", 0.5, 0.5), ("l1", 1.5, 0.2)])
+def test_solves_its_share_of_what_apgd_solves(norm: str, epsilon: float, share: float) -> None:
+    network, x, y = digits()
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon)
+    out, _ = search(Square(queries=300), x, y, threat_model, module=network, classes=10)
+    target = Target(module=network, bounds=(0.0, 1.0), classes=10, input_shape=(1, 8, 8), device=torch.device("cpu"))
+    by_gradient = APGD(steps=50).search(
+        target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(0)
+    )
+    found = network(out).argmax(1) != y
+    expected = network(by_gradient).argmax(1) != y
+    assert 10 < int(expected.sum()) < 50
+    assert int(found.sum()) >= share * int(expected.sum())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@given(size=st.integers(1, 5), queries=st.sampled_from([1, 8, 103]), restarts=st.integers(1, 2), seed=st.integers(0, 9))
+@settings(deadline=None, max_examples=5)
+def test_a_row_gets_the_same_whatever_the_other_rows_are(
+    norm: str, size: int, queries: int, restarts: int, seed: int
+) -> None:
+    x = images(6, (2, 5, 4))
+    y = predicted(x)
+    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.3, "l1": 0.8}[norm])
+    attack = Square(queries=queries, restarts=restarts)
+    together, _ = search(attack, x, y, threat_model, seed=seed)
+    assert torch.equal(search(attack, x[:size], y[:size], threat_model, seed=seed)[0], together[:size])
+    others = x.flip(0)
+    others[size] = x[size]
+    assert torch.equal(search(attack, others, predicted(others), threat_model, seed=seed)[0][size], together[size])
+
+
+def test_equal_rows_and_runs_get_windows_of_their_own() -> None:
+    x = images(1, (1, 4, 30)).expand(5, -1, -1, -1)
+    threat_model = ThreatModel(norm="linf", epsilon=0.01)
+    seen: list[Step] = []
+    search(Square(queries=2, restarts=2, stop_early=False), x, predicted(x), threat_model, watch=seen.append)
+    assert len(torch.cat([seen[0].points, seen[2].points]).unique(dim=0)) == 10
+
+
+def test_rows_that_are_not_contiguous_and_not_changed() -> None:
+    x = images(4, (3, 6, 5))
+    odd = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    before = odd.clone()
+    threat_model = ThreatModel(norm="l2", epsilon=0.2)
+    attack = Square(queries=30)
+    y = predicted(x)
+    assert torch.equal(search(attack, odd, y, threat_model)[0], search(attack, x, y, threat_model)[0])
+    assert torch.equal(odd, before)
+
+
+def test_ends_when_all_rows_are_solved_unless_told_to_go_on() -> None:
+    x = images(3, (1, 4, 4))
+    y = (predicted(x) + 1) % 4
+    threat_model = ThreatModel(norm="linf", epsilon=1e-6)
+    assert search(Square(queries=50, restarts=3), x, y, threat_model)[1] == 3
+    first, _ = search(Square(queries=1), x, y, threat_model)
+    on, forward = search(Square(queries=50, restarts=3, stop_early=False), x, y, threat_model)
+    assert forward == 3 * 150
+    before, after = (torch.tensor(margins(Rowwise(16, 4).double()(points.double()), y)) for points in (first, on))
+    assert bool((after > before).all())
+
+
+def test_a_misclassified_point_is_kept_before_one_of_higher_loss() -> None:
+    class Odd(nn.Module):
+        """Few points are misclassified, at a lower cross-entropy than others that are not."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            wrong = torch.tensor([0.0, 0.1, -9.0, -9.0])
+            right = torch.tensor([0.01, 0.0, 0.0, 0.0])
+            return (wrong if self.calls == 3 else right + self.calls * torch.tensor([0.0, 1e-4, 1e-4, 1e-4])).expand(
+                len(x), -1
+            )
+
+    x = images(2, (1, 4, 4))
+    seen: list[Step] = []
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    attack = Square(queries=8, loss="ce", stop_early=False)
+    out, _ = search(attack, x, torch.tensor([0, 0]), threat_model, module=Odd(), watch=seen.append)
+    assert float(seen[2].loss[0]) < min(float(step.loss[0]) for step in (*seen[:2], *seen[3:]))
+    assert torch.equal(out, seen[2].points)
+
+
+def test_cross_entropy_finds_other_points_than_the_margin() -> None:
+    x = images(5, (1, 6, 6))
+    threat_model = ThreatModel(norm="linf", epsilon=0.02)
+    y = predicted(x)
+    by_margin, by_ce = (search(Square(queries=80, loss=loss), x, y, threat_model)[0] for loss in ("margin", "ce"))
+    network = Rowwise(36, 4).requires_grad_(False)
+    losses = [nn.functional.cross_entropy(network(points), y, reduction="none") for points in (by_margin, by_ce, x)]
+    assert bool((losses[1] > losses[2]).all())
+    assert float(losses[1].sum()) > float(losses[0].sum())
+
+
+def test_answers_of_nan_are_no_success() -> None:
+    class Mute(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.new_full((len(x), 4), torch.nan)
+
+    x = images(2, (1, 4, 4))
+    for norm in NORMS:
+        out, _ = search(Square(queries=5), x, torch.tensor([0, 1]), ThreatModel(norm=norm, epsilon=0.1), module=Mute())
+        assert torch.equal(out, x)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("stop_early", [False, True])
+def test_no_rows(norm: str, stop_early: bool) -> None:
+    x = torch.zeros(0, 3, 4, 5)
+    attack = Square(queries=5, stop_early=stop_early)
+    out, forward = search(
+        attack, x, torch.zeros(0, dtype=torch.int64), ThreatModel(norm=norm, epsilon=0.1), module=nn.Flatten()
+    )
+    assert out.shape == x.shape
+    assert forward == 0
+
+
+def test_flat_inputs_are_refused_with_what_to_do() -> None:
+    with pytest.raises(AttackRefusedError, match=r"images \(N, C, H, W\).*\(2, 12\).*RandomSearch"):
+        search(Square(), images(2, (12,)), torch.tensor([0, 1]), ThreatModel(norm="linf", epsilon=0.1))
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("queries", 0),
+        ("queries", 2.5),
+        ("p", 0),
+        ("p", 1.1),
+        ("restarts", 0),
+        ("loss", "dlr"),
+        ("stop_early", 1),
+    ],
+)
+def test_wrong_settings_raise(argument: str, value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{argument}: "):
+        Square(**{argument: value})
