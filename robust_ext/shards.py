@@ -16,6 +16,9 @@ from tqdm.auto import tqdm
 
 from robust_ext.errors import RobustExtError
 
+# Looking for what is done reads every record.
+_PATIENCE = 0.5
+
 
 def run_shards(
     arguments: Sequence[str],
@@ -63,7 +66,7 @@ def run_shards(
             bar.update(min(done(), total) - bar.n)
             if any(child.poll() not in (None, 0) for child in children):
                 break
-            time.sleep(0.2)
+            time.sleep(_PATIENCE)
         bar.update(min(done(), total) - bar.n)
         for number, (child, log) in enumerate(zip(children, logs, strict=True)):
             if child.poll() not in (None, 0):

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from robust_ext.adapters.art.aware import JointLoss, OrthogonalPGD, SelectivePGD
+from robust_ext.adapters.art.black_box import RayS, Square
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.matching import FeatureMatching, LogitMatching
 from robust_ext.adapters.art.native import NativeEvasionAttack
@@ -22,7 +23,9 @@ __all__ = [
     "ObjectivePGD",
     "OrthogonalPGD",
     "RandomSearch",
+    "RayS",
     "SelectivePGD",
+    "Square",
     "objective_estimator",
 ]
 

@@ -14,6 +14,14 @@ from robust_ext.adapters.foolbox.aware import (
     LinfOrthogonalPGDAttack,
     LinfSelectivePGDAttack,
 )
+from robust_ext.adapters.foolbox.black_box import (
+    BaseSquareAttack,
+    L1SquareAttack,
+    L2SquareAttack,
+    LinfRaySAttack,
+    LinfSquareAttack,
+    NativeMinimizationAttack,
+)
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.matching import (
     L1FeatureMatchingAttack,
@@ -44,6 +52,7 @@ __all__ = [
     "BaseAutoProjectedGradientDescent",
     "BaseObjectivePGD",
     "BaseRandomSearch",
+    "BaseSquareAttack",
     "L1AutoProjectedGradientDescentAttack",
     "L1FeatureMatchingAttack",
     "L1JointLossAttack",
@@ -52,6 +61,7 @@ __all__ = [
     "L1ObjectivePGDAttack",
     "L1RandomSearchAttack",
     "L1SelectivePGDAttack",
+    "L1SquareAttack",
     "L2AutoProjectedGradientDescentAttack",
     "L2FeatureMatchingAttack",
     "L2JointLossAttack",
@@ -61,6 +71,7 @@ __all__ = [
     "L2OrthogonalPGDAttack",
     "L2RandomSearchAttack",
     "L2SelectivePGDAttack",
+    "L2SquareAttack",
     "LinfAPGD",
     "LinfAutoProjectedGradientDescentAttack",
     "LinfFeatureMatchingAttack",
@@ -70,7 +81,10 @@ __all__ = [
     "LinfObjectivePGDAttack",
     "LinfOrthogonalPGDAttack",
     "LinfRandomSearchAttack",
+    "LinfRaySAttack",
     "LinfSelectivePGDAttack",
+    "LinfSquareAttack",
+    "NativeMinimizationAttack",
     "WithObjective",
     "with_objective",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from robust_ext.errors import InvalidArgumentError
-from robust_ext.reports.columns import layout
+from robust_ext.reports.columns import Line, layout
 from robust_ext.reports.html import environment_of_templates
 from robust_ext.reports.plots import INK, RANDOM, SCORE, draw
 from robust_ext.reports.table import wrap
@@ -23,7 +23,7 @@ def defense_table(result: Mapping[str, Any]) -> str:
         InvalidArgumentError: The result is of another kind.
     """
     _check(result)
-    rows = [("attack", "category", "static", "defended", "deviation", "seconds")]
+    rows: list[Line] = [("attack", "category", "static", "defended", "deviation", "seconds")]
     rows.append(("none", "clean", *(_percent(result[one]["clean_accuracy"]) for one in ("static", "defended")), "", ""))
     for static, defended in zip(result["static"]["attacks"], result["defended"]["attacks"], strict=True):
         rows.append(

@@ -52,9 +52,8 @@ def zero_gradients(module: nn.Module, inputs: Tensor, labels: Tensor) -> float |
         logits = module(points)
         if not logits.requires_grad:
             return None
-        (gradient,) = torch.autograd.grad(
-            nn.functional.cross_entropy(logits, labels, reduction="sum"), points, allow_unused=True
-        )
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        gradient: Tensor | None = torch.autograd.grad(loss, points, allow_unused=True)[0]
     if gradient is None:
         return None
     size = gradient.flatten(1).abs().amax(1)

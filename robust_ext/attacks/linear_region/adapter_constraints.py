@@ -1,0 +1,76 @@
+"""The rows of a region's problem: those that keep the region, and those that decide the class."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.linear_region.region import Regions
+from robust_ext.target import PassCounter
+
+
+class RegionConstraints:
+    """The constraints of problems 10 and 11 of Croce, Rauber and Hein (2019), for the solver.
+
+    They are the rows that keep each point in its region, and then ``differences @ logits``.
+
+    Args:
+        regions: The regions of ``B`` points.
+        differences: Combinations of the ``K`` logits that must be at least 0, ``(B, R, K)``.
+        counter: Where the passes are counted.
+    """
+
+    def __init__(self, regions: Regions, differences: Tensor, counter: PassCounter) -> None:
+        self._regions, self._differences, self._counter = regions, differences, counter
+
+    @cached_property
+    def decision(self) -> Tensor:
+        """Which rows decide the class, bool ``(M + R,)``: the last ``R``."""
+        rows = self._differences.shape[1]
+        places = torch.arange(self._regions.constraints + rows, device=self._differences.device)
+        return places >= self._regions.constraints
+
+    def forward(self, points: Tensor) -> Tensor:
+        """The values at points ``(B, D)``, ``(B, M + R)``; one forward pass."""
+        self._counter.count_forward(len(points))
+        kept, logits = self._regions.forward(points.view(-1, *self._regions.shape))
+        return torch.cat([kept, (self._differences * logits.unsqueeze(1)).sum(2)], 1)
+
+    def adjoint(self, multipliers: Tensor) -> Tensor:
+        """The transposed product of multipliers ``(B, M + R)``, ``(B, D)``; one backward pass."""
+        self._counter.count_backward(len(multipliers))
+        kept = self._regions.constraints
+        logits = (multipliers[:, kept:].unsqueeze(2) * self._differences).sum(1)
+        return self._regions.adjoint(multipliers[:, :kept], logits).flatten(1)
+
+    def select(self, rows: Tensor) -> RegionConstraints:
+        """Those of some problems, int64 indices."""
+        return RegionConstraints(self._regions.select(rows), self._differences[rows], self._counter)
+
+
+def differences_to(classes: Tensor, labels: Tensor, *, count: int) -> Tensor:
+    """The one row of problem 10: the logit of a class minus that of the label, ``(B, 1, count)``.
+
+    Args:
+        classes: int64 ``(B,)``.
+        labels: int64 ``(B,)``.
+        count: Number of classes.
+    """
+    rows = _one_hot(classes, count) - _one_hot(labels, count)
+    return rows.unsqueeze(1)
+
+
+def differences_from_all(aims: Tensor, *, count: int) -> Tensor:
+    """The rows of problem 11: the logit of the aim minus every logit, ``(B, count, count)``; the aim's own is 0.
+
+    Args:
+        aims: int64 ``(B,)``.
+        count: Number of classes.
+    """
+    return _one_hot(aims, count).unsqueeze(1) - torch.eye(count, device=aims.device)
+
+
+def _one_hot(classes: Tensor, count: int) -> Tensor:
+    return torch.nn.functional.one_hot(classes, count).to(torch.float32)

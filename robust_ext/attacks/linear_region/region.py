@@ -1,0 +1,255 @@
+"""The affine map of a network in the linear regions of a batch of points, without its matrix."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.linear_region.convolutions import Convolution
+from robust_ext.attacks.linear_region.gates import Gate
+from robust_ext.attacks.linear_region.operations import Affine, Operation
+from robust_ext.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a network.
+
+    Args:
+        operation: What is done; gates have one input.
+        inputs: Numbers of the values it is done to; 0 is the network's input.
+        output: Number of the result.
+    """
+
+    operation: Operation | Gate
+    inputs: tuple[int, ...]
+    output: int
+
+
+class Regions:
+    """The linear regions of ``N`` points, and the network's affine map in each.
+
+    In the region of row ``i`` the network is affine, and the region is the set of inputs at which all constraints
+    ``C_i z + d_i`` are at least 0 (Croce, Rauber and Hein 2020, section 2). A row of constraints that is 0 everywhere,
+    or constant, is possible: a value that cannot change in this region constrains nothing.
+
+    The weights are the network's own, not copies. Nothing here counts passes; ``forward`` and ``adjoint`` cost a
+    forward and a backward pass each.
+
+    Attributes:
+        rows: Number of points, ``N``.
+        shape: Shape of one input.
+        dtype: Of the input.
+        constraints: Number of constraints of a row, ``M``, of which many may be inactive.
+        logits: The network's logits at the points, ``(N, K)``.
+        layers: Name and columns of each gate, in the order of the constraints.
+    """
+
+    def __init__(
+        self, steps: Sequence[Step], *, shape: tuple[int, ...], dtype: torch.dtype, output: int, logits: Tensor
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.logits = logits
+        self.rows = logits.shape[0]
+        self._output = output
+        self._steps = tuple(steps)
+        gates = [step.operation for step in steps if isinstance(step.operation, Gate)]
+        ends = torch.tensor([0, *(gate.constraints for gate in gates)]).cumsum(0).tolist()
+        self.layers = tuple(
+            (gate.name, slice(start, end)) for gate, start, end in zip(gates, ends[:-1], ends[1:], strict=True)
+        )
+        self.constraints = int(ends[-1])
+        self._last = _last_uses(self._steps, output)
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Constraints and logits at one point for each row: ``C z + d`` and ``A z + b``.
+
+        Args:
+            z: ``(N, *shape)``, of the network's dtype; anywhere, inside the region or not.
+
+        Returns:
+            Constraints ``(N, M)``, all at least 0 where a row is in its region, and logits ``(N, K)``.
+
+        Raises:
+            InvalidArgumentError: Another shape or dtype came.
+        """
+        return self._run(z, offset=True)
+
+    def product(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The linear parts alone, ``C z`` and ``A z``; otherwise as :meth:`forward`."""
+        return self._run(z, offset=False)
+
+    @torch.no_grad()
+    def _run(self, z: Tensor, *, offset: bool) -> tuple[Tensor, Tensor]:
+        self._check_points("z", z, self.rows)
+        values: dict[int, Tensor] = {0: z}
+        constraints = z.new_empty(self.rows, self.constraints)
+        columns = iter(self.layers)
+        for step, last in zip(self._steps, self._last, strict=True):
+            operation = step.operation
+            if isinstance(operation, Gate):
+                part = constraints[:, next(columns)[1]]
+                values[step.output] = operation.apply(values[step.inputs[0]], part, offset=offset)
+            else:
+                values[step.output] = operation.apply([values[i] for i in step.inputs], offset=offset)
+            for unused in last:
+                del values[unused]
+        return constraints, values[self._output]
+
+    @torch.no_grad()
+    def adjoint(self, multipliers: Tensor, logits: Tensor | None = None) -> Tensor:
+        """The transposed product ``C' y + A' v`` of each row.
+
+        Args:
+            multipliers: ``y (N, M)``.
+            logits: ``v (N, K)``; zeros when left out.
+
+        Returns:
+            ``(N, *shape)``.
+
+        Raises:
+            InvalidArgumentError: Another shape came.
+        """
+        _check_shape("multipliers", multipliers, (self.rows, self.constraints))
+        gradients: dict[int, Tensor] = {}
+        if logits is not None:
+            _check_shape("logits", logits, tuple(self.logits.shape))
+            gradients[self._output] = logits
+        columns = iter(reversed(self.layers))
+        for step in reversed(self._steps):
+            operation = step.operation
+            gradient = gradients.pop(step.output, None)
+            if isinstance(operation, Gate):
+                part = multipliers[:, next(columns)[1]]
+                returned: tuple[Tensor, ...] = (operation.adjoint(gradient, part),)
+            elif gradient is None:
+                continue
+            else:
+                returned = operation.adjoint(gradient)
+            for number, value in zip(step.inputs, returned, strict=True):
+                gradients[number] = gradients[number] + value if number in gradients else value
+        if 0 not in gradients:
+            return multipliers.new_zeros(self.rows, *self.shape)
+        return gradients[0]
+
+    @torch.no_grad()
+    def at(self, points: Tensor) -> Regions:
+        """The regions of other points, as :func:`~robust_ext.attacks.linear_region.recording.record` gives them.
+
+        It costs one forward pass of the steps recorded before, which is less than to record the network again.
+
+        Args:
+            points: ``(n, *shape)`` of the dtype of the recorded ones, for any ``n``.
+
+        Raises:
+            InvalidArgumentError: Another shape or dtype came.
+        """
+        self._check_points("points", points, points.shape[0] if points.dim() else 0)
+        values: dict[int, Tensor] = {0: points}
+        steps: list[Step] = []
+        for step, last in zip(self._steps, self._last, strict=True):
+            operation = step.operation
+            if isinstance(operation, Gate):
+                operation, values[step.output] = operation.at(values[step.inputs[0]], points.shape[0])
+            else:
+                values[step.output] = operation.apply([values[i] for i in step.inputs], offset=True)
+            steps.append(Step(operation, step.inputs, step.output))
+            for unused in last:
+                del values[unused]
+        return self._with(steps, values[self._output])
+
+    def select(self, rows: Tensor) -> Regions:
+        """The regions of some rows, in any order and as often as wanted.
+
+        Args:
+            rows: int64 indices ``(n,)``, or a mask, bool ``(N,)``.
+
+        Raises:
+            InvalidArgumentError: Rows are of another dtype or shape.
+        """
+        if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.bool):
+            raise InvalidArgumentError("rows", f"{rows.dtype} of shape {tuple(rows.shape)}", "int64 (n,) or bool (N,)")
+        if rows.dtype == torch.bool:
+            _check_shape("rows", rows, (self.rows,))
+            rows = rows.nonzero().flatten()
+        steps = [
+            Step(step.operation.select(rows), step.inputs, step.output) if isinstance(step.operation, Gate) else step
+            for step in self._steps
+        ]
+        return self._with(steps, self.logits[rows])
+
+    def _with(self, steps: Sequence[Step], logits: Tensor) -> Regions:
+        return Regions(steps, shape=self.shape, dtype=self.dtype, output=self._output, logits=logits)
+
+    def _check_points(self, argument: str, points: Tensor, rows: int) -> None:
+        _check_shape(argument, points, (rows, *self.shape))
+        if points.dtype != self.dtype:
+            raise InvalidArgumentError(
+                argument, f"dtype {points.dtype}", f"the dtype of the recorded points, {self.dtype}"
+            )
+
+    def pattern(self) -> list[bytes]:
+        """A digest of each row's choices: 16 bytes that are the same for points of the same region.
+
+        Only patterns of one network can be compared.
+        """
+        digests = [hashlib.blake2b(digest_size=16) for _ in range(self.rows)]
+        for step in self._steps:
+            if isinstance(step.operation, Gate):
+                choices = step.operation.choices().cpu().numpy()
+                packed = np.packbits(choices, axis=1) if choices.dtype == np.bool_ else choices
+                for digest, row in zip(digests, packed, strict=True):
+                    digest.update(row.tobytes())
+        return [digest.digest() for digest in digests]
+
+
+def merged(steps: Sequence[Step], output: int) -> list[Step]:
+    """The steps with every scaling by channel, as of a batch normalisation, made part of the convolution before it."""
+    uses = Counter(number for step in steps for number in step.inputs) + Counter([output])
+    out: list[Step] = []
+    places: dict[int, int] = {}
+    for step in steps:
+        place = places.get(step.inputs[0])
+        before = out[place].operation if place is not None and uses[step.inputs[0]] == 1 else None
+        whole = _scaled(before, step.operation)
+        if place is not None and whole is not None:
+            out[place] = Step(whole, out[place].inputs, step.output)
+        else:
+            place = len(out)
+            out.append(step)
+        places[step.output] = place
+    return out
+
+
+def _scaled(before: Operation | Gate | None, after: Operation | Gate) -> Convolution | None:
+    """Both in one, where the second only scales and shifts the channels of the first."""
+    if not isinstance(before, Convolution) or before.transposed or not isinstance(after, Affine):
+        return None
+    scale, shift = after.scale, after.shift
+    shape = (1, before.weight.shape[0]) + (1,) * (before.weight.dim() - 2)
+    if not isinstance(scale, Tensor) or not isinstance(shift, Tensor) or not scale.shape == shift.shape == shape:
+        return None
+    return before.scaled(scale.flatten(), shift.flatten())
+
+
+def _last_uses(steps: Sequence[Step], output: int) -> list[tuple[int, ...]]:
+    """For each step, the values nobody needs after it."""
+    seen = {output}
+    lasts: list[tuple[int, ...]] = []
+    for step in reversed(steps):
+        unused = {*step.inputs, step.output} - seen
+        seen |= unused
+        lasts.append(tuple(unused))
+    return lasts[::-1]
+
+
+def _check_shape(argument: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(value.shape) != shape:
+        raise InvalidArgumentError(argument, f"shape {tuple(value.shape)}", f"shape {shape}")

@@ -1,0 +1,173 @@
+"""The nearest point of a box that satisfies linear constraints, for many problems at once and without their matrices.
+
+Source: Croce, Rauber and Hein, "Scaling up the randomized gradient-free adversarial attack reveals overestimation of
+robustness using established attacks" (2019), problems 10, 11 and 15, for any of the three norms. A problem leaves the
+batch when it is solved, or when its dual bound proves that there is nothing to be won.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.linear_region.solver_constraints import Constraints
+from robust_ext.attacks.linear_region.solver_l2 import AcceleratedDual
+from robust_ext.attacks.linear_region.solver_lp import PrimalDual
+from robust_ext.attacks.linear_region.solver_scaling import Scaling, estimate_scaling
+from robust_ext.attacks.linear_region.solver_state import Progress, ScaledProblem
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.threat import NORMS
+from robust_ext.validation import check_choice, check_integer, check_number
+
+
+class Status(IntEnum):
+    """How a problem ended."""
+
+    SOLVED = 0
+    NO_IMPROVEMENT = 1
+    INFEASIBLE = 2
+    CAP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverSettings:
+    """When to stop.
+
+    Args:
+        iterations: Cap, at least 1; each is one product with the matrix and one with its transpose.
+        tolerance: A problem is solved when its point misses no (scaled) row by more than this share of its distance,
+            and the distance and the dual bound differ by no more than it. Above 0.
+        margin: What a proof must have to spare, relative, so that rounding cannot forge one. At least 0.
+    """
+
+    iterations: int = 500
+    tolerance: float = 1e-3
+    margin: float = 2e-5
+
+    def __post_init__(self) -> None:
+        check_integer("iterations", self.iterations, minimum=1)
+        check_number("tolerance", self.tolerance, minimum=0, open_minimum=True)
+        check_number("margin", self.margin, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """What was found, a row for each problem.
+
+    Attributes:
+        points: ``(B, D)``, in the box. They may miss constraints by the tolerance, or by more if the problem was not
+            solved: verify them.
+        bound: Below the distance of every feasible point, up to rounding, ``(B,)``; infinite if there is none.
+        status: One of :class:`Status`, int64 ``(B,)``.
+        iterations: How many it took, int64 ``(B,)``.
+    """
+
+    points: Tensor
+    bound: Tensor
+    status: Tensor
+    iterations: Tensor
+
+
+_DEFAULTS = SolverSettings()
+
+
+@torch.no_grad()
+def solve(
+    constraints: Constraints,
+    inputs: Tensor,
+    *,
+    norm: str,
+    bounds: tuple[float, float],
+    generator: torch.Generator,
+    best: Tensor | None = None,
+    scaling: Scaling | None = None,
+    settings: SolverSettings = _DEFAULTS,
+) -> Solution:
+    """Minimise the distance from the inputs over the feasible points of the box.
+
+    Args:
+        constraints: The rows ``C_b z + d_b >= 0``.
+        inputs: ``x0``, ``(B, D)``, float32 or float64, in the bounds.
+        norm: ``"linf"``, ``"l2"`` or ``"l1"``.
+        bounds: Lowest and highest value of the box.
+        generator: CPU generator for :func:`estimate_scaling`; not used when a scaling is given.
+        best: Distances ``(B,)`` that are worth beating; a problem is given up once that is proven impossible. Lower
+            them by the improvement that is asked for. Without them all problems run to their end.
+        scaling: Factors of the rows, from :func:`estimate_scaling` on these constraints or on similar ones.
+        settings: When to stop.
+
+    Returns:
+        Points, bounds, statuses and iterations.
+
+    Raises:
+        InvalidArgumentError: Shapes, bounds or the norm are wrong, or inputs lie outside the bounds.
+
+    Example:
+        >>> from robust_ext.attacks.linear_region.solver_constraints import DenseConstraints
+        >>> rows = DenseConstraints(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[-2.5]]))
+        >>> found = solve(rows, torch.zeros(1, 2), norm="l2", bounds=(0, 1), generator=torch.Generator())
+        >>> Status(int(found.status[0])).name, round(float(found.bound[0]), 2)
+        ('SOLVED', 0.5)
+    """
+    bounds, best = _checked(inputs, norm, bounds, best)
+    rows = len(inputs)
+    points, bound = inputs.clone(), inputs.new_zeros(rows)
+    status = torch.full((rows,), int(Status.SOLVED), device=inputs.device)
+    iterations = torch.zeros_like(status)
+    if rows == 0 or constraints.decision.numel() == 0:
+        return Solution(points=points, bound=bound, status=status, iterations=iterations)
+    if scaling is None:
+        scaling = estimate_scaling(constraints, inputs, generator=generator)
+    values = constraints.forward(inputs) * scaling.rows
+    problem = ScaledProblem(constraints, scaling, inputs, values, bounds, norm, settings.margin)
+    method = AcceleratedDual(problem) if norm == "l2" else PrimalDual(problem)
+    active = torch.arange(rows, device=inputs.device)
+    for number in range(1, settings.iterations + 1):
+        method.step()
+        if number % method.interval and number < settings.iterations:
+            continue
+        progress = method.progress()
+        bound[active] = bound[active].maximum(progress.bound)
+        verdict = _verdict(progress, bound[active], best[active], settings)
+        iterations[active], status[active], points[active] = number, verdict, progress.points
+        going = (verdict == Status.CAP).nonzero().flatten()
+        if len(going) == 0:
+            break
+        if len(going) < len(active):
+            active = active[going]
+            method.select(going)
+    bound[status == Status.INFEASIBLE] = torch.inf
+    return Solution(points=points, bound=bound, status=status, iterations=iterations)
+
+
+def _verdict(progress: Progress, bound: Tensor, best: Tensor, settings: SolverSettings) -> Tensor:
+    """The status of each problem, ``CAP`` for those that go on."""
+    slack = settings.tolerance * progress.distance
+    solved = (progress.violation <= slack) & ((progress.distance - bound).abs() <= slack)
+    verdict = torch.full_like(bound, int(Status.CAP), dtype=torch.int64)
+    verdict[solved] = int(Status.SOLVED)
+    verdict[bound > best * (1 + settings.margin)] = int(Status.NO_IMPROVEMENT)
+    verdict[progress.infeasible] = int(Status.INFEASIBLE)
+    return verdict
+
+
+def _checked(
+    inputs: Tensor, norm: str, bounds: tuple[float, float], best: Tensor | None
+) -> tuple[tuple[float, float], Tensor]:
+    check_choice("norm", norm, NORMS)
+    low, high = (check_number("bounds", value) for value in bounds)
+    if low >= high:
+        raise InvalidArgumentError("bounds", bounds, "a pair whose first number is below its second")
+    if inputs.dim() != 2 or inputs.dtype not in (torch.float32, torch.float64):
+        got = f"{inputs.dtype} of shape {tuple(inputs.shape)}"
+        raise InvalidArgumentError("inputs", got, "float32 or float64 of shape (B, D)")
+    if inputs.numel() and not bool(((inputs >= low) & (inputs <= high)).all()):
+        raise InvalidArgumentError("inputs", "values outside the bounds, or NaN", f"values in [{low:g}, {high:g}]")
+    if best is None:
+        best = inputs.new_full((len(inputs),), torch.inf)
+    if best.shape != inputs.shape[:1]:
+        raise InvalidArgumentError("best", f"shape {tuple(best.shape)}", f"shape ({len(inputs)},)")
+    return (low, high), best.to(inputs)

@@ -1,0 +1,132 @@
+"""The primal-dual hybrid gradient method for the linf and l1 problems, which are linear programs.
+
+Sources: Chambolle and Pock, "A first-order primal-dual algorithm for convex problems" (2011), for the iteration;
+Applegate et al., "Practical large-scale linear programming using primal-dual hybrid gradient" (2021), sections 3.1 to
+3.3, for averages, restarts, the choice of steps and the weight between both sides. The norm and the box are one
+function here, with a proximal step of its own, and restarts look at the gap between the distance and the dual bound.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.linear_region.norms import shrink
+from robust_ext.attacks.linear_region.solver_state import Progress, ScaledProblem, dot, square
+
+# Restart when the best merit has fallen to the first factor, or to the second and no longer falls, or when the last
+# restart is this share of all iterations ago.
+_ENOUGH, _NECESSARY, _LONG = 0.2, 0.8, 0.36
+# Multiples of 1 / ||C|| which a step may not pass: the measured limit is infinite where nothing moves.
+_LONGEST = 100.0
+
+
+class PrimalDual:
+    """The iteration for a batch of problems, of which finished ones can be left out.
+
+    Args:
+        problem: The scaled problems.
+    """
+
+    interval = 4
+
+    def __init__(self, problem: ScaledProblem) -> None:
+        self._problem = problem
+        inputs, values = problem.inputs, problem.values
+        # Offsets from the inputs, values of the rows, multipliers and their force; the last two and the first two
+        # depend on each other linearly, so that averages cost no products.
+        zeros, none = torch.zeros_like(inputs), torch.zeros_like(values)
+        self._point = [zeros, values, none, zeros]
+        self._sums = [torch.zeros_like(part) for part in self._point]
+        self._start = [zeros, none]
+        column = values.new_ones(len(values), 1)
+        norm = problem.scaling.norm.unsqueeze(1).clamp_min(1e-6)
+        self._step, self._longest = 0.95 / norm, _LONGEST / norm
+        self._weight = column / (problem.bounds[1] - problem.bounds[0])
+        self._time, self._age, self._count = 0 * column, 0 * column, 0 * column
+        self._merit, self._last = torch.inf * column, torch.inf * column
+
+    def step(self) -> None:
+        """One product with the matrix and one with its transpose; where the step was too long, it is not taken."""
+        problem, step, weight = self._problem, self._step, self._weight
+        offsets, values, multipliers, force = self._point
+        along = step / weight
+        moved = shrink(problem.norm, torch.addcmul(offsets, along, force), problem.inputs, along, problem.bounds)
+        reached = problem.forward(problem.inputs + moved)
+        pushed = torch.sub(values, reached, alpha=2).mul_(step * weight).add_(multipliers).clamp_min_(0)
+        following = [moved, reached, pushed, problem.adjoint(pushed)]
+        change, turn, drift = pushed - multipliers, reached - values, moved - offsets
+        movement = (weight * square(drift) + square(change) / weight) / 2
+        limit = movement / dot(change, turn).abs().clamp_min_(torch.finfo(step.dtype).tiny)
+        taken = step <= limit
+        self._count = self._count + 1
+        self._step = torch.minimum(
+            (1 - (self._count + 1) ** -0.3) * limit, (1 + (self._count + 1) ** -0.6) * step
+        ).clamp_max_(self._longest)
+        if not bool(taken.all()):
+            following = [torch.where(taken, new, old) for new, old in zip(following, self._point, strict=True)]
+        self._point = following
+        share = torch.where(taken, step, 0)
+        for total, part in zip(self._sums, self._point, strict=True):
+            total.addcmul_(part, share)
+        self._time, self._age = self._time + share, self._age + taken
+
+    def progress(self) -> Progress:
+        """The better of the current point and the average, from which the iteration starts anew where it is time."""
+        mean = [
+            torch.where(self._time > 0, total / self._time, part)
+            for total, part in zip(self._sums, self._point, strict=True)
+        ]
+        (merit, bound, infeasible), (merit_mean, bound_mean, infeasible_mean) = (
+            self._look(self._point),
+            self._look(mean),
+        )
+        better = merit_mean < merit
+        chosen = [torch.where(better, a, b) for a, b in zip(mean, self._point, strict=True)]
+        self._restart(chosen, torch.minimum(merit, merit_mean))
+        problem = self._problem
+        return Progress(
+            (problem.inputs + chosen[0]).clamp_(*problem.bounds),
+            self._distance(chosen[0]),
+            chosen[1].amin(1).clamp_max_(0).neg_(),
+            torch.maximum(bound, bound_mean),
+            infeasible | infeasible_mean,
+        )
+
+    def _look(self, point: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Merit ``(B, 1)``, dual bound ``(B,)`` and proof of infeasibility ``(B,)``."""
+        offsets, values, multipliers, force = point
+        bound, infeasible = self._problem.proofs(force, self._problem.reward(multipliers))
+        missed = torch.linalg.vector_norm(values.clamp_max(0), dim=1)
+        return ((self._distance(offsets) - bound).abs() + missed).unsqueeze(1), bound, infeasible
+
+    def _distance(self, offsets: Tensor) -> Tensor:
+        order = 1 if self._problem.norm == "l1" else torch.inf
+        distance: Tensor = torch.linalg.vector_norm(offsets, ord=order, dim=1)
+        return distance
+
+    def _restart(self, chosen: list[Tensor], merit: Tensor) -> None:
+        self._merit = torch.where(self._merit.isinf(), merit, self._merit)
+        due = (merit <= _ENOUGH * self._merit) | (self._age >= _LONG * self._count)
+        due |= (merit <= _NECESSARY * self._merit) & (merit > self._last)
+        self._last = torch.where(due, torch.inf, merit)
+        if not bool(due.any()):
+            return
+        travels = chosen[0] - self._start[0], chosen[2] - self._start[1]
+        far = [torch.linalg.vector_norm(travel, dim=1, keepdim=True) for travel in travels]
+        known = due & (far[0] > 1e-10) & (far[1] > 1e-10)
+        # The geometric mean of the old weight and of the ratio of the distances travelled.
+        self._weight = torch.where(known, (far[1] / far[0] * self._weight).sqrt(), self._weight)
+        self._point = [torch.where(due, new, old) for new, old in zip(chosen, self._point, strict=True)]
+        self._start = [torch.where(due, self._point[i], old) for i, old in zip((0, 2), self._start, strict=True)]
+        self._sums = [torch.where(due, 0, total) for total in self._sums]
+        self._time, self._age = torch.where(due, 0, self._time), torch.where(due, 0, self._age)
+        self._merit = torch.where(due, merit, self._merit)
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with the problems of these indices, int64 ``(R,)``."""
+        self._problem = self._problem.select(rows)
+        for name in ("_point", "_sums", "_start"):
+            setattr(self, name, [part[rows] for part in getattr(self, name)])
+        for name in ("_step", "_longest", "_weight", "_time", "_age", "_count", "_merit", "_last"):
+            setattr(self, name, getattr(self, name)[rows])

@@ -1,0 +1,13 @@
+"""Published defenses that optimise at test time, as modules from inputs to logits.
+
+Source: Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-time Defenses" (2022), table 1. They are
+here to be attacked: the study found that none makes a classifier much more robust, and that some make it weaker.
+"""
+
+from robust_ext.defenses.aid import AIDPurifier as AIDPurifier
+from robust_ext.defenses.anti_adversary import AntiAdversary as AntiAdversary
+from robust_ext.defenses.auxiliary import fit_discriminator as fit_discriminator
+from robust_ext.defenses.discriminator import Discriminator as Discriminator
+from robust_ext.defenses.hd import HedgeDefense as HedgeDefense
+from robust_ext.defenses.imf import IMF as IMF
+from robust_ext.defenses.soap import SOAP as SOAP

@@ -1,0 +1,141 @@
+"""SOAP with label consistency: change the input until a view of it gets the same logits.
+
+Source: Shi et al., "Online Adversarial Purification based on Self-Supervision" (2021); the constants, and how it is
+attacked, as in Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-time Defenses" (2022), section
+3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.defenses.sign_steps import keep_in, over_rows
+from robust_ext.detectors.scaling import check_bounds
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.models.test_time import TestTimeDefense
+from robust_ext.models.test_time_draws import Draws
+from robust_ext.models.test_time_gradients import row_gradient
+from robust_ext.models.test_time_trace import Solution
+from robust_ext.validation import check_choice, check_integer, check_number
+
+CHOICES = ("row", "batch")
+
+
+def flipped_crop(x: Tensor, *, crop: int = 2) -> Tensor:
+    """The fixed view of the case study: turned left to right, cropped, and stretched back by nearest neighbours.
+
+    Args:
+        x: Images ``(N, C, H, W)``.
+        crop: Pixels that are cut off at each side. The case study cuts 2 of 32, the authors' last code 4.
+
+    Raises:
+        InvalidArgumentError: These are no images, or nothing would be left of them.
+    """
+    if x.dim() != 4 or 2 * crop >= min(x.shape[2:]):
+        raise InvalidArgumentError(
+            "x",
+            f"shape {tuple(x.shape)}",
+            f"images (N, C, H, W) of more than {2 * crop} pixels; or choose another view",
+        )
+    height, width = x.shape[2:]
+    part = x.flip(3)[:, :, crop : height - crop, crop : width - crop]
+    return nn.functional.interpolate(part, size=(height, width), mode="nearest")
+
+
+class SOAP(TestTimeDefense):
+    """Sign steps that lower the label consistency loss in balls of growing radius; the best radius stays (Shi 2021).
+
+    The loss is the mean squared difference between the logits of an input and of a view of it. For each radius
+    ``e * radius``, e from 0 to ``radii - 1``, ``steps`` steps start at the input; of the points they end at, the one of
+    lowest loss is classified, the smallest radius where several are. The iterates are those of the chosen radius, which
+    are what ``"trajectory"`` of :class:`~robust_ext.models.bpda.BPDA` averages gradients over.
+
+    Each row costs ``2 radii (steps + 1) + 1`` forward and ``2 radii steps`` backward passes of the classifier, by
+    default 133 and 110. (The case study counts 111 and 110, without those that choose the radius.)
+
+    A classifier is meant to be trained with the same loss beside its own; others may lose accuracy. The state holds the
+    chosen radius in the units of the inputs, ``"radius"`` ``(N,)``.
+
+    Args:
+        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.
+        steps: For each radius, at least 0.
+        radius: What radii are multiples of, for inputs in [0, 1]; follows the width of other bounds.
+        step_size: Likewise, above 0.
+        radii: How many, at least 1; the first is 0.
+        choice: Whether the radius is chosen for each ``"row"``, as in the paper, or for a ``"batch"`` by its mean loss,
+            as in the public code; then rows depend on the others in their group, see ``group_size``.
+        view: From inputs ``(N, ...)`` to what the classifier should say the same of, each row on its own and
+            differentiable; :func:`flipped_crop` when left out, which is for images.
+        bounds: Of the inputs.
+        group_size: Rows of a group; for ``choice="batch"`` alone, and needed there.
+        pad: See :class:`~robust_ext.models.test_time.TestTimeDefense`.
+
+    Raises:
+        InvalidArgumentError: A setting is not accepted.
+
+    Example:
+        >>> defense = SOAP(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
+        >>> trace = defense.trace(torch.rand(2, 1, 8, 8))
+        >>> len(trace.iterates), trace.state["radius"].shape
+        (6, torch.Size([2]))
+    """
+
+    needs_gradients = True
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        *,
+        steps: int = 5,
+        radius: float = 4 / 255,
+        step_size: float = 4 / 255,
+        radii: int = 11,
+        choice: str = "row",
+        view: Callable[[Tensor], Tensor] | None = None,
+        bounds: Sequence[float] = (0.0, 1.0),
+        group_size: int | None = None,
+        pad: bool = False,
+    ) -> None:
+        self.choice = check_choice("choice", choice, CHOICES)
+        self.batch_level = choice == "batch"
+        super().__init__(classifier, steps=steps, group_size=group_size, pad=pad)
+        self.bounds = check_bounds(bounds)
+        width = self.bounds[1] - self.bounds[0]
+        self.radius = check_number("radius", radius, minimum=0) * width
+        self.step_size = check_number("step_size", step_size, minimum=0, open_minimum=True) * width
+        self.radii = check_integer("radii", radii, minimum=1)
+        self.view = flipped_crop if view is None else view
+
+    def loss(self, point: Tensor) -> Tensor:
+        """The mean over classes of the squared difference of logits, ``(N,)``."""
+        difference: Tensor = self.classifier(point) - self.classifier(self.view(point))
+        return difference.square().mean(1)
+
+    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+        """Try all radii, see :meth:`~robust_ext.models.test_time.TestTimeDefense.solve`."""
+        path, lowest = self._tried(x, 0.0, record)
+        chosen = torch.zeros_like(lowest)
+        for number in range(1, self.radii):
+            radius = number * self.radius
+            other, loss = self._tried(x, radius, record)
+            better = loss < lowest
+            path = [torch.where(over_rows(better, x), b, a) for a, b in zip(path, other, strict=True)]
+            lowest = torch.where(better, loss, lowest)
+            chosen = torch.where(better, radius, chosen)
+        return Solution(path[-1], tuple(path), {"radius": chosen})
+
+    def _tried(self, x: Tensor, radius: float, record: bool) -> tuple[list[Tensor], Tensor]:
+        """The points that steps in one ball go through, the last one alone if not recorded, and the loss there."""
+        path = [x]
+        for _ in range(self.steps):
+            gradient = row_gradient(self.loss, path[-1])
+            moved = path[-1] - self.step_size * gradient.sign()
+            if not record:
+                path.clear()
+            path.append(keep_in(moved, x=x, radius=radius, bounds=self.bounds))
+        with torch.no_grad():
+            loss = self.loss(path[-1])
+        return path, loss.mean().expand_as(loss) if self.batch_level else loss

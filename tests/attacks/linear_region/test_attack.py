@@ -1,0 +1,384 @@
+"""The linear-region attack: what it finds, and what it promises of its results, passes and rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.linear_region.attack import LinearRegion, linear_region
+from robust_ext.attacks.linear_region.history import LinearRegionResult
+from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.attacks.native import Step
+from robust_ext.attacks.running import run_attack
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.random_streams import stream
+from robust_ext.target import Counted, PassCounter, Target
+from robust_ext.threat import NORMS, ThreatModel
+
+BOUNDS = (0.0, 1.0)
+SMALL = {"starts": 4, "walk": 10, "survivors": 2, "hops": 2, "hop_steps": 5, "regions": 6}
+ORDER = {"linf": torch.inf, "l2": 2, "l1": 1}
+
+
+def relu_net(values: int, classes: int, *, hidden: int = 12, seed: int = 0) -> nn.Module:
+    """A random network with a hidden layer whose units fold inside the unit box."""
+    generator = torch.Generator().manual_seed(seed)
+    network = nn.Sequential(nn.Linear(values, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    with torch.no_grad():
+        first, last = network[0], network[2]
+        first.weight.copy_(torch.randn(hidden, values, generator=generator))
+        folds = torch.rand(hidden, values, generator=generator)
+        first.bias.copy_(-(first.weight * folds).sum(1))
+        last.weight.copy_(torch.randn(classes, hidden, generator=generator))
+        last.bias.copy_(torch.randn(classes, generator=generator) * 0.1)
+    return network.eval()
+
+
+def linear_net(weight: Tensor, bias: Tensor) -> nn.Module:
+    network = nn.Linear(weight.shape[1], weight.shape[0])
+    with torch.no_grad():
+        network.weight.copy_(weight)
+        network.bias.copy_(bias)
+    return network.eval()
+
+
+def target_of(module: nn.Module, values: int, classes: int, bounds: tuple[float, float] = BOUNDS) -> Target:
+    counter = PassCounter()
+    return Target(
+        module=Counted(module, counter),
+        bounds=bounds,
+        classes=classes,
+        input_shape=(values,),
+        device=torch.device("cpu"),
+        counter=counter,
+    )
+
+
+def predicted(target: Target, points: Tensor) -> Tensor:
+    """The network's classes, without counting."""
+    network = target.module.module if isinstance(target.module, Counted) else target.module
+    with torch.no_grad():
+        labels: Tensor = network(points).argmax(1)
+    return labels
+
+
+def attack(
+    target: Target,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    norm: str = "l2",
+    seed: int = 0,
+    targeted: bool = False,
+    starting_points: Tensor | None = None,
+    pool: Tensor | None = None,
+    **chosen: object,
+) -> LinearRegionResult:
+    return linear_region(
+        target,
+        inputs,
+        labels,
+        threat_model=ThreatModel(norm=norm, epsilon=0.1, bounds=target.bounds),
+        generator=stream(seed),
+        settings=LinearRegionSettings(**{**SMALL, **chosen}),  # type: ignore[arg-type]
+        targeted=targeted,
+        starting_points=starting_points,
+        pool=pool,
+    )
+
+
+def problem(*, rows: int = 4, values: int = 8, classes: int = 4, seed: int = 0) -> tuple[Target, Tensor, Tensor]:
+    target = target_of(relu_net(values, classes, seed=seed), values, classes)
+    inputs = torch.rand(rows, values, generator=torch.Generator().manual_seed(seed + 1))
+    return target, inputs, predicted(target, inputs)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_nearest_point_of_the_plane_is_that_of_a_fine_grid(norm: str, seed: int) -> None:
+    target, inputs, labels = problem(rows=3, values=2, classes=3, seed=seed)
+    side = 801
+    axis = torch.linspace(0, 1, side, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)
+    said = predicted(target, grid.float())
+    found = attack(target, inputs, labels, norm=norm, starts=6, survivors=6, regions=30)
+    for row in range(3):
+        offsets = grid[said != labels[row]] - inputs[row].double()
+        nearest = float(torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1).min())
+        # Next to the true nearest point lies one of the grid, at most a cell's diagonal away.
+        cell = float(torch.linalg.vector_norm(torch.ones(2) / (side - 1), ord=ORDER[norm]))
+        assert nearest - cell <= float(found.distance[row]) <= nearest + 1e-4
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("walk", [0, 10])
+def test_a_linear_network_has_a_closed_form(norm: str, walk: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(2, 10, generator=generator)
+    bias = -weight.sum(1) / 2
+    inputs = 0.45 + 0.1 * torch.rand(5, 10, generator=generator)
+    target = target_of(linear_net(weight, bias), 10, 2)
+    labels = predicted(target, inputs)
+    found = attack(target, inputs, labels, norm=norm, walk=walk, hops=walk // 5)
+    normal = (weight[1] - weight[0]).double()
+    dual = {"linf": 1, "l2": 2, "l1": torch.inf}[norm]
+    expected = ((inputs.double() - 0.5) @ normal).abs() / torch.linalg.vector_norm(normal, ord=dual)
+    # The box is wide enough for none of the values to meet it.
+    assert float(expected.max()) < 0.4
+    torch.testing.assert_close(found.distance, expected, rtol=2e-3, atol=1e-5)
+
+
+def test_the_box_is_kept_and_binds() -> None:
+    # The first value is by far the cheapest but has only .1 of room; the second has to do the rest.
+    weight = torch.tensor([[0.0, 0.0], [4.0, 1.0]])
+    inputs = torch.tensor([[0.9, 0.2]])
+    target = target_of(linear_net(weight, torch.tensor([0.0, -4.5])), 2, 2)
+    for norm, expected in (("l2", (0.1**2 + 0.3**2) ** 0.5), ("l1", 0.4), ("linf", 0.3)):
+        found = attack(target, inputs, torch.tensor([0]), norm=norm)
+        torch.testing.assert_close(found.distance, torch.tensor([expected]).double(), rtol=5e-3, atol=0)
+        assert bool(((found.candidates >= 0) & (found.candidates <= 1)).all())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("bounds", [BOUNDS, (-2.0, 3.0)])
+def test_results_are_adversarial_in_bounds_and_as_far_as_they_say(
+    norm: str, targeted: bool, bounds: tuple[float, float]
+) -> None:
+    network = relu_net(8, 4)
+    target = target_of(network, 8, 4, bounds)
+    inputs = torch.rand(5, 8, generator=torch.Generator().manual_seed(2)) * (bounds[1] - bounds[0]) + bounds[0]
+    before, state = inputs.clone(), torch.random.get_rng_state()
+    labels = predicted(target, inputs)
+    if targeted:
+        labels = (labels + 1) % 4
+    found = attack(target, inputs, labels, norm=norm, targeted=targeted)
+    assert torch.equal(inputs, before)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert int(found.found.sum()) >= 3
+    assert torch.equal(found.candidates[~found.found], inputs[~found.found])
+    hit = predicted(target, found.candidates[found.found]) == labels[found.found]
+    assert bool((hit == targeted).all())
+    assert bool(((found.candidates >= bounds[0]) & (found.candidates <= bounds[1])).all())
+    offsets = (found.candidates.double() - inputs.double())[found.found]
+    torch.testing.assert_close(found.distance[found.found], torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("walk", [0, 5])
+def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm: str, walk: int) -> None:
+    target, inputs, labels = problem(rows=6)
+    pool = torch.rand(200, 8, generator=torch.Generator().manual_seed(9))
+    said = predicted(target, pool)
+    given = torch.stack([pool[said != label][:2] for label in labels])
+    order = ORDER[norm]
+    starts = torch.linalg.vector_norm(given.double() - inputs.double()[:, None], ord=order, dim=2).amin(1)
+    found = attack(target, inputs, labels, norm=norm, start="given", starting_points=given, walk=walk, hops=walk)
+    assert bool((found.distance < starts).all())
+    for earlier, later in pairwise(found.history):
+        assert bool((later.distance <= earlier.distance).all())
+        assert bool((later.passes >= earlier.passes).all())
+        assert later.seconds >= earlier.seconds
+    assert torch.equal(found.history[-1].distance, found.distance)
+    # What is already optimal up to rounding comes back no farther.
+    again = attack(
+        target, inputs, labels, norm=norm, start="given", starting_points=found.candidates[:, None], walk=walk
+    )
+    assert bool((again.distance <= found.distance).all())
+
+
+def test_regions_improve_on_the_walk_alone() -> None:
+    target, inputs, labels = problem(rows=20, values=20, classes=5)
+    walked = attack(target, inputs, labels, regions=0, hops=0, starts=2, walk=3)
+    both = attack(target, inputs, labels, regions=20, hops=0, starts=2, walk=3)
+    assert len(walked.history) == 2
+    assert int(walked.regions.sum()) == 0
+    assert bool((both.distance <= walked.distance).all())
+    assert float(both.distance.mean()) < 0.97 * float(walked.distance.mean())
+
+
+def test_inputs_that_are_misclassified_come_back_as_they_are() -> None:
+    target, inputs, labels = problem()
+    found = attack(target, inputs, (labels + 1) % 4)
+    assert torch.equal(found.candidates, inputs)
+    assert bool(found.found.all())
+    assert found.distance.tolist() == [0.0] * 4
+    assert int(found.regions.sum()) == 0
+    # One pass to see that, and one of the first input alone to record the network.
+    assert (target.counter.forward, target.counter.backward) == (5, 0)
+
+
+@pytest.mark.parametrize("start", ["noise", "nearest"])
+def test_a_constant_network_has_no_adversarial_points(start: str) -> None:
+    target = target_of(linear_net(torch.zeros(3, 4), torch.tensor([0.0, 1.0, 0.0])), 4, 3)
+    inputs = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
+    found = attack(target, inputs, torch.tensor([1, 1]), start=start, pool=torch.rand(3, 4))
+    assert torch.equal(found.candidates, inputs)
+    assert not bool(found.found.any())
+    assert bool(found.distance.isinf().all())
+    assert int(found.regions.sum()) == 0
+
+
+def test_no_inputs_are_no_candidates_and_no_queries() -> None:
+    target, _, _ = problem()
+    found = attack(target, torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64))
+    assert found.candidates.shape == (0, 8)
+    assert found.history == ()
+    assert target.counter == PassCounter(0, 0)
+
+
+@pytest.mark.parametrize("classes", ["runner-up", "all"])
+def test_a_row_alone_is_as_in_its_batch(classes: str) -> None:
+    target, inputs, labels = problem(rows=4)
+    together = attack(target, inputs, labels, classes=classes, batch=3)
+    for row in range(4):
+        generator = stream(0)
+        for _ in range(row):
+            torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64)
+        alone = linear_region(
+            target,
+            inputs[row : row + 1],
+            labels[row : row + 1],
+            threat_model=ThreatModel(norm="l2", epsilon=0.1),
+            generator=generator,
+            settings=LinearRegionSettings(**SMALL, classes=classes),  # type: ignore[arg-type]
+        )
+        torch.testing.assert_close(alone.distance[0], together.distance[row], rtol=1e-3, atol=0)
+
+
+def test_the_seed_decides() -> None:
+    parts = problem(rows=6, values=20)
+    runs = [attack(*parts, seed=seed, starts=1, walk=2, hops=0, regions=1).candidates for seed in (0, 0, 1)]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("start", ["noise", "given"])
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_passes_are_counted(start: str, norm: str) -> None:
+    target, inputs, labels = problem(rows=3)
+    sent: list[int] = []
+    target.module.module.register_forward_pre_hook(lambda _, given: sent.append(len(given[0])))  # type: ignore[union-attr, operator]
+    given = torch.rand(3, 40, 8, generator=torch.Generator().manual_seed(5)) if start == "given" else None
+    found = attack(target, inputs, labels, start=start, starting_points=given, norm=norm)
+    spent = target.counter.forward + target.counter.backward
+    # All but the pass that records the network are some row's own.
+    assert spent == int(found.history[-1].passes.sum()) + 1
+    # Replays of the recorded network come on top of what went through the module.
+    assert target.counter.forward > sum(sent)
+
+
+def test_limits_end_the_search() -> None:
+    target, inputs, labels = problem(rows=3)
+    full = attack(target, inputs, labels, regions=40)
+    limit = int(full.history[3].passes.max()) + 1
+    short = attack(target, inputs, labels, regions=40, passes=limit)
+    assert torch.equal(short.history[3].distance, full.history[3].distance)
+    assert bool((short.regions < full.regions).all())
+    hurried = attack(target, inputs, labels, regions=40, seconds=1e-9)
+    assert int(hurried.regions.sum()) == 0
+    assert bool(hurried.found.all())
+
+
+def test_starts_can_be_the_nearest_images_of_other_classes() -> None:
+    target, inputs, labels = problem(rows=5)
+    pool = torch.rand(50, 8, generator=torch.Generator().manual_seed(4))
+    said = predicted(target, pool)
+    found = attack(target, inputs, labels, start="nearest", pool=pool, starts=3, walk=0, hops=0, regions=0)
+    assert bool(found.found.all())
+    for row in range(5):
+        nearest = (pool[said != labels[row]] - inputs[row]).norm(dim=1)
+        assert float(found.distance[row]) <= float(nearest.max())
+    # One start is the nearest image of the likeliest other class, and the result lies between it and the input.
+    one = attack(target, inputs, labels, start="nearest", pool=pool, starts=1, walk=0, hops=0, regions=0)
+    with torch.no_grad():
+        likely = target.module(inputs).topk(2, 1).indices[:, 1]
+    for row in range(5):
+        if not bool((said == likely[row]).any()):
+            continue
+        images = pool[said == likely[row]]
+        image = images[(images - inputs[row]).norm(dim=1).argmin()]
+        along = (one.candidates[row] - inputs[row]) / (image - inputs[row])
+        torch.testing.assert_close(along, along.mean().expand_as(along), rtol=1e-3, atol=1e-3)
+
+
+def test_watching_shows_every_round() -> None:
+    target, inputs, labels = problem()
+    shown: list[Step] = []
+    LinearRegion(**SMALL).search(  # type: ignore[arg-type]
+        target,
+        inputs,
+        labels,
+        threat_model=ThreatModel(norm="l2", epsilon=0.1),
+        generator=stream(0),
+        watch=shown.append,
+    )
+    assert [step.number for step in shown] == list(range(5))
+    assert {step.total for step in shown} == {5}
+    for step in shown:
+        assert bool((predicted(target, step.points) != labels).all())
+        torch.testing.assert_close(-step.loss, (step.points - inputs).double().norm(dim=1), rtol=1e-5, atol=1e-6)
+
+
+def test_the_class_runs_as_any_attack() -> None:
+    target, inputs, labels = problem()
+    threat_model = ThreatModel(norm="l2", epsilon=0.1)
+    chosen = LinearRegion(**SMALL)  # type: ignore[arg-type]
+    out = run_attack(chosen, target, inputs, labels, threat_model=threat_model, generator=stream(0))
+    assert torch.equal(out, attack(target, inputs, labels).candidates)
+    assert chosen.refusal(threat_model=threat_model) is None
+    assert "gamma=6.0" in chosen.description
+    assert chosen.traits.minimum_norm
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"q": 0.4},
+        {"q": 1.1},
+        {"gamma": 0},
+        {"gamma": -1.0},
+        {"starts": 0},
+        {"start": "black"},
+        {"classes": "some"},
+        {"improvement": 0.1},
+        {"improvement": (0.1, 0.0)},
+        {"regions": -1},
+        {"hops": -1},
+        {"hop_length": 0},
+        {"passes": 0},
+        {"seconds": 0},
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        LinearRegion(**wrong)  # type: ignore[arg-type]
+
+
+def test_starts_that_do_not_fit_are_refused() -> None:
+    target, inputs, labels = problem()
+    with pytest.raises(InvalidArgumentError, match=r"starting_points: .*choose start='noise'"):
+        attack(target, inputs, labels, start="given")
+    with pytest.raises(InvalidArgumentError, match=r"pool: .*choose start='noise'"):
+        attack(target, inputs, labels, start="nearest")
+    with pytest.raises(InvalidArgumentError, match="starting_points"):
+        attack(target, inputs, labels, starting_points=inputs)
+
+
+def test_networks_that_are_not_piecewise_affine_are_refused() -> None:
+    target, inputs, labels = problem()
+    smooth = replace(target, module=nn.Sequential(nn.Linear(8, 4), nn.Tanh()).eval())
+    with pytest.raises(ModelError, match="tanh"):
+        attack(smooth, inputs, predicted(smooth, inputs))
+    assert labels.shape == (4,)
+
+
+def test_the_race_uses_its_regions_up() -> None:
+    assert LinearRegionSettings(regions=20, survivors=4, halving=2).race(12) == [4, 4, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert LinearRegionSettings(regions=9, walk=0, hops=0, halving=1).race(5) == [5, 2, 1, 1]
+    assert LinearRegionSettings(regions=0).race(12) == []
+    assert LinearRegionSettings(regions=5).race(0) == []

@@ -1,0 +1,480 @@
+"""Recording: which networks can be followed, and what their regions are, against the networks themselves."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from robust_ext.attacks.linear_region.recording import record
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.target import Counted, PassCounter
+
+SHAPE = (4, 6, 5)
+# PyTorch says of even kernels that they take a copy.
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+
+
+class Function(nn.Module):
+    """A function between a convolution and a readout, with weights drawn from a seed."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.weight = nn.Parameter(torch.randn(4, SHAPE[0], 3, 3, generator=generator) / 4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.function(F.conv2d(x, self.weight.to(x.dtype), padding=1))
+        hidden = hidden.reshape(x.shape[0], -1)
+        generator = torch.Generator().manual_seed(hidden.shape[1])
+        weight = torch.randn(3, hidden.shape[1], generator=generator, dtype=x.dtype) / hidden.shape[1] ** 0.5
+        return F.linear(hidden, weight)
+
+
+def drawn(rows: int, *, seed: int = 0, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = SHAPE) -> Tensor:
+    return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def check_regions(network: nn.Module, points: Tensor, *, tolerance: float = 1e-10) -> None:
+    """All that holds for the regions of any network, tried at points of the region and along lines out of it."""
+    regions = record(network, points)
+    rows = points.shape[0]
+    with torch.no_grad():
+        logits = network(points)
+    constraints, replayed = regions.forward(points)
+    assert constraints.shape == (rows, regions.constraints)
+    torch.testing.assert_close(replayed, logits, rtol=tolerance, atol=tolerance)
+    assert bool((constraints >= -tolerance).all())
+    check_adjoint(regions, points, tolerance)
+    # The affine map is that of the network wherever all constraints hold, and only there is the pattern the same.
+    line = drawn(rows, seed=1, dtype=points.dtype, shape=tuple(points.shape[1:]))
+    slopes = regions.product(line)[0]
+    falling = torch.where(slopes < -1e-6, -constraints / slopes, torch.inf).clamp(min=0)
+    lengths = falling.amin(1) if regions.constraints else torch.full((rows,), torch.inf)
+    lengths = lengths.clamp(max=1.0).view(-1, *(1,) * (points.dim() - 1))
+    inside = points + 0.99 * lengths * line
+    with torch.no_grad():
+        torch.testing.assert_close(regions.forward(inside)[1], network(inside), rtol=tolerance, atol=tolerance)
+    assert record(network, inside).pattern() == regions.pattern()
+    if tolerance < 1e-8:
+        outside = record(network, points + (lengths + 1e-6) * line).pattern()
+        left = [bool(one < 1.0) for one in lengths.flatten()]
+        assert [a != b for a, b in zip(outside, regions.pattern(), strict=True)] == left
+
+
+def check_adjoint(regions: object, points: Tensor, tolerance: float) -> None:
+    z = drawn(points.shape[0], seed=2, dtype=points.dtype, shape=tuple(points.shape[1:]))
+    constraints, logits = regions.product(z)  # type: ignore[attr-defined]
+    y = torch.randn(constraints.shape, generator=torch.Generator().manual_seed(4), dtype=points.dtype)
+    v = torch.randn(logits.shape, generator=torch.Generator().manual_seed(5), dtype=points.dtype)
+    back = regions.adjoint(y, v)  # type: ignore[attr-defined]
+    assert back.shape == points.shape
+    left = (constraints * y).sum(1) + (logits * v).sum(1)
+    scale = (constraints * y).abs().sum(1) + (logits * v).abs().sum(1) + 1
+    right = (back * z).flatten(1).sum(1)
+    assert bool(((left - right).abs() <= tolerance * scale).all())
+    both = regions.adjoint(y) + regions.adjoint(torch.zeros_like(y), v)  # type: ignore[attr-defined]
+    torch.testing.assert_close(both, back, rtol=tolerance, atol=tolerance * 10)
+
+
+PRELU = torch.tensor([0.3, -0.5, 0.0, 1.2], dtype=torch.float64)
+CONSTANT = torch.linspace(-1, 1, 4, dtype=torch.float64).view(4, 1, 1)
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu in place": lambda x: F.relu(x, inplace=True),
+    "relu_": lambda x: x.relu_(),
+    "torch.relu": torch.relu,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "leaky_relu of negative slope": lambda x: F.leaky_relu(x, -0.4, inplace=True),
+    "prelu": lambda x: F.prelu(x, PRELU.to(x.dtype)),
+    "prelu of one slope": lambda x: F.prelu(x, PRELU[:1].to(x.dtype)),
+    "rrelu": lambda x: F.rrelu(x, 0.1, 0.3),
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.7),
+    "relu6": lambda x: F.relu6(x * 8),
+    "hardsigmoid": lambda x: F.hardsigmoid(x * 3),
+    "softshrink": lambda x: F.softshrink(x, 0.3),
+    "threshold": lambda x: F.threshold(x, 0.2, 0.2),
+    "threshold with a jump": lambda x: nn.Threshold(0.1, -3.0)(x),
+    "clamp": lambda x: x.clamp(-0.3, 0.4),
+    "clamp from below": lambda x: torch.clamp(x, min=0.1),
+    "clamp from above": lambda x: x.clamp_(max=0.1),
+    "clamp_min": lambda x: x.clamp_min(-0.1),
+    "clamp_max": lambda x: torch.clamp_max(x, 0.3),
+    "clamp to tensors": lambda x: x.clamp(CONSTANT.to(x.dtype) / 4, CONSTANT.to(x.dtype) / 4 + 0.2),
+    "abs": torch.abs,
+    "abs_": lambda x: x.abs_(),
+    "builtin abs": abs,
+    "maximum": lambda x: torch.maximum(x, 0.3 - x),
+    "minimum": lambda x: torch.minimum(x, x[:, [1, 2, 3, 0]]),
+    "max of two": lambda x: torch.max(x, 0.1 - 2 * x),
+    "maximum with a constant": lambda x: torch.maximum(x, CONSTANT.to(x.dtype)),
+    "minimum with a constant": lambda x: torch.min(CONSTANT.to(x.dtype), x),
+    "max over channels": lambda x: x.max(1)[0],
+    "min over channels": lambda x: x.min(dim=1, keepdim=True).values,
+    "amax over space": lambda x: x.amax((2, 3)),
+    "amin over mixed dimensions": lambda x: torch.amin(x, (-1, 1), keepdim=True),
+    "max_pool2d": lambda x: F.max_pool2d(x, 2),
+    "max_pool2d that overlaps": lambda x: F.max_pool2d(x, 3, stride=2, padding=1),
+    "max_pool2d of odd settings": lambda x: F.max_pool2d(x, (3, 2), (1, 2), (1, 0), (2, 1), ceil_mode=True),
+    "max_pool2d with unused indices": lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
+    "torch.max_pool2d": lambda x: torch.max_pool2d(x, 2),
+    "max_pool1d": lambda x: F.max_pool1d(x.flatten(2), 4, 3, 1),
+    "max_pool3d": lambda x: F.max_pool3d(x[:, None], 2, 2, 1),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, (4, 2)),
+    "adaptive_max_pool1d": lambda x: F.adaptive_max_pool1d(x.flatten(2), 7),
+    "global max pool": lambda x: nn.AdaptiveMaxPool2d(1)(x),
+}
+NORM = nn.BatchNorm2d(4).double().eval()
+nn.init.uniform_(NORM.weight, -1, 1)
+nn.init.uniform_(NORM.bias, -1, 1)
+NORM.running_mean.uniform_(-1, 1)  # type: ignore[union-attr, operator]
+NORM.running_var.uniform_(0.5, 2)  # type: ignore[union-attr, operator]
+
+
+def filters(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64) / 3
+
+
+AFFINE: dict[str, Callable[[Tensor], Tensor]] = {
+    "conv2d": lambda x: F.conv2d(x, filters(3, 4, 3, 2), filters(3), stride=(2, 1), padding=(1, 0)),
+    "conv2d with groups": lambda x: F.conv2d(x, filters(6, 2, 3, 3), groups=2, dilation=2, padding=2),
+    "depthwise conv2d": lambda x: F.conv2d(x, filters(4, 1, 3, 3), groups=4, stride=2),
+    "conv2d of one channel": lambda x: F.conv2d(x[:, :1], filters(3, 1, 3, 2), stride=(2, 3), padding=(1, 0)),
+    "conv2d that dilates one channel": lambda x: F.conv2d(x[:, :1], filters(3, 1, 2, 2), dilation=(2, 3), stride=2),
+    "conv2d same": lambda x: F.conv2d(x, filters(3, 4, 3, 4), padding="same"),
+    "conv2d same of odd kernels": lambda x: F.conv2d(x, filters(3, 4, 3, 3), filters(3), padding="same", dilation=2),
+    "conv2d valid": lambda x: F.conv2d(x, filters(3, 4, 2, 3), padding="valid"),
+    "conv2d that steps over values": lambda x: F.conv2d(x, filters(3, 4, 2, 2), stride=3),
+    "conv1d": lambda x: F.conv1d(x.flatten(2), filters(3, 4, 5), filters(3), stride=3, padding=1),
+    "conv3d": lambda x: F.conv3d(x[:, None], filters(2, 1, 2, 3, 2), stride=(1, 2, 1)),
+    "circular conv2d": lambda x: nn.functional.conv2d(F.pad(x, (1, 1, 1, 1), mode="circular"), filters(3, 4, 3, 3)),
+    "conv_transpose2d": lambda x: F.conv_transpose2d(x, filters(4, 3, 3, 3), filters(3), 2, 1, 1),
+    "conv_transpose1d": lambda x: F.conv_transpose1d(x.flatten(2), filters(4, 2, 3), stride=2, groups=2),
+    "batch_norm": NORM,
+    "conv and batch_norm": lambda x: NORM(F.conv2d(x, filters(4, 4, 3, 3), filters(4))),
+    "conv used twice and batch_norm": lambda x: (lambda y: NORM(y) + y)(F.conv2d(x, filters(4, 4, 3, 3))),
+    "torch.batch_norm": lambda x: torch.batch_norm(
+        x, NORM.weight, NORM.bias, NORM.running_mean, NORM.running_var, False, 0.1, 1e-5, False
+    ),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    "avg_pool1d": lambda x: F.avg_pool1d(x.flatten(2), 3),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
+    "global average pool": nn.AdaptiveAvgPool2d(1),
+    "mean": lambda x: x.mean((2, 3), keepdim=True),
+    "torch.mean": lambda x: torch.mean(x, dim=1),
+    "sum": lambda x: x.sum(-1),
+    "arithmetic": lambda x: -((1 - x) * 3 / CONSTANT.sub(3) - 2 + CONSTANT) + x,
+    "arithmetic in place": lambda x: x.clone().sub_(CONSTANT).mul_(2).div_(CONSTANT - 4).add_(x, alpha=3).neg_(),
+    "numbers of other kinds": lambda x: torch.tensor(2.0) * x + torch.tensor(3),
+    "subtraction": lambda x: torch.sub(x, x[:, [3, 2, 1, 0]], alpha=0.5),
+    "broadcasting sums": lambda x: x + x.mean(1, keepdim=True) - x[:, :, :1],
+    "a constant that widens": lambda x: x[:, :1] * CONSTANT + (x[:, :1] + CONSTANT) + (CONSTANT - x[:, :1]),
+    "a constant of all rows": lambda x: torch.zeros(x.shape, dtype=x.dtype).add_(2).add_(x) + torch.ones_like(x),
+    "sum of a list": lambda x: sum([x, 2 * x, x[:, :1]]),
+    "permute": lambda x: x.permute(0, 3, 1, 2),
+    "transpose": lambda x: x.transpose(1, -1).contiguous(),
+    "movedim": lambda x: torch.movedim(x, 1, 3),
+    "mT": lambda x: x.mT,
+    "views": lambda x: x.view(x.shape[0], 2, -1).unflatten(1, (2, 1)).squeeze(2).unsqueeze(1).flatten(2),
+    "tokens in the batch": lambda x: F.linear(x.reshape(-1, 30), filters(7, 30)).view(x.shape[0], -1),
+    "relu of tokens in the batch": lambda x: F.relu(x.reshape(-1, 30)).view(x.shape[0], 4, 30),
+    "pooled tokens in the batch": lambda x: F.max_pool2d(x.reshape(-1, 2, 6, 5), 2).view(x.shape[0], -1),
+    "slices": lambda x: x[:, ::2, 1:-1, ..., 0],
+    "picks": lambda x: x[:, [0, 2, 2]][:, None].select(2, 1).narrow(2, 1, 2),
+    "a mask of channels": lambda x: x[:, torch.tensor([True, False, True, False])],
+    "index_select": lambda x: x.index_select(3, torch.tensor([4, 0, 0])),
+    "split and cat": lambda x: torch.cat([*x.split(3, 1), *torch.chunk(x, 2, 1), x.unbind(1)[0][:, None]], 1),
+    "cat with zeros": lambda x: torch.cat([x, x.new_zeros(x.shape[0], 2, 6, 5)], dim=1),
+    "cat with ones": lambda x: torch.cat((torch.ones_like(x), x), -1),
+    "stack": lambda x: torch.stack([x, 2 * x, torch.ones_like(x)], dim=2),
+    "pad": lambda x: F.pad(x, (1, 2, -1, 0, 1, 1), value=0.5),
+    "pad by reflection": lambda x: F.pad(x, (1, 2, 1, 0), mode="reflect"),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "bilinear": lambda x: F.interpolate(x, size=(9, 4), mode="bilinear", align_corners=False),
+    "upsample": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
+    "expand": lambda x: x[:, :1].expand(-1, 3, 6, 5) + x[:, :1].expand_as(x[:, :3]),
+    "repeat": lambda x: x.repeat(1, 2, 1, 3),
+    "linear of tokens": lambda x: F.linear(x, filters(7, 5), filters(7)),
+    "matmul": lambda x: x @ filters(5, 3),
+    "matmul from the left": lambda x: filters(7, 6) @ x,
+    "matmul of a batch": lambda x: torch.matmul(x, filters(4, 5, 2)),
+    "einsum": lambda x: torch.einsum("nchw,ck->nkhw", x, filters(4, 2)),
+    "dropout": lambda x: F.dropout(nn.Dropout2d().eval()(nn.Identity()(x)), 0.5, training=False),
+    "other dtypes": lambda x: x.float().double().to(torch.float64).to(x.dtype) + x.detach(),
+    "shapes and queries": lambda x: x * (x.shape[1] + len(x) - len(x) + x.dim()) if x.is_contiguous() else x,
+}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", GATES)
+def test_every_gate(name: str, rows: int) -> None:
+    check_regions(Function(GATES[name]).double(), drawn(rows))
+    check_regions(Function(GATES[name]), drawn(rows, dtype=torch.float32), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", AFFINE)
+def test_every_affine_function_after_and_before_a_gate(name: str, rows: int) -> None:
+    function = AFFINE[name]
+    tolerance = 1e-5 if name == "other dtypes" else 1e-10
+    check_regions(Function(lambda x: F.relu(function(F.leaky_relu(x)))).double(), drawn(rows), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("name", [*GATES, *AFFINE])
+def test_rows_are_selected_and_points_replaced_in_any_number(name: str) -> None:
+    function = GATES.get(name) or AFFINE[name]
+    network, points = Function(lambda x: F.relu(function(x))).double(), drawn(3)
+    regions = record(network, points)
+    for rows in (torch.tensor([2, 0, 2, 1, 1]), torch.tensor([1]), torch.zeros(0, dtype=torch.int64)):
+        chosen, alone = regions.select(rows), record(network, points[rows])
+        assert chosen.rows == len(rows)
+        assert chosen.pattern() == alone.pattern() == [regions.pattern()[i] for i in rows]
+        z = drawn(len(rows), seed=7)
+        for one, other, whole in zip(chosen.forward(z), alone.forward(z), regions.forward(points), strict=True):
+            # The order within a layer is that of the memory, which may differ for another number of rows.
+            torch.testing.assert_close(one.sort(1).values, other.sort(1).values, rtol=1e-10, atol=1e-10)
+            assert one.shape == (len(rows), whole.shape[1])
+        check_adjoint(chosen, z, 1e-9 if name != "other dtypes" else 1e-5)
+    for rows in (0, 1, 4):
+        others = drawn(rows, seed=11)
+        moved, recorded = regions.at(others), record(network, others)
+        assert moved.pattern() == recorded.pattern()
+        torch.testing.assert_close(moved.logits, recorded.logits, rtol=1e-10, atol=1e-10)
+        z = drawn(rows, seed=12)
+        torch.testing.assert_close(moved.forward(z)[1], recorded.forward(z)[1], rtol=1e-10, atol=1e-10)
+        sides = [one.forward(z)[0].sort(1).values for one in (moved, recorded)]
+        torch.testing.assert_close(*sides, rtol=1e-10, atol=1e-10)
+    mask = torch.tensor([True, False, True])
+    assert regions.select(mask).pattern() == [regions.pattern()[0], regions.pattern()[2]]
+
+
+class Residual(nn.Module):
+    """Shared layers, one of them used twice, in-place activations and a skip connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+        self.pool = nn.MaxPool2d(2)
+        self.out = nn.Linear(4 * 3 * 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.relu(self.norm(self.conv(x)))
+        hidden = self.relu(self.norm(self.conv(hidden)) + hidden)
+        hidden += x
+        return self.out(torch.flatten(self.pool(hidden), 1))
+
+
+def residual() -> Residual:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = Residual()
+        nn.init.uniform_(network.norm.running_mean, -0.5, 0.5)  # type: ignore[arg-type]
+        nn.init.uniform_(network.norm.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+    return network.eval()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_skips_shared_modules_and_memory_formats(channels_last: bool) -> None:
+    network, points = residual().double(), drawn(3)
+    if channels_last:
+        network = network.to(memory_format=torch.channels_last)
+        points = points.contiguous(memory_format=torch.channels_last)
+    check_regions(network, points)
+    regions, plain = record(network, points), record(residual().double(), drawn(3))
+    assert regions.pattern() == plain.pattern()
+    assert [name for name, _ in regions.layers] == ["relu", "relu", "max_pool2d"]
+    assert regions.constraints == 2 * 4 * 30 + 4 * 6 * 4
+    values = regions.forward(points)[0].sort(1).values
+    torch.testing.assert_close(values, plain.forward(points)[0].sort(1).values)
+
+
+def test_no_trace_is_left_on_the_network() -> None:
+    network = residual()
+    network.norm.weight.requires_grad_(False)
+    network.out.weight.grad = torch.ones_like(network.out.weight)
+    before = copy.deepcopy(network.state_dict())
+    points = drawn(2, dtype=torch.float32)
+    given = points.clone()
+    regions = record(network, points)
+    regions.adjoint(*regions.forward(points))
+    assert torch.equal(points, given)
+    assert not points.requires_grad
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert [p.requires_grad for p in network.parameters()] == [True, True, False, True, True, True]
+    assert bool((network.out.weight.grad == 1).all())
+    assert all(p.grad is None for p in network.parameters() if p is not network.out.weight)
+    assert not network.training
+    assert not regions.logits.requires_grad
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+
+
+def test_one_forward_pass_is_made() -> None:
+    counter = PassCounter()
+    counted = Counted(residual(), counter)
+    points = drawn(3, dtype=torch.float32)
+    regions = record(counted, points)
+    regions.adjoint(*regions.forward(points))
+    assert (counter.forward, counter.backward) == (3, 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    layers=st.lists(st.sampled_from([*GATES, *AFFINE]), min_size=2, max_size=4),
+    rows=st.integers(1, 3),
+    seed=st.integers(0, 100),
+)
+def test_networks_of_any_layers(layers: list[str], rows: int, seed: int) -> None:
+    def chained(x: Tensor) -> Tensor:
+        for name in layers:
+            x = (GATES.get(name) or AFFINE[name])(x)
+            # Whatever came out is brought back to the shape that every layer here takes.
+            x = F.linear(x.reshape(x.shape[0], -1), filters(120, x.shape.numel() // x.shape[0])).view(-1, *SHAPE)
+        return x
+
+    tolerance = 1e-5 if "other dtypes" in layers else 1e-8
+    check_regions(Function(chained).double(), drawn(rows, seed=seed), tolerance=tolerance)
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    SCRIPTED = torch.jit.script(nn.Sigmoid())
+
+
+def stale(x: Tensor) -> Tensor:
+    view = x.view(x.shape[0], -1)
+    x.relu_()
+    return view
+
+
+def written(x: Tensor) -> Tensor:
+    x[:, 0] = 1.0
+    return x
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "sigmoid": (torch.sigmoid, "sigmoid"),
+    "tanh": (lambda x: x.tanh_(), "tanh"),
+    "gelu": (nn.GELU(), "gelu"),
+    "silu": (nn.SiLU(), "silu"),
+    "elu": (F.elu, "elu"),
+    "softplus": (F.softplus, "softplus"),
+    "hardswish": (F.hardswish, "hardswish"),
+    "softmax": (lambda x: x.softmax(1), "softmax"),
+    "log_softmax": (lambda x: F.log_softmax(x, 1), "log_softmax"),
+    "product": (lambda x: x * x, "mul"),
+    "product in place": (lambda x: x.clone().mul_(x), "mul"),
+    "matmul": (lambda x: x @ x.mT, "matmul"),
+    "quotient": (lambda x: x / x.sum(1, keepdim=True), "div"),
+    "reciprocal": (lambda x: 1 / x, "div"),
+    "floor division": (lambda x: x // 2, "floordiv"),
+    "power": (lambda x: x**2, "pow"),
+    "exp": (torch.exp, "exp"),
+    "sqrt": (lambda x: x.sqrt(), "sqrt"),
+    "norm": (lambda x: x.norm(dim=1), "norm"),
+    "normalize": (lambda x: F.normalize(x), "normalize"),
+    "std": (lambda x: x.std(1), "std"),
+    "layer_norm": (nn.LayerNorm(SHAPE[1:]).double(), "layer_norm"),
+    "group_norm": (nn.GroupNorm(2, 4).double(), "group_norm"),
+    "instance_norm": (nn.InstanceNorm2d(4), "instance_norm"),
+    "batch_norm in train mode": (nn.BatchNorm2d(4).double(), r"batch_norm: it is in train mode"),
+    "dropout in train mode": (nn.Dropout(), r"dropout: it is in train mode"),
+    "rrelu in train mode": (nn.RReLU(), r"rrelu: it is in train mode"),
+    "comparison": (lambda x: torch.where(x > 0, x, 0.1 * x), "gt"),
+    "sign": (torch.sign, "sign"),
+    "round": (torch.round, "round"),
+    "fft": (lambda x: torch.fft.rfft(x).real, "fft"),
+    "sort": (lambda x: x.sort(1)[0], "sort"),
+    "argmax": (lambda x: x.argmax(1).to(x.dtype), "argmax"),
+    "positions": (lambda x: x.max(1)[1].to(x.dtype), "positions of largest values"),
+    "pooled positions": (lambda x: F.max_pool2d(x, 2, return_indices=True)[1] * 1.0, "positions of largest values"),
+    "max over all": (lambda x: x - x.max(), "max: it works along the batch"),
+    "mean over all": (lambda x: x - x.mean(), "mean: it mixes the rows"),
+    "mean over rows": (lambda x: x - x.mean(0, keepdim=True), "mean: it mixes the rows"),
+    "amax over rows": (lambda x: x.amax(0), "amax: it works along the batch"),
+    "cat of rows": (lambda x: torch.cat([x, x]), "cat: it works along the batch"),
+    "another row": (lambda x: x[[1, 2, 0]], "mixes the rows"),
+    "some rows": (lambda x: x[1:], "mixes the rows"),
+    "rows moved": (lambda x: x.transpose(0, 1), "transpose: it mixes the rows"),
+    "iteration": (lambda x: torch.stack([row for row in x]), "__iter__|unbind"),  # noqa: C416
+    "noise": (lambda x: x + torch.rand(x.shape), "different value in each row"),
+    "noise like": (lambda x: x + torch.randn_like(x), "randn_like"),
+    "numpy": (lambda x: torch.from_numpy(x.detach().numpy()), "numpy"),
+    "item": (lambda x: x * x[0, 0, 0, 0].item(), "__getitem__"),
+    "python value": (lambda x: x * x.sum().item(), "sum"),
+    "condition": (lambda x: x if bool(x.sum(1).sum(1).sum(1).any()) else -x, "any"),
+    "data": (lambda x: x.data, "data"),
+    "assignment": (written, "__setitem__"),
+    "a stale view": (stale, "in place through a view"),
+    "copy into a buffer": (lambda x: torch.empty(x.shape, dtype=x.dtype).copy_(x), "copy"),
+    "out": (lambda x: torch.add(x, 1, out=torch.empty(0, dtype=x.dtype)), "out"),
+    "masked": (lambda x: x.masked_fill(torch.ones(5, dtype=torch.bool), 0.0), "masked_fill"),
+    "limits": (lambda x: x.clamp(min=x.mean(1, keepdim=True)), "limits depend"),
+    "weights": (lambda x: F.linear(x, x[0, 0]), "__getitem__"),
+    "dynamic weights": (lambda x: F.conv2d(filters(3, 4, 6, 5), x), "conv2d"),
+    "scripted": (SCRIPTED, "cannot be seen"),
+    "straight-through": (Straight.apply, "gt"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_functions_are_refused_by_name(name: str) -> None:
+    function, words = REFUSED[name]
+    with pytest.raises(ModelError, match=words) as caught:
+        record(Function(function).double(), drawn(3))
+    assert "supported are linear layers" in str(caught.value)
+
+
+def test_results_that_are_no_logits_are_refused() -> None:
+    points = drawn(2)
+    with pytest.raises(ModelError, match=r"returned shape \(2, 4, 6, 5\), expected logits of shape \(2, classes\)"):
+        record(nn.Identity(), points)
+    with pytest.raises(ModelError, match="returned tuple"):
+        record(nn.MaxPool2d(2, return_indices=True), points)
+
+    class Constant(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ones(x.shape[0], 3)
+
+    with pytest.raises(ModelError, match="do not depend on its input"):
+        record(Constant(), points)
+
+
+@pytest.mark.parametrize("points", [torch.zeros(3), torch.zeros(2, 3, dtype=torch.int64), [[0.0]], None])
+def test_points_that_are_no_batch_are_refused(points: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"points: got .* expected a floating point tensor \(N, ...\)"):
+        record(nn.Flatten(), points)  # type: ignore[arg-type]
+
+
+def test_inference_mode_outside_is_fine_and_inside_is_refused() -> None:
+    network, points = residual().double(), drawn(2)
+    with torch.inference_mode():
+        inside = record(network, points.clone())
+    assert inside.pattern() == record(network, points).pattern()
+
+    def inferred(x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return x + 1
+
+    with pytest.raises(ModelError, match="inference mode"):
+        record(Function(inferred).double(), points)

@@ -1,0 +1,278 @@
+"""Regions: constraints and affine maps against matrices written out by hand, and against the network on both sides."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from robust_ext.attacks.linear_region.recording import record
+from robust_ext.attacks.linear_region.region import Regions
+from robust_ext.errors import InvalidArgumentError
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "networks.py"
+
+
+def published() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("networks", EXAMPLES)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """A network with drawn weights and statistics, so that no normalisation is the identity."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = build().eval()
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.3)  # type: ignore[union-attr]
+                module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+                nn.init.uniform_(module.bias, -0.5, 0.5)
+    return network
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def written_out(regions: Regions) -> tuple[Tensor, Tensor]:
+    """The matrices of one row's constraints and logits, column by column."""
+    values = torch.Size(regions.shape).numel()
+    whole = regions.select(torch.zeros(values, dtype=torch.int64))
+    constraints, logits = whole.product(torch.eye(values, dtype=torch.float64).view(values, *regions.shape))
+    return constraints.T, logits.T
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def test_matrices_of_a_small_network_are_those_of_the_paper() -> None:
+    network = seeded(perceptron).double()
+    first, second, third = (network[i] for i in (0, 2, 4))  # type: ignore[index]
+    x = drawn(4, 5) - 0.5
+    regions = record(network, x)
+    for row in range(4):
+        with torch.no_grad():
+            v1, b1 = first.weight, first.bias
+            sign1 = torch.where(v1 @ x[row] + b1 > 0, 1.0, -1.0).double()
+            gate1 = torch.diag((sign1 + 1) / 2)
+            v2, b2 = second.weight @ gate1 @ v1, second.weight @ gate1 @ b1 + second.bias
+            sign2 = torch.where(v2 @ x[row] + b2 > 0, 1.0, -1.0).double()
+            gate2 = torch.diag((sign2 + 1) / 2)
+            v3, b3 = third.weight @ gate2 @ v2, third.weight @ gate2 @ b2 + third.bias
+        matrix = torch.cat([sign1[:, None] * v1, sign2[:, None] * v2])
+        offset = torch.cat([sign1 * b1, sign2 * b2])
+        one = regions.select(torch.tensor([row]))
+        constraints, logits = written_out(one)
+        torch.testing.assert_close(constraints, matrix, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(logits, v3, rtol=1e-12, atol=1e-12)
+        at_zero = one.forward(torch.zeros(1, 5, dtype=torch.float64))
+        torch.testing.assert_close(at_zero[0][0], offset, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(at_zero[1][0], b3, rtol=1e-12, atol=1e-12)
+        y, v = drawn(1, 13, seed=1), drawn(1, 3, seed=2)
+        torch.testing.assert_close(one.adjoint(y, v)[0], y[0] @ matrix + v[0] @ v3, rtol=1e-12, atol=1e-12)
+    assert regions.layers == (("relu", slice(0, 7)), ("relu", slice(7, 13)))
+
+
+def test_constraints_of_max_pooling_are_winner_minus_others() -> None:
+    network = nn.Sequential(nn.MaxPool2d(2), nn.Flatten())
+    x = drawn(3, 2, 4, 6)
+    regions = record(network, x)
+    windows = x.unfold(2, 2, 2).unfold(3, 2, 2).reshape(3, 12, 4)
+    expected = windows.amax(-1, keepdim=True) - windows
+    values = regions.forward(x)[0].view(3, 2, 4, 6).transpose(2, 3).reshape(3, 12, 4)
+    torch.testing.assert_close(values, expected, rtol=0, atol=0)
+    # Of other points too, where the winner of the recorded point may have lost.
+    z = drawn(3, 2, 4, 6, seed=1)
+    others = z.unfold(2, 2, 2).unfold(3, 2, 2).reshape(3, 12, 4)
+    winner = others.gather(-1, windows.argmax(-1, keepdim=True))
+    values = regions.forward(z)[0].view(3, 2, 4, 6).transpose(2, 3).reshape(3, 12, 4)
+    torch.testing.assert_close(values, winner - others, rtol=0, atol=0)
+    assert bool((values < 0).any())
+
+
+@pytest.mark.parametrize("bounds", [(-0.2, 0.3), (0.0, 0.0)])
+def test_both_limits_of_a_hardtanh_are_constraints(bounds: tuple[float, float]) -> None:
+    x = torch.tensor([[-1.0, 0.1, 0.2, 0.9]], dtype=torch.float64)
+
+    class Clamp(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clamp(*bounds)
+
+    constraints, logits = record(Clamp(), x).forward(x)
+    expected = torch.cat([(x - bounds[0]).abs(), (x - bounds[1]).abs()], 1)
+    torch.testing.assert_close(constraints, expected)
+    torch.testing.assert_close(logits, x.clamp(*bounds))
+
+
+def activations(network: nn.Module, x: Tensor) -> Tensor:
+    """Which values the network's own activations let through, and which each pool picks, seen by hooks."""
+    seen: list[Tensor] = []
+
+    def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if isinstance(module, nn.MaxPool2d):
+            seen.append(F.max_pool2d(args[0], module.kernel_size, return_indices=True)[1].flatten(1))
+        else:
+            seen.append((args[0] > 0).long().flatten(1))
+
+    handles = [m.register_forward_pre_hook(look) for m in network.modules() if isinstance(m, (nn.ReLU, nn.MaxPool2d))]
+    with torch.no_grad():
+        network(x)
+    for handle in handles:
+        handle.remove()
+    return torch.cat(seen, 1)
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 5, 2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(5 * 9, 3),
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_region_ends_where_the_first_constraint_falls_below_zero(seed: int) -> None:
+    network = seeded(convolutional, seed).double()
+    x, line = drawn(6, 2, 6, 7, seed=seed), drawn(6, 2, 6, 7, seed=seed + 50) - 0.5
+    regions = record(network, x)
+    here = activations(network, x)
+
+    def same(length: Tensor) -> Tensor:
+        points = x + length.view(-1, 1, 1, 1) * line
+        inside = (activations(network, points) == here).all(1)
+        constraints, logits = regions.forward(points)
+        assert bool((constraints.amin(1) >= -1e-12)[inside].all())
+        with torch.no_grad():
+            torch.testing.assert_close(logits[inside], network(points)[inside], rtol=1e-10, atol=1e-10)
+        return inside
+
+    values, slopes = regions.forward(x)[0], regions.product(line)[0]
+    crossing = torch.where(slopes < -1e-9, values / -slopes, torch.inf).clamp(min=0).amin(1)
+    # The first change on a fine grid, and then bisection.
+    low, high = torch.zeros(6, dtype=torch.float64), torch.full((6,), torch.inf, dtype=torch.float64)
+    for step in range(1, 4001):
+        length = torch.full((6,), step * 2.5e-4, dtype=torch.float64)
+        changed = ~same(length) & high.isinf()
+        high = torch.where(changed, length, high)
+        low = torch.where(high.isinf(), length, low)
+        if not bool(high.isinf().any()):
+            break
+    assert bool(high.isfinite().all())
+    for _ in range(40):
+        middle = (low + high) / 2
+        inside = same(middle)
+        low, high = torch.where(inside, middle, low), torch.where(inside, high, middle)
+    torch.testing.assert_close(high, crossing, rtol=1e-6, atol=1e-8)
+
+
+NETWORKS = {"wong_kolter_mnist": (1, 28, 28), "mead_mnist": (1, 28, 28), "resnet20": (3, 32, 32)}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_published_networks(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    network = seeded(getattr(published(), name)).to(dtype)
+    x = drawn(2, *NETWORKS[name], dtype=dtype)
+    regions = record(network, x)
+    constraints, logits = regions.forward(x)
+    scale = float(regions.logits.abs().max())
+    with torch.no_grad():
+        torch.testing.assert_close(logits, network(x), rtol=tolerance, atol=tolerance * scale)
+    assert bool((constraints >= -tolerance * scale).all())
+    z = drawn(2, *NETWORKS[name], dtype=dtype, seed=1)
+    y, v = drawn(2, regions.constraints, dtype=dtype, seed=2), drawn(2, 10, dtype=dtype, seed=3)
+    forth, back = regions.product(z), regions.adjoint(y, v)
+    left = (forth[0] * y).sum(1) + (forth[1] * v).sum(1)
+    size = (forth[0] * y).abs().sum(1) + (forth[1] * v).abs().sum(1)
+    assert bool(((left - (back * z).flatten(1).sum(1)).abs() <= tolerance * size).all())
+    # The gradient of the logits is that of the network.
+    point = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(network(point), point, v)
+    found = regions.adjoint(torch.zeros_like(y), v)
+    torch.testing.assert_close(found, gradient, rtol=tolerance, atol=tolerance * 10 * float(gradient.abs().max()))
+    torch.testing.assert_close(regions.forward(z)[0] - forth[0], regions.forward(0 * z)[0], rtol=1e-4, atol=1e-4)
+    assert regions.pattern() == record(network, x + tolerance * 1e-4 * z).pattern() or dtype == torch.float32
+
+
+def test_no_image_and_one_image() -> None:
+    network = seeded(convolutional).double()
+    regions = record(network, drawn(0, 2, 6, 7))
+    constraints, logits = regions.forward(drawn(0, 2, 6, 7))
+    one = record(network, drawn(1, 2, 6, 7))
+    assert constraints.shape == (0, one.constraints)
+    assert logits.shape == regions.logits.shape == (0, 3)
+    assert regions.adjoint(constraints, logits).shape == (0, 2, 6, 7)
+    assert regions.pattern() == []
+    assert one.forward(drawn(1, 2, 6, 7))[0].shape == (1, one.constraints)
+
+
+def test_a_network_without_choices_has_one_region() -> None:
+    network = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3))).double()
+    x = drawn(2, 2, 3)
+    regions = record(network, x)
+    constraints, logits = regions.forward(drawn(2, 2, 3, seed=1))
+    assert (regions.constraints, constraints.shape) == (0, (2, 0))
+    assert regions.pattern()[0] == regions.pattern()[1]
+    back = regions.adjoint(constraints, torch.ones_like(logits))
+    torch.testing.assert_close(back[0].flatten(), network[1].weight.sum(0).detach())  # type: ignore[index]
+    assert bool((regions.adjoint(constraints) == 0).all())
+
+
+def test_choices_are_kept_small() -> None:
+    network = seeded(convolutional)
+    regions = record(network, drawn(3, 2, 6, 7, dtype=torch.float32))
+    kinds = {}
+    for step in regions._steps:
+        choices = getattr(step.operation, "choices", None)
+        if choices is not None:
+            kinds[step.operation.name] = choices().dtype  # type: ignore[union-attr]
+    assert kinds == {"relu": torch.bool, "max_pool2d": torch.int32}
+
+
+def test_results_do_not_ask_for_gradients_and_arguments_stay() -> None:
+    network = seeded(convolutional).double()
+    x = drawn(2, 2, 6, 7)
+    regions = record(network, x)
+    z, y, v = drawn(2, 2, 6, 7), drawn(2, regions.constraints), drawn(2, 3)
+    given = [one.clone() for one in (z, y, v)]
+    first = (*regions.forward(z), regions.adjoint(y, v))
+    second = (*regions.forward(z), regions.adjoint(y, v))
+    assert not any(one.requires_grad for one in first)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip((z, y, v), given, strict=True))
+
+
+def test_wrong_shapes_and_dtypes_are_refused() -> None:
+    regions = record(seeded(perceptron).double(), drawn(4, 5))
+    good = drawn(4, 5), drawn(4, 13), drawn(4, 3)
+    with pytest.raises(InvalidArgumentError, match=r"z: got shape \(3, 5\), expected shape \(4, 5\)"):
+        regions.forward(good[0][:3])
+    with pytest.raises(InvalidArgumentError, match=r"points: got shape \(4, 4\), expected shape \(4, 5\)"):
+        regions.at(good[0][:, :4])
+    with pytest.raises(InvalidArgumentError, match=r"z: got dtype torch.float32"):
+        regions.product(good[0].float())
+    with pytest.raises(InvalidArgumentError, match=r"multipliers: got shape \(4, 12\), expected shape \(4, 13\)"):
+        regions.adjoint(good[1][:, :12])
+    with pytest.raises(InvalidArgumentError, match=r"logits: got shape \(4, 2\), expected shape \(4, 3\)"):
+        regions.adjoint(good[1], good[2][:, :2])
+    with pytest.raises(InvalidArgumentError, match=r"rows: got torch\.float32"):
+        regions.select(torch.zeros(3))
+    with pytest.raises(InvalidArgumentError, match=r"rows: got shape \(3,\)"):
+        regions.select(torch.tensor([True, False, True]))

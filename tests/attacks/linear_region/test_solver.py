@@ -1,0 +1,331 @@
+"""The solver against exact ones: quadprog for l2, HiGHS for linf and l1, on regions of small networks and polytopes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+from torch import Tensor
+
+from robust_ext.attacks.linear_region.solver import Solution, SolverSettings, Status, solve
+from robust_ext.attacks.linear_region.solver_constraints import DenseConstraints
+from robust_ext.attacks.linear_region.solver_scaling import Scaling, estimate_scaling
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.threat import NORMS
+
+Problems = tuple[DenseConstraints, Tensor, tuple[float, float]]
+COUNT = 25
+# Inputs, hidden widths, decision rows.
+NETWORKS = ((1, (6,), 1), (4, (8, 6), 2), (10, (16, 12), 1), (20, (12,), 3))
+# Inputs, rows, half the width of the box.
+POLYTOPES = ((1, 3, 0.5), (6, 30, 0.5), (15, 20, 0.5), (12, 25, 10.0))
+FAMILIES = [("network", *shape) for shape in NETWORKS] + [("polytope", *shape) for shape in POLYTOPES]
+
+
+def affine_region(
+    generator: torch.Generator, inputs: int, widths: tuple[int, ...], decisions: int
+) -> tuple[Tensor, Tensor]:
+    """Rows of the region of a random point in a random ReLU network, and of the wish that one class wins."""
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    point = torch.rand(inputs, generator=generator, dtype=torch.float64)
+    matrix, offset = torch.eye(inputs, dtype=torch.float64), torch.zeros(inputs, dtype=torch.float64)
+    rows, offsets = [], []
+    for width in widths:
+        weight, bias = draw(width, matrix.shape[0]) / matrix.shape[0] ** 0.5, 0.3 * draw(width)
+        matrix, offset = weight @ matrix, weight @ offset + bias
+        sign = torch.where(matrix @ point + offset >= 0, 1.0, -1.0).double()
+        rows.append(sign[:, None] * matrix)
+        offsets.append(sign * offset)
+        matrix, offset = matrix * (sign > 0)[:, None], offset * (sign > 0)
+    weight, bias = draw(decisions + 1, matrix.shape[0]) / matrix.shape[0] ** 0.5, 0.3 * draw(decisions + 1)
+    matrix, offset = weight @ matrix, weight @ offset + bias
+    rows.append(matrix[:1] - matrix[1:])
+    offsets.append(offset[:1] - offset[1:])
+    return torch.cat(rows), torch.cat(offsets)
+
+
+def polytope(generator: torch.Generator, inputs: int, rows: int, half: float) -> tuple[Tensor, Tensor]:
+    """Random rows of very different norms that hold at a random point of the unit box, but one in ten tells lies."""
+    matrix = torch.randn(rows, inputs, generator=generator, dtype=torch.float64)
+    matrix *= torch.randn(rows, 1, generator=generator, dtype=torch.float64).exp()
+    inside = torch.rand(inputs, generator=generator, dtype=torch.float64)
+    slack = 0.1 * torch.rand(rows, generator=generator, dtype=torch.float64) * matrix.norm(dim=1)
+    if float(torch.rand(1, generator=generator)) < 0.1:
+        slack[0] -= (1 + 2 * half) * matrix[0].abs().sum()
+    return matrix, slack - matrix @ inside
+
+
+@cache
+def problems(family: int) -> Problems:
+    kind, inputs, size, extra = FAMILIES[family]
+    generator = torch.Generator().manual_seed(family)
+    make = affine_region if kind == "network" else polytope
+    pairs = [make(generator, inputs, size, extra) for _ in range(COUNT)]  # type: ignore[operator]
+    matrix, offset = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+    decision = torch.zeros(matrix.shape[1], dtype=torch.bool)
+    decision[-extra if kind == "network" else -1 :] = True
+    x = torch.rand(COUNT, inputs, generator=generator, dtype=torch.float64)
+    bounds = (0.5 - extra, 0.5 + extra) if kind == "polytope" else (0.0, 1.0)
+    return DenseConstraints(matrix, offset, decision), x, bounds
+
+
+def exact_linear(
+    matrix: np.ndarray, offset: np.ndarray, x: np.ndarray, norm: str, bounds: tuple[float, float]
+) -> float:
+    """The same as a linear program in the point, and in a radius or in the size of each offset."""
+    rows, inputs = matrix.shape
+    sizes = np.ones((inputs, 1)) if norm == "linf" else np.eye(inputs)
+    extra = sizes.shape[1]
+    eye = np.eye(inputs)
+    above = np.block([[-matrix, np.zeros((rows, extra))], [eye, -sizes], [-eye, -sizes]])
+    limits = [*[bounds] * inputs, *[(0, None)] * extra]
+    cost = np.concatenate([np.zeros(inputs), np.ones(extra)])
+    found = linprog(cost, above, np.concatenate([offset, x, -x]), bounds=limits, method="highs")
+    assert found.status in (0, 2), found.message
+    return float(found.fun) if found.status == 0 else np.inf
+
+
+def exact_quadratic(matrix: np.ndarray, offset: np.ndarray, x: np.ndarray, bounds: tuple[float, float]) -> float:
+    quadprog = pytest.importorskip("quadprog", reason="quadprog is the oracle of the l2 problem")
+    sizes = np.linalg.norm(matrix, axis=1)
+    if (offset[sizes == 0] < 0).any():
+        return np.inf
+    matrix, offset, sizes = matrix[sizes > 0], offset[sizes > 0], sizes[sizes > 0]
+    eye = np.eye(len(x))
+    rows = np.concatenate([matrix / sizes[:, None], eye, -eye])
+    least = np.concatenate([-offset / sizes, np.full(len(x), bounds[0]), np.full(len(x), -bounds[1])])
+    try:
+        point = quadprog.solve_qp(eye, x, rows.T, least)[0]
+    except ValueError as error:
+        if "inconsistent" not in str(error):
+            raise
+        return np.inf
+    return float(np.linalg.norm(point - x))
+
+
+@cache
+def optima(family: int, norm: str) -> Tensor:
+    constraints, x, bounds = problems(family)
+    triples = zip(constraints.matrix.numpy(), constraints.offset.numpy(), x.numpy(), strict=True)
+    if norm == "l2":
+        return torch.tensor([exact_quadratic(*triple, bounds) for triple in triples], dtype=torch.float64)
+    return torch.tensor([exact_linear(*triple, norm, bounds) for triple in triples], dtype=torch.float64)
+
+
+def run(family: int, norm: str, dtype: torch.dtype, *, best: Tensor | None = None, **stops: float) -> Solution:
+    constraints, x, bounds = problems(family)
+    dense = DenseConstraints(constraints.matrix.to(dtype), constraints.offset.to(dtype), constraints.decision)
+    stop = SolverSettings(**{"margin": 2e-5 if dtype == torch.float32 else 1e-9, **stops})  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    return solve(dense, x.to(dtype), norm=norm, bounds=bounds, generator=generator, best=best, settings=stop)
+
+
+def gaps(found: Solution, optimum: Tensor) -> Tensor:
+    """By how much the bounds of the feasible problems lie above the optimum, relative where that is not 0."""
+    feasible = optimum.isfinite()
+    return ((found.bound.double() - optimum) / optimum.clamp_min(1e-3))[feasible]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_l2_is_solved_in_100_iterations(dtype):
+    families = range(len(FAMILIES))
+    errors = torch.cat([gaps(run(f, "l2", dtype, iterations=100, tolerance=1e-4), optima(f, "l2")) for f in families])
+    # A few polytopes are so narrow that they take longer; see the next test.
+    assert (errors.abs() <= 1e-3).double().mean() >= 0.99
+    assert float(errors.abs().max()) <= 5e-3
+
+
+@pytest.mark.parametrize("family", range(len(FAMILIES)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_l2_is_solved_in_300_iterations(family, dtype):
+    found = run(family, "l2", dtype, iterations=300, tolerance=1e-4)
+    assert float(gaps(found, optima(family, "l2")).abs().max()) <= 1e-3
+
+
+@pytest.mark.parametrize("family", range(len(FAMILIES)))
+@pytest.mark.parametrize("norm", ["linf", "l1"])
+def test_linear_programs_are_solved(family, norm):
+    found = run(family, norm, torch.float64, iterations=1000, tolerance=1e-4)
+    assert float(gaps(found, optima(family, norm)).abs().max()) <= 1e-3
+
+
+def test_the_problems_are_of_all_kinds():
+    values = torch.cat([optima(family, "linf") for family in range(len(FAMILIES))])
+    assert len(values) == 200
+    assert int(values.isinf().sum()) >= 20
+    assert int((values == 0).sum()) >= 5
+    assert int((values.isfinite() & (values > 0.1)).sum()) >= 50
+
+
+@pytest.mark.parametrize("family", range(len(FAMILIES)))
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 2e-5), (torch.float64, 1e-9)])
+def test_the_bound_never_passes_the_optimum(family, norm, dtype, allowed):
+    for iterations in (1, 5, 20, 150):
+        found = run(family, norm, dtype, iterations=iterations, tolerance=1e-9)
+        assert float(gaps(found, optima(family, norm)).max()) <= allowed
+
+
+@pytest.mark.parametrize("family", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("norm", NORMS)
+def test_statuses_are_true(family, norm):
+    constraints, x, bounds = problems(family)
+    optimum = optima(family, norm)
+    found = run(family, norm, torch.float64, iterations=2000, tolerance=1e-5)
+    assert torch.equal(found.status == Status.INFEASIBLE, optimum.isinf())
+    assert torch.equal(found.bound.isinf(), optimum.isinf())
+    solved = found.status == Status.SOLVED
+    assert solved[optimum.isfinite()].float().mean() >= 0.9
+    assert not (found.status == Status.NO_IMPROVEMENT).any()
+    assert (found.points >= bounds[0]).all()
+    assert (found.points <= bounds[1]).all()
+    order = {"linf": torch.inf, "l2": 2, "l1": 1}[norm]
+    distance = torch.linalg.vector_norm(found.points - x, ord=order, dim=1)
+    torch.testing.assert_close(distance[solved], optimum[solved], rtol=1e-3, atol=1e-9)
+    missed = constraints.forward(found.points) / constraints.matrix.norm(dim=2).clamp_min(1e-9)
+    assert (missed[solved].amin(1) >= -1e-4 * distance[solved] - 1e-9).all()
+
+
+@pytest.mark.parametrize("family", [0, 2, 5])
+@pytest.mark.parametrize("norm", NORMS)
+def test_problems_without_improvement_are_given_up(family, norm):
+    optimum = optima(family, norm)
+    far = optimum.isfinite() & (optimum > 0)
+    full = run(family, norm, torch.float32, iterations=1000)
+    beaten = run(family, norm, torch.float32, best=0.9 * optimum, iterations=1000)
+    assert (beaten.status[far] == Status.NO_IMPROVEMENT).all()
+    assert int(beaten.iterations[far].sum()) < int(full.iterations[far].sum())
+    worth = run(family, norm, torch.float32, best=1.001 * optimum + 1e-6, iterations=1000)
+    assert not (worth.status == Status.NO_IMPROVEMENT).any()
+
+
+@pytest.mark.parametrize("family", [1, 6])
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_problem_does_not_depend_on_its_batch(family, norm):
+    constraints, x, bounds = problems(family)
+    together = run(family, norm, torch.float64, iterations=60)
+    for row in (0, 7, COUNT - 1):
+        only = torch.tensor([row])
+        generator, stop = torch.Generator().manual_seed(0), SolverSettings(iterations=60, margin=1e-9)
+        alone = solve(constraints.select(only), x[only], norm=norm, bounds=bounds, generator=generator, settings=stop)
+        assert alone.status[0] == together.status[row]
+        assert alone.iterations[0] == together.iterations[row]
+        torch.testing.assert_close(alone.points[0], together.points[row], rtol=0, atol=1e-8)
+        torch.testing.assert_close(alone.bound[0], together.bound[row], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("rows", "inputs"), [(0, 4), (3, 4), (3, 1)])
+def test_nothing_to_do(norm, rows, inputs):
+    generator = torch.Generator().manual_seed(0)
+    for count in (0, 1, 2):
+        x = torch.full((count, inputs), 0.25)
+        constraints = DenseConstraints(torch.ones(count, rows, inputs), torch.ones(count, rows))
+        found = solve(constraints, x, norm=norm, bounds=(0, 1), generator=generator)
+        assert torch.equal(found.points, x)
+        assert found.status.tolist() == [Status.SOLVED] * count
+        assert found.bound.tolist() == [0] * count
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_constant_rows(norm, dtype):
+    matrix = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]] * 3 + [[[0.0, 0.0], [0.0, 0.0]]], dtype=dtype)
+    offset = torch.tensor([[-0.5, 0.0], [-0.5, 2.0], [-0.5, -1e-3], [0.0, 1.0]], dtype=dtype)
+    generator, x = torch.Generator().manual_seed(0), torch.zeros(4, 2, dtype=dtype)
+    found = solve(DenseConstraints(matrix, offset), x, norm=norm, bounds=(0, 1), generator=generator)
+    assert found.status.tolist() == [Status.SOLVED, Status.SOLVED, Status.INFEASIBLE, Status.SOLVED]
+    torch.testing.assert_close(found.bound[:2], torch.full((2,), 0.5, dtype=dtype), rtol=1e-3, atol=0)
+    assert float(found.bound[3]) == 0
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31), norm=st.sampled_from(NORMS), low=st.sampled_from([-3.0, 0.0, 100.0]))
+def test_units_do_not_matter(seed, norm, low):
+    """Rows in other units, and inputs in [low, low + 255] instead of [0, 1], change nothing but the distance."""
+    constraints, x, _ = problems(1)
+    factors = torch.randn(constraints.offset.shape, generator=torch.Generator().manual_seed(seed)).mul(3).exp().double()
+    matrix = constraints.matrix * factors.unsqueeze(2) / 255
+    offset = constraints.offset * factors - low * matrix.sum(2)
+    scaled = DenseConstraints(matrix, offset, constraints.decision)
+    found = solve(
+        scaled,
+        low + 255 * x,
+        norm=norm,
+        bounds=(low, low + 255),
+        generator=torch.Generator().manual_seed(0),
+        settings=SolverSettings(iterations=1000),
+    )
+    optimum = optima(1, norm)
+    assert torch.equal(found.bound.isinf(), optimum.isinf())
+    feasible = optimum.isfinite()
+    torch.testing.assert_close(found.bound[feasible] / 255, optimum[feasible], rtol=5e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_any_scaling_leads_to_the_solution(norm):
+    constraints, x, bounds = problems(1)
+    factors = 0.5 + torch.rand(constraints.offset.shape, generator=torch.Generator().manual_seed(0)).double()
+    rough = Scaling(rows=factors / constraints.matrix.norm(dim=2).clamp_min(1e-3), norm=torch.ones(COUNT).double())
+    found = solve(
+        constraints,
+        x,
+        norm=norm,
+        bounds=bounds,
+        generator=torch.Generator(),
+        scaling=rough,
+        settings=SolverSettings(iterations=2000),
+    )
+    assert float(gaps(found, optima(1, norm)).abs().max()) <= 3e-3
+
+
+def test_scaling_brings_rows_to_norm_1_and_decisions_to_more():
+    generator = torch.Generator().manual_seed(1)
+    matrix = torch.randn(2, 400, 6, generator=generator).double() * torch.rand(2, 400, 1, generator=generator).double()
+    decision = torch.zeros(400, dtype=torch.bool)
+    decision[-20:] = True
+    constraints, x = DenseConstraints(matrix, torch.zeros(2, 400).double(), decision), torch.zeros(2, 6).double()
+    # The mean of 16 squares of normals is below 1 / 16 or above 4 less than once in 10 million rows.
+    for wanted, reached in ((2.0, 2.0), (100.0, 5.0)):
+        generator.manual_seed(0)
+        made = estimate_scaling(
+            constraints, x, generator=generator, power_iterations=30, decision_weight=wanted, probes=16
+        )
+        sizes = matrix.norm(dim=2) * made.rows
+        assert (sizes[:, ~decision] > 1 / 2).all()
+        assert (sizes[:, ~decision] < 4).all()
+        assert float(sizes[:, ~decision].mean()) == pytest.approx(1, rel=0.1)
+        # Half of the norm of the matrix, which grows with the decision rows, caps the weight.
+        norm = torch.linalg.matrix_norm(matrix * made.rows.unsqueeze(2), 2)
+        torch.testing.assert_close(made.norm, norm, rtol=0.02, atol=0)
+        weight = sizes[:, decision].mean(1)
+        assert (weight >= 0.8 * reached).all()
+        assert (weight <= 1.2 * torch.minimum(torch.full_like(norm, wanted), norm / 2)).all()
+
+
+def test_wrong_arguments():
+    constraints, x, bounds = problems(1)
+    generator = torch.Generator()
+    cases: list[tuple[str, dict[str, object]]] = [
+        ("norm", {"norm": "l3"}),
+        ("bounds", {"bounds": (1, 0)}),
+        ("inputs", {"inputs": x + 2}),
+        ("inputs", {"inputs": x.half()}),
+        ("best", {"best": torch.zeros(3)}),
+    ]
+    for argument, wrong in cases:
+        settings_ = {"inputs": x, "norm": "l2", "bounds": bounds, "generator": generator, **wrong}
+        with pytest.raises(InvalidArgumentError, match=f"^{argument}: got"):
+            solve(constraints, **settings_)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="tolerance"):
+        SolverSettings(tolerance=0)
+    with pytest.raises(InvalidArgumentError, match="offset"):
+        DenseConstraints(torch.zeros(2, 3, 4), torch.zeros(2, 4))

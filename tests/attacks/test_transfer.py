@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.base import Attack, AttackTraits, CallableAttack, draw_seed
+from robust_ext.attacks.transfer import Transfer, TransferResult
+from robust_ext.demo.network import digits_network
+from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.random_streams import stream
+from robust_ext.target import Target
+from robust_ext.testing.networks import small_batch, small_network
+from robust_ext.threat import ThreatModel
+
+SHAPE = (1, 4, 4)
+THREAT = ThreatModel(norm="linf", epsilon=0.15)
+
+
+class Asked(nn.Module):
+    """Keeps every batch it is asked about."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.batches: list[Tensor] = []
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.batches.append(x.clone())
+        logits: Tensor = self.inner(x)
+        return logits
+
+
+class Masked(nn.Module):
+    """Rounded logits: the decisions of a network, and no gradient."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x)
+        return (logits * 4).round() / 4
+
+
+class Shift(Attack):
+    """Moves all values by a constant; returns NaN for the first row where told to."""
+
+    def __init__(self, by: float, *, nan: bool = False, norms: tuple[str, ...] = ("linf", "l2", "l1")) -> None:
+        self.by, self.nan = by, nan
+        self.name = f"Shift({by:g})"
+        self.traits = AttackTraits(rows="ordered", gradients=False, norms=norms)
+
+    def generate(self, target: Target, inputs: Tensor, labels: Tensor, **_: Any) -> Tensor:
+        moved = inputs + self.by
+        if self.nan:
+            moved[0, ..., 0] = torch.nan
+        return moved
+
+
+def target_of(module: nn.Module, classes: int = 4, shape: tuple[int, ...] = SHAPE) -> Target:
+    return Target(module=module, bounds=THREAT.bounds, classes=classes, input_shape=shape, device=torch.device("cpu"))
+
+
+def transfer(
+    attack: Transfer, module: nn.Module, x: Tensor, y: Tensor, *, threat_model: ThreatModel = THREAT, classes: int = 4
+) -> TransferResult:
+    target = target_of(module, classes, tuple(x.shape[1:]))
+    return attack.run(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(0))
+
+
+def apgd(module: nn.Module, x: Tensor, y: Tensor, *, classes: int, epsilon: float, **chosen: Any) -> Tensor:
+    return APGD(**chosen).generate(
+        target_of(module, classes, tuple(x.shape[1:])),
+        x,
+        y,
+        threat_model=ThreatModel(norm="linf", epsilon=epsilon),
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def problem(count: int = 8) -> tuple[nn.Module, Tensor, Tensor]:
+    network, x = small_network(SHAPE, 4), small_batch(count, SHAPE)
+    return network, x, network(x).argmax(1)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[nn.Module, Tensor, Tensor]:
+    data = load_digits()
+    x = torch.from_numpy(data.images[-40:, None] / 16).float()
+    y = torch.from_numpy(data.target[-40:]).long()
+    network = digits_network()
+    right = network(x).argmax(1) == y
+    return network, x[right], y[right]
+
+
+def wrong(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = module(x)
+    return logits.argmax(1) != y
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.1])
+def test_from_the_target_itself_it_is_as_strong_as_apgd(
+    digits: tuple[nn.Module, Tensor, Tensor], epsilon: float
+) -> None:
+    network, x, y = digits
+    threat_model = ThreatModel(norm="linf", epsilon=epsilon)
+    found = transfer(
+        Transfer(surrogates={"itself": network}, steps=20), network, x, y, threat_model=threat_model, classes=10
+    )
+    seed = draw_seed(torch.Generator().manual_seed(0))
+    solved = torch.zeros_like(found.found)
+    for loss in ("ce", "margin", "targeted-dlr"):
+        attack = APGD(steps=20, loss=loss, target_classes=3)
+        points = attack.generate(
+            target_of(network, 10, (1, 8, 8)),
+            x,
+            y,
+            threat_model=threat_model,
+            generator=stream(seed, "itself", attack.name),
+        )
+        solved |= wrong(network, points, y)
+    assert torch.equal(found.found, solved)
+    assert torch.equal(found.found, wrong(network, found.candidates, y))
+    assert bool(found.found.any())
+    assert bool(threat_model.contains(found.candidates, x).all())
+
+
+def test_it_beats_apgd_on_a_target_that_masks_its_gradients(digits: tuple[nn.Module, Tensor, Tensor]) -> None:
+    network, x, y = digits
+    masked = Masked(network)
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    direct = wrong(masked, apgd(masked, x, y, classes=10, epsilon=0.1, steps=20), y)
+    attack = Transfer(surrogates={"static": network}, steps=20)
+    found = transfer(attack, masked, x, y, threat_model=threat_model, classes=10)
+    assert int(found.found.sum()) >= int(direct.sum()) + 5
+    assert torch.equal(found.found, wrong(masked, found.candidates, y))
+
+
+def test_failures_on_the_surrogate_are_transferred_too() -> None:
+    network, x, y = problem()
+    tiny = ThreatModel(norm="linf", epsilon=0.01)
+    attack = Transfer(surrogates={"one": network}, attacks=[APGD(steps=5)])
+    found = transfer(attack, network, x, y, threat_model=tiny)
+    lost = ~found.found
+    assert bool(lost.any())
+    assert float(tiny.distance(found.candidates, x)[lost].min()) > 0.005
+
+
+def test_each_row_gets_the_worst_of_its_candidates_and_its_origin() -> None:
+    network, x, y = problem(24)
+    shifts = [Shift(by) for by in (-0.15, -0.07, 0.07, 0.15)]
+    other = small_network((1, 4, 4), 4)
+    target = Asked(network)
+    found = transfer(Transfer(surrogates={"a": network, "b": other}, attacks=shifts), target, x, y)
+    assert len(target.batches) == 8
+    assert found.sources == tuple((name, shift.name) for name in ("a", "b") for shift in shifts)
+    fooled = 0
+    for row in range(24):
+        ranked = []
+        for number, batch in enumerate(target.batches[:4]):
+            logits = network(batch)[row].tolist()
+            label = logits.pop(int(y[row]))
+            ranked.append((max(logits) - label, -number))
+        value, number = max(ranked)
+        assert int(found.origin[row]) == -number
+        assert float(found.losses[row]) == pytest.approx(value, abs=1e-5)
+        assert bool(found.found[row]) == (value > 0)
+        assert torch.equal(found.candidates[row], target.batches[-number][row])
+        fooled += value > 0
+        assert found.fooled[:, row].tolist() == [entry[0] > 0 for entry in ranked] * 2
+    assert 0 < fooled < 24
+    assert len(found.origin.unique()) > 1
+
+
+def test_misclassified_candidates_go_before_others() -> None:
+    class Two(nn.Module):
+        """Cross-entropy ranks the point of an unsure right answer above that of a sure wrong one."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = x.flatten(1)[:, 0]
+            near = x.new_tensor([0.0, 0.01, -50, -50]).expand(len(x), 4)
+            far = x.new_tensor([0.01, 0.0, 0.0, 0.0]).expand(len(x), 4)
+            return torch.where((first > 0.6)[:, None], near, far)
+
+    x, y = torch.full((2, *SHAPE), 0.5), torch.zeros(2, dtype=torch.int64)
+    attacks = [Shift(0.15), Shift(-0.15)]
+    attack = Transfer(surrogates={"a": small_network(SHAPE, 4)}, attacks=attacks, loss="ce")
+    found = transfer(attack, Two().eval(), x, y)
+    assert found.origin.tolist() == [0, 0]
+    assert bool(found.found.all())
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_points_outside_are_taken_back(norm: str) -> None:
+    network, x, y = problem()
+    threat_model = ThreatModel(norm=norm, epsilon=0.3)
+    target = Asked(network)
+    attack = Transfer(surrogates={"a": network}, attacks=[Shift(0.6, nan=True), Shift(0.01)])
+    transfer(attack, target, x, y, threat_model=threat_model)
+    far, near = target.batches
+    assert torch.equal(far[0], x[0])
+    for points in (far, near):
+        assert bool(torch.isfinite(points).all())
+        assert bool(threat_model.contains(points, x).all())
+        assert 0 <= float(points.min()) <= float(points.max()) <= 1
+    assert float(threat_model.distance(far, x)[1:].min()) > 0.29
+    if norm == "linf":
+        torch.testing.assert_close(far[1:], (x[1:] + 0.3).clamp(0, 1))
+        assert torch.equal(near, (x + 0.01).clamp(0, 1))
+
+
+def test_no_answer_leaves_the_input() -> None:
+    class Mute(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.new_full((len(x), 4), torch.nan)
+
+    network, x, y = problem()
+    found = transfer(Transfer(surrogates={"a": network}, attacks=[Shift(0.1)]), Mute().eval(), x, y)
+    assert torch.equal(found.candidates, x)
+    assert found.origin.tolist() == [-1] * 8
+    assert not bool(found.found.any() or found.fooled.any())
+
+
+def test_points_of_a_source_do_not_depend_on_the_others() -> None:
+    network, x, y = problem()
+    other = small_network(SHAPE, 4)
+    alone, among = Asked(network), Asked(network)
+    transfer(Transfer(surrogates={"b": other}, attacks=[APGD(steps=3)]), alone, x, y)
+    attacks = [APGD(steps=3, loss="margin"), APGD(steps=3)]
+    transfer(Transfer(surrogates={"a": network, "b": other}, attacks=attacks), among, x, y)
+    assert torch.equal(alone.batches[0], among.batches[3])
+    assert not torch.equal(alone.batches[0], among.batches[1])
+
+
+def test_as_an_attack_it_keeps_its_result() -> None:
+    network, x, y = problem()
+    attack = Transfer(surrogates={"a": network}, steps=3)
+    assert attack.result is None
+    out = attack.generate(target_of(network), x, y, threat_model=THREAT, generator=stream(0))
+    assert attack.result is not None
+    assert torch.equal(out, attack.result.candidates)
+    assert attack.result.sources == (("a", "APGD-CE"), ("a", "APGD-MARGIN"), ("a", "APGD-TARGETED-DLR"))
+    assert (attack.traits.rows, attack.traits.gradients, attack.traits.failure) == ("ordered", False, "best")
+    again = attack.generate(target_of(network), x, y, threat_model=THREAT, generator=stream(0))
+    assert torch.equal(again, out)
+
+
+def test_surrogates_are_run_in_eval_mode_and_left_as_they_were() -> None:
+    network, x, y = problem()
+    training, first = small_network(SHAPE, 4).train(), APGD(steps=3)
+    values = {name: value.clone() for name, value in training.state_dict().items()}
+    asked = [Asked(network), Asked(network)]
+    for module, surrogate in zip(asked, (training, small_network(SHAPE, 4)), strict=True):
+        transfer(Transfer(surrogates={"a": surrogate}, attacks=[first]), module, x, y)
+    assert torch.equal(asked[0].batches[0], asked[1].batches[0])
+    assert all(part.training for part in training.modules())
+    assert all(torch.equal(value, values[name]) for name, value in training.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in training.parameters())
+
+
+def test_two_classes_are_enough_and_inputs_are_not_changed() -> None:
+    network, x = small_network(SHAPE, 2), small_batch(5, SHAPE)
+    y = network(x).argmax(1)
+    before = x.clone()
+    found = transfer(Transfer(surrogates={"a": network}, steps=5), network, x, y, classes=2)
+    assert bool(found.found.any())
+    assert torch.equal(x, before)
+
+
+def test_no_rows_and_one_row() -> None:
+    network, x, y = problem()
+    attack = Transfer(surrogates={"a": network}, steps=2)
+    none = transfer(attack, network, x[:0], y[:0])
+    assert none.candidates.shape == (0, *SHAPE)
+    assert none.fooled.shape == (3, 0)
+    one = transfer(attack, network, x[:1], y[:1])
+    assert one.candidates.shape == (1, *SHAPE)
+    assert one.origin.shape == one.found.shape == one.losses.shape == (1,)
+
+
+def test_attacks_of_other_kinds_are_taken() -> None:
+    network, x, y = problem()
+    function = CallableAttack(lambda model, x, y: x - 0.05, name="darker")
+    found = transfer(Transfer(surrogates={"a": network}, attacks=["robust_ext:APGD(steps=2)", function]), network, x, y)
+    assert [name for _, name in found.sources] == ["robust_ext:APGD(steps=2)", "darker"]
+    broken = CallableAttack(lambda model, x, y: x[:1], name="broken")
+    with pytest.raises(AttackError, match=r"broken: returned shape \(1, 1, 4, 4\)"):
+        transfer(Transfer(surrogates={"a": network}, attacks=[broken]), network, x, y)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    network, x, y = problem()
+    some = Transfer(surrogates={"a": network}, attacks=[Shift(0.1, norms=("l2", "linf")), Shift(0.2)])
+    assert some.traits.norms == ("linf", "l2")
+    with pytest.raises(AttackRefusedError, match="l1"):
+        transfer(some, network, x, y, threat_model=ThreatModel(norm="l1", epsilon=1))
+    with pytest.raises(InvalidArgumentError, match=r"surrogates: got 'a' with an answer of shape \(1, 3\)"):
+        transfer(Transfer(surrogates={"a": small_network(SHAPE, 3)}), network, x, y)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "argument"),
+    [
+        ({"surrogates": {}}, "surrogates"),
+        ({"surrogates": nn.Identity()}, "surrogates"),
+        ({"surrogates": {"a": len}}, "surrogates"),
+        ({"surrogates": {1: nn.Identity()}}, "surrogates"),
+        ({"attacks": []}, "attacks"),
+        ({"attacks": "robust_ext:APGD"}, "attacks"),
+        ({"attacks": [APGD(), APGD(steps=3)]}, "attacks"),
+        ({"attacks": [3]}, "attacks"),
+        ({"attacks": ["robust_ext:OrthogonalPGD"]}, "attacks"),
+        ({"steps": 0}, "steps"),
+        ({"loss": "dlr"}, "loss"),
+    ],
+)
+def test_wrong_settings_raise(chosen: dict[str, Any], argument: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{argument}: "):
+        Transfer(**{"surrogates": {"a": nn.Identity()}, **chosen})
+
+
+def test_the_description_tells_settings_apart() -> None:
+    made = [
+        Transfer(surrogates={"a": nn.Identity()}),
+        Transfer(surrogates={"b": nn.Identity()}),
+        Transfer(surrogates={"a": nn.Identity()}, steps=7),
+        Transfer(surrogates={"a": nn.Identity()}, loss="ce"),
+        Transfer(surrogates={"a": nn.Identity()}, attacks=[APGD()]),
+    ]
+    assert len({attack.description for attack in made}) == 5

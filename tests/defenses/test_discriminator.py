@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.objective_pgd import ObjectivePGD
+from robust_ext.attacks.running import run_attack
+from robust_ext.datasets import load_dataset
+from robust_ext.defenses.aid import AIDPurifier
+from robust_ext.defenses.auxiliary import fit_discriminator
+from robust_ext.defenses.discriminator import Discriminator
+from robust_ext.defenses.imf import IMF
+from robust_ext.demo.network import digits_network
+from robust_ext.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+
+LAYERS = ("1", "3", "6")
+
+
+@pytest.fixture(scope="module")
+def net() -> nn.Sequential:
+    return digits_network()
+
+
+@pytest.fixture(scope="module")
+def training() -> tuple[Tensor, Tensor]:
+    return load_dataset("digits", split="train").take(range(300))
+
+
+@pytest.fixture(scope="module")
+def attacked(net: nn.Sequential) -> tuple[Tensor, Tensor, Tensor]:
+    x, labels = load_dataset("digits").take(range(60))
+    target = Target(module=net, bounds=(0.0, 1.0), classes=10, input_shape=(1, 8, 8), device=torch.device("cpu"))
+    points = run_attack(
+        ObjectivePGD(objective="ace", steps=10, step_size=0.03),
+        target,
+        x,
+        labels,
+        threat_model=ThreatModel(norm="linf", epsilon=0.1),
+        generator=torch.Generator().manual_seed(5),
+    )
+    return x, labels, points
+
+
+def fit(net: nn.Module, training: tuple[Tensor, Tensor], layers: tuple[str, ...]) -> Discriminator:
+    return fit_discriminator(
+        net,
+        *training,
+        layers=layers,
+        epsilon=0.1,
+        attack_step_size=0.04,
+        attack_steps=5,
+        epochs=12,
+        batch_size=30,
+        learning_rate=0.02,
+        width=32,
+        before=0,
+        after=1,
+    )
+
+
+@pytest.mark.parametrize("layers", [(), LAYERS])
+def test_it_knows_adversarial_inputs_and_the_defense_keeps_clean_ones(
+    net: nn.Sequential,
+    training: tuple[Tensor, Tensor],
+    attacked: tuple[Tensor, Tensor, Tensor],
+    layers: tuple[str, ...],
+) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    judge = fit(net, training, layers)
+    x, labels, points = attacked
+    defense = AIDPurifier(net, judge) if layers else IMF(net, judge, radius=8 / 255)
+
+    def said(x: Tensor) -> Tensor:
+        return defense.cleanness(x) if isinstance(defense, AIDPurifier) else judge(net(x))
+
+    with torch.no_grad():
+        truth = torch.cat([torch.ones(len(x)), torch.zeros(len(x))])
+        assert metrics.roc_auc_score(truth, torch.cat([said(x), said(points)])) > 0.7
+        static = (net(x).argmax(1) == labels).double().mean()
+        assert (defense(x).argmax(1) == labels).double().mean() >= static - 0.05
+        moved = defense.trace(points).final
+        assert said(moved).mean() > said(points).mean()
+
+
+def test_the_seed_decides_and_nothing_else_changes(net: nn.Sequential, training: tuple[Tensor, Tensor]) -> None:
+    few = training[0][:60], training[1][:60]
+    weights = [parameter.clone() for parameter in net.parameters()]
+    before = torch.get_rng_state()
+    first, again, other = (
+        fit_discriminator(net, *few, layers=LAYERS[-1:], epochs=2, attack_steps=1, width=8, seed=seed)
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters(), strict=True))
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in net.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+    assert not first.training
+    assert not any(parameter.requires_grad for parameter in first.parameters())
+
+
+def test_other_bounds_are_the_same_stretched(net: nn.Sequential, training: tuple[Tensor, Tensor]) -> None:
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.net((x + 1) / 2)
+            return out
+
+    x, labels = training[0][:40], training[1][:40]
+    unit = fit_discriminator(net, x, labels, mixed=True, epochs=1, attack_steps=2)
+    other = fit_discriminator(
+        Halved().eval(), 2 * x - 1, labels, mixed=True, epochs=1, attack_steps=2, bounds=(-1.0, 1.0)
+    )
+    logits = torch.randn(30, 10, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(unit(logits), other(logits), rtol=1e-2, atol=1e-2)
+
+
+def test_it_can_be_saved(tmp_path: Path) -> None:
+    judge = Discriminator([3, 5], layers=["a", "b"], width=6, before=0, after=1)
+    judge.save(tmp_path / "judge.safetensors")
+    again = Discriminator.load(tmp_path / "judge.safetensors")
+    assert again.settings == judge.settings
+    assert again.layers == ("a", "b")
+    inputs = torch.rand(4, 3, 2, 2), torch.rand(4, 5)
+    assert torch.equal(again(*inputs), judge(*inputs))
+    # Averages over places are all it sees.
+    assert torch.allclose(again(inputs[0].mean((2, 3)), inputs[1]), judge(*inputs))
+    for content in (b"", b"\x00" * 20):
+        (tmp_path / "other").write_bytes(content)
+        with pytest.raises(DataError, match="no file written by Discriminator"):
+            Discriminator.load(tmp_path / "other")
+    with pytest.raises(DataError, match="no file written by Discriminator"):
+        Discriminator.load(tmp_path / "missing")
+
+
+def test_what_is_wrong_is_said(net: nn.Sequential, training: tuple[Tensor, Tensor]) -> None:
+    x, labels = training
+    with pytest.raises(InvalidArgumentError, match="inputs: got 1 inputs"):
+        fit_discriminator(net, x[:1], labels[:1])
+    with pytest.raises(InvalidArgumentError, match="layers: got fc"):
+        fit_discriminator(net, x, labels, layers=["fc"])
+    with pytest.raises(InvalidArgumentError, match="labels"):
+        fit_discriminator(net, x, labels[:3])
+    with pytest.raises(InvalidArgumentError, match="batch_size: got 1"):
+        fit_discriminator(net, x, labels, batch_size=1)
+    with pytest.raises(InvalidArgumentError, match="inputs"):
+        fit_discriminator(net, 2 * x, labels)
+    with pytest.raises(InvalidArgumentError, match="channels"):
+        Discriminator([3], layers=["a", "b"])
+    with pytest.raises(InvalidArgumentError, match="channels"):
+        Discriminator([])
+    with pytest.raises(ModelError, match="got activations"):
+        Discriminator([3])(torch.zeros(2, 4))
