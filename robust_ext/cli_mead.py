@@ -135,7 +135,7 @@ def mead_command(
             without_jobs(sys.argv[1:]),
             jobs=jobs,
             total=len(runs) * samples,
-            done=partial(count_records, out, "arms/*/records.jsonl"),
+            done=partial(count_records, *(out / "arms" / run.key for run in runs)),
             progress=progress,
             title="mead",
             unit="candidate",

@@ -77,7 +77,7 @@ def robust_accuracy_command(
             without_jobs(sys.argv[1:]),
             jobs=jobs,
             total=len(runs) * samples,
-            done=partial(count_records, out, "arms/*/records.jsonl"),
+            done=partial(count_records, *(out / "arms" / run.key for run in runs)),
             progress=progress,
             title="robust accuracy",
             unit="candidate",

@@ -97,11 +97,10 @@ def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
             child.stdin.close()
 
 
-def count_records(folder: Path, pattern: str = "records*.jsonl") -> int:
-    """How many records the files of a run folder hold.
+def count_records(*folders: Path) -> int:
+    """How many records the files of run folders hold.
 
     Args:
-        folder: The folder.
-        pattern: Of the files in it.
+        folders: The folders; those that are not there yet hold none.
     """
-    return sum(file.read_bytes().count(b"\n") for file in folder.glob(pattern))
+    return sum(file.read_bytes().count(b"\n") for folder in folders for file in folder.glob("records*.jsonl"))
