@@ -107,7 +107,8 @@ class ArmRun:
     def title(self) -> str:
         """For people."""
         arm = self.arms[0]
-        name = arm.name if len(self.arms) == 1 else f"{arm.short} {arm.norm}"
+        # The same whatever budgets a minimum-norm attack is judged by.
+        name = arm.name if arm.epsilon is None or not self.attack.traits.minimum_norm else f"{arm.short} {arm.norm}"
         return name if self.knows is None else f"{name}, knowing {self.knows}"
 
     @property
