@@ -4,10 +4,19 @@ Source: Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-ti
 here to be attacked: the study found that none makes a classifier much more robust, and that some make it weaker.
 """
 
+from robust_ext.defenses.adp import AdaptiveDenoising as AdaptiveDenoising
 from robust_ext.defenses.aid import AIDPurifier as AIDPurifier
 from robust_ext.defenses.anti_adversary import AntiAdversary as AntiAdversary
 from robust_ext.defenses.auxiliary import fit_discriminator as fit_discriminator
+from robust_ext.defenses.clc import ClosedLoopControl as ClosedLoopControl
 from robust_ext.defenses.discriminator import Discriminator as Discriminator
 from robust_ext.defenses.hd import HedgeDefense as HedgeDefense
 from robust_ext.defenses.imf import IMF as IMF
+from robust_ext.defenses.reverse import ContrastiveReversal as ContrastiveReversal
 from robust_ext.defenses.soap import SOAP as SOAP
+from robust_ext.defenses.sodef import SODEF as SODEF
+from robust_ext.defenses.transformations import BitDepthReduction as BitDepthReduction
+from robust_ext.defenses.transformations import JPEGCompression as JPEGCompression
+from robust_ext.defenses.transformations import MedianSmoothing as MedianSmoothing
+from robust_ext.defenses.transformations import RandomizedSmoothing as RandomizedSmoothing
+from robust_ext.defenses.transformations import RandomResizePad as RandomResizePad

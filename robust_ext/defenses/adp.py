@@ -1,0 +1,155 @@
+"""Adaptive denoising purification: noise, a few steps along a score, and the mean of several such runs.
+
+Source: Yoon et al., "Adversarial Purification with Score-based Generative Models" (2021); attacked in Croce et al.,
+"Evaluating the Adversarial Robustness of Adaptive Test-time Defenses" (2022), section 3.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.defenses.sign_steps import over_rows
+from robust_ext.detectors.scaling import check_bounds, from_unit, to_unit
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.models.test_time_draws import Draws
+from robust_ext.models.test_time_purifier import Purifier
+from robust_ext.models.test_time_trace import Solution
+from robust_ext.random_streams import derive_seed
+from robust_ext.validation import check_integer, check_number
+
+
+class AdaptiveDenoising(Purifier):
+    """Noise, then score steps whose length depends on how the score changes; softmax averaged over runs (Yoon et al.).
+
+    For a score s at a point, ``z = <s, s'> / <s, s>`` with s' the score a short way ``probe`` along s. The step is
+    ``length = clamp(share * probe / (1 - z))`` times s. A row whose length is no more than ``stop`` stays where it is.
+
+    Each run takes two forward passes of the score network a step, each answer one of the classifier a run: 200 and 10
+    by default, and no backward pass. Random by the noise alone.
+
+    The final point and the iterates are those of the first run; the state holds how far the others' final points are
+    from its own, ``offsets`` ``(N, runs - 1, ...)``. Held offsets, as in BPDA, give the mean of all runs' gradients.
+
+    Args:
+        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.
+        score: From images in [0, 1], whatever the bounds, to scores of the same shape, see
+            :func:`robust_ext.defenses.training_score.fit_score_network`.
+        steps: At least 0.
+        noise: Standard deviation, at least 0, for inputs in [0, 1].
+        runs: At least 1. Croce et al. attack single runs, averaged by EoT.
+        share: Above 0.
+        probe: Above 0.
+        lengths: Least and greatest length of a step.
+        stop: At least 0.
+        clip: Whether points are clipped to the bounds after the noise and after each step, as in the authors' code.
+        differentiable_lengths: Whether gradients flow through the lengths too. Croce et al. hold them (appendix B.9).
+        bounds: Of the inputs.
+        checkpoint: See :class:`~robust_ext.models.test_time_purifier.Purifier`.
+        seed: Of the noise.
+
+    Raises:
+        InvalidArgumentError: A setting is not accepted.
+
+    Example:
+        >>> from robust_ext.defenses.training_score import ScoreNetwork
+        >>> defense = AdaptiveDenoising(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), ScoreNetwork(1), seed=0)
+        >>> trace = defense.trace(torch.rand(2, 1, 4, 4))
+        >>> trace.state["offsets"].shape, trace.logits.detach().exp().sum(1).round(decimals=4)
+        (torch.Size([2, 9, 1, 4, 4]), tensor([1., 1.]))
+    """
+
+    random = True
+    output = "probabilities"
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        score: nn.Module,
+        *,
+        steps: int = 10,
+        noise: float = 0.25,
+        runs: int = 10,
+        share: float = 0.05,
+        probe: float = 1e-3,
+        lengths: Sequence[float] = (1e-5, 0.1),
+        stop: float = 1e-3,
+        clip: bool = True,
+        differentiable_lengths: bool = False,
+        bounds: Sequence[float] = (0.0, 1.0),
+        checkpoint: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(classifier, steps=steps, checkpoint=checkpoint, seed=seed)
+        self.score = score
+        self.noise = check_number("noise", noise, minimum=0)
+        self.runs = check_integer("runs", runs, minimum=1)
+        self.share = check_number("share", share, minimum=0, open_minimum=True)
+        self.probe = check_number("probe", probe, minimum=0, open_minimum=True)
+        if not isinstance(lengths, (list, tuple)) or len(lengths) != 2 or not 0 <= lengths[0] <= lengths[1]:
+            raise InvalidArgumentError("lengths", lengths, "a pair (least, greatest) of at least 0")
+        self.lengths = (float(lengths[0]), float(lengths[1]))
+        self.stop = check_number("stop", stop, minimum=0)
+        self.clip = clip
+        self.differentiable_lengths = differentiable_lengths
+        self.bounds = check_bounds(bounds)
+
+    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+        """All runs, one after another; each row's noise of a run comes from the row's seed and the run's number."""
+        first = super().solve(x, self._draws(draws, 0), record=record)
+        offsets = []
+        for run in range(1, self.runs):
+            offsets.append(super().solve(x, self._draws(draws, run), record=False).final - first.final)
+        state = {"offsets": torch.stack(offsets, 1)} if offsets else {}
+        return Solution(first.final, first.iterates if record else (), state)
+
+    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The input with noise."""
+        width = self.bounds[1] - self.bounds[0]
+        return self._clipped(x + width * self.noise * draws.normal(x, "noise")), {}
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        """One step along the score."""
+        unit = to_unit(point, self.bounds)
+        score: Tensor = self.score(unit)
+        with nullcontext() if self.differentiable_lengths else torch.no_grad():
+            lengths = self.step_lengths(unit, score)
+        return self._clipped(from_unit(unit + over_rows(lengths, unit) * score, self.bounds))
+
+    def step_lengths(self, unit: Tensor, score: Tensor) -> Tensor:
+        """How far each row goes, ``(N,)``; 0 where it stops.
+
+        A row that stops does not move, so it stops for good.
+
+        Args:
+            unit: Points in units of [0, 1], ``(N, ...)``.
+            score: Theirs.
+        """
+        ahead = self.score(unit + self.probe * score)
+        square = score.flatten(1).square().sum(1)
+        along = (score * ahead).flatten(1).sum(1)
+        # Where there is no score, no step matters.
+        rest = 1 - along / square.clamp_min(torch.finfo(square.dtype).tiny)
+        even = rest == 0
+        lengths = (self.share * self.probe / torch.where(even, 1, rest)).clamp(*self.lengths)
+        lengths = torch.where(even, self.lengths[1], lengths)
+        return torch.where(lengths > self.stop, lengths, 0.0)
+
+    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        """Probabilities ``(N, K)``, the mean over runs."""
+        total: Tensor = self.classifier(point).softmax(1)
+        offsets = state.get("offsets")
+        if offsets is None:
+            return total
+        for offset in offsets.unbind(1):
+            total = total + self.classifier(point + offset).softmax(1)
+        return total / self.runs
+
+    def _draws(self, draws: Draws, run: int) -> Draws:
+        return Draws(torch.tensor([derive_seed(seed, "run", run) for seed in draws.seeds], dtype=torch.int64))
+
+    def _clipped(self, point: Tensor) -> Tensor:
+        return point.clamp(*self.bounds) if self.clip else point

@@ -1,0 +1,64 @@
+"""The training loop of the small networks that some defenses need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.errors import InvalidArgumentError
+from robust_ext.random_streams import derive_seed, seeded_globals
+from robust_ext.validation import check_integer, check_number
+
+
+def train_module(
+    module: nn.Module,
+    rows: int,
+    loss: Callable[[Tensor], Tensor],
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+) -> list[float]:
+    """Train a module by Adam, in train mode; afterwards it is in eval mode and has no gradients.
+
+    Args:
+        module: Its parameters that ask for gradients are trained, on the device where they are.
+        rows: Number of training rows, at least 2.
+        loss: From indices of rows, int64 ``(n,)`` with n of at least 2, to the mean loss ``()``. It may draw from the
+            global generators, which are seeded for it and put back.
+        epochs: Passes over the data, at least 1.
+        batch_size: Rows in a step, at least 2.
+        learning_rate: Above 0.
+        seed: Of the order and of whatever the loss draws, at least 0.
+
+    Returns:
+        The mean loss of each pass.
+
+    Raises:
+        InvalidArgumentError: A setting is not accepted.
+    """
+    check_integer("epochs", epochs, minimum=1)
+    check_integer("batch_size", batch_size, minimum=2)
+    check_number("learning_rate", learning_rate, minimum=0, open_minimum=True)
+    if rows < 2:
+        raise InvalidArgumentError("inputs", f"{rows} inputs", "at least 2 training inputs")
+    optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=learning_rate)
+    means = []
+    module.train()
+    with seeded_globals(derive_seed(seed, "training")), torch.inference_mode(False), torch.enable_grad():
+        for _ in range(epochs):
+            total = 0.0
+            # Batches of about the same size: one of a single row has no variance and no negatives.
+            for part in torch.tensor_split(torch.randperm(rows), max(rows // batch_size, 1)):
+                value = loss(part)
+                optimizer.zero_grad()
+                torch.autograd.backward(value)
+                optimizer.step()
+                total += float(value.detach()) * len(part)
+            means.append(total / rows)
+    optimizer.zero_grad()
+    module.eval()
+    return means

@@ -1,0 +1,141 @@
+"""Principal components of a classifier's activations, for closed-loop control.
+
+Source: Chen et al., "Towards Robust Neural Networks via Close-loop Control" (2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.detectors.scaling import check_bounds
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.target import module_device
+from robust_ext.validation import check_inputs, check_labels, check_number
+
+INPUT = ""
+"""Name of the input itself among layers: a module's name for itself."""
+
+
+class Projections(nn.Module):
+    """Linear subspaces near which the inputs of some layers lie.
+
+    Args:
+        layers: Names of layers of a classifier, in the order in which they run; ``""`` for its input.
+        bases: Orthonormal columns ``(D, rank)``, one for each layer.
+        means: ``(D,)``, likewise.
+    """
+
+    def __init__(self, layers: Sequence[str], bases: Sequence[Tensor], means: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.layers = tuple(layers)
+        if not self.layers or not len(self.layers) == len(bases) == len(means) == len(set(self.layers)):
+            raise InvalidArgumentError(
+                "layers", layers, "one or more different names, with a basis and a mean for each"
+            )
+        for number, (basis, mean) in enumerate(zip(bases, means, strict=True)):
+            self.register_buffer(f"basis_{number}", basis)
+            self.register_buffer(f"mean_{number}", mean)
+
+    def basis(self, number: int) -> Tensor:
+        """``(D, rank)`` of one layer."""
+        found: Tensor = getattr(self, f"basis_{number}")
+        return found
+
+    def off_plane(self, number: int, activations: Tensor, *, own_mean: bool) -> Tensor:
+        """What the projection of activations ``(N, ...)`` leaves out, ``(N, D)``.
+
+        Args:
+            number: Of the layer.
+            activations: The inputs of that layer.
+            own_mean: Whether they are centred by their own mean, or by that of the training activations.
+        """
+        flat, basis = activations.flatten(1), self.basis(number)
+        if flat.shape[1] != len(basis):
+            raise ModelError(
+                f"layer {self.layers[number]!r}: got {flat.shape[1]} values a row, expected the {len(basis)} that its "
+                "projection was fitted to"
+            )
+        centred = flat - (flat.mean(0, keepdim=True) if own_mean else getattr(self, f"mean_{number}"))
+        return centred - centred @ basis @ basis.T
+
+
+@contextmanager
+def edited_inputs(
+    classifier: nn.Module, layers: Sequence[str], edit: Callable[[int, Tensor], Tensor]
+) -> Iterator[None]:
+    """Change what goes into some layers of a classifier while it runs inside.
+
+    Args:
+        classifier: Any module.
+        layers: Names of its layers, ``""`` for itself; each must run once.
+        edit: From a layer's number and its input to what it gets instead.
+
+    Raises:
+        InvalidArgumentError: There is no such layer.
+    """
+    known = dict(classifier.named_modules())
+    with ExitStack() as stack:
+        for number, name in enumerate(layers):
+            if name not in known:
+                raise InvalidArgumentError("layers", repr(name), f"names of layers, such as {list(known)[-5:]}")
+
+            def hook(_: nn.Module, args: tuple[Any, ...], number: int = number) -> tuple[Any, ...]:
+                return (edit(number, args[0]), *args[1:])
+
+            handle = known[name].register_forward_pre_hook(hook)
+            stack.callback(handle.remove)
+        yield
+
+
+def fit_projections(
+    classifier: nn.Module,
+    inputs: Tensor,
+    *,
+    layers: Sequence[str],
+    labels: Tensor | None = None,
+    share: float = 0.99,
+    bounds: Sequence[float] = (0.0, 1.0),
+) -> Projections:
+    """Find for each layer the fewest principal axes whose singular values sum up to more than a share of all.
+
+    Args:
+        classifier: In eval mode; its logits are needed where there are labels.
+        inputs: Clean training inputs, floating point ``(N, ...)`` in the bounds, at least 2. Chen et al. take 6,500.
+        layers: As for :class:`Projections`; the paper's are the input and the inputs of four blocks of a ResNet-20.
+        labels: Integers ``(N,)``: only inputs that are classified right are used, as in the authors' code. All are
+            where left out.
+        share: Of the sum of singular values, in (0, 1].
+        bounds: Of the inputs.
+
+    Returns:
+        On the classifier's device.
+
+    Raises:
+        InvalidArgumentError: These are no such tensors or settings, or there is no such layer.
+    """
+    check_number("share", share, minimum=0, maximum=1, open_minimum=True)
+    inputs = check_inputs("inputs", inputs, bounds=check_bounds(bounds)).to(module_device(classifier))
+    with torch.no_grad():
+        if labels is not None:
+            labels = check_labels("labels", labels, samples=len(inputs)).to(inputs.device)
+            inputs = inputs[classifier(inputs).argmax(1) == labels]
+        if len(inputs) < 2:
+            raise InvalidArgumentError("inputs", f"{len(inputs)} usable inputs", "at least 2 training inputs")
+        seen: dict[int, Tensor] = {}
+        with edited_inputs(classifier, layers, lambda number, value: seen.setdefault(number, value)):
+            classifier(inputs)
+        bases, means = zip(*(_axes(seen[number].flatten(1), share) for number in range(len(layers))), strict=True)
+    return Projections(layers, bases, means)
+
+
+def _axes(rows: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    mean = rows.mean(0)
+    _, values, axes = torch.linalg.svd(rows - mean, full_matrices=False)
+    # The first count whose sum is above the share, as the authors count.
+    rank = int((values.cumsum(0) <= share * values.sum()).sum()) + 1
+    return axes[:rank].T.contiguous(), mean

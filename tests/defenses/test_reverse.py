@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import colorsys
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from robust_ext.datasets.load import load_dataset
+from robust_ext.defenses.reverse import ContrastiveReversal
+from robust_ext.defenses.training_contrastive import contrastive_losses, fit_contrastive_encoder
+from robust_ext.defenses.training_views import RandomViews, View
+from robust_ext.demo.network import digits_network
+from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.features import split
+from robust_ext.models.bpda import BPDA
+from robust_ext.models.eot import EoT
+from robust_ext.models.test_time_draws import Draws
+from robust_ext.random_streams import seeded_globals, stream
+
+SHAPE = (3, 5, 4)
+
+
+def networks(dtype: torch.dtype = torch.float64) -> tuple[nn.Sequential, nn.Sequential]:
+    """A classifier, and a linear encoder."""
+    with seeded_globals(0):
+        classifier = nn.Sequential(nn.Flatten(), nn.Linear(60, 3)).eval().to(dtype)
+        encoder = nn.Sequential(nn.Flatten(), nn.Linear(60, 4)).eval().to(dtype)
+    return classifier, encoder
+
+
+def data(rows: int, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = SHAPE) -> Tensor:
+    return torch.rand(rows, *shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def defense(**keywords: Any) -> ContrastiveReversal:
+    return ContrastiveReversal(*networks(), **{"group_size": 3, "steps": 3, **keywords})
+
+
+def loss_by_loop(embeddings: np.ndarray, temperature: float, positives: str) -> np.ndarray:
+    views, rows, _ = embeddings.shape
+    unit = embeddings / np.linalg.norm(embeddings, axis=2, keepdims=True)
+    losses = np.zeros(rows)
+    for row in range(rows):
+        for view in range(views):
+            terms = {}
+            for other in range(rows):
+                for seen in range(views):
+                    if (other, seen) != (row, view):
+                        terms[other, seen] = math.exp(unit[view, row] @ unit[seen, other] / temperature)
+            same = [terms[row, seen] for seen in range(views) if seen != view]
+            same = same[:1] if positives == "first" else same
+            losses[row] += np.mean([-math.log(term / sum(terms.values())) for term in same]) / views
+    return losses
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 4), st.integers(1, 5), st.floats(0.1, 2), st.sampled_from(["first", "all"]))
+def test_the_loss_is_that_of_a_loop(views: int, rows: int, size: int, temperature: float, positives: str) -> None:
+    embeddings = torch.randn(views, rows, size, dtype=torch.float64, generator=stream(views * 10 + rows, "z"))
+    found = contrastive_losses(embeddings, temperature=temperature, positives=positives)
+    np.testing.assert_allclose(found, loss_by_loop(embeddings.numpy(), temperature, positives), rtol=1e-6, atol=1e-12)
+
+
+def test_steps_go_down_the_loss_of_their_own_views() -> None:
+    model, x = defense(views=4), data(3)
+    seeds = torch.tensor([5, 6, 7])
+    trace = model.trace(x, seeds=seeds)
+    draws, encoder = Draws(seeds), model.encoder
+    point = (x + draws.uniform(x, "start", low=-16 / 255, high=16 / 255)).clamp(0, 1)
+    assert len(trace.iterates) == 4
+    for number in range(3):
+        torch.testing.assert_close(trace.iterates[number], point)
+        gradient = torch.zeros_like(x)
+        views = [model.augment.draw((5, 4), draws.generator(0, "view", number, view)) for view in range(4)]
+
+        def loss(leaf: Tensor, views: list[View] = views) -> Tensor:
+            unit = torch.stack([nn.functional.normalize(encoder(view.apply(leaf))) for view in views])
+            total = torch.zeros((), dtype=torch.float64)
+            for row in range(3):
+                for view in range(4):
+                    likeness = torch.einsum("vnd,d->vn", unit, unit[view, row]) / 0.2
+                    rest = torch.ones(4, 3, dtype=torch.bool)
+                    rest[view, row] = False
+                    total = total + likeness[rest].logsumexp(0) - likeness[1 if view == 0 else 0, row]
+            return total
+
+        leaf = point.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(leaf), leaf)
+        point = point - 2 / 255 * gradient.sign()
+        point = torch.minimum(torch.maximum(point, x - 16 / 255), x + 16 / 255).clamp(0, 1)
+    torch.testing.assert_close(trace.final, point)
+    torch.testing.assert_close(trace.logits, model.classifier(point))
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 3.0)])
+def test_points_stay_in_ball_and_bounds(bounds: tuple[float, float]) -> None:
+    width = bounds[1] - bounds[0]
+    x = data(3) * width + bounds[0]
+    trace = defense(steps=12, bounds=bounds, seed=0).trace(x)
+    farthest = max(float((point - x).abs().max()) for point in trace.iterates)
+    assert 0.9 * 16 / 255 * width < farthest <= 16.0001 / 255 * width
+    assert all(bounds[0] <= float(point.min()) <= float(point.max()) <= bounds[1] for point in trace.iterates)
+
+
+def test_bounds_change_nothing_but_units() -> None:
+    class Moved(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner((x + 1) / 2)
+            return out
+
+    x, seeds = data(3), torch.tensor([1, 2, 3])
+    moved = ContrastiveReversal(*map(Moved, networks()), group_size=3, steps=3, bounds=(-1, 1))
+    torch.testing.assert_close(moved.trace(2 * x - 1, seeds=seeds).logits, defense().trace(x, seeds=seeds).logits)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_groups_stay_together(shared: bool) -> None:
+    model, x = defense(augment=RandomViews(shared=shared)), data(6)
+    seeds = torch.arange(6)
+    whole = model.trace(x, seeds=seeds)
+    torch.testing.assert_close(whole.final[3:], model.trace(x[3:], seeds=seeds[3:]).final)
+    mixed = model.trace(x[[0, 4, 5]], seeds=torch.tensor([0, 4, 5]))
+    assert not torch.allclose(mixed.final[0], whole.final[0])
+    with pytest.raises(ModelError, match="batch of 4 rows"):
+        model(x[:4])
+    with model.seeded(3, fixed=True):
+        assert torch.equal(model(x), model(x))
+    with model.seeded(3):
+        assert not torch.equal(model(x), model(x))
+    assert defense(pad=True)(x[:4]).shape == (4, 3)
+
+
+def test_steps_cost_what_is_said() -> None:
+    model = ContrastiveReversal(*networks(), group_size=3, seed=0)
+    rows = {"encoder": 0, "back": 0, "classifier": 0}
+    model.encoder.register_forward_hook(lambda _, args, __: rows.update(encoder=rows["encoder"] + len(args[0])))
+    model.encoder[1].register_full_backward_hook(lambda _, __, out: rows.update(back=rows["back"] + len(out[0])))
+    model.classifier.register_forward_hook(
+        lambda _, args, __: rows.update(classifier=rows["classifier"] + len(args[0]))
+    )
+    with torch.no_grad():
+        answer = model(data(3))
+    assert not answer.requires_grad
+    assert rows == {"encoder": 160 * 3, "back": 160 * 3, "classifier": 3}
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_gradients_by_bpda_and_by_expectation() -> None:
+    model, x = defense(seed=0), data(3).requires_grad_()
+    for backward in ("identity", "frozen"):
+        with model.seeded(0):
+            (found,) = torch.autograd.grad(BPDA(model, backward=backward)(x)[:, 1].sum(), x)
+        torch.testing.assert_close(found, model.classifier[1].weight[1].detach().view(SHAPE).expand(3, *SHAPE))
+    averaged = EoT(BPDA(model), draws=4, chunk=2, seed=0)
+    (mean,) = torch.autograd.grad(averaged(x)[:, 1].sum(), x)
+    torch.testing.assert_close(mean, found)
+    (plain,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
+    (checked,) = torch.autograd.grad(defense(seed=0, checkpoint=True)(x)[:, 1].sum(), x)
+    assert plain.shape == checked.shape == x.shape
+
+
+def test_zero_rows_and_errors() -> None:
+    assert defense()(data(0)).shape == (0, 3)
+    assert defense(random_start=False, steps=0).trace(data(3)).final.equal(data(3))
+    with pytest.raises(InvalidArgumentError, match="group_size"):
+        defense(group_size=1)
+    with pytest.raises(InvalidArgumentError, match="views"):
+        defense(views=1)
+    with pytest.raises(InvalidArgumentError, match="positives"):
+        defense(positives="last")
+    with pytest.raises(InvalidArgumentError, match="2 views or more"):
+        contrastive_losses(torch.zeros(1, 2, 3))
+    with pytest.raises(InvalidArgumentError, match="images"):
+        RandomViews()(torch.rand(2, 3), Draws(torch.zeros(2, dtype=torch.int64)))
+
+
+def test_views_are_crops_flips_and_colours() -> None:
+    x = data(2)
+    whole = View(crop=(0, 0, 5, 4))
+    assert torch.equal(whole.apply(x), x)
+    assert torch.equal(View(crop=(0, 0, 5, 4), flip=True).apply(x), x.flip(3))
+    # Twice as large: each new pixel lies a quarter of a pixel from an old one.
+    row = torch.tensor([[[[1.0, 3.0, 5.0, 0.0]]]]).repeat(1, 1, 4, 1) / 5
+    wide = View(crop=(0, 0, 4, 2)).apply(row)[0, 0, 0]
+    torch.testing.assert_close(wide, torch.tensor([1.0, 1.5, 2.5, 3.0]) / 5)
+    values = x.numpy()
+    grey = np.einsum("c,nchw->nhw", [0.2989, 0.587, 0.114], values)[:, None]
+    for colours, wanted in (
+        ((("brightness", 1.5),), np.clip(1.5 * values, 0, 1)),
+        ((("contrast", 0.4),), 0.4 * values + 0.6 * grey.mean((1, 2, 3), keepdims=True)),
+        ((("saturation", 1.8),), np.clip(1.8 * values - 0.8 * grey, 0, 1)),
+    ):
+        found = View(crop=(0, 0, 5, 4), colours=colours).apply(x)
+        np.testing.assert_allclose(found.numpy(), wanted, atol=1e-7)
+    plain = View(crop=(0, 0, 5, 4), grey=True).apply(x)
+    np.testing.assert_allclose(plain.numpy(), np.repeat(grey, 3, 1), atol=1e-7)
+    single = data(2, shape=(1, 5, 4))
+    odd = View(crop=(0, 0, 5, 4), colours=(("hue", 0.1), ("saturation", 0.3)), grey=True)
+    assert torch.equal(odd.apply(single), single)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.tuples(*[st.integers(0, 8)] * 3), st.floats(-0.5, 0.5))
+def test_hues_turn_as_in_the_standard_library(colour: tuple[int, ...], turn: float) -> None:
+    values = [part / 8 for part in colour]
+    hue, saturation, value = colorsys.rgb_to_hsv(*values)
+    wanted = colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value)
+    pixel = torch.tensor(values, dtype=torch.float64).view(1, 3, 1, 1).requires_grad_()
+    found = View(crop=(0, 0, 1, 1), colours=(("hue", turn),)).apply(pixel)
+    np.testing.assert_allclose(found.detach().flatten(), wanted, atol=1e-9)
+    assert bool(torch.isfinite(torch.autograd.grad(found.sum(), pixel)[0]).all())
+
+
+def test_views_are_drawn_from_their_ranges() -> None:
+    drawn = [RandomViews().draw((32, 32), stream(0, number)) for number in range(400)]
+    areas = np.array([view.crop[2] * view.crop[3] for view in drawn]) / 32**2
+    assert 0.05 < areas.min() < 0.15
+    assert areas.max() > 0.9
+    ratios = np.array([view.crop[3] / view.crop[2] for view in drawn])
+    assert 0.65 < ratios.min() < 0.8
+    assert 1.25 < ratios.max() < 1.5
+    assert all(
+        top >= 0 and left >= 0 and top + h <= 32 and left + w <= 32 for top, left, h, w in [v.crop for v in drawn]
+    )
+    assert abs(np.mean([view.flip for view in drawn]) - 0.5) < 0.1
+    assert abs(np.mean([view.grey for view in drawn]) - 0.2) < 0.08
+    for kind, low, high in (
+        ("brightness", 0.2, 1.8),
+        ("contrast", 0.2, 1.8),
+        ("saturation", 0.2, 1.8),
+        ("hue", -0.2, 0.2),
+    ):
+        amounts = [dict(view.colours)[kind] for view in drawn]
+        assert low <= min(amounts) < low + 0.1 * (high - low)
+        assert high >= max(amounts) > high - 0.1 * (high - low)
+    assert len({tuple(kind for kind, _ in view.colours) for view in drawn}) == 24
+    plain = RandomViews(area=1, flip=0, jitter=0, grey=0).draw((3, 7), stream(0))
+    assert plain == View(crop=(0, 0, 3, 7))
+    # No crop of an allowed ratio is that large: the middle is taken.
+    assert RandomViews(area=0.999).draw((10, 40), stream(0)).crop == (0, 13, 10, 13)
+    own = RandomViews(shared=False)(x := data(2), Draws(torch.tensor([4, 5])), "a")
+    draws = Draws(torch.tensor([4, 5]))
+    for row in range(2):
+        view = RandomViews().draw((5, 4), draws.generator(row, "a"))
+        torch.testing.assert_close(own[row : row + 1], view.apply(x[row : row + 1]))
+
+
+def test_training_learns_and_depends_on_its_seed_alone() -> None:
+    net = digits_network()
+    inputs, _ = load_dataset("digits", split="train").take(range(200))
+    features = split(net, inputs[:2]).features
+    views = RandomViews(area=0.8, flip=0, jitter=0.2)
+    before = torch.get_rng_state()
+    keywords: dict[str, Any] = {"views": views, "width": 32, "epochs": 10, "batch_size": 50}
+    encoders = [fit_contrastive_encoder(features, inputs, seed=seed, **keywords) for seed in (0, 0)]
+    other = fit_contrastive_encoder(features, inputs, seed=1, **{**keywords, "epochs": 1})
+    assert torch.equal(torch.get_rng_state(), before)
+    x, _ = load_dataset("digits").take(range(40))
+    assert torch.equal(encoders[0](x), encoders[1](x))
+    assert not torch.equal(encoders[0](x), other(x))
+    rows = torch.arange(40)
+    seen = [torch.cat([views(x, Draws(rows + 100 * pair), number) for number in range(2)]) for pair in range(5)]
+
+    def loss(of: nn.Module) -> float:
+        return float(torch.cat([contrastive_losses(of(pair).view(2, 40, -1)) for pair in seen]).mean())
+
+    with seeded_globals(3):
+        fresh = nn.Sequential(nn.Linear(128, 32), nn.ReLU(), nn.Linear(32, 16))
+    with torch.no_grad():
+        assert loss(encoders[0]) < loss(nn.Sequential(features, fresh)) - 0.2
+    assert all(p.grad is None for p in net.parameters())
+    assert all(p.requires_grad for p in net.parameters())
+
+
+def test_foolbox_breaks_it() -> None:
+    foolbox = pytest.importorskip("foolbox")
+    net = digits_network()
+    x, labels = load_dataset("digits").take(range(20))
+    encoder = nn.Sequential(net[:7], nn.Linear(128, 8)).eval()
+    model = ContrastiveReversal(net, encoder, group_size=10, steps=2, views=2, seed=0)
+    assert float((model(x).argmax(1) == labels).float().mean()) > 0.7
+    attack = foolbox.attacks.LinfPGD(steps=6, rel_stepsize=0.25, random_start=False)
+    target = foolbox.PyTorchModel(EoT(BPDA(model), draws=2, seed=1), bounds=(0, 1))
+    _, found, _ = attack(target, x, labels, epsilons=0.35)
+    with torch.no_grad():
+        assert float((model(found).argmax(1) == labels).float().mean()) < 0.2

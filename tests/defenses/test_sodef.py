@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from torch import Tensor, nn
+
+from robust_ext.datasets.load import load_dataset
+from robust_ext.defenses.sodef import SODEF
+from robust_ext.defenses.training_ode import StableField, integrate
+from robust_ext.defenses.training_sodef import StableHead, fit_stable_head
+from robust_ext.demo.network import digits_network
+from robust_ext.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.features import split
+from robust_ext.models.bpda import BPDA
+from robust_ext.random_streams import seeded_globals
+
+MATRIX = np.array([[-0.3, 1.0, 0.0], [-1.0, -0.2, 0.4], [0.1, 0.0, -0.7]])
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.tensor(MATRIX))
+
+    def forward(self, time: Tensor, state: Tensor) -> Tensor:
+        return state @ self.matrix.T
+
+
+class Clock(nn.Module):
+    """Velocity t, so that the state at t is t^2 / 2 later."""
+
+    def forward(self, time: Tensor, state: Tensor) -> Tensor:
+        return time.expand_as(state)
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    with seeded_globals(0):
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).eval().to(dtype)
+
+
+def defense(dtype: torch.dtype = torch.float32, **settings: Any) -> SODEF:
+    net = network(dtype)
+    with seeded_globals(1):
+        head = StableHead(5, 3, dimension=4, hidden=8).to(dtype)
+    return SODEF(net, net[:3], head, **{"solver": "rk4", **settings})
+
+
+def data(rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"solver": "rk4", "steps": 200},
+        {"solver": "dopri5", "tolerance": 1e-9},
+        {"solver": "dopri5", "tolerance": 1e-9, "adjoint": False},
+    ],
+)
+def test_a_linear_equation_ends_where_the_exponential_says(settings: dict[str, Any]) -> None:
+    if settings["solver"] == "dopri5":
+        pytest.importorskip("torchdiffeq")
+    start = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    end = integrate(Linear(), start, time=5.0, **settings)
+    exponential = torch.tensor(scipy.linalg.expm(5.0 * MATRIX))
+    torch.testing.assert_close(end, start.detach() @ exponential.T, rtol=1e-6, atol=1e-7)
+    cotangent = torch.arange(12.0, dtype=torch.float64).view(4, 3)
+    (gradient,) = torch.autograd.grad(end, start, cotangent)
+    torch.testing.assert_close(gradient, cotangent @ exponential, rtol=1e-6, atol=1e-6)
+
+
+def test_times_are_those_of_the_steps_and_the_order_is_four() -> None:
+    end = integrate(Clock(), torch.zeros(1, 2, dtype=torch.float64), time=3.0, solver="rk4", steps=2)
+    torch.testing.assert_close(end, torch.full((1, 2), 4.5, dtype=torch.float64))
+    start = torch.ones(1, 3, dtype=torch.float64)
+    exact = start @ torch.tensor(scipy.linalg.expm(5.0 * MATRIX)).T
+    with torch.no_grad():
+        errors = [float((integrate(Linear(), start, solver="rk4", steps=n) - exact).norm()) for n in (20, 40)]
+    assert 12 < errors[0] / errors[1] < 20
+
+
+def test_the_field_and_its_jacobian() -> None:
+    field = StableField(4, hidden=7).double()
+    states = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values = states.numpy()
+    for layer in field.layers:
+        values = np.sin(-(values @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()))
+    time = torch.zeros((), dtype=torch.float64)
+    np.testing.assert_allclose(field(time, states).detach().numpy(), values)
+    for state, found in zip(states, field.jacobian(states), strict=True):
+        wanted = torch.autograd.functional.jacobian(lambda row: field(time, row[None])[0], state)
+        torch.testing.assert_close(found, wanted)
+
+
+def test_the_parts_follow_one_another() -> None:
+    model, x = defense(steps=7), data(4)
+    trace = model.trace(x)
+    start = model.classifier[:3](x) @ model.head.reduce.weight.T + model.head.reduce.bias
+    torch.testing.assert_close(trace.state["start"], start)
+    end = integrate(model.head.field, start, solver="rk4", steps=7)
+    torch.testing.assert_close(trace.state["end"], end)
+    torch.testing.assert_close(trace.logits, model.head.readout(end))
+    assert torch.equal(trace.final, x)
+    assert torch.equal(model(x), trace.logits)
+    torch.testing.assert_close(model.with_steps(0)(x), model.head.readout(start))
+    torch.testing.assert_close(model(x), torch.cat([model(row[None]) for row in x]))
+
+
+def test_dopri5_agrees_with_small_steps_within_its_tolerance() -> None:
+    pytest.importorskip("torchdiffeq")
+    exact, x = defense(torch.float64, steps=200), data(6, torch.float64)
+    for adjoint in (False, True):
+        model = defense(torch.float64, solver="dopri5", adjoint=adjoint)
+        torch.testing.assert_close(model(x), exact(x), rtol=0, atol=5e-3)
+        torch.testing.assert_close(model(x), torch.cat([model(row[None]) for row in x]), rtol=0, atol=5e-3)
+        with torch.no_grad():
+            assert torch.equal(model(x), model(x))
+        leaf = x.clone().requires_grad_()
+        (found,) = torch.autograd.grad(model(leaf)[:, 0].sum(), leaf)
+        (wanted,) = torch.autograd.grad(exact(leaf)[:, 0].sum(), leaf)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=5e-3)
+
+
+def test_each_answer_costs_one_pass_and_four_evaluations_a_step() -> None:
+    model = defense(steps=6)
+    calls = {"features": 0, "field": 0}
+    model.features.register_forward_hook(lambda *_: calls.update(features=calls["features"] + 1))
+    model.head.field.register_forward_hook(lambda *_: calls.update(field=calls["field"] + 1))
+    with torch.no_grad():
+        model(data(3))
+    assert calls == {"features": 1, "field": 24}
+
+
+def test_gradients_flow_and_leave_none_behind() -> None:
+    model = defense(torch.float64, steps=3)
+    x = data(2, torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(model, x)
+    (plain,) = torch.autograd.grad(model(x).square().sum(), x)
+    for backward in ("identity", "frozen", "trajectory", "unrolled"):
+        (found,) = torch.autograd.grad(BPDA(model, backward=backward)(x).square().sum(), x)
+        torch.testing.assert_close(found, plain)
+    assert all(p.grad is None for p in model.parameters())
+    with torch.inference_mode():
+        torch.testing.assert_close(model(data(2, torch.float64)), model(x).detach())
+
+
+def test_zero_rows_and_one_row() -> None:
+    for model in (defense(), defense(steps=0)):
+        assert model(data(0)).shape == (0, 3)
+        assert model(data(1)).shape == (1, 3)
+
+
+def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgumentError, match="solver: got 'euler'"):
+        defense(solver="euler")
+    with pytest.raises(InvalidArgumentError, match="time"):
+        defense(time=0)
+    with pytest.raises(InvalidArgumentError, match="at least 2 training inputs"):
+        fit_stable_head(nn.Flatten(), data(1), torch.zeros(1, dtype=torch.int64))
+    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
+    with pytest.raises(MissingDependencyError, match='or choose solver="rk4"'):
+        defense(solver="dopri5")
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[SODEF, Tensor, Tensor]:
+    net = digits_network()
+    inputs, labels = load_dataset("digits", split="train").take(range(400))
+    head = fit_stable_head(split(net, inputs[:2]).features, inputs, labels, hidden=32, epochs=3, seed=4)
+    test, wanted = load_dataset("digits").take(range(60))
+    return SODEF(net, split(net, inputs[:2]).features, head, solver="rk4", steps=8), test, wanted
+
+
+def test_training_makes_a_stable_classifier(trained: tuple[SODEF, Tensor, Tensor]) -> None:
+    model, x, labels = trained
+    assert float((model(x).argmax(1) == labels).float().mean()) > 0.8
+    with seeded_globals(0), torch.no_grad():
+        start = model.trace(x[:8]).state["start"]
+        # The states are nearer to rest than in an untrained field, and the Jacobian's diagonal is negative there.
+        speed = [
+            float(field(torch.zeros(()), start).norm()) for field in (model.head.field, StableField(64, hidden=32))
+        ]
+        diagonal = float(model.head.field.jacobian(start).diagonal(dim1=1, dim2=2).mean())
+    assert speed[0] < speed[1]
+    assert diagonal < 0
+    assert not any(p.requires_grad for p in model.head.parameters())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_training_depends_on_its_seed_alone() -> None:
+    x, labels = data(30), torch.arange(30) % 3
+    before = torch.get_rng_state()
+    heads = [
+        fit_stable_head(network()[:3], x, labels, dimension=4, hidden=4, epochs=1, batch_size=8, seed=seed)
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(torch.get_rng_state(), before)
+    wide = fit_stable_head(network()[:3], 2 * x - 1, labels, classes=5, dimension=2, hidden=2, epochs=1, bounds=[-1, 1])
+    assert wide.readout.out_features == 5
+    assert torch.equal(heads[0].field.layers[0].weight, heads[1].field.layers[0].weight)
+    assert not torch.equal(heads[0].field.layers[0].weight, heads[2].field.layers[0].weight)
+
+
+def test_foolbox_breaks_it(trained: tuple[SODEF, Tensor, Tensor]) -> None:
+    foolbox = pytest.importorskip("foolbox")
+    model, x, labels = trained
+    attack = foolbox.attacks.LinfPGD(steps=10, rel_stepsize=0.2, random_start=False)
+    _, found, _ = attack(foolbox.PyTorchModel(model, bounds=(0, 1)), x, labels, epsilons=0.3)
+    assert float((model(found).argmax(1) == labels).float().mean()) < 0.1

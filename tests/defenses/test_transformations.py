@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import ndimage
+from torch import Tensor, nn
+
+from robust_ext.datasets.load import load_dataset
+from robust_ext.defenses.transformations import (
+    BitDepthReduction,
+    InputTransformation,
+    JPEGCompression,
+    MedianSmoothing,
+    RandomizedSmoothing,
+    RandomResizePad,
+)
+from robust_ext.demo.network import digits_network
+from robust_ext.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.libraries import load_art
+from robust_ext.models.bpda import BPDA
+from robust_ext.models.eot import EoT
+from robust_ext.models.test_time import TestTimeDefense
+from robust_ext.models.test_time_draws import Draws
+from robust_ext.random_streams import seeded_globals
+
+
+def images(rows: int, shape: tuple[int, ...] = (3, 12, 10)) -> Tensor:
+    return torch.rand(rows, *shape, generator=torch.Generator().manual_seed(1))
+
+
+class Linear(nn.Module):
+    """Two logits: the sum of the pixels and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x.flatten(1).sum(1), self.level.expand(len(x))], 1)
+
+
+def art_defence(name: str, **settings: Any) -> Any:
+    pytest.importorskip("art")
+    load_art()
+    preprocessor = __import__("art.defences.preprocessor", fromlist=[name])
+    return getattr(preprocessor, name)(**settings)
+
+
+@pytest.mark.parametrize("bits", [1, 3, 8])
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.0, 255.0)])
+def test_bit_depth_is_that_of_art(bits: int, bounds: tuple[float, float]) -> None:
+    x = images(4) * bounds[1]
+    found = BitDepthReduction(Linear(), bits=bits, bounds=bounds).trace(x).final
+    wanted, _ = art_defence("FeatureSqueezing", clip_values=bounds, bit_depth=bits)(x.numpy())
+    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6 * bounds[1])
+    assert len(found.unique()) <= 2**bits
+
+
+def test_median_is_that_of_art_inside_and_of_scipy_everywhere() -> None:
+    x = images(3)
+    for size in (2, 3, 5):
+        found = MedianSmoothing(Linear(), size=size).trace(x).final.numpy()
+        np.testing.assert_array_equal(found, ndimage.median_filter(x.numpy(), (1, 1, size, size), mode="reflect"))
+        if size % 2:
+            # ART mirrors at the edges without repeating the outermost pixels.
+            smooth = art_defence("SpatialSmoothingPyTorch", window_size=size, channels_first=True, device_type="cpu")
+            wanted, _ = smooth(x.numpy())
+            inner = slice(size // 2, -(size // 2))
+            np.testing.assert_array_equal(found[..., inner, inner], wanted[..., inner, inner])
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 11), (1, 9, 8), (2, 8, 8)])
+@pytest.mark.parametrize(("quality", "high"), [(50, 1.0), (20, 255.0)])
+def test_jpeg_is_that_of_art(shape: tuple[int, ...], quality: int, high: float) -> None:
+    x = images(3, shape) * high
+    found = JPEGCompression(Linear(), quality=quality, truncate=True, bounds=(0, high)).trace(x).final
+    compression = art_defence("JpegCompression", clip_values=(0, high), quality=quality, channels_first=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*mode.*", category=DeprecationWarning)
+        wanted, _ = compression(x.numpy())
+    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6 * high)
+
+
+def test_jpeg_rounds_and_follows_the_bounds() -> None:
+    image = pytest.importorskip("PIL.Image")
+    x = images(1)
+    whole = (x[0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    image.fromarray(whole).save(buffer, format="jpeg", quality=80)
+    with image.open(buffer) as saved:
+        wanted = torch.tensor(np.array(saved)).permute(2, 0, 1)[None] / 255
+    found = JPEGCompression(Linear(), quality=80).trace(x).final
+    torch.testing.assert_close(found, wanted)
+    moved = JPEGCompression(Linear(), quality=80, bounds=(-1, 1)).trace(2 * x - 1).final
+    torch.testing.assert_close(moved, 2 * wanted - 1)
+    again = JPEGCompression(Linear(), quality=80).with_steps(2).trace(x).final
+    torch.testing.assert_close(again, JPEGCompression(Linear(), quality=80).trace(found).final)
+
+
+def test_gradients_of_what_rounds_are_zero_and_bpda_gives_them_back() -> None:
+    x = images(2).requires_grad_()
+    for model in (BitDepthReduction(Linear()), JPEGCompression(Linear())):
+        (plain,) = torch.autograd.grad(model(x)[:, 0].sum(), x)
+        assert torch.equal(plain, torch.zeros_like(x))
+        (found,) = torch.autograd.grad(BPDA(model)(x)[:, 0].sum(), x)
+        assert torch.equal(found, torch.ones_like(x))
+        assert model.classifier.level.grad is None
+
+
+def placed_by_hand(row: np.ndarray, height: int, width: int, top: int, left: int, full: tuple[int, int]) -> np.ndarray:
+    out = np.full((len(row), *full), 0.5)
+    for channel in range(len(row)):
+        for i in range(height):
+            for j in range(width):
+                pixel = row[channel, i * row.shape[1] // height, j * row.shape[2] // width]
+                out[channel, top + i, left + j] = pixel
+    return out
+
+
+@pytest.mark.parametrize(("smallest", "largest", "full"), [(1.0, 1.3, (16, 13)), (0.5, 1.0, (12, 10))])
+def test_images_are_resized_and_placed(smallest: float, largest: float, full: tuple[int, int]) -> None:
+    x, model = images(5), RandomResizePad(nn.Flatten(), smallest=smallest, largest=largest, seed=0)
+    trace = model.trace(x)
+    places = np.stack([trace.state[name].numpy() for name in ("height", "width", "top", "left")], 1)
+    for row, found, place in zip(x.numpy(), trace.logits, places, strict=True):
+        np.testing.assert_allclose(found.view(3, *full).numpy(), placed_by_hand(row, *place.tolist(), full), atol=1e-7)
+    assert torch.equal(trace.final, x)
+    many = model.trace(x[:1].expand(400, -1, -1, -1)).state
+    low = round(12 * smallest)
+    assert set(many["height"].tolist()) == set(range(low, full[0]))
+    spare = full[0] - many["height"]
+    assert bool(((many["top"] >= 0) & (many["top"] <= spare)).all())
+    assert bool((many["top"] == spare).any())
+    assert bool((many["left"] + many["width"] <= full[1]).all())
+
+
+def test_resizing_is_differentiable_and_its_own_approximation() -> None:
+    x = images(2, (1, 5, 6)).double().requires_grad_()
+    with seeded_globals(0):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(6 * 7, 2)).double()
+    for mode in ("nearest", "bilinear"):
+        model = RandomResizePad(net, smallest=0.7, largest=1.2, mode=mode, seed=0, fill=0.2)
+        seeds = torch.tensor([1, 2])
+        assert torch.autograd.gradcheck(lambda x, model=model, seeds=seeds: model.trace(x, seeds=seeds).logits, x)
+        with model.seeded(0, fixed=True):
+            (plain,) = torch.autograd.grad(model(x)[:, 0].sum(), x)
+            (found,) = torch.autograd.grad(BPDA(model)(x)[:, 0].sum(), x)
+        torch.testing.assert_close(found, plain)
+    same = RandomResizePad(nn.Flatten(), smallest=1.0, largest=1.0)
+    assert torch.equal(same(x), x.flatten(1))
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 50])
+@pytest.mark.parametrize("vote", ["mean", "majority"])
+def test_smoothing_counts_votes_over_its_own_noise(chunk: int, vote: str) -> None:
+    with seeded_globals(0):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(8, 3)).eval()
+    x, seeds = images(3, (2, 4)), torch.tensor([7, 8, 9])
+    model = RandomizedSmoothing(net, noise=0.4, samples=11, vote=vote, chunk=chunk, bounds=(0, 2))
+    total = torch.zeros(3, 3)
+    for number in range(11):
+        logits = net(x + 0.8 * Draws(seeds).normal(x, "noise", number))
+        total += logits.softmax(1) if vote == "mean" else torch.eye(3)[logits.argmax(1)]
+    found = model.trace(x, seeds=seeds).logits
+    torch.testing.assert_close(found.exp(), total / 11)
+    calls = [0]
+    net.register_forward_hook(lambda _, args, __: calls.__setitem__(0, calls[0] + len(args[0])))
+    with torch.no_grad():
+        model(x)
+    assert calls == [33]
+
+
+def test_smoothed_gradients() -> None:
+    with seeded_globals(0):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(8, 3)).double()
+    x, seeds = images(2, (2, 4)).double().requires_grad_(), torch.tensor([1, 2])
+    mean = RandomizedSmoothing(net, samples=5, vote="mean")
+    assert torch.autograd.gradcheck(lambda x: mean.trace(x, seeds=seeds).logits, x)
+    votes = RandomizedSmoothing(net, samples=5)
+    assert not bool(torch.autograd.grad(votes(x).sum(), x)[0].any())
+    (found,) = torch.autograd.grad(BPDA(votes, backward=net)(x)[:, 0].sum(), x)
+    torch.testing.assert_close(found, net[1].weight[0].detach().view(2, 4).expand(2, 2, 4))
+
+
+def every(net: nn.Module, vote: str = "mean") -> list[TestTimeDefense]:
+    return [
+        InputTransformation(net, torch.sqrt),
+        BitDepthReduction(net),
+        MedianSmoothing(net, size=2),
+        JPEGCompression(net),
+        RandomResizePad(net, smallest=0.9, largest=1.0, fill=0.0),
+        RandomizedSmoothing(net, noise=0.1, samples=8, vote=vote),
+    ]
+
+
+def test_rows_stand_for_themselves_and_seeds_repeat() -> None:
+    net, (x, _) = digits_network(), load_dataset("digits").take(range(6))
+    for model in every(net):
+        seeds = torch.arange(6)
+        with torch.no_grad():
+            whole = model.trace(x, seeds=seeds).logits
+            alone = model.trace(x[4:5], seeds=seeds[4:5]).logits
+            assert model(x[:0]).shape == (0, 10)
+            assert not model(x[:1]).requires_grad
+            torch.testing.assert_close(alone, whole[4:5])
+            with model.seeded(2, fixed=True):
+                assert torch.equal(model(x), model(x))
+            with model.seeded(2):
+                assert torch.equal(model(x), model(x)) != model.random
+        with torch.inference_mode():
+            torch.testing.assert_close(model.trace(x, seeds=seeds).logits, whole)
+
+
+def test_foolbox_gets_through_all_of_them() -> None:
+    foolbox = pytest.importorskip("foolbox")
+    net, (x, labels) = digits_network(), load_dataset("digits").take(range(20))
+    attack = foolbox.attacks.LinfPGD(steps=8, rel_stepsize=0.2, random_start=False)
+    for model in every(net, "majority"):
+        with torch.no_grad(), model.seeded(5):
+            assert float((model(x).argmax(1) == labels).float().mean()) >= 0.5, type(model).__name__
+        votes = isinstance(model, RandomizedSmoothing)
+        attacked: nn.Module = BPDA(model, backward=net if votes else "identity")
+        attacked = EoT(attacked, draws=3, seed=0) if model.random and not votes else attacked
+        _, found, _ = attack(foolbox.PyTorchModel(attacked, bounds=(0, 1)), x, labels, epsilons=0.35)
+        with torch.no_grad(), model.seeded(6):
+            assert float((model(found).argmax(1) == labels).float().mean()) < 0.25, type(model).__name__
+
+
+def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for make, named in (
+        (lambda: BitDepthReduction(Linear(), bits=0), "bits"),
+        (lambda: MedianSmoothing(Linear(), size=1), "size"),
+        (lambda: JPEGCompression(Linear(), quality=101), "quality"),
+        (lambda: JPEGCompression(Linear())(torch.rand(2, 5)), "images"),
+        (lambda: RandomResizePad(Linear())(torch.rand(2, 5)), "images"),
+        (lambda: RandomResizePad(Linear(), smallest=2.0), "largest"),
+        (lambda: RandomResizePad(Linear(), mode="area"), "mode"),
+        (lambda: RandomizedSmoothing(Linear(), vote="none"), "vote"),
+        (lambda: RandomizedSmoothing(Linear(), samples=0), "samples"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=named):
+            make()
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingDependencyError, match="needs Pillow"):
+        JPEGCompression(Linear())
