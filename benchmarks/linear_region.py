@@ -14,6 +14,7 @@ import ast
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -51,7 +52,8 @@ def main() -> None:
     inputs, labels = inputs[right][: given.samples], labels[right][: given.samples]
     threat_model = ThreatModel(norm=given.norm, epsilon=1.0)
     chosen = dict(one.split("=", 1) for one in given.set)
-    settings = LinearRegionSettings(**{name: _value(text) for name, text in chosen.items()})
+    values: dict[str, Any] = {name: _value(text) for name, text in chosen.items()}
+    settings = LinearRegionSettings(**values)
     counter = PassCounter()
     target = Target(
         module=Counted(network, counter),
@@ -69,9 +71,10 @@ def main() -> None:
     spent = time.process_time() - start
     show("LinearRegion", found.distance, spent)
     for moment in found.history[:: max(1, len(found.history) // 10)]:
+        passes, regions = (float(count.double().mean()) for count in (moment.passes, moment.regions))
         print(
-            f"  {float(moment.passes.double().mean()):7.0f} passes an image, {float(moment.regions.double().mean()):4.0f} "
-            f"regions, {moment.seconds:6.1f} s by the clock: mean {float(moment.distance.mean()):.4f}"
+            f"  {passes:7.0f} passes and {regions:4.0f} regions an image, {moment.seconds:6.1f} s by the clock: "
+            f"mean {float(moment.distance.mean()):.4f}"
         )
     if given.peer_starts:
         start = time.process_time()

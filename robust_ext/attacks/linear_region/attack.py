@@ -99,13 +99,15 @@ def linear_region(
     total = settings.hops + len(race)
     for number in range(total):
         turn = number - settings.hops
-        runners = runners.ranked(settings.survivors if turn < 0 else race[turn], run.open())
+        alive, draws = (settings.survivors, 1) if turn < 0 else race[turn]
+        runners = runners.ranked(alive, run.open())
         if len(runners.streams) == 0 or not run.running():
             break
         if turn < 0:
             runners = _hopped(judge, runners, settings, run)
         else:
-            runners = search.round(runners, number=turn, improvement=settings.demanded(turn, len(race)))
+            improvement = settings.demanded(turn, len(race))
+            runners = search.round(runners, draws=draws, number=turn, improvement=improvement)
         run.moment(runners, number=number, total=total)
     return run.result()
 
@@ -151,7 +153,7 @@ def _starts(
     if settings.start == "noise":
         owners = _owners(inputs, settings.starts)
         points, found = inputs[owners], torch.zeros(len(owners), dtype=torch.bool, device=inputs.device)
-        for rows in wanted[owners].nonzero().flatten().split(settings.batch):
+        for rows in torch.split(wanted[owners].nonzero().flatten(), settings.batch):
             pairs = [(seeds[row // settings.starts], row % settings.starts) for row in rows.tolist()]
             streams = [stream(seed, number, "start") for seed, number in pairs]
             points[rows], found[rows] = noise_starts(judge, owners[rows], streams)
@@ -179,7 +181,7 @@ def _hopped(judge: Judge, runners: Runners, settings: LinearRegionSettings, run:
 def _nearer(judge: Judge, runners: Runners, away: Tensor, run: Run, *, steps: int, batch: int) -> Runners:
     """Walk from points ``away``, and take over what is nearer than before."""
     points, distances = runners.points.clone(), runners.distances.clone()
-    for rows in run.open()[runners.owners].nonzero().flatten().split(batch):
+    for rows in torch.split(run.open()[runners.owners].nonzero().flatten(), batch):
         walked, reached = walk(judge, away[rows], runners.owners[rows], steps=steps, running=run.running)
         good = torch.isfinite(reached) & (reached < distances[rows] * _WORTH)
         rows, walked = rows[good], walked[good]
@@ -220,7 +222,7 @@ class LinearRegion(NativeAttack):
         hop_length: float = 1.5,
         hop_steps: int = 12,
         regions: int = 40,
-        halving: int = 4,
+        halving: int = 3,
         q: float = 0.8,
         gamma: float = 6.0,
         classes: str = "runner-up",

@@ -52,9 +52,11 @@ class Judge:
         with torch.no_grad():
             logits = self.target.module(points)
         if not beyond_rounding:
-            return (logits.argmax(1) == self.labels[owners]) == self.targeted
+            hit: Tensor = (logits.argmax(1) == self.labels[owners]) == self.targeted
+            return hit
         margin, _ = self.margins(logits, owners)
-        return margin > _CERTAIN * (1 + logits.abs().amax(1))
+        certain: Tensor = margin > _CERTAIN * (1 + logits.abs().amax(1))
+        return certain
 
     def solved(self) -> Tensor:
         """Which inputs are adversarial as they are, bool ``(N,)``; one forward pass."""

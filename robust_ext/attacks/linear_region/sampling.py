@@ -35,13 +35,15 @@ def sample_near(
     size = offsets.norm(dim=1, keepdim=True).clamp_min_(torch.finfo(offsets.dtype).tiny)
     outward = offsets / size
     normal = torch.stack([torch.randn(offsets.shape[1], generator=one) for one in streams]).to(offsets)
-    side, angle, reach = torch.stack([torch.rand(3, generator=one) for one in streams]).to(offsets).split(1, 1)
+    drawn = torch.stack([torch.rand(3, generator=one) for one in streams]).to(offsets)
+    side, angle, reach = drawn[:, :1], drawn[:, 1:2], drawn[:, 2:]
     across = normal - (normal * outward).sum(1, keepdim=True) * outward
     across = across / across.norm(dim=1, keepdim=True).clamp_min_(torch.finfo(offsets.dtype).tiny)
     angle = torch.where(side < q, 1.0, -1.0) * angle * math.pi
     direction = angle.cos() * across - angle.sin() * outward
     moved = points.flatten(1) + size * reach**gamma * direction
-    return moved.clamp_(*bounds).view_as(points)
+    clipped: Tensor = moved.clamp_(*bounds).view_as(points)
+    return clipped
 
 
 def jump(

@@ -23,8 +23,10 @@ from robust_ext.random_streams import stream
 
 # Products for the factors of the rows, which need not be exact.
 _PROBES, _POWER = 4, 4
-# Where the solver's point misses the decision by a little, it is tried a little further out.
-_FURTHER = (1.0, 1.01, 1.03, 1.1)
+# Where the solver's point misses its region or the decision by a little, it is tried a little further out, and then
+# nearer to the best point: every point between the two is nearer than that.
+_FURTHER = (1.0, 1.003, 1.01)
+_BACK = (0.1, 0.4)
 # How far the nearest point is sought towards the input: regions end where they end, and little is to be won beyond.
 _LEAST = 0.9
 # Draws of a point whose region is new.
@@ -79,23 +81,24 @@ class RegionSearch:
         # For each region and class of an input, a distance below which it has no adversarial point.
         self._known: dict[tuple[int, bytes, int], float] = {}
 
-    def round(self, runners: Runners, *, number: int, improvement: float) -> Runners:
-        """Solve one region for each runner.
+    def round(self, runners: Runners, *, draws: int, number: int, improvement: float) -> Runners:
+        """Solve regions near each runner.
 
         Args:
             runners: Where they are.
-            number: Of the round, from 0: the first looks at the points' own regions.
+            draws: Regions for each.
+            number: Of the round, from 0: the first looks at the points' own regions first.
             improvement: Share by which a region has to beat its runner's distance.
 
         Returns:
             The runners, each nearer or where it was.
         """
         points, distances = runners.points.clone(), runners.distances.clone()
-        # Chunks end at fixed rows, so that the memory is bounded whatever the batch.
-        for rows in torch.arange(len(points), device=points.device).split(self._settings.batch):
-            part = runners.select(rows)
-            for start, point, distance in self._visit(part, number, improvement):
-                points[rows[start]], distances[rows[start]] = point, distance
+        every = torch.arange(len(points), device=points.device).repeat_interleave(draws)
+        for rows in torch.split(every, self._settings.batch):
+            for place, point, distance in self._visit(runners.select(rows), number, improvement):
+                if distance < distances[rows[place]]:
+                    points[rows[place]], distances[rows[place]] = point, distance
         return Runners(runners.owners, points, distances, runners.streams)
 
     def _visit(self, runners: Runners, number: int, improvement: float) -> list[tuple[int, Tensor, Tensor]]:
@@ -109,7 +112,7 @@ class RegionSearch:
         else:
             differences = differences_to(classes, judge.labels[owners], count=judge.target.classes)
         constraints = RegionConstraints(regions, differences.to(regions.logits), judge.target.counter)
-        found = self._solve(constraints, owners, wanted[places], number)
+        found = self._solve(constraints, owners, wanted[places], number, improvement)
         bounds = torch.where(found.status == Status.CAP, torch.inf, found.bound)
         for key, bound in zip(keys, bounds.tolist(), strict=True):
             self._known[key] = max(bound, self._known.get(key, 0.0))
@@ -123,8 +126,8 @@ class RegionSearch:
         open_rows = list(range(len(runners.streams)))
         sampled: list[Tensor] = []
         places: list[int] = []
-        classes: list[int] = []
         keys: list[tuple[int, bytes, int]] = []
+        taken: set[tuple[int, bytes, int]] = set()
         limits = wanted.tolist()
         for _ in range(_DRAWS):
             if not open_rows:
@@ -138,19 +141,20 @@ class RegionSearch:
                 zip(open_rows, regions.pattern(), self._classes(regions, part.owners), strict=True)
             ):
                 owner = int(part.owners[place])
-                new = [c for c in ranked if self._known.get((owner, pattern, c), 0.0) < limits[row]]
+                wished = [(owner, pattern, c) for c in ranked]
+                new = [key for key in wished if key not in taken and self._known.get(key, 0.0) < limits[row]]
+                taken |= {*new}
                 if not new:
                     left.append(row)
                 sampled += [points[place]] * len(new)
                 places += [row] * len(new)
-                classes += new
-                keys += [(owner, pattern, c) for c in new]
+                keys += new
             open_rows, sample = left, True
         device = wanted.device
         rows = torch.tensor(places, dtype=torch.int64, device=device)
         shape = (len(rows), *self._recorded.shape)
         whole = self._at(torch.stack(sampled) if sampled else self._judge.inputs.new_zeros(shape), runners.owners[rows])
-        return whole, rows, torch.tensor(classes, dtype=torch.int64, device=device), keys
+        return whole, rows, torch.tensor([key[2] for key in keys], dtype=torch.int64, device=device), keys
 
     def _sampled(self, runners: Runners) -> Tensor:
         judge, settings = self._judge, self._settings
@@ -172,7 +176,9 @@ class RegionSearch:
         every = range(self._judge.target.classes)
         return [[c for c in every if c != label] for label in labels.tolist()]
 
-    def _solve(self, constraints: RegionConstraints, owners: Tensor, wanted: Tensor, number: int) -> Solution:
+    def _solve(
+        self, constraints: RegionConstraints, owners: Tensor, wanted: Tensor, number: int, improvement: float
+    ) -> Solution:
         judge = self._judge
         inputs = judge.inputs[owners].flatten(1)
         # The probes are the same whatever the rows, for a row's result not to depend on the others.
@@ -186,7 +192,7 @@ class RegionSearch:
             generator=probes,
             best=wanted,
             scaling=scaling,
-            settings=SolverSettings(iterations=self._settings.iterations),
+            settings=SolverSettings(iterations=self._settings.iterations, tolerance=improvement / 4),
         )
         judge.spend(owners, 2 * found.iterations + (2 + _PROBES + 2 * _POWER))
         return found
@@ -195,20 +201,20 @@ class RegionSearch:
         """What is adversarial and nearer than before: the runner, its new point and distance."""
         judge = self._judge
         promising = (found.status == Status.SOLVED) | (found.status == Status.CAP)
-        points = found.points.view(-1, *self._recorded.shape)
-        near = judge.distances(points, runners.owners[places]) < runners.distances[places]
+        solved = found.points.view(-1, *self._recorded.shape)
+        near = judge.distances(solved, runners.owners[places]) < runners.distances[places]
         rows = (promising & near).nonzero().flatten()
-        owners, points, places = runners.owners[places[rows]], points[rows], places[rows]
+        owners, solved, places = runners.owners[places[rows]], solved[rows], places[rows]
+        points = solved.clone()
         good = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        for factor in _FURTHER:
+        for further, back in [*((factor, 0.0) for factor in _FURTHER), *((1.0, share) for share in _BACK)]:
             left = (~good).nonzero().flatten()
             if len(left) == 0:
                 break
-            inputs = judge.inputs[owners[left]]
-            further = torch.lerp(inputs, found.points.view(-1, *self._recorded.shape)[rows[left]], factor)
-            further = further.clamp_(*judge.threat_model.bounds)
-            points[left] = further
-            good[left] = judge.adversarial(further, owners[left])
+            tried = torch.lerp(judge.inputs[owners[left]], solved[left], further)
+            tried = torch.lerp(tried, runners.points[places[left]], back).clamp_(*judge.threat_model.bounds)
+            points[left] = tried
+            good[left] = judge.adversarial(tried, owners[left])
         points, owners, places = points[good], owners[good], places[good]
         points = judge.drawn_in(points, owners, least=_LEAST, halvings=6)
         distances = judge.distances(points, owners)

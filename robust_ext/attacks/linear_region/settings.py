@@ -48,7 +48,7 @@ class LinearRegionSettings:
     hop_length: float = 1.5
     hop_steps: int = 12
     regions: int = 40
-    halving: int = 4
+    halving: int = 3
     q: float = 0.8
     gamma: float = 6.0
     classes: str = "runner-up"
@@ -79,18 +79,22 @@ class LinearRegionSettings:
             seconds = check_number("seconds", self.seconds, minimum=0, open_minimum=True)
             object.__setattr__(self, "seconds", seconds)
 
-    def race(self, starts: int) -> list[int]:
-        """How many starts of an input take part in each round.
+    def race(self, starts: int) -> list[tuple[int, int]]:
+        """How many starts of an input take part in each round, and how many regions each of them samples.
+
+        As starts are given up, the others sample more, so that there is as much to compute at once.
 
         Args:
             starts: How many there are at first.
         """
-        alive = min(starts, self.survivors) if self.walk or self.hops else starts
-        rounds: list[int] = []
+        first = min(starts, self.survivors) if self.walk or self.hops else starts
+        rounds: list[tuple[int, int]] = []
         left = self.regions if starts else 0
         while left > 0:
-            rounds.append(min(left, max(1, alive >> (len(rounds) // self.halving))))
-            left -= rounds[-1]
+            alive = min(left, max(1, first >> (len(rounds) // self.halving)))
+            draws = min(left, first) // alive
+            rounds.append((alive, draws))
+            left -= alive * draws
         return rounds
 
     def demanded(self, number: int, total: int) -> float:

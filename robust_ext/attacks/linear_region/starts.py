@@ -97,4 +97,4 @@ def adversarial_starts(judge: Judge, points: Tensor, owners: Tensor) -> tuple[Te
 
 def _logits(target: Target, images: Tensor, batch: int) -> Tensor:
     with torch.no_grad():
-        return torch.cat([target.module(part) for part in images.split(batch)])
+        return torch.cat([target.module(part) for part in torch.split(images, batch)])

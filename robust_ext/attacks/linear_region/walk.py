@@ -52,10 +52,11 @@ def walk(
         nearest = torch.where(better, distance, nearest)
         if number == steps or not running():
             break
-        weight = _FIRST * (_LAST / _FIRST) ** (number / max(1, steps - 1))
+        weight = float(_FIRST * (_LAST / _FIRST) ** (number / max(1, steps - 1)))
         flat, gradient = here.flatten(1), gradient.nan_to_num(0, 0, 0)
         reach = torch.linalg.vector_norm(gradient, dim=1) * (flat - inputs).norm(dim=1)
         heights = (gradient * flat).sum(1) - margin.nan_to_num(0, 0, 0) + _BEYOND * reach
-        ends = [nearest_beyond(norm, origin, gradient, heights, bounds=bounds) for origin in (flat, inputs)]
-        here = torch.lerp(*ends, weight).view_as(points)
+        near = nearest_beyond(norm, flat, gradient, heights, bounds=bounds)
+        aim = nearest_beyond(norm, inputs, gradient, heights, bounds=bounds)
+        here = torch.lerp(near, aim, weight).view_as(points)
     return best, nearest

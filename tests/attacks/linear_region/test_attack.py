@@ -27,15 +27,14 @@ ORDER = {"linf": torch.inf, "l2": 2, "l1": 1}
 def relu_net(values: int, classes: int, *, hidden: int = 12, seed: int = 0) -> nn.Module:
     """A random network with a hidden layer whose units fold inside the unit box."""
     generator = torch.Generator().manual_seed(seed)
-    network = nn.Sequential(nn.Linear(values, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    first, last = nn.Linear(values, hidden), nn.Linear(hidden, classes)
     with torch.no_grad():
-        first, last = network[0], network[2]
         first.weight.copy_(torch.randn(hidden, values, generator=generator))
         folds = torch.rand(hidden, values, generator=generator)
         first.bias.copy_(-(first.weight * folds).sum(1))
         last.weight.copy_(torch.randn(classes, hidden, generator=generator))
         last.bias.copy_(torch.randn(classes, generator=generator) * 0.1)
-    return network.eval()
+    return nn.Sequential(first, nn.ReLU(), last).eval()
 
 
 def linear_net(weight: Tensor, bias: Tensor) -> nn.Module:
@@ -99,19 +98,19 @@ def problem(*, rows: int = 4, values: int = 8, classes: int = 4, seed: int = 0) 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_nearest_point_of_the_plane_is_that_of_a_fine_grid(norm: str, seed: int) -> None:
+def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm: str, seed: int) -> None:
     target, inputs, labels = problem(rows=3, values=2, classes=3, seed=seed)
     side = 801
     axis = torch.linspace(0, 1, side, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     said = predicted(target, grid.float())
-    found = attack(target, inputs, labels, norm=norm, starts=6, survivors=6, regions=30)
+    found = attack(target, inputs, labels, norm=norm, starts=6, survivors=6, regions=30, gamma=3)
     for row in range(3):
         offsets = grid[said != labels[row]] - inputs[row].double()
         nearest = float(torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1).min())
-        # Next to the true nearest point lies one of the grid, at most a cell's diagonal away.
+        # Near the true nearest point lies one of the grid, in a corner of less than a cell's width a little farther.
         cell = float(torch.linalg.vector_norm(torch.ones(2) / (side - 1), ord=ORDER[norm]))
-        assert nearest - cell <= float(found.distance[row]) <= nearest + 1e-4
+        assert nearest - 2 * cell <= float(found.distance[row]) <= 1.001 * nearest
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -262,7 +261,7 @@ def test_the_seed_decides() -> None:
 def test_passes_are_counted(start: str, norm: str) -> None:
     target, inputs, labels = problem(rows=3)
     sent: list[int] = []
-    target.module.module.register_forward_pre_hook(lambda _, given: sent.append(len(given[0])))  # type: ignore[union-attr, operator]
+    target.module.module.register_forward_pre_hook(lambda _, given: sent.append(len(given[0])))  # type: ignore[union-attr]
     given = torch.rand(3, 40, 8, generator=torch.Generator().manual_seed(5)) if start == "given" else None
     found = attack(target, inputs, labels, start=start, starting_points=given, norm=norm)
     spent = target.counter.forward + target.counter.backward
@@ -378,7 +377,9 @@ def test_networks_that_are_not_piecewise_affine_are_refused() -> None:
 
 
 def test_the_race_uses_its_regions_up() -> None:
-    assert LinearRegionSettings(regions=20, survivors=4, halving=2).race(12) == [4, 4, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1]
-    assert LinearRegionSettings(regions=9, walk=0, hops=0, halving=1).race(5) == [5, 2, 1, 1]
+    halved = LinearRegionSettings(regions=22, survivors=4, halving=2).race(12)
+    assert halved == [(4, 1), (4, 1), (2, 2), (2, 2), (1, 4), (1, 2)]
+    assert LinearRegionSettings(regions=9, walk=0, hops=0, halving=1).race(5) == [(5, 1), (2, 2)]
+    assert LinearRegionSettings(regions=3, survivors=4).race(12) == [(3, 1)]
     assert LinearRegionSettings(regions=0).race(12) == []
     assert LinearRegionSettings(regions=5).race(0) == []
