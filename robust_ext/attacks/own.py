@@ -11,6 +11,7 @@ from robust_ext.attacks.base import Attack
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
+from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.logit_matching import LogitMatching
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.attacks.objective_pgd import ObjectivePGD
@@ -33,6 +34,7 @@ _TRIALS: Mapping[type[NativeAttack], Mapping[str, Any]] = {
         "const_factor": 8,
         "decrease_factor": 0.8,
     },
+    LinearRegion: {"starts": 4, "walk": 10, "hops": 2, "hop_steps": 5, "regions": 4},
     RayS: {"queries": 100},
     Square: {"queries": 40},
     SpatialTransformation: {"translation": 2, "translation_steps": 3, "rotation_steps": 5},

@@ -192,7 +192,7 @@ class RegionSearch:
             generator=probes,
             best=wanted,
             scaling=scaling,
-            settings=SolverSettings(iterations=self._settings.iterations, tolerance=improvement / 4),
+            settings=SolverSettings(iterations=self._settings.iterations, tolerance=max(1e-3, improvement / 4)),
         )
         judge.spend(owners, 2 * found.iterations + (2 + _PROBES + 2 * _POWER))
         return found
