@@ -9,27 +9,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from robust_ext.classifier import check_classifier
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.resolve import as_detector
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.arms.arm import Arm, check_arms, plan_runs
 from robust_ext.evaluations.arms.running import run_everything
 from robust_ext.evaluations.arms.subject import Subject, watch
-from robust_ext.evaluations.identity import check_ids
 from robust_ext.evaluations.mead.content import make_content, pick_examples
 from robust_ext.evaluations.mead.result import MeadResult
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.suites import load_suite
+from robust_ext.evaluations.samples import check_samples
 from robust_ext.random_streams import derive_seed, seeded_globals
-from robust_ext.resolve import as_module
 from robust_ext.specification import check_keywords
-from robust_ext.target import module_device
-from robust_ext.validation import check_inputs, check_labels
+from robust_ext.validation import check_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -108,33 +104,25 @@ def mead(
     begun = time.perf_counter()
     check_keywords(MeadSettings, settings, argument="settings", label="mead")
     checked = MeadSettings(**settings)
-    adapted = as_module(model)
-    if adapted.bounds is not None and adapted.bounds != tuple(bounds):
-        raise InvalidArgumentError("bounds", tuple(bounds), f"the bounds the model states, {adapted.bounds}")
-    module, device = adapted.module, module_device(adapted.module)
-    inputs = check_inputs("inputs", inputs, bounds=bounds)
-    if not len(inputs):
-        raise InvalidArgumentError("inputs", "no samples", "at least one sample")
-    samples = check_ids(sample_ids, len(inputs))
-    inputs = inputs.to(device)
-    logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, checked.batch_size)])
-    labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(device)
+    given = check_samples(model, inputs, labels, bounds=bounds, sample_ids=sample_ids, batch_size=checked.batch_size)
     chosen = check_arms([*_suites(suite, bounds), *arms])
-    watched = prepare_detectors(detectors, module, inputs, data=detector_data, bounds=bounds, settings=checked)
+    watched = prepare_detectors(
+        detectors, given.module, given.inputs, data=detector_data, bounds=bounds, settings=checked
+    )
     subject = Subject(
-        module=module,
-        logits=logits,
-        inputs=inputs,
-        labels=labels,
-        samples=samples,
+        module=given.module,
+        logits=given.logits,
+        inputs=given.inputs,
+        labels=given.labels,
+        samples=given.ids,
         bounds=bounds,
         watched=[watch(name, detector) for name, detector in watched.items()],
         batch_size=checked.batch_size,
         seed=checked.seed,
     )
-    runs = plan_runs(chosen, bounds=bounds, values=inputs[0].numel(), detectors=list(watched))
+    runs = plan_runs(chosen, bounds=bounds, values=given.inputs[0].numel(), detectors=list(watched))
     folder = None if out is None else Path(out)
-    with tqdm(total=len(runs) * len(inputs), unit="candidate", disable=not progress, desc="mead") as bar:
+    with tqdm(total=len(runs) * len(given.ids), unit="candidate", disable=not progress, desc="mead") as bar:
 
         def advance(title: str, count: int) -> None:
             bar.set_postfix_str(title, refresh=False)

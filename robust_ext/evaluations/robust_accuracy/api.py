@@ -7,23 +7,19 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from robust_ext.classifier import check_classifier
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.arms.arm import Arm, check_arms, plan_runs
 from robust_ext.evaluations.arms.running import run_everything
 from robust_ext.evaluations.arms.subject import Subject
 from robust_ext.evaluations.binarization.preparation import as_attacks
-from robust_ext.evaluations.identity import check_ids
 from robust_ext.evaluations.robust_accuracy.content import make_content
 from robust_ext.evaluations.robust_accuracy.result import RobustAccuracyResult
-from robust_ext.resolve import as_module
-from robust_ext.target import module_device
+from robust_ext.evaluations.samples import check_samples
 from robust_ext.threat import NORMS
-from robust_ext.validation import check_choice, check_inputs, check_integer, check_labels, check_number
+from robust_ext.validation import check_choice, check_integer, check_number
 
 
 def robust_accuracy(
@@ -93,17 +89,7 @@ def robust_accuracy(
     check_integer("batch_size", batch_size, minimum=1)
     check_integer("seed", seed, minimum=0)
     budgets = check_epsilons(epsilons)
-    adapted = as_module(model)
-    if adapted.bounds is not None and adapted.bounds != tuple(bounds):
-        raise InvalidArgumentError("bounds", tuple(bounds), f"the bounds the model states, {adapted.bounds}")
-    module, device = adapted.module, module_device(adapted.module)
-    inputs = check_inputs("inputs", inputs, bounds=bounds)
-    if not len(inputs):
-        raise InvalidArgumentError("inputs", "no samples", "at least one sample")
-    samples = check_ids(sample_ids, len(inputs))
-    inputs = inputs.to(device)
-    logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, batch_size)])
-    labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(device)
+    given = check_samples(model, inputs, labels, bounds=bounds, sample_ids=sample_ids, batch_size=batch_size)
     named = as_attacks(attacks)
     arms = check_arms(
         Arm(attack=attack, norm=norm, epsilon=epsilon, label=name)
@@ -111,21 +97,21 @@ def robust_accuracy(
         for epsilon in budgets
     )
     subject = Subject(
-        module=module,
-        logits=logits,
-        inputs=inputs,
-        labels=labels,
-        samples=samples,
+        module=given.module,
+        logits=given.logits,
+        inputs=given.inputs,
+        labels=given.labels,
+        samples=given.ids,
         bounds=bounds,
         watched=(),
         batch_size=batch_size,
         seed=seed,
     )
-    runs = plan_runs(arms, bounds=bounds, values=inputs[0].numel())
+    runs = plan_runs(arms, bounds=bounds, values=given.inputs[0].numel())
     for run in runs:
         run.attack.check(threat_model=run.threat_model)
     folder = None if out is None else Path(out)
-    with tqdm(total=len(runs) * len(inputs), unit="candidate", disable=not progress, desc="robust accuracy") as bar:
+    with tqdm(total=len(runs) * len(given.ids), unit="candidate", disable=not progress, desc="robust accuracy") as bar:
 
         def advance(title: str, count: int) -> None:
             bar.set_postfix_str(title, refresh=False)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from robust_ext.classifier import check_classifier
 from robust_ext.defenses.resolve import as_defense
 from robust_ext.errors import InvalidArgumentError
-from robust_ext.evaluations.identity import check_ids
+from robust_ext.evaluations.samples import check_samples
 from robust_ext.evaluations.test_time.content import make_content
 from robust_ext.evaluations.test_time.plan import Step, plan_steps
 from robust_ext.evaluations.test_time.probes import looks_like_probabilities, measure_cost, zero_gradients
@@ -24,11 +23,8 @@ from robust_ext.evaluations.test_time.running import Subject, check_step, run_st
 from robust_ext.evaluations.test_time.settings import TestTimeSettings
 from robust_ext.models.test_time import TestTimeDefense
 from robust_ext.random_streams import seeded_globals
-from robust_ext.resolve import as_module
 from robust_ext.specification import check_keywords
-from robust_ext.target import module_device
 from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_inputs, check_labels
 
 
 def evaluate_defense(
@@ -89,20 +85,17 @@ def evaluate_defense(
     begun = time.perf_counter()
     check_keywords(TestTimeSettings, settings, argument="settings", label="evaluate_defense")
     checked = TestTimeSettings(**settings)
-    adapted = as_module(model)
-    if adapted.bounds is not None and adapted.bounds != threat_model.bounds:
-        raise InvalidArgumentError(
-            "threat_model", f"bounds {threat_model.bounds}", f"the bounds the model states, {adapted.bounds}"
-        )
-    module, device = adapted.module, module_device(adapted.module)
-    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-    if not len(inputs):
-        raise InvalidArgumentError("inputs", "no samples", "at least one sample")
-    samples = check_ids(sample_ids, len(inputs))
-    inputs = inputs.to(device)
-    logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, checked.batch_size)])
-    labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(device)
-    defending = as_defense(defense, module, inputs[:2])
+    given = check_samples(
+        model,
+        inputs,
+        labels,
+        bounds=threat_model.bounds,
+        sample_ids=sample_ids,
+        batch_size=checked.batch_size,
+        bounds_argument="threat_model",
+    )
+    inputs, labels = given.inputs, given.labels
+    defending = as_defense(defense, given.module, inputs[:2])
     group = defending.group_size
     if group is not None and len(inputs) % group and not defending.pad:
         raise InvalidArgumentError(
@@ -112,9 +105,9 @@ def evaluate_defense(
         defense=defending,
         inputs=inputs,
         labels=labels,
-        samples=samples,
+        samples=given.ids,
         threat_model=threat_model,
-        classes=logits.shape[1],
+        classes=given.logits.shape[1],
         settings=checked,
     )
     warnings = _probe(defending, inputs[: subject.blocks()[0][-1] + 1], labels)
