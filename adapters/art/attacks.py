@@ -9,6 +9,7 @@ import numpy as np
 from robust_ext.adapters.art.aware import JointLoss, OrthogonalPGD, SelectivePGD
 from robust_ext.adapters.art.black_box import RayS, Square
 from robust_ext.adapters.art.library import art
+from robust_ext.adapters.art.linear_region import LinearRegion
 from robust_ext.adapters.art.matching import FeatureMatching, LogitMatching
 from robust_ext.adapters.art.native import NativeEvasionAttack
 from robust_ext.adapters.art.objectives import ObjectiveLoss, ObjectivePGD, objective_estimator
@@ -18,6 +19,7 @@ __all__ = [
     "APGD",
     "FeatureMatching",
     "JointLoss",
+    "LinearRegion",
     "LogitMatching",
     "ObjectiveLoss",
     "ObjectivePGD",

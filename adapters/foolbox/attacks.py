@@ -23,6 +23,12 @@ from robust_ext.adapters.foolbox.black_box import (
     NativeMinimizationAttack,
 )
 from robust_ext.adapters.foolbox.library import foolbox
+from robust_ext.adapters.foolbox.linear_region import (
+    BaseLinearRegionAttack,
+    L1LinearRegionAttack,
+    L2LinearRegionAttack,
+    LinfLinearRegionAttack,
+)
 from robust_ext.adapters.foolbox.matching import (
     L1FeatureMatchingAttack,
     L1LogitMatchingAttack,
@@ -50,12 +56,14 @@ __all__ = [
     "L1APGD",
     "L2APGD",
     "BaseAutoProjectedGradientDescent",
+    "BaseLinearRegionAttack",
     "BaseObjectivePGD",
     "BaseRandomSearch",
     "BaseSquareAttack",
     "L1AutoProjectedGradientDescentAttack",
     "L1FeatureMatchingAttack",
     "L1JointLossAttack",
+    "L1LinearRegionAttack",
     "L1LogitMatchingAttack",
     "L1ObjectivePGD",
     "L1ObjectivePGDAttack",
@@ -65,6 +73,7 @@ __all__ = [
     "L2AutoProjectedGradientDescentAttack",
     "L2FeatureMatchingAttack",
     "L2JointLossAttack",
+    "L2LinearRegionAttack",
     "L2LogitMatchingAttack",
     "L2ObjectivePGD",
     "L2ObjectivePGDAttack",
@@ -76,6 +85,7 @@ __all__ = [
     "LinfAutoProjectedGradientDescentAttack",
     "LinfFeatureMatchingAttack",
     "LinfJointLossAttack",
+    "LinfLinearRegionAttack",
     "LinfLogitMatchingAttack",
     "LinfObjectivePGD",
     "LinfObjectivePGDAttack",

@@ -22,7 +22,7 @@ class NativeMinimizationAttack(MinimizationAttack, ABC):  # type: ignore[misc]
     """Base of this project's attacks that look for the smallest perturbation: everything but the settings.
 
     A subclass has a ``distance``, keeps its settings as attributes of the same names, and makes the attack from them in
-    :meth:`native`. It draws no random numbers. Criteria are those of
+    :meth:`native`. Unless it says otherwise, it draws no random numbers. Criteria are those of
     :class:`robust_ext.adapters.foolbox.native.NativeFixedEpsilonAttack`. Models are left as they were.
 
     Attributes:
