@@ -462,7 +462,7 @@ def test_layers_are_those_that_are_called_once_after_their_activation() -> None:
 
 
 def test_layers_of_a_published_residual_network() -> None:
-    path = Path(__file__).parents[2] / "examples" / "networks.py"
+    path = Path(__file__).parents[3] / "examples" / "networks.py"
     spec = importlib.util.spec_from_file_location("networks", path)
     assert spec is not None
     assert spec.loader is not None
