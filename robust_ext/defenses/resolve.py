@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from robust_ext.models.test_time_draws import Draws
 from robust_ext.models.test_time_purifier import Purifier
 from robust_ext.models.test_time_trace import Solution
 from robust_ext.objects import resolve_object
+from robust_ext.random_streams import seeded_globals
 
 _ACCEPTED = (
     "a TestTimeDefense, a factory (classifier) -> TestTimeDefense, a function that purifies inputs, a module from "
@@ -29,7 +31,7 @@ class FunctionPurifier(Purifier):
     Args:
         classifier: From inputs to logits.
         function: From ``(N, ...)`` to ``(N, ...)``.
-        random: Whether it draws, from torch's global generator.
+        random: Whether it draws, from the global generators of torch, numpy or ``random``.
     """
 
     def __init__(self, classifier: nn.Module, function: Callable[[Tensor], Tensor], *, random: bool = False) -> None:
@@ -40,9 +42,7 @@ class FunctionPurifier(Purifier):
 
     def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
         """What the function makes of the point, drawing from generators seeded by the rows' seeds."""
-        with torch.random.fork_rng(devices=[], enabled=self.random):
-            if self.random:
-                torch.manual_seed(draws.seeds[0])
+        with seeded_globals(draws.seeds[0]) if self.random else nullcontext():
             out = self.function(point)
         if not isinstance(out, Tensor) or out.shape != point.shape:
             shown = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
@@ -56,7 +56,7 @@ class WholeDefense(TestTimeDefense):
     Args:
         classifier: The static classifier it is held against.
         module: From inputs to logits.
-        random: Whether it draws, from torch's global generator.
+        random: Whether it draws, from the global generators of torch, numpy or ``random``.
     """
 
     def __init__(self, classifier: nn.Module, module: nn.Module, *, random: bool = False) -> None:
@@ -71,9 +71,7 @@ class WholeDefense(TestTimeDefense):
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """The module's logits, drawing from a generator seeded by the first row's seed."""
-        with torch.random.fork_rng(devices=[], enabled=self.random):
-            if self.random:
-                torch.manual_seed(int(state["seed"][0]))
+        with seeded_globals(int(state["seed"][0])) if self.random else nullcontext():
             out: Tensor = self.module(point)
         return out
 
@@ -92,7 +90,7 @@ def as_defense(obj: object, classifier: nn.Module, inputs: Tensor, *, argument: 
         argument: What error messages call it.
 
     Raises:
-        InvalidArgumentError: It is none of these.
+        InvalidArgumentError: It is none of these, or defends another classifier.
 
     Example:
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
@@ -105,6 +103,13 @@ def as_defense(obj: object, classifier: nn.Module, inputs: Tensor, *, argument: 
             raise InvalidArgumentError(argument, obj, f"the name of {_ACCEPTED}; it names a string")
         return as_defense(found, classifier, inputs, argument=argument)
     if isinstance(obj, TestTimeDefense):
+        with torch.no_grad():
+            own, asked = obj.classifier(inputs), classifier(inputs)
+        if own.shape != asked.shape or not torch.allclose(own, asked, rtol=1e-4, atol=1e-5):
+            name = type(obj).__name__
+            raise InvalidArgumentError(
+                argument, f"{name} of a classifier with other logits", "a defense of this very classifier, or its class"
+            )
         return obj
     if isinstance(obj, type) or _is_factory(obj):
         made: Any = obj

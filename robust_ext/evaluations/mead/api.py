@@ -121,6 +121,10 @@ def mead(
         seed=checked.seed,
     )
     runs = plan_runs(chosen, bounds=bounds, values=given.inputs[0].numel(), detectors=list(watched))
+    for run in runs:
+        # Those that know a detector may be refused by one and not by another, which the result tells.
+        if run.knows is None:
+            run.attack.check(threat_model=run.threat_model)
     folder = None if out is None else Path(out)
     with tqdm(total=len(runs) * len(given.ids), unit="candidate", disable=not progress, desc="mead") as bar:
 

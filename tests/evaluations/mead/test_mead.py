@@ -13,7 +13,7 @@ from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector
-from robust_ext.errors import InvalidArgumentError, ModelError, RunFolderError
+from robust_ext.errors import AttackRefusedError, InvalidArgumentError, ModelError, RunFolderError
 from robust_ext.evaluations.mead import Arm, MeadResult, mead
 
 EPSILON = 0.2
@@ -284,6 +284,17 @@ def test_bad_settings(subject, change, error, words):
     network, inputs, labels, _ = subject
     with pytest.raises(error, match=words):
         mead(network, {"unsure": Unsure}, inputs, labels, **keywords)
+
+
+def test_an_arm_that_makes_no_sense_is_refused_before_any_work(subject):
+    first = Counting()
+    arms = [
+        Arm(attack=first, norm="linf", epsilon=EPSILON),
+        Arm(attack="foolbox:L2PGD(steps=2)", norm="linf", epsilon=EPSILON),
+    ]
+    with pytest.raises(AttackRefusedError, match="linf"):
+        run(subject, {"unsure": Unsure}, arms)
+    assert first.calls == 0
 
 
 def test_bad_subjects(subject):

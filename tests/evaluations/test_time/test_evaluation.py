@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -221,9 +222,26 @@ def test_what_defenses_can_be_made_of(subject, tmp_path):
             as_defense(wrong, network, inputs[:2])
 
 
-def test_a_random_purifier_draws_by_its_seed(subject):
+def test_a_defense_of_another_classifier_is_refused(subject):
     network, inputs, _ = subject
-    defense = as_defense(Noise(), network, inputs[:2])
+    other = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
+    with pytest.raises(InvalidArgumentError, match="other logits"):
+        as_defense(Centred(other), network, inputs[:2])
+    mine = Centred(network)
+    assert as_defense(mine, network, inputs[:2]) is mine
+
+
+class NumpyNoise:
+    random = True
+
+    def __call__(self, x):
+        return x + torch.from_numpy(np.random.normal(size=x.shape)).to(x)
+
+
+@pytest.mark.parametrize("noise", [Noise(), NumpyNoise()], ids=["torch", "numpy"])
+def test_a_random_purifier_draws_by_its_seed(subject, noise):
+    network, inputs, _ = subject
+    defense = as_defense(noise, network, inputs[:2])
     with defense.seeded(3):
         first, second = defense(inputs), defense(inputs)
     with defense.seeded(3):
