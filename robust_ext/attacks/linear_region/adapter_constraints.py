@@ -23,31 +23,31 @@ class RegionConstraints:
     """
 
     def __init__(self, regions: Regions, differences: Tensor, counter: PassCounter) -> None:
-        self._regions, self._differences, self._counter = regions, differences, counter
+        self.regions, self._differences, self._counter = regions, differences, counter
 
     @cached_property
     def decision(self) -> Tensor:
         """Which rows decide the class, bool ``(M + R,)``: the last ``R``."""
         rows = self._differences.shape[1]
-        places = torch.arange(self._regions.constraints + rows, device=self._differences.device)
-        return places >= self._regions.constraints
+        places = torch.arange(self.regions.constraints + rows, device=self._differences.device)
+        return places >= self.regions.constraints
 
     def forward(self, points: Tensor) -> Tensor:
         """The values at points ``(B, D)``, ``(B, M + R)``; one forward pass."""
         self._counter.count_forward(len(points))
-        kept, logits = self._regions.forward(points.view(-1, *self._regions.shape))
+        kept, logits = self.regions.forward(points.view(-1, *self.regions.shape))
         return torch.cat([kept, (self._differences * logits.unsqueeze(1)).sum(2)], 1)
 
     def adjoint(self, multipliers: Tensor) -> Tensor:
         """The transposed product of multipliers ``(B, M + R)``, ``(B, D)``; one backward pass."""
         self._counter.count_backward(len(multipliers))
-        kept = self._regions.constraints
+        kept = self.regions.constraints
         logits = (multipliers[:, kept:].unsqueeze(2) * self._differences).sum(1)
-        return self._regions.adjoint(multipliers[:, :kept], logits).flatten(1)
+        return self.regions.adjoint(multipliers[:, :kept], logits).flatten(1)
 
     def select(self, rows: Tensor) -> RegionConstraints:
         """Those of some problems, int64 indices."""
-        return RegionConstraints(self._regions.select(rows), self._differences[rows], self._counter)
+        return RegionConstraints(self.regions.select(rows), self._differences[rows], self._counter)
 
 
 def differences_to(classes: Tensor, labels: Tensor, *, count: int) -> Tensor:

@@ -17,8 +17,9 @@ from robust_ext.attacks.linear_region.history import LinearRegionResult
 from robust_ext.attacks.linear_region.judge import Judge
 from robust_ext.attacks.linear_region.progress import Run
 from robust_ext.attacks.linear_region.recording import record
+from robust_ext.attacks.linear_region.runners import Runners
 from robust_ext.attacks.linear_region.sampling import jump
-from robust_ext.attacks.linear_region.search import RegionSearch, Runners
+from robust_ext.attacks.linear_region.search import RegionSearch
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
 from robust_ext.attacks.linear_region.starts import adversarial_starts, nearest_starts, noise_starts
 from robust_ext.attacks.linear_region.walk import walk

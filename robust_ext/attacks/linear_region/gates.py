@@ -41,5 +41,9 @@ class Gate(ABC):
         """The gate of some of the rows, int64 indices."""
 
     @abstractmethod
+    def agrees(self, other: Gate) -> Tensor:
+        """Which constraints mean the same as with the choices of the other, bool ``(rows, constraints)``."""
+
+    @abstractmethod
     def choices(self) -> Tensor:
         """The choices of each row, ``(rows, n)`` of a bool or integer dtype."""

@@ -119,6 +119,12 @@ class Pieces(Gate):
             last=self.last,
         )
 
+    def agrees(self, other: Gate) -> Tensor:
+        """See :class:`Gate`."""
+        assert isinstance(other, Pieces)
+        pairs = zip(self.sides, other.sides, strict=True)
+        return torch.cat([self._flat(mine == theirs) for mine, theirs in pairs], 1)
+
     def choices(self) -> Tensor:
         """See :class:`Gate`."""
         return torch.cat([side.reshape(self.rows, self.values) for side in self.sides], 1)

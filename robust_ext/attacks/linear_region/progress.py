@@ -9,7 +9,7 @@ from torch import Tensor
 
 from robust_ext.attacks.linear_region.history import LinearRegionResult, Moment
 from robust_ext.attacks.linear_region.judge import Judge
-from robust_ext.attacks.linear_region.search import Runners
+from robust_ext.attacks.linear_region.runners import Runners
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
 from robust_ext.attacks.native import Step, Watch
 

@@ -60,7 +60,7 @@ class Regions:
         self.rows = logits.shape[0]
         self._output = output
         self._steps = tuple(steps)
-        gates = [step.operation for step in steps if isinstance(step.operation, Gate)]
+        self._gates = gates = [step.operation for step in steps if isinstance(step.operation, Gate)]
         ends = torch.tensor([0, *(gate.constraints for gate in gates)]).cumsum(0).tolist()
         self.layers = tuple(
             (gate.name, slice(start, end)) for gate, start, end in zip(gates, ends[:-1], ends[1:], strict=True)
@@ -194,6 +194,19 @@ class Regions:
             raise InvalidArgumentError(
                 argument, f"dtype {points.dtype}", f"the dtype of the recorded points, {self.dtype}"
             )
+
+    def agrees(self, other: Regions) -> Tensor:
+        """Which constraints mean the same in other regions of the same network, bool ``(N, M)``.
+
+        Two neighbours differ by the sign of the constraint between them, and by the gates behind it.
+
+        Args:
+            other: As many regions, from :meth:`at`.
+        """
+        _check_shape("other", other.logits, tuple(self.logits.shape))
+        pairs = zip(self._gates, other._gates, strict=True)
+        parts = [mine.agrees(theirs) for mine, theirs in pairs]
+        return torch.cat(parts, 1) if parts else self.logits.new_ones(self.rows, 0, dtype=torch.bool)
 
     def pattern(self) -> list[bytes]:
         """A digest of each row's choices: 16 bytes that are the same for points of the same region.

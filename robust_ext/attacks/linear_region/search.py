@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,15 +14,15 @@ from robust_ext.attacks.linear_region.adapter_constraints import (
     differences_to,
 )
 from robust_ext.attacks.linear_region.judge import Judge
+from robust_ext.attacks.linear_region.memory import POWER, PROBES, Memory
 from robust_ext.attacks.linear_region.region import Regions
+from robust_ext.attacks.linear_region.runners import Runners
 from robust_ext.attacks.linear_region.sampling import sample_near
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
 from robust_ext.attacks.linear_region.solver import Solution, SolverSettings, Status, solve
-from robust_ext.attacks.linear_region.solver_scaling import estimate_scaling
+from robust_ext.attacks.linear_region.solver_scaling import Scaling
 from robust_ext.random_streams import stream
 
-# Products for the factors of the rows, which need not be exact.
-_PROBES, _POWER = 4, 4
 # Where the solver's point misses its region or the decision by a little, it is tried a little further out, and then
 # nearer to the best point: every point between the two is nearer than that.
 _FURTHER = (1.0, 1.003, 1.01)
@@ -31,36 +31,6 @@ _BACK = (0.1, 0.4)
 _LEAST = 0.9
 # Draws of a point whose region is new.
 _DRAWS = 4
-
-
-@dataclass
-class Runners:
-    """The starts that are still in the race, a row each.
-
-    Args:
-        owners: The inputs they belong to, int64 ``(B,)``.
-        points: The nearest adversarial point of each, ``(B, ...)``.
-        distances: Of these, float64 ``(B,)``.
-        streams: A CPU generator for each.
-    """
-
-    owners: Tensor
-    points: Tensor
-    distances: Tensor
-    streams: list[torch.Generator]
-
-    def select(self, rows: Tensor) -> Runners:
-        """Those of these indices, int64."""
-        chosen = [self.streams[row] for row in rows.tolist()]
-        return Runners(self.owners[rows], self.points[rows], self.distances[rows], chosen)
-
-    def ranked(self, most: int, open_inputs: Tensor) -> Runners:
-        """The ``most`` nearest of each input that is still open, bool ``(N,)``."""
-        order = self.distances.argsort(stable=True)
-        order = order[self.owners[order].argsort(stable=True)]
-        owners = self.owners[order]
-        place = torch.arange(len(owners), device=owners.device) - torch.searchsorted(owners, owners)
-        return self.select(order[(place < most) & open_inputs[owners]].sort().values)
 
 
 class RegionSearch:
@@ -93,36 +63,56 @@ class RegionSearch:
         Returns:
             The runners, each nearer or where it was.
         """
-        points, distances = runners.points.clone(), runners.distances.clone()
+        points, distances, memory = runners.points.clone(), runners.distances.clone(), runners.memory
+        if memory is None:
+            deciding = self._judge.target.classes if self._judge.targeted else 1
+            memory = Memory.blank(points, self._recorded.constraints + deciding)
+        runners = replace(runners, memory=memory)
         every = torch.arange(len(points), device=points.device).repeat_interleave(draws)
+        learnt: list[tuple[Tensor, Memory]] = []
         for rows in torch.split(every, self._settings.batch):
-            for place, point, distance in self._visit(runners.select(rows), number, improvement):
+            places, seen, better = self._visit(runners.select(rows), memory.select(rows), number, improvement)
+            learnt.append((rows[places], seen))
+            for place, point, distance in better:
                 if distance < distances[rows[place]]:
                     points[rows[place]], distances[rows[place]] = point, distance
-        return Runners(runners.owners, points, distances, runners.streams)
+        # Only now, for a row's result not to depend on how the rows are split.
+        for rows, seen in learnt:
+            memory.update(rows, seen)
+        return replace(runners, points=points, distances=distances)
 
-    def _visit(self, runners: Runners, number: int, improvement: float) -> list[tuple[int, Tensor, Tensor]]:
-        wanted = runners.distances * (1 - improvement)
-        regions, places, classes, keys = self._fresh(runners, wanted, sample=number > 0)
+    def _visit(
+        self, runners: Runners, memory: Memory, number: int, improvement: float
+    ) -> tuple[Tensor, Memory, list[tuple[int, Tensor, Tensor]]]:
+        """Solve a region or more for each runner.
+
+        Returns:
+            The runner of each region, what is to be remembered of the region, and what is nearer: the runner, its new
+            point and distance.
+        """
+        anchors, places, classes, keys = self._fresh(runners, runners.distances * (1 - improvement), sample=number > 0)
+        memory = memory.select(places)
         if len(places) == 0:
-            return []
-        judge, owners = self._judge, runners.owners[places]
+            return places, memory, []
+        judge, chosen = self._judge, runners.select(places)
+        owners = chosen.owners
         if judge.targeted:
             differences = differences_from_all(judge.labels[owners], count=judge.target.classes)
         else:
             differences = differences_to(classes, judge.labels[owners], count=judge.target.classes)
+        regions = self._at(anchors, owners)
         constraints = RegionConstraints(regions, differences.to(regions.logits), judge.target.counter)
-        found = self._solve(constraints, owners, wanted[places], number, improvement)
+        found, scaling = self._solve(constraints, chosen, memory, number, improvement)
         bounds = torch.where(found.status == Status.CAP, torch.inf, found.bound)
         for key, bound in zip(keys, bounds.tolist(), strict=True):
             self._known[key] = max(bound, self._known.get(key, 0.0))
         self.regions.index_add_(0, owners, torch.ones_like(owners))
-        return self._better(found, runners, places)
+        return places, Memory(anchors, found.multipliers, scaling), self._better(found, runners, places)
 
     def _fresh(
         self, runners: Runners, wanted: Tensor, *, sample: bool
-    ) -> tuple[Regions, Tensor, Tensor, list[tuple[int, bytes, int]]]:
-        """Regions that may hold what is wanted, the runner and class of each, and the keys to remember them by."""
+    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, bytes, int]]]:
+        """Points of regions that may hold what is wanted, the runner and class of each, and their keys."""
         open_rows = list(range(len(runners.streams)))
         sampled: list[Tensor] = []
         places: list[int] = []
@@ -152,9 +142,8 @@ class RegionSearch:
             open_rows, sample = left, True
         device = wanted.device
         rows = torch.tensor(places, dtype=torch.int64, device=device)
-        shape = (len(rows), *self._recorded.shape)
-        whole = self._at(torch.stack(sampled) if sampled else self._judge.inputs.new_zeros(shape), runners.owners[rows])
-        return whole, rows, torch.tensor([key[2] for key in keys], dtype=torch.int64, device=device), keys
+        anchors = torch.stack(sampled) if sampled else runners.points[:0]
+        return anchors, rows, torch.tensor([key[2] for key in keys], dtype=torch.int64, device=device), keys
 
     def _sampled(self, runners: Runners) -> Tensor:
         judge, settings = self._judge, self._settings
@@ -177,25 +166,28 @@ class RegionSearch:
         return [[c for c in every if c != label] for label in labels.tolist()]
 
     def _solve(
-        self, constraints: RegionConstraints, owners: Tensor, wanted: Tensor, number: int, improvement: float
-    ) -> Solution:
-        judge = self._judge
-        inputs = judge.inputs[owners].flatten(1)
+        self, constraints: RegionConstraints, runners: Runners, memory: Memory, number: int, improvement: float
+    ) -> tuple[Solution, Scaling]:
+        judge, owners = self._judge, runners.owners
+        inputs, norm = judge.inputs[owners].flatten(1), judge.threat_model.norm
         # The probes are the same whatever the rows, for a row's result not to depend on the others.
         probes = stream(0, number, "scaling")
-        scaling = estimate_scaling(constraints, inputs, generator=probes, probes=_PROBES, power_iterations=_POWER)
+        scaling = memory.factors(constraints, inputs, generator=probes)
         found = solve(
             constraints,
             inputs,
-            norm=judge.threat_model.norm,
+            norm=norm,
             bounds=judge.threat_model.bounds,
             generator=probes,
-            best=wanted,
+            best=runners.distances * (1 - improvement),
             scaling=scaling,
+            points=runners.points.flatten(1),
+            multipliers=memory.begin(constraints.regions, self._at(memory.anchors, owners)),
             settings=SolverSettings(iterations=self._settings.iterations, tolerance=max(1e-3, improvement / 4)),
         )
-        judge.spend(owners, 2 * found.iterations + (2 + _PROBES + 2 * _POWER))
-        return found
+        began = 1 if norm == "l2" else 3
+        judge.spend(owners, 2 * found.iterations + began + memory.unknown() * (1 + PROBES + 2 * POWER))
+        return found, scaling
 
     def _better(self, found: Solution, runners: Runners, places: Tensor) -> list[tuple[int, Tensor, Tensor]]:
         """What is adversarial and nearer than before: the runner, its new point and distance."""

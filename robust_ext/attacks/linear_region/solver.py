@@ -63,12 +63,14 @@ class Solution:
         bound: Below the distance of every feasible point, up to rounding, ``(B,)``; infinite if there is none.
         status: One of :class:`Status`, int64 ``(B,)``.
         iterations: How many it took, int64 ``(B,)``.
+        multipliers: Of the rows as they are, at least 0, ``(B, M)``: a start for similar problems.
     """
 
     points: Tensor
     bound: Tensor
     status: Tensor
     iterations: Tensor
+    multipliers: Tensor
 
 
 _DEFAULTS = SolverSettings()
@@ -84,6 +86,8 @@ def solve(
     generator: torch.Generator,
     best: Tensor | None = None,
     scaling: Scaling | None = None,
+    points: Tensor | None = None,
+    multipliers: Tensor | None = None,
     settings: SolverSettings = _DEFAULTS,
 ) -> Solution:
     """Minimise the distance from the inputs over the feasible points of the box.
@@ -97,6 +101,9 @@ def solve(
         best: Distances ``(B,)`` that are worth beating; a problem is given up once that is proven impossible. Lower
             them by the improvement that is asked for. Without them all problems run to their end.
         scaling: Factors of the rows, from :func:`estimate_scaling` on these constraints or on similar ones.
+        points: Where to begin, in the bounds, ``(B, D)``; the inputs when left out. The l2 solver has no use for it:
+            its points follow from the multipliers.
+        multipliers: Where to begin, of the rows as they are, at least 0, ``(B, M)``; zeros when left out.
         settings: When to stop.
 
     Returns:
@@ -113,17 +120,20 @@ def solve(
         ('SOLVED', 0.5)
     """
     bounds, best = _checked(inputs, norm, bounds, best)
+    _check_start(inputs, constraints.decision.numel(), bounds, points, multipliers)
     rows = len(inputs)
-    points, bound = inputs.clone(), inputs.new_zeros(rows)
+    found, bound = inputs.clone(), inputs.new_zeros(rows)
     status = torch.full((rows,), int(Status.SOLVED), device=inputs.device)
     iterations = torch.zeros_like(status)
-    if rows == 0 or constraints.decision.numel() == 0:
-        return Solution(points=points, bound=bound, status=status, iterations=iterations)
+    last = inputs.new_zeros(rows, constraints.decision.numel())
+    if last.numel() == 0:
+        return Solution(points=found, bound=bound, status=status, iterations=iterations, multipliers=last)
     if scaling is None:
         scaling = estimate_scaling(constraints, inputs, generator=generator)
     values = constraints.forward(inputs) * scaling.rows
     problem = ScaledProblem(constraints, scaling, inputs, values, bounds, norm, settings.margin)
-    method = AcceleratedDual(problem) if norm == "l2" else PrimalDual(problem)
+    begin = None if multipliers is None else multipliers / scaling.rows
+    method = AcceleratedDual(problem, begin) if norm == "l2" else PrimalDual(problem, points, begin)
     active = torch.arange(rows, device=inputs.device)
     for number in range(1, settings.iterations + 1):
         method.step()
@@ -132,15 +142,19 @@ def solve(
         progress = method.progress()
         bound[active] = bound[active].maximum(progress.bound)
         verdict = _verdict(progress, bound[active], best[active], settings)
-        iterations[active], status[active], points[active] = number, verdict, progress.points
         going = (verdict == Status.CAP).nonzero().flatten()
+        if number < settings.iterations and len(going) == len(active):
+            continue
+        iterations[active], status[active], found[active] = number, verdict, progress.points
+        last[active] = method.multipliers()
         if len(going) == 0:
             break
         if len(going) < len(active):
             active = active[going]
             method.select(going)
     bound[status == Status.INFEASIBLE] = torch.inf
-    return Solution(points=points, bound=bound, status=status, iterations=iterations)
+    last *= scaling.rows
+    return Solution(points=found, bound=bound, status=status, iterations=iterations, multipliers=last)
 
 
 def _verdict(progress: Progress, bound: Tensor, best: Tensor, settings: SolverSettings) -> Tensor:
@@ -152,6 +166,22 @@ def _verdict(progress: Progress, bound: Tensor, best: Tensor, settings: SolverSe
     verdict[bound > best * (1 + settings.margin)] = int(Status.NO_IMPROVEMENT)
     verdict[progress.infeasible] = int(Status.INFEASIBLE)
     return verdict
+
+
+def _check_start(
+    inputs: Tensor, rows: int, bounds: tuple[float, float], points: Tensor | None, multipliers: Tensor | None
+) -> None:
+    if points is not None:
+        if points.shape != inputs.shape:
+            raise InvalidArgumentError("points", f"shape {tuple(points.shape)}", f"shape {tuple(inputs.shape)}")
+        if points.numel() and not bool(((points >= bounds[0]) & (points <= bounds[1])).all()):
+            raise InvalidArgumentError("points", "values outside the bounds", f"values in [{bounds[0]}, {bounds[1]}]")
+    if multipliers is not None:
+        if multipliers.shape != (len(inputs), rows):
+            shape = tuple(multipliers.shape)
+            raise InvalidArgumentError("multipliers", f"shape {shape}", f"shape ({len(inputs)}, {rows})")
+        if not bool((multipliers >= 0).all()):
+            raise InvalidArgumentError("multipliers", "negative values, or NaN", "values of at least 0")
 
 
 def _checked(

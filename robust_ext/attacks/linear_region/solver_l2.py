@@ -29,13 +29,14 @@ class AcceleratedDual:
 
     Args:
         problem: The scaled problems.
+        multipliers: Where to begin, ``(B, M)``, at least 0; zeros when left out.
     """
 
     interval = 1
 
-    def __init__(self, problem: ScaledProblem) -> None:
+    def __init__(self, problem: ScaledProblem, multipliers: Tensor | None) -> None:
         self._problem = problem
-        self._multipliers = torch.zeros_like(problem.values)
+        self._multipliers = torch.zeros_like(problem.values) if multipliers is None else multipliers
         self._ahead = self._multipliers
         self._age = problem.values.new_zeros(len(problem.values), 1)
         # The estimate of the norm is on average a little too low.
@@ -80,6 +81,10 @@ class AcceleratedDual:
         dual = squares / 2 + (reward - dot(force, offsets).squeeze(1))
         bound = torch.maximum(bound, dual.clamp_min(0).mul_(2).sqrt_())
         return Progress(points, squares.sqrt_(), values.amin(1).clamp_max_(0).neg_(), bound, infeasible)
+
+    def multipliers(self) -> Tensor:
+        """Those that :meth:`progress` speaks of, ``(B, M)``."""
+        return self._now[0]
 
     def select(self, rows: Tensor) -> None:
         """Go on with the problems of these indices, int64 ``(R,)``."""

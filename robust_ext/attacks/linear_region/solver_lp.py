@@ -26,19 +26,25 @@ class PrimalDual:
 
     Args:
         problem: The scaled problems.
+        points: Where to begin, ``(B, D)`` in the box; the inputs when left out.
+        multipliers: Where to begin, ``(B, M)``, at least 0; zeros when left out.
     """
 
     interval = 4
+    _shown: Tensor
 
-    def __init__(self, problem: ScaledProblem) -> None:
+    def __init__(self, problem: ScaledProblem, points: Tensor | None, multipliers: Tensor | None) -> None:
         self._problem = problem
         inputs, values = problem.inputs, problem.values
         # Offsets from the inputs, values of the rows, multipliers and their force; the last two and the first two
         # depend on each other linearly, so that averages cost no products.
-        zeros, none = torch.zeros_like(inputs), torch.zeros_like(values)
-        self._point = [zeros, values, none, zeros]
+        offsets = torch.zeros_like(inputs) if points is None else points - inputs
+        values = values if points is None else problem.forward(points)
+        force = torch.zeros_like(inputs) if multipliers is None else problem.adjoint(multipliers)
+        multipliers = torch.zeros_like(values) if multipliers is None else multipliers
+        self._point = [offsets, values, multipliers, force]
         self._sums = [torch.zeros_like(part) for part in self._point]
-        self._start = [zeros, none]
+        self._start = [offsets, multipliers]
         column = values.new_ones(len(values), 1)
         norm = problem.scaling.norm.unsqueeze(1).clamp_min(1e-6)
         self._step, self._longest = 0.95 / norm, _LONGEST / norm
@@ -85,6 +91,7 @@ class PrimalDual:
         chosen = [torch.where(better, a, b) for a, b in zip(mean, self._point, strict=True)]
         self._restart(chosen, torch.minimum(merit, merit_mean))
         problem = self._problem
+        self._shown = chosen[2]
         return Progress(
             (problem.inputs + chosen[0]).clamp_(*problem.bounds),
             self._distance(chosen[0]),
@@ -92,6 +99,10 @@ class PrimalDual:
             torch.maximum(bound, bound_mean),
             infeasible | infeasible_mean,
         )
+
+    def multipliers(self) -> Tensor:
+        """Those that :meth:`progress` speaks of, ``(B, M)``."""
+        return self._shown
 
     def _look(self, point: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Merit ``(B, 1)``, dual bound ``(B,)`` and proof of infeasibility ``(B,)``."""

@@ -97,6 +97,12 @@ class Winner(Gate):
             back=self._back,
         )
 
+    def agrees(self, other: Gate) -> Tensor:
+        """See :class:`Gate`."""
+        assert isinstance(other, Winner)
+        same = (self.winners == other.winners).unsqueeze(2)
+        return same.expand(-1, -1, self.windows.shape[0], -1).reshape(self.rows, self.constraints)
+
     def choices(self) -> Tensor:
         """See :class:`Gate`."""
         return self.winners.flatten(1)

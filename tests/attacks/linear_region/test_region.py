@@ -134,6 +134,29 @@ def activations(network: nn.Module, x: Tensor) -> Tensor:
     return torch.cat(seen, 1)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_constraints_agree_where_the_choice_does(seed: int) -> None:
+    network = seeded(convolutional, seed).double()
+    x = drawn(6, 2, 6, 6, seed=seed)
+    z = x + 0.3 * drawn(6, 2, 6, 6, seed=seed + 10)
+    here = record(network, x)
+    there = here.at(z)
+    same = here.agrees(there)
+    assert 0.1 < float(same.double().mean()) < 0.99
+    assert torch.equal(same, there.agrees(here))
+    assert bool(here.agrees(here).all())
+    choices = activations(network, x) == activations(network, z)
+    # 64 values, 16 windows of 4, and 45 values; the order inside a layer is the layer's own.
+    (_, first), (_, pool), (_, last) = here.layers
+    assert torch.equal(same[:, first].sum(1), choices[:, :64].sum(1))
+    assert torch.equal(same[:, pool].sum(1), 4 * choices[:, 64:80].sum(1))
+    assert torch.equal(same[:, last].sum(1), choices[:, 80:].sum(1))
+    # A constraint that agrees has the same sign at both points, and a ReLU's that does not has another.
+    values = there.forward(z)[0] * here.forward(z)[0]
+    assert bool((values[:, first][same[:, first]] >= 0).all())
+    assert bool((values[:, first][~same[:, first]] <= 0).all())
+
+
 def convolutional() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, 4, 3),

@@ -135,6 +135,20 @@ def gaps(found: Solution, optimum: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_regions_of_networks_are_solved_in_100_iterations(dtype):
+    generator, stop = torch.Generator().manual_seed(0), SolverSettings(iterations=100, tolerance=1e-4)
+    for inputs, widths, decisions in NETWORKS:
+        pairs = [affine_region(generator, inputs, widths, decisions) for _ in range(50)]
+        matrix, offset = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+        x = torch.rand(50, inputs, generator=generator, dtype=torch.float64)
+        constraints = DenseConstraints(matrix.to(dtype), offset.to(dtype))
+        found = solve(constraints, x.to(dtype), norm="l2", bounds=(0, 1), generator=generator, settings=stop)
+        triples = zip(matrix.numpy(), offset.numpy(), x.numpy(), strict=True)
+        optimum = torch.tensor([exact_quadratic(*triple, (0, 1)) for triple in triples], dtype=torch.float64)
+        assert float(gaps(found, optimum).abs().max()) <= 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_l2_is_solved_in_100_iterations(dtype):
     families = range(len(FAMILIES))
     errors = torch.cat([gaps(run(f, "l2", dtype, iterations=100, tolerance=1e-4), optima(f, "l2")) for f in families])
@@ -205,6 +219,51 @@ def test_problems_without_improvement_are_given_up(family, norm):
     assert int(beaten.iterations[far].sum()) < int(full.iterations[far].sum())
     worth = run(family, norm, torch.float32, best=1.001 * optimum + 1e-6, iterations=1000)
     assert not (worth.status == Status.NO_IMPROVEMENT).any()
+
+
+@pytest.mark.parametrize("family", [2, 5])
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_start_changes_the_way_and_not_the_end(family, norm):
+    constraints, x, bounds = problems(family)
+    optimum = optima(family, norm)
+    feasible = optimum.isfinite()
+    full = run(family, norm, torch.float64, iterations=2000, tolerance=1e-5)
+    assert bool((full.multipliers >= 0).all())
+
+    def again(points: Tensor | None, multipliers: Tensor | None) -> Solution:
+        return solve(
+            constraints,
+            x,
+            norm=norm,
+            bounds=bounds,
+            generator=torch.Generator().manual_seed(0),
+            points=points,
+            multipliers=multipliers,
+            settings=SolverSettings(iterations=2000, tolerance=1e-4, margin=1e-9),
+        )
+
+    # From the solution of each problem it is done soon.
+    there, cold = again(full.points, full.multipliers), again(None, None)
+    solved = feasible & (full.status == Status.SOLVED)
+    assert bool((there.status[solved] == Status.SOLVED).all())
+    assert 3 * int(there.iterations[solved].sum()) <= int(cold.iterations[solved].sum())
+    # From those of another problem it takes a while, and gets there.
+    other = again(full.points.roll(1, 0), full.multipliers.nan_to_num(0, 0, 0).clamp_max(10).roll(1, 0))
+    assert float(gaps(other, optimum).abs().max()) <= 1e-3
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_bound_follows_from_the_multipliers(norm):
+    """Weak duality by hand: every feasible point is at least as far as the multipliers say."""
+    constraints, x, _ = problems(5)
+    found = run(5, norm, torch.float64, iterations=400, tolerance=1e-4)
+    order = {"linf": 1, "l2": 2, "l1": torch.inf}[norm]
+    solved = (found.status == Status.SOLVED) & (found.bound > 0)
+    # y . (C z + d) >= 0 moves x by at least the reward over the dual norm of the force, where the box is no help.
+    force, reward = constraints.adjoint(found.multipliers), -(found.multipliers * constraints.forward(x)).sum(1)
+    plane = reward / torch.linalg.vector_norm(force, ord=order, dim=1)
+    assert bool((plane <= optima(5, norm) * (1 + 1e-9))[solved].all())
+    assert bool((found.bound >= plane * (1 - 1e-6))[solved].all())
 
 
 @pytest.mark.parametrize("family", [1, 6])
@@ -320,6 +379,10 @@ def test_wrong_arguments():
         ("inputs", {"inputs": x + 2}),
         ("inputs", {"inputs": x.half()}),
         ("best", {"best": torch.zeros(3)}),
+        ("points", {"points": torch.zeros(3, 4)}),
+        ("points", {"points": x + 2}),
+        ("multipliers", {"multipliers": torch.zeros(3, 4)}),
+        ("multipliers", {"multipliers": -torch.ones_like(constraints.offset)}),
     ]
     for argument, wrong in cases:
         settings_ = {"inputs": x, "norm": "l2", "bounds": bounds, "generator": generator, **wrong}
