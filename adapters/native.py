@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,3 +97,21 @@ class _OfType(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.module(x.to(self.dtype))
         return logits.float()
+
+
+class Started(NativeAttack):
+    """An attack with a keyword ``starting_points``, given those of a batch.
+
+    Args:
+        attack: The attack.
+        points: What it is given; None for none.
+    """
+
+    def __init__(self, attack: Any, points: Tensor | None) -> None:
+        self.name, self.traits = attack.name, attack.traits
+        self._attack, self._points = attack, points
+
+    def search(self, *args: Any, **ways: Any) -> Tensor:
+        """See :meth:`NativeAttack.search`."""
+        found: Tensor = self._attack.search(*args, **ways, starting_points=self._points)
+        return found

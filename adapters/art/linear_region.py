@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.art.native import NativeEvasionAttack
-from robust_ext.adapters.native import search_module
+from robust_ext.adapters.native import Started, search_module
 from robust_ext.attacks.linear_region import attack as core
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
 from robust_ext.attacks.native import NativeAttack
@@ -55,8 +55,8 @@ class LinearRegion(NativeEvasionAttack):
         walk: int = 30,
         survivors: int = 4,
         hops: int = 24,
-        hop_length: float = 1.5,
-        hop_steps: int = 12,
+        hop_length: float | None = None,
+        hop_steps: int | None = None,
         regions: int = 40,
         halving: int = 3,
         q: float = 0.8,
@@ -156,23 +156,11 @@ class LinearRegion(NativeEvasionAttack):
         references: Tensor | None,
         **ways: Any,
     ) -> Tensor:
-        return search_module(_Started(attack, references), module, inputs, labels, **ways)
+        return search_module(Started(attack, references), module, inputs, labels, **ways)
 
     def _check_params(self) -> None:
         super()._check_params()
         check_number("eps", self.eps, minimum=0, open_minimum=True)
-
-
-class _Started(NativeAttack):
-    """The attack with starting points."""
-
-    def __init__(self, attack: Any, points: Tensor | None) -> None:
-        self.name, self.traits = attack.name, attack.traits
-        self._attack, self._points = attack, points
-
-    def search(self, *args: Any, **ways: Any) -> Tensor:
-        found: Tensor = self._attack.search(*args, **ways, starting_points=self._points)
-        return found
 
 
 def _tensor(values: Any) -> Tensor:

@@ -12,7 +12,7 @@ from robust_ext.adapters.foolbox.black_box import NativeMinimizationAttack
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.model import FoolboxModule
 from robust_ext.adapters.foolbox.native import NativeFixedEpsilonAttack, torch_tensor
-from robust_ext.adapters.native import search_module
+from robust_ext.adapters.native import Started, search_module
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
 from robust_ext.validation import check_integer, check_number
@@ -48,8 +48,8 @@ class BaseLinearRegionAttack(NativeMinimizationAttack):
         walk: int = 30,
         survivors: int = 4,
         hops: int = 24,
-        hop_length: float = 1.5,
-        hop_steps: int = 12,
+        hop_length: float | None = None,
+        hop_steps: int | None = None,
         regions: int = 40,
         halving: int = 3,
         q: float = 0.8,
@@ -175,14 +175,4 @@ class _Once(NativeFixedEpsilonAttack):
     def _search(
         self, module: FoolboxModule, inputs: Tensor, labels: Tensor, *, references: Tensor | None, **ways: Any
     ) -> Tensor:
-        return search_module(_Started(self.attack, references), module, inputs, labels, **ways)
-
-
-class _Started(LinearRegion):
-    """The attack with starting points."""
-
-    def __init__(self, attack: LinearRegion, points: Tensor | None) -> None:
-        self.settings, self.pool, self._points = attack.settings, attack.pool, points
-
-    def search(self, *args: Any, **ways: Any) -> Tensor:
-        return super().search(*args, **(ways | {"starting_points": self._points}))
+        return search_module(Started(self.attack, references), module, inputs, labels, **ways)

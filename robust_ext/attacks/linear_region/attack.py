@@ -176,8 +176,9 @@ def _walked(judge: Judge, runners: Runners, settings: LinearRegionSettings, run:
 def _hopped(judge: Judge, runners: Runners, settings: LinearRegionSettings, run: Run) -> Runners:
     """The starts after a random jump and a short walk back, or where they were."""
     inputs, bounds = judge.inputs[runners.owners], judge.threat_model.bounds
-    away = jump(runners.points, inputs, runners.streams, length=settings.hop_length, bounds=bounds)
-    return _nearer(judge, runners, away, run, steps=settings.hop_steps, batch=settings.batch)
+    length, steps = settings.hop(judge.threat_model.norm)
+    away = jump(runners.points, inputs, runners.streams, length=length, bounds=bounds)
+    return _nearer(judge, runners, away, run, steps=steps, batch=settings.batch)
 
 
 def _nearer(judge: Judge, runners: Runners, away: Tensor, run: Run, *, steps: int, batch: int) -> Runners:
@@ -221,8 +222,8 @@ class LinearRegion(NativeAttack):
         walk: int = 30,
         survivors: int = 4,
         hops: int = 24,
-        hop_length: float = 1.5,
-        hop_steps: int = 12,
+        hop_length: float | None = None,
+        hop_steps: int | None = None,
         regions: int = 40,
         halving: int = 3,
         q: float = 0.8,

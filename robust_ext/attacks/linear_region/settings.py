@@ -9,6 +9,9 @@ from robust_ext.validation import check_choice, check_integer, check_number
 
 STARTS = ("noise", "nearest", "given")
 CLASSES = ("runner-up", "all")
+# Length and steps of hops, from images of digits: a linf perturbation ends at the rim of a box of many values, from which
+# a long jump leads far away.
+HOPS = {"linf": (0.1, 30), "l2": (1.5, 12), "l1": (1.5, 12)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +26,9 @@ class LinearRegionSettings:
             :func:`robust_ext.attacks.linear_region.walk.walk`; 0 for none.
         survivors: Starts that go on after the walk, at least 1; all do when there are no walk and no hops.
         hops: Random jumps of each survivor before the first region, each with a short walk back; 0 for none.
-        hop_length: Of a jump, as a multiple of the perturbation's l2 norm, above 0.
-        hop_steps: Steps of the walk back, at least 1.
+        hop_length: Of a jump, as a multiple of the perturbation's l2 norm, above 0; .1 in linf and 1.5 in l2 and l1
+            when left out.
+        hop_steps: Steps of the walk back, at least 1; 30 in linf and 12 in l2 and l1 when left out.
         regions: Regions that are sampled for each input, over all its starts; 0 for the walk alone.
         halving: Rounds after which the worse half of the starts is given up, at least 1.
         q: Probability that a region is sampled on the side of the input, in [.5, 1] (paper: .8).
@@ -45,8 +49,8 @@ class LinearRegionSettings:
     walk: int = 30
     survivors: int = 4
     hops: int = 24
-    hop_length: float = 1.5
-    hop_steps: int = 12
+    hop_length: float | None = None
+    hop_steps: int | None = None
     regions: int = 40
     halving: int = 3
     q: float = 0.8
@@ -59,7 +63,7 @@ class LinearRegionSettings:
     batch: int = 256
 
     def __post_init__(self) -> None:
-        least = {"starts": 1, "walk": 0, "survivors": 1, "hops": 0, "hop_steps": 1, "regions": 0}
+        least = {"starts": 1, "walk": 0, "survivors": 1, "hops": 0, "regions": 0}
         least |= {"halving": 1, "iterations": 1, "batch": 1}
         for name, minimum in least.items():
             object.__setattr__(self, name, check_integer(name, getattr(self, name), minimum=minimum))
@@ -67,8 +71,11 @@ class LinearRegionSettings:
         check_choice("classes", self.classes, CLASSES)
         object.__setattr__(self, "q", check_number("q", self.q, minimum=0.5, maximum=1))
         object.__setattr__(self, "gamma", check_number("gamma", self.gamma, minimum=0, open_minimum=True))
-        length = check_number("hop_length", self.hop_length, minimum=0, open_minimum=True)
-        object.__setattr__(self, "hop_length", length)
+        if self.hop_length is not None:
+            length = check_number("hop_length", self.hop_length, minimum=0, open_minimum=True)
+            object.__setattr__(self, "hop_length", length)
+        if self.hop_steps is not None:
+            object.__setattr__(self, "hop_steps", check_integer("hop_steps", self.hop_steps, minimum=1))
         if not isinstance(self.improvement, (tuple, list)) or len(self.improvement) != 2:
             raise InvalidArgumentError("improvement", self.improvement, "a pair (first round, last round)")
         pair = [check_number("improvement", v, minimum=0, maximum=0.999, open_minimum=True) for v in self.improvement]
@@ -78,6 +85,11 @@ class LinearRegionSettings:
         if self.seconds is not None:
             seconds = check_number("seconds", self.seconds, minimum=0, open_minimum=True)
             object.__setattr__(self, "seconds", seconds)
+
+    def hop(self, norm: str) -> tuple[float, int]:
+        """Length and steps of a hop in a norm."""
+        length, steps = HOPS[norm]
+        return self.hop_length or length, self.hop_steps or steps
 
     def race(self, starts: int) -> list[tuple[int, int]]:
         """How many starts of an input take part in each round, and how many regions each of them samples.
