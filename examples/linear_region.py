@@ -1,0 +1,82 @@
+"""How far the linear-region attack has come after so much work, and the images along the way.
+
+    python examples/linear_region.py [--samples 3] [--out progress.png]
+
+On the digits network that comes with the project, in l2. Printed are the mean norm and the passes an image at a few
+moments; the file shows the input, and the nearest adversarial image known at each of these moments with its norm
+(Croce, Rauber and Hein 2019, figures 1 and 5).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.linear_region.attack import linear_region
+from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.attacks.native import Step
+from robust_ext.datasets import load_dataset
+from robust_ext.loading import load_model
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+
+MOMENTS = 5
+
+
+def main() -> None:
+    """Attack and show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="an image file")
+    given = parser.parse_args()
+    network = load_model("digits")
+    inputs, labels = load_dataset("digits").take(range(given.samples))
+    target = Target(
+        module=network,
+        bounds=(0.0, 1.0),
+        classes=10,
+        input_shape=tuple(inputs.shape[1:]),
+        device=torch.device("cpu"),
+    )
+    steps: list[Step] = []
+    found = linear_region(
+        target,
+        inputs,
+        labels,
+        threat_model=ThreatModel(norm="l2", epsilon=1.0),
+        generator=torch.Generator().manual_seed(0),
+        settings=LinearRegionSettings(starts=4, walk=0, hops=0, regions=40),
+        watch=steps.append,
+    )
+    for moment in found.history[:: max(1, len(found.history) // MOMENTS)]:
+        regions, passes = (float(count.double().mean()) for count in (moment.regions, moment.passes))
+        print(f"{regions:5.1f} regions, {passes:7.1f} passes an image: mean norm {float(moment.distance.mean()):.4f}")
+    print(f"nearest adversarial images: mean norm {float(found.distance.mean()):.4f}")
+    if given.out is not None:
+        draw(given.out, inputs, steps[:: max(1, len(steps) // MOMENTS)][:MOMENTS] + steps[-1:])
+
+
+def draw(path: Path, inputs: Tensor, steps: list[Step]) -> None:
+    """A row for each input."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, rows = plt.subplots(
+        len(inputs), len(steps) + 1, figsize=(1.4 * (len(steps) + 1), 1.6 * len(inputs)), squeeze=False
+    )
+    for row, panels in enumerate(rows):
+        norms = ["input", *[f"{-float(step.loss[row]):.3f}" for step in steps]]
+        for panel, image, norm in zip(panels, [inputs[row], *[step.points[row] for step in steps]], norms, strict=True):
+            panel.imshow(image[0].numpy(), cmap="gray", vmin=0, vmax=1)
+            panel.set_title(norm, fontsize="small")
+            panel.axis("off")
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()
