@@ -1,3 +1,9 @@
+"""What all tests share."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
@@ -11,3 +17,24 @@ def _one_thread():
 def pytest_collection_modifyitems(items):
     """Slow tests first, so that no process is left with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def _python_of(compiled):
+    """The class that numba's ``jitclass`` was given, as plain Python."""
+    methods = {name: method.py_func for name, method in compiled.class_type.jit_methods.items()}
+    # Foolbox asks whether it is compiled already.
+    return type(compiled.__name__, (), {**methods, "_ctor": SimpleNamespace(signatures=[()])})
+
+
+@pytest.fixture
+def uncompiled_brendel_bethge(monkeypatch):
+    """Brendel-Bethge's own optimizers in Python: numba takes half a minute for each, anew in every test process."""
+    for name in ("foolbox.attacks.brendel_bethge", "art.attacks.evasion.brendel_bethge"):
+        module = sys.modules.get(name)
+        for optimizer in ("BFGSB", "L0Optimizer", "L1Optimizer", "L2Optimizer", "LinfOptimizer"):
+            compiled = getattr(module, optimizer, None)
+            if hasattr(compiled, "class_type"):
+                monkeypatch.setattr(module, optimizer, _python_of(compiled))
+    # Compiled, it divides by zero without a word.
+    with np.errstate(all="ignore"):
+        yield

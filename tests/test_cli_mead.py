@@ -1,7 +1,6 @@
 """``robust-ext mead``, as a person uses it."""
 
 import json
-import subprocess
 import sys
 from dataclasses import fields
 
@@ -65,24 +64,18 @@ def test_fitted_and_own_detectors(tmp_path, unsure):
 
 
 @pytest.mark.slow
-def test_jobs_change_nothing(tmp_path, unsure):
+def test_jobs_change_nothing(tmp_path, unsure, monkeypatch):
     for name, extra in (("one", []), ("two", ["--jobs", "2"])):
         command = [*BASE, *SIZES, *ARM, "--detector", unsure, "--suite", "quick", "--out", str(tmp_path / name), *extra]
-        done = subprocess.run(
-            [sys.executable, "-m", "robust_ext.cli", *command], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        # What the processes are given is read from the command line.
+        monkeypatch.setattr(sys, "argv", ["robust-ext", *command])
+        done = invoke(*command)
+        assert done.exit_code == 0, done.output
     assert without_clocks(tmp_path / "one" / "result.json") == without_clocks(tmp_path / "two" / "result.json")
 
 
 def test_every_setting_has_an_option():
-    text = subprocess.run(
-        [sys.executable, "-m", "robust_ext.cli", "mead", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"COLUMNS": "200", "PATH": "", "TERM": "dumb"},
-    ).stdout
+    text = CliRunner().invoke(cli.app, ["mead", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
     for entry in fields(MeadSettings):
         assert f"--{entry.name.replace('_', '-')}" in text, entry.name
 

@@ -25,6 +25,8 @@ library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is 
 evasion = library.art.attacks.evasion
 entries = importlib.import_module("robust_ext.adapters.art.entries")
 
+pytestmark = pytest.mark.usefixtures("uncompiled_brendel_bethge")
+
 EPSILON = {"linf": 0.1, "l2": 0.5, "l1": 3.0}
 UNIT = (0.0, 1.0)
 
@@ -33,12 +35,7 @@ def usable() -> list[Any]:
     marked = []
     for name in entries.ENTRIES:
         missing = [p for p in entries.ENTRIES[name].traits.packages if importlib.util.find_spec(p) is None]
-        marks: list[pytest.MarkDecorator] = []
-        if missing:
-            marks.append(pytest.mark.skip(reason=f"{name} needs {' and '.join(missing)}"))
-        if name == "BrendelBethgeAttack":
-            # numba compiles for half a minute; all that surrounds it here is the same for GeoDA, which starts alike.
-            marks.append(pytest.mark.slow)
+        marks = [pytest.mark.skip(reason=f"{name} needs {' and '.join(missing)}")] if missing else []
         marked.append(pytest.param(name, marks=marks))
     return marked
 

@@ -28,14 +28,11 @@ EPSILONS = {"linf": 0.1, "l2": 0.8, "l1": 4.0}
 SHAPE = (1, 8, 8)
 POOL = torch.rand(22, *SHAPE, generator=torch.Generator().manual_seed(5))
 LISTED = [entry for entry in adapters()["foolbox"].list_attacks() if not entry.reason]
+Uncompiled = pytest.mark.usefixtures("uncompiled_brendel_bethge")
 
 
 def cases(entries: Sequence[AttackListing]) -> list[Any]:
-    """Those that numba compiles are slow; :func:`test_brendel_bethge_without_its_compiler` stands in for them."""
-    return [
-        pytest.param(entry, id=entry.name, marks=[pytest.mark.slow] if entry.traits.packages else [])
-        for entry in entries
-    ]
+    return [pytest.param(entry, id=entry.name) for entry in entries]
 
 
 class Heads(nn.Module):
@@ -137,7 +134,7 @@ def test_at_least_56_of_58_classes_run() -> None:
     assert {"PGD", "LinfPGD", "FGSM", "FGM", "MIFGSM"} <= aliases
 
 
-@pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.name) for entry in LISTED])
+@pytest.mark.parametrize("entry", cases(LISTED))
 def test_the_listing_agrees_with_foolbox_and_with_what_is_built(
     entry: AttackListing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +152,7 @@ def test_the_listing_agrees_with_foolbox_and_with_what_is_built(
     assert "at 0x" not in built.description
 
 
+@Uncompiled
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)], ids=str)
 @pytest.mark.parametrize("entry", cases(LISTED))
 def test_every_class_runs_on_an_ordinary_classifier(entry: AttackListing, bounds: tuple[float, float]) -> None:
@@ -183,12 +181,14 @@ def test_every_class_runs_on_an_ordinary_classifier(entry: AttackListing, bounds
         assert not torch.equal(first, x)
 
 
+@Uncompiled
 @pytest.mark.parametrize("entry", cases([entry for entry in LISTED if entry.traits.seeds == "none"]))
 def test_what_draws_nothing_is_the_same_under_any_seed(entry: AttackListing) -> None:
     first, second = (attack(entry, Heads(), images(), zeros(), seed=seed) for seed in (1, 2))
     assert torch.equal(first, second)
 
 
+@Uncompiled
 @pytest.mark.parametrize("entry", cases(LISTED))
 def test_ordered_means_whole_batches_in_row_order(entry: AttackListing) -> None:
     """With a head for each position, rows attacked alone get what they get together, where they do not interact."""
@@ -220,6 +220,7 @@ def test_coupled_means_that_other_rows_change_a_result(entry: AttackListing) -> 
     assert not all(torch.equal(result, results[0]) for result in results)
 
 
+@Uncompiled
 @pytest.mark.parametrize("entry", cases([entry for entry in LISTED if not entry.traits.outside]))
 def test_what_stays_inside_queries_no_point_outside(entry: AttackListing) -> None:
     """Fixed epsilon: beyond epsilon. Minimum norm: beyond the distance of the result."""
@@ -233,6 +234,7 @@ def test_what_stays_inside_queries_no_point_outside(entry: AttackListing) -> Non
         assert bool((threat_model.distance(asked, x) <= limits * (1 + 1e-5) + 1e-6).all())
 
 
+@Uncompiled
 @pytest.mark.parametrize(
     "entry", cases([entry for entry in LISTED if entry.traits.failure in ("input", "zeros", "raises")])
 )
@@ -248,7 +250,7 @@ class _Downhill:
         return np.clip(x + step * min(1.0, r / (np.linalg.norm(step) + 1e-12)), low, high) - x
 
 
-@pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in LISTED if e.traits.packages])
+@pytest.mark.parametrize("entry", cases([e for e in LISTED if e.traits.packages]))
 def test_brendel_bethge_without_its_compiler(entry: AttackListing, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the optimizer itself: rows that cannot be started do not lose the others, and runs repeat."""
     cls = getattr(foolbox.attacks, entry.name)
@@ -260,3 +262,14 @@ def test_brendel_bethge_without_its_compiler(entry: AttackListing, monkeypatch: 
     assert module(first).argmax(1).tolist() == [0, 1, 1, 1]
     assert torch.equal(attack(entry, module, images(), zeros()), first)
     assert {len(asked) for asked in module.asked} == {4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", cases([entry for entry in LISTED if entry.name == "L2BrendelBethgeAttack"]))
+def test_brendel_bethge_compiled_is_what_its_python_is(entry: AttackListing, request: pytest.FixtureRequest) -> None:
+    """The optimizer that numba compiles and the one that the other tests run find the same points."""
+    x, module = images(), ordinary()
+    compiled = attack(entry, module, x, module(x).argmax(1), classes=3)
+    request.getfixturevalue("uncompiled_brendel_bethge")
+    assert not torch.equal(compiled, x)
+    torch.testing.assert_close(attack(entry, module, x, module(x).argmax(1), classes=3), compiled, rtol=0, atol=1e-5)

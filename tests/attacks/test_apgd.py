@@ -154,10 +154,10 @@ def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm: str, los
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("loss", list(OBJECTIVES))
 def test_a_row_alone_is_as_in_its_batch(norm: str, loss: str) -> None:
-    target, inputs, labels = problem(rows=4)
+    target, inputs, labels = problem(rows=3)
     threat_model = ThreatModel(norm=norm, epsilon=0.2)
-    together = attack((target, inputs, labels), threat_model, loss=loss, steps=25, restarts=2)
-    for row in range(4):
+    together = attack((target, inputs, labels), threat_model, loss=loss, steps=12, restarts=2)
+    for row in range(3):
         generator = stream(0)
         for _ in range(row):
             torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64)
@@ -167,7 +167,7 @@ def test_a_row_alone_is_as_in_its_batch(norm: str, loss: str) -> None:
             labels[row : row + 1],
             threat_model=threat_model,
             generator=generator,
-            settings=ApgdSettings(loss=loss, steps=25, restarts=2),
+            settings=ApgdSettings(loss=loss, steps=12, restarts=2),
         )
         torch.testing.assert_close(alone.candidates[0], together.candidates[row], rtol=0, atol=1e-6)
         assert bool(alone.found[0]) == bool(together.found[row])

@@ -45,8 +45,8 @@ def test_with_the_inputs_for_features_it_ends_at_the_nearest_point_to_the_refere
     assert problem.target.references is not None
     reference = problem.target.references[:, 0]
     steps: list[Step] = []
-    for size in (0.05, 0.005):
-        made = FeatureMatching(features=identity, distance=distance, weight=0, steps=400, step_size=size)
+    for size, count in ((0.05, 100), (0.005, 400)):
+        made = FeatureMatching(features=identity, distance=distance, weight=0, steps=count, step_size=size)
         steps = attack(made, problem)[1]
         last = steps[-1].points
         if distance == "l2" and norm == "linf":

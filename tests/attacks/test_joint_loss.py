@@ -29,8 +29,7 @@ def attack(made: Any, problem: Problem, *, seed: int = 0, **extras: Any) -> Tens
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("values", [2, 5, 10])
-@pytest.mark.parametrize("likeness", [0.0, 0.7])
+@pytest.mark.parametrize(("values", "likeness"), [(2, 0.7), (5, 0.0), (10, 0.7)])
 def test_finds_what_linear_programming_finds(norm: str, values: int, likeness: float) -> None:
     problem = linear_defense(80, values, norm=norm, likeness=likeness, bounds=(-1.0, 1.0))
     blind = problem.successes(attack(APGD(steps=50), problem))
@@ -42,7 +41,7 @@ def test_finds_what_linear_programming_finds(norm: str, values: int, likeness: f
 
 
 @pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
-@pytest.mark.parametrize("alpha", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("alpha", [1e-4, 1e4])
 def test_the_search_makes_up_for_a_wrong_first_weight(loss: str, alpha: float) -> None:
     # Two classes: the logits are padded for DLR.
     problem = linear_defense(60, 6, likeness=0.7)

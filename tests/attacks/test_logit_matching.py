@@ -84,7 +84,7 @@ def test_the_loss_without_noise_is_the_one_stated(logits: str, reference: str, t
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0)])
 def test_the_loss_is_averaged_over_the_noise(bounds: tuple[float, float]) -> None:
     """With a linear network, noise of variance v adds v times the squared weights to the squared distance."""
-    problem = small_defense(4, bounds=bounds)
+    problem = small_defense(16, bounds=bounds)
     weight = torch.randn(3, 12, generator=torch.Generator().manual_seed(3))
     linear = nn.Sequential(nn.Flatten(), Rowwise(weight)).eval()
     detector = type(problem.defended.detector)(nn.Sequential(linear, nn.Identity(), nn.Identity()).eval())
@@ -98,18 +98,20 @@ def test_the_loss_is_averaged_over_the_noise(bounds: tuple[float, float]) -> Non
         target=target,
         defended=defended,
         inputs=middle,
-        labels=torch.zeros(4, dtype=torch.int64),
+        labels=torch.zeros(16, dtype=torch.int64),
         threat_model=ThreatModel(norm="linf", epsilon=0.05, bounds=bounds),
     )
     for noise, variance in (("normal", 1.0), ("uniform", 1 / 3), ("sign", 1.0)):
         level = 0.05
         made = LogitMatching(
-            logits="classifier", noise=noise, level=level, samples=4000, steps=1, margin_weight=0, start="input"
+            logits="classifier", noise=noise, level=level, samples=250, steps=1, margin_weight=0, start="input"
         )
         _, (step,) = attack(made, changed)
         plain = ((middle - middle - 0.1).flatten(1) @ weight.T).square().sum(1)
         expected = -(plain + variance * (level * width) ** 2 * weight.square().sum()) / 2
-        torch.testing.assert_close(step.loss, expected, rtol=0.03, atol=1e-4)
+        # The rows are the same and draw each its own noise.
+        torch.testing.assert_close(step.loss.mean(), expected.mean(), rtol=0.03, atol=1e-4)
+        torch.testing.assert_close(step.loss, expected, rtol=0.15, atol=1e-4)
         assert made.traits.outside
     assert not LogitMatching(level=0).traits.outside
 

@@ -202,8 +202,7 @@ def test_the_score_is_the_regressions_decision(counts: tuple[int, int]) -> None:
     np.testing.assert_allclose(detector.score(x).sigmoid().detach(), chance, atol=5e-3)
 
 
-@pytest.mark.parametrize("dispersion", ["iqr", "std", "mad"])
-@pytest.mark.parametrize("size", [5, 50, 5000])
+@pytest.mark.parametrize(("dispersion", "size"), [("iqr", 25), ("std", 50), ("mad", 5000)])
 def test_gradients_are_those_of_finite_differences(dispersion: str, size: int) -> None:
     detector = MLLOODetector(network(), layers=["0", "4"], dispersion=dispersion, batch_size=size)
     detector.fit(data(12), data(12, 1) ** 3)

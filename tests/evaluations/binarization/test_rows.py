@@ -14,7 +14,7 @@ ATTACKS = {
     "ART PGD": ("art:ProjectedGradientDescent(max_iter=20)", "linf"),
     "ART APGD": ("art:AutoProjectedGradientDescent(max_iter=20, nb_random_init=1)", "linf"),
     "foolbox C&W": ("foolbox:L2CarliniWagnerAttack(steps=60, binary_search_steps=3, stepsize=0.02)", "l2"),
-    "ART C&W": ("art:CarliniL2Method(max_iter=20, binary_search_steps=3)", "l2"),
+    "ART C&W": ("art:CarliniL2Method(max_iter=10, binary_search_steps=2)", "l2"),
     "foolbox DeepFool": ("foolbox:L2DeepFoolAttack()", "l2"),
     "ART DeepFool": ("art:DeepFool(max_iter=50, epsilon=0.02)", "l2"),
     "ART Square": ("art:SquareAttack(max_iter=1000)", "linf"),
@@ -29,7 +29,7 @@ def test_same_verdict_together_and_alone(name, network, digits):
     threat_model = robust_ext.ThreatModel(norm=norm, epsilon=0.1 if norm == "linf" else 0.8)
     settings = {"inner_points": 100, "minimum_samples": 1, "canaries": 0, "random_inner": 20, "random_corners": 20}
     attack = robust_ext.as_attack(text)
-    together = robust_ext.binarization_test(network, attack, digits[:10], threat_model, **settings)
+    together = robust_ext.binarization_test(network, attack, digits[:6], threat_model, **settings)
     alone = robust_ext.as_attack(text)
     alone.traits = AttackTraits(
         rows="single",
@@ -37,7 +37,7 @@ def test_same_verdict_together_and_alone(name, network, digits):
         norms=attack.traits.norms,
         gradients=attack.traits.gradients,
     )
-    singly = robust_ext.binarization_test(network, alone, digits[:10], threat_model, **settings)
+    singly = robust_ext.binarization_test(network, alone, digits[:6], threat_model, **settings)
     first, second = together.attacks[text], singly.attacks[text]
     assert first["random_score"] == second["random_score"]
     assert first["verdict"] == second["verdict"]

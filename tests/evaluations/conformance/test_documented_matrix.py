@@ -39,16 +39,12 @@ LISTED = {library: listings(library) for library in LIBRARIES}
 OUTCOMES = documented()
 
 
-# They compile for a minute on their first call; the tests of their adapters have fast counterparts.
-COMPILED = "BrendelBethgeAttack"
-
-
-def case(library: str, listing: AttackListing, target: str) -> object:
-    slow = [pytest.mark.slow] if listing.name.endswith(COMPILED) else []
-    return pytest.param(library, listing, target, id=f"{library}:{listing.name}-{target}", marks=slow)
-
-
-CASES = [case(library, listing, target) for library in LIBRARIES for listing in LISTED[library] for target in TARGETS]
+CASES = [
+    pytest.param(library, listing, target, id=f"{library}:{listing.name}-{target}")
+    for library in LIBRARIES
+    for listing in LISTED[library]
+    for target in TARGETS
+]
 
 
 def test_the_page_is_what_the_command_writes() -> None:
@@ -69,6 +65,7 @@ def test_nearly_all_run(library: str) -> None:
         assert outcomes.count("ran") >= 0.95 * (len(outcomes) - elsewhere)
 
 
+@pytest.mark.usefixtures("uncompiled_brendel_bethge")
 @pytest.mark.parametrize(("library", "listing", "target"), CASES)
 def test_it_becomes_what_the_page_says(library: str, listing: AttackListing, target: str) -> None:
     row = conformance_row(library, listing, target)
