@@ -1,6 +1,6 @@
 """How far the linear-region attack has come after so much work, and the images along the way.
 
-    python examples/linear_region.py [--samples 3] [--out progress.png]
+    python examples/nearest_images.py [--samples 3] [--out progress.png]
 
 On the digits network that comes with the project, in l2. Printed are the mean norm and the passes an image at a few
 moments; the file shows the input, and the nearest adversarial image known at each of these moments with its norm
