@@ -3,6 +3,8 @@
 ``resnet20``: He et al. 2016, CIFAR-10, with parameter-free shortcuts (option A); keys as in the widely used
 PyTorch port by Y. Idelbayev. ``wong_kolter_mnist``: the MNIST network of Wong and Kolter 2018.
 ``mead_mnist``: the MNIST network of Granese et al. 2022 (MEAD), trained by ``examples/train_mead.py``.
+``pooled``: convolutions of 16 and 32 filters with max pooling and two dense layers, after the MNIST network of Croce,
+Rauber and Hein 2019, trained by ``examples/train_robust.py``.
 """
 
 from __future__ import annotations
@@ -98,3 +100,27 @@ def mead_mnist() -> nn.Module:
         nn.Linear(256, 10),
     )
     return network.to(memory_format=torch.channels_last).eval()
+
+
+def pooled(side: int = 28, kernel: int = 5) -> nn.Module:
+    """A ReLU network of the layers that Croce, Rauber and Hein (2019, section 5.1) attack, in eval mode.
+
+    Kernels, padding (none) and the 256 hidden units are chosen for training on one core: the paper leaves them open.
+
+    Args:
+        side: Height and width of the inputs, (N, 1, side, side) in [0, 1].
+        kernel: Height and width of the kernels; 5 for images of 28, 2 for images of 8.
+    """
+    left = ((side - kernel + 1) // 2 - kernel + 1) // 2
+    return nn.Sequential(
+        nn.Conv2d(1, 16, kernel),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, kernel),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * left * left, 256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    ).eval()

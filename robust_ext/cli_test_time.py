@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from robust_ext.cli_values import number, pair, torch_device
 from robust_ext.datasets import load_dataset
+from robust_ext.defenses.named import NAMED, TRAINED
 from robust_ext.evaluations.test_time import TestTimeSettings as Settings
 from robust_ext.evaluations.test_time import evaluate_defense
 from robust_ext.loading import load_model
@@ -21,8 +23,8 @@ def defense_command(
     defense: Annotated[
         str,
         typer.Option(
-            help="package.module:object or file.py:object: a function that purifies inputs, a TestTimeDefense, or what "
-            "makes one of a classifier."
+            help=f"{', '.join(NAMED)}, with settings as in hd(steps=5); or package.module:object or file.py:object: a "
+            "function that purifies inputs, a TestTimeDefense, or what makes one of a classifier."
         ),
     ],
     data: Annotated[
@@ -32,6 +34,17 @@ def defense_command(
     norm: Annotated[str, typer.Option(help=f"One of {', '.join(NORMS)}.")] = "linf",
     bounds: Annotated[str, typer.Option(help="Lowest and highest input value of the model.")] = "0,1",
     weights: Annotated[str | None, typer.Option(help="State dict of the model: .safetensors, or a torch file.")] = None,
+    defense_weights: Annotated[
+        str | None,
+        typer.Option(help=f"Trained parts of a named defense ({', '.join(TRAINED)}), a .safetensors file."),
+    ] = None,
+    surrogate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A further network to transfer points from, as --model, with its weights after an @ as in "
+            "net.py:make@FILE; repeatable."
+        ),
+    ] = None,
     data_root: Annotated[str | None, typer.Option(help="Folder with the data's files.")] = None,
     data_split: Annotated[str, typer.Option(help="test or train.")] = "test",
     samples: Annotated[int, typer.Option(help="Number of samples; whole groups for batch-level defenses.")] = 64,
@@ -65,12 +78,14 @@ def defense_command(
         inputs,
         labels,
         threat_model,
+        defense_weights=defense_weights,
+        surrogates={text: _surrogate(text, where) for text in surrogate or []},
         sample_ids=[int(index) for index in chosen],
         out=out,
         progress=progress,
         origin={
             "model": model if weights is None else f"{model}, weights {weights}",
-            "defense": defense,
+            "defense": defense if defense_weights is None else f"{defense}, weights {defense_weights}",
             "data": f"{dataset.name}, order {order}",
         },
         steps=steps,
@@ -83,3 +98,8 @@ def defense_command(
     typer.echo(str(result))
     if out is not None:
         typer.echo(f"{out / 'result.json'} and {out / 'report.html'} hold the details.")
+
+
+def _surrogate(text: str, device: torch.device) -> object:
+    spec, _, weights = text.partition("@")
+    return load_model(spec, weights=weights or None, device=device)

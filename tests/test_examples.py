@@ -16,6 +16,10 @@ EXAMPLES = {
     "foolbox_binarized.py": ("test score", "1.00: the share"),
     "art_binarized.py": ("test score", "1.00: the share"),
     "purifier.py": ("Robust accuracy in per cent", "worst case"),
+    "nearest_images.py": ("  0.0 regions", "nearest adversarial images"),
+    "restarts.py": ("Robust accuracy in per cent", "PGD x 5"),
+    "train_robust.py": ("batch 100", "after PGD at linf 0.1"),
+    "train_defense.py": ("aid: trained on", "defended"),
 }
 
 
@@ -94,6 +98,27 @@ def test_published_networks_load_and_work():
     network = load_model(spec, weights=str(shared / "models" / "mnist_wong_kolter_linf_0.1.safetensors"))
     with torch.no_grad():
         assert float((network(inputs).argmax(1) == labels).float().mean()) > 0.95
+
+
+def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
+    """A network trained against l2 holds out where the project's plainly trained one falls."""
+    from robust_ext import robust_accuracy
+    from robust_ext.datasets import load_dataset
+    from robust_ext.loading import load_model
+
+    weights = tmp_path / "l2.safetensors"
+    size = ("--norm", "l2", "--eps", "0.8", "--images", "1000", "--epochs", "8")
+    done = run_script(ROOT / "examples" / "train_robust.py", *size, "--out", weights, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    trained = load_model(f"{ROOT / 'examples' / 'networks.py'}:pooled(side=8, kernel=2)", weights=str(weights))
+    inputs, labels = load_dataset("digits").take(range(50))
+    attack = f"{ROOT / 'examples' / 'restarts.py'}:pgd(restarts=2, steps=10)"
+    plain, robust = (
+        robust_accuracy(network, attack, inputs, labels, norm="l2", epsilons=[0.8])
+        for network in (load_model("digits"), trained)
+    )
+    assert robust.content["clean_accuracy"] > 0.75
+    assert robust.robust_accuracy(0.8) > plain.robust_accuracy(0.8) + 0.1
 
 
 @pytest.mark.slow

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from robust_ext.defenses.named import TRAINED, is_named, named_defense
 from robust_ext.errors import InvalidArgumentError, ModelError
 from robust_ext.models.test_time import TestTimeDefense
 from robust_ext.models.test_time_draws import Draws
@@ -20,7 +22,8 @@ from robust_ext.random_streams import seeded_globals
 
 _ACCEPTED = (
     "a TestTimeDefense, a factory (classifier) -> TestTimeDefense, a function that purifies inputs, a module from "
-    "inputs to logits, or a string such as 'file.py:make'"
+    "inputs to logits, a name of robust_ext.defenses.named.NAMED such as 'hd(steps=5)', or a string such as "
+    "'file.py:make'"
 )
 _TAKES_CLASSIFIER = ("classifier", "model", "network", "static")
 
@@ -76,27 +79,43 @@ class WholeDefense(TestTimeDefense):
         return out
 
 
-def as_defense(obj: object, classifier: nn.Module, inputs: Tensor, *, argument: str = "defense") -> TestTimeDefense:
+def as_defense(
+    obj: object,
+    classifier: nn.Module,
+    inputs: Tensor,
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    bounds: Sequence[float] = (0.0, 1.0),
+    argument: str = "defense",
+) -> TestTimeDefense:
     """Turn anything that defends at test time into a :class:`TestTimeDefense` of a classifier.
 
     Args:
         obj: A :class:`TestTimeDefense` of that classifier; a factory: a class, or a function whose first parameter is
             called ``classifier``, ``model``, ``network`` or ``static``, that makes any of these; a function or module
             that purifies inputs, or a module from inputs to logits; whether such draws is read off its attribute
-            ``random`` (False without one). A string that names one of these, ``package.module:object`` or
-            ``file.py:object``.
+            ``random`` (False without one). A string: a name of :data:`robust_ext.defenses.named.NAMED`, with settings
+            as in ``hd(steps=5)``; or what names one of the others, ``package.module:object`` or ``file.py:object``.
         classifier: The static classifier.
         inputs: A few inputs ``(n, ...)``, to tell a purifier from a classifier.
+        weights: File of trained parts, for names in :data:`robust_ext.defenses.named.TRAINED`.
+        bounds: Of the inputs, for names.
         argument: What error messages call it.
 
     Raises:
         InvalidArgumentError: It is none of these, or defends another classifier.
+        DataError: Trained parts cannot be read.
 
     Example:
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
         >>> as_defense(lambda x: x.round(), network, torch.rand(2, 1, 2, 2))(torch.rand(5, 1, 2, 2)).shape
         torch.Size([5, 3])
     """
+    if isinstance(obj, str) and is_named(obj):
+        return named_defense(obj, classifier, inputs, weights=weights, bounds=bounds, argument=argument)
+    if weights is not None:
+        expected = f"no weights for a defense of your own; names that take them: {', '.join(TRAINED)}"
+        raise InvalidArgumentError("defense weights", str(weights), expected)
     if isinstance(obj, str):
         found = resolve_object(obj, argument=argument)
         if isinstance(found, str):

@@ -24,12 +24,13 @@ from robust_ext.validation import check_choice, check_integer, check_number
 CHOICES = ("row", "batch")
 
 
-def flipped_crop(x: Tensor, *, crop: int = 2) -> Tensor:
+def flipped_crop(x: Tensor, *, crop: int = 2, flip: bool = True) -> Tensor:
     """The fixed view of the case study: turned left to right, cropped, and stretched back by nearest neighbours.
 
     Args:
         x: Images ``(N, C, H, W)``.
         crop: Pixels that are cut off at each side. The case study cuts 2 of 32, the authors' last code 4.
+        flip: False for images whose mirror images are no such images, as digits.
 
     Raises:
         InvalidArgumentError: These are no images, or nothing would be left of them.
@@ -41,7 +42,7 @@ def flipped_crop(x: Tensor, *, crop: int = 2) -> Tensor:
             f"images (N, C, H, W) of more than {2 * crop} pixels; or choose another view",
         )
     height, width = x.shape[2:]
-    part = x.flip(3)[:, :, crop : height - crop, crop : width - crop]
+    part = (x.flip(3) if flip else x)[:, :, crop : height - crop, crop : width - crop]
     return nn.functional.interpolate(part, size=(height, width), mode="nearest")
 
 

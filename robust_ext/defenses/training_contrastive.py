@@ -22,6 +22,32 @@ from robust_ext.validation import check_choice, check_inputs, check_integer, che
 POSITIVES = ("first", "all")
 
 
+class ContrastiveHead(nn.Module):
+    """Linear, batch normalisation, rectifier, linear, as the authors'; from features to embeddings.
+
+    Args:
+        features: Values of one row of features.
+        width: Of the hidden layer.
+        dimension: Of the embeddings.
+        views: How the views that it was trained on are drawn; those of the authors when left out.
+    """
+
+    def __init__(
+        self, features: int, *, width: int = 256, dimension: int = 16, views: RandomViews | None = None
+    ) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(features, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, dimension)
+        )
+        self.views = RandomViews() if views is None else views
+        self.eval()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Embeddings ``(N, D)`` of features ``(N, F)``."""
+        out: Tensor = self.layers(features)
+        return out
+
+
 class ContrastiveEncoder(nn.Module):
     """Features of a frozen network, and a small head on them.
 
@@ -92,8 +118,7 @@ def fit_contrastive_encoder(
 ) -> ContrastiveEncoder:
     """Train a head on the features of a network that stays as it is, without labels.
 
-    The head is the authors': linear, batch normalisation, rectifier, linear. Theirs learns from all of CIFAR-10 for 200
-    passes at a rate of 1e-4.
+    The head is a :class:`ContrastiveHead`. The authors' learns from all of CIFAR-10 for 200 passes at a rate of 1e-4.
 
     Args:
         features: From inputs to features ``(N, F)``, in eval mode.
@@ -120,17 +145,14 @@ def fit_contrastive_encoder(
     limits = check_bounds(bounds)
     device = module_device(features)
     unit = to_unit(check_inputs("inputs", inputs, bounds=limits), limits).to(device)
-    drawn = RandomViews() if views is None else views
     with torch.no_grad():
         size = features(from_unit(unit[:2], limits)).flatten(1).shape[1]
     with seeded_globals(derive_seed(seed, "head")):
-        head = nn.Sequential(nn.Linear(size, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, dimension)).to(
-            device
-        )
+        head = ContrastiveHead(size, width=width, dimension=dimension, views=views).to(device)
 
     def loss(rows: Tensor) -> Tensor:
         draws = Draws(seeds_of(len(rows)))
-        seen = from_unit(torch.cat([drawn(unit[rows], draws, "view", number) for number in range(count)]), limits)
+        seen = from_unit(torch.cat([head.views(unit[rows], draws, "view", number) for number in range(count)]), limits)
         with torch.no_grad():
             values = features(seen).flatten(1)
         return contrastive_losses(head(values).view(count, len(rows), -1), temperature=temperature).mean()

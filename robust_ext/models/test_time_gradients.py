@@ -105,12 +105,13 @@ def with_pull(compute: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, 
     Raises:
         ModelError: When pulled, where the value depends on none of the inputs in a way that can be differentiated.
     """
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         leaves = [_leaf(tensor) if tensor.is_floating_point() else tensor for tensor in inputs]
         value = compute(*leaves)
 
     def pull(cotangent: Tensor) -> list[Tensor | None]:
-        gradients = _differentiate(value, leaves, cotangent, retain_graph=True)
+        with torch.inference_mode(False):
+            gradients = _differentiate(value, leaves, cotangent, retain_graph=True)
         if all(gradient is None for gradient in gradients):
             raise ModelError(
                 "no gradient comes back to the input: the output does not depend on it in a way that can be "

@@ -9,8 +9,7 @@ from robust_ext.validation import check_choice, check_integer, check_number
 
 STARTS = ("noise", "nearest", "given")
 CLASSES = ("runner-up", "all")
-# Length and steps of hops, from images of digits: a linf perturbation ends at the rim of a box of many values, from which
-# a long jump leads far away.
+# Length and steps of hops, by trial on images of digits.
 HOPS = {"linf": (0.1, 30), "l2": (1.5, 12), "l1": (1.5, 12)}
 
 

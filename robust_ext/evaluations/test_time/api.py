@@ -23,6 +23,7 @@ from robust_ext.evaluations.test_time.running import Subject, check_step, run_st
 from robust_ext.evaluations.test_time.settings import TestTimeSettings
 from robust_ext.models.test_time import TestTimeDefense
 from robust_ext.random_streams import seeded_globals
+from robust_ext.resolve import as_module
 from robust_ext.specification import check_keywords
 from robust_ext.threat import ThreatModel
 
@@ -34,7 +35,9 @@ def evaluate_defense(
     labels: Tensor,
     threat_model: ThreatModel,
     *,
+    defense_weights: str | os.PathLike[str] | None = None,
     attacks: Sequence[Step] = (),
+    surrogates: Mapping[str, object] | None = None,
     sample_ids: Sequence[int] | None = None,
     out: str | os.PathLike[str] | None = None,
     progress: bool = False,
@@ -49,11 +52,14 @@ def evaluate_defense(
     Args:
         model: The static classifier: a torch module in eval mode from inputs to logits; a Foolbox model; an ART
             ``PyTorchClassifier``.
-        defense: Anything :func:`robust_ext.defenses.resolve.as_defense` takes.
+        defense: Anything :func:`robust_ext.defenses.resolve.as_defense` takes, as ``"hd(steps=5)"``.
         inputs: Clean samples, float ``(N, ...)`` in bounds; for batch-level defenses a whole number of groups.
         labels: Their classes, int64 ``(N,)``.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
+        defense_weights: File of the trained parts of a named defense.
         attacks: Further steps.
+        surrogates: Further networks by name, of the same classes and bounds, anything that ``model`` may be. Points
+            that are best on them are transferred, as those of the static model are.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
         out: Run folder. With one, attacks survive a kill and the same call goes on; ``result.json`` and ``report.html``
             are written there.
@@ -95,7 +101,7 @@ def evaluate_defense(
         bounds_argument="threat_model",
     )
     inputs, labels = given.inputs, given.labels
-    defending = as_defense(defense, given.module, inputs[:2])
+    defending = as_defense(defense, given.module, inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
     group = defending.group_size
     if group is not None and len(inputs) % group and not defending.pad:
         raise InvalidArgumentError(
@@ -111,7 +117,8 @@ def evaluate_defense(
         settings=checked,
     )
     warnings = _probe(defending, inputs[: subject.blocks()[0][-1] + 1], labels)
-    steps = plan_steps(defending, checked, norm=threat_model.norm, attacks=attacks)
+    networks = {name: as_module(one, argument="surrogates").module for name, one in (surrogates or {}).items()}
+    steps = plan_steps(defending, checked, threat_model=threat_model, attacks=attacks, surrogates=networks)
     for step in steps:
         check_step(step, subject)
     folder = None if out is None else Path(out)

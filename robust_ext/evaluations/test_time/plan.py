@@ -7,18 +7,20 @@ in several forms, and EoT where there is randomness; the worst case over all of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.resolve import as_attack
+from robust_ext.attacks.transfer import Transfer
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.test_time.settings import TestTimeSettings
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
 from robust_ext.models.test_time import TestTimeDefense
+from robust_ext.threat import ThreatModel
 from robust_ext.validation import check_choice
 
 CATEGORIES = ("naive", "transfer", "black-box", "white-box")
@@ -32,7 +34,8 @@ class Step:
     Args:
         name: Unlike those of other steps.
         category: ``"naive"``: as a static model is attacked, with small effort. ``"transfer"``: on the static model
-            with full effort. ``"black-box"``: by labels or logits alone. ``"white-box"``: through the defense.
+            or another network, with full effort. ``"black-box"``: by labels or logits alone. ``"white-box"``: through
+            the defense.
         attack: The attack.
         view: What it sees: the ``"static"`` model, the ``"defense"`` with its own gradients, or with those of
             :class:`robust_ext.models.bpda.BPDA`, ``"identity"``, ``"frozen"`` or ``"trajectory"``.
@@ -60,26 +63,46 @@ class Step:
 
 
 def plan_steps(
-    defense: TestTimeDefense, settings: TestTimeSettings, *, norm: str, attacks: Sequence[Step] = ()
+    defense: TestTimeDefense,
+    settings: TestTimeSettings,
+    *,
+    threat_model: ThreatModel,
+    attacks: Sequence[Step] = (),
+    surrogates: Mapping[str, nn.Module] | None = None,
 ) -> list[Step]:
     """The recommended attacks on a defense, and further ones.
 
     Args:
         defense: What is attacked.
         settings: How hard.
-        norm: Of the threat model; label-only RayS and Square are run where they know the norm.
+        threat_model: Label-only RayS and Square are run where they know its norm.
         attacks: Further steps.
+        surrogates: Networks by name from which points are transferred besides those of the static model.
 
     Raises:
         InvalidArgumentError: Two steps have one name.
     """
-    steps, queries = settings.steps, settings.queries
-    naive = as_attack("robust_ext:ObjectivePGD(steps=20)", name="PGD-20")
+    steps, queries, norm = settings.steps, settings.queries, threat_model.norm
+    # The length that many defenses' own evaluations took.
+    naive = as_attack(f"robust_ext:ObjectivePGD(steps=20, step_size={threat_model.epsilon / 4})", name="PGD-20")
     apgd = {loss: as_attack(f"robust_ext:APGD(steps={steps}, loss='{loss}')") for loss in ("ce", "margin")}
     single = as_attack("robust_ext:ObjectivePGD(algorithm='fgsm')", name="FGSM")
-    planned = [Step(name="PGD-20 on the static model", category="naive", attack=naive, view="static")]
+    planned = [
+        Step(name="PGD-20 on the static model", category="naive", attack=naive, view="static"),
+        Step(name="PGD-20 on the defense", category="naive", attack=naive, view="defense"),
+    ]
     planned += [
         Step(name=f"APGD-{loss} on the static model", category="transfer", attack=attack, view="static")
+        for loss, attack in apgd.items()
+    ]
+    planned += [
+        Step(
+            name=f"APGD-{loss} on {name}",
+            category="transfer",
+            attack=Transfer(surrogates={name: network}, attacks=[attack]),
+            view="static",
+        )
+        for name, network in (surrogates or {}).items()
         for loss, attack in apgd.items()
     ]
     if norm in ("linf", "l2"):

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.attacks.base import Attack
 from robust_ext.attacks.running import run_attack
+from robust_ext.attacks.transfer import Transfer
 from robust_ext.errors import AttackError, AttackRefusedError, ModelError
 from robust_ext.evaluations.arms.store import FolderRun, MemoryRun, RunStore
 from robust_ext.evaluations.identity import describe, inputs_digest, model_digest, versions
@@ -24,6 +26,9 @@ from robust_ext.target import PassCounter, Target, count_calls
 from robust_ext.threat import ThreatModel
 
 CLEAN = "clean"
+
+# Where a module stands, not what it does.
+_NO_SETTINGS = ("training", "draw", "fixed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,7 @@ class Subject:
         model = self.threat_model
         return {
             "defense": model_digest(self.defense, nn.Module()),
+            "defense_settings": _plain_settings(self.defense),
             "inputs": inputs_digest(self.inputs, self.samples),
             "labels": inputs_digest(self.labels, self.samples),
             "norm": model.norm,
@@ -126,6 +132,24 @@ def run_steps(
     return outcomes, stores
 
 
+def _plain_settings(defense: TestTimeDefense) -> dict[str, Any]:
+    """What a defense and the modules in it keep beside tensors, by name: numbers, texts, and tuples of them."""
+    found = {}
+    for prefix, module in defense.named_modules():
+        if module is defense.classifier:
+            continue
+        for name, value in vars(module).items():
+            if not name.startswith("_") and name not in _NO_SETTINGS and _is_plain(value):
+                found[f"{prefix}.{name}" if prefix else name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(entry) for entry in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
 def _described(step: Step) -> dict[str, Any]:
     return {
         "name": step.name,
@@ -133,7 +157,14 @@ def _described(step: Step) -> dict[str, Any]:
         "view": step.view,
         "averaged": step.averaged,
         "attack": describe(step.attack),
+        **_surrogates(step.attack),
     }
+
+
+def _surrogates(attack: Attack) -> dict[str, Any]:
+    if not isinstance(attack, Transfer):
+        return {}
+    return {"surrogates": {name: model_digest(one, nn.Module()) for name, one in attack.surrogates.items()}}
 
 
 def _run_step(step: Step | None, subject: Subject, store: RunStore, advance: Callable[[str, int], None]) -> Outcome:
@@ -148,7 +179,7 @@ def _run_step(step: Step | None, subject: Subject, store: RunStore, advance: Cal
             advance(title, len(rows))
     except (AttackRefusedError, AttackError, ModelError) as error:
         # A view may have no gradients at all: that is for the report, not the end of the evaluation.
-        if step is None or step.category != "white-box":
+        if step is None or step.view == "static" or step.category not in ("naive", "white-box"):
             raise
         advance(title, len(subject.inputs))
         return Outcome(step=step, records=[], timings=[], refusal=str(error))

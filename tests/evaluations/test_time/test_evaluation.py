@@ -14,7 +14,7 @@ from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.resolve import FunctionPurifier, WholeDefense, as_defense
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
 from robust_ext.evaluations.test_time import Step, evaluate_defense
 from robust_ext.evaluations.test_time.content import _judged, _warnings
 from robust_ext.models.test_time import TestTimeDefense
@@ -97,6 +97,15 @@ def test_rounding_hides_from_gradients_and_from_nothing_else(subject):
     low, high = result.content["gain"]["interval"]
     assert low <= 0.05
     assert low <= result.content["gain"]["robust_accuracy"] <= high
+
+
+def test_a_defense_without_a_graph_is_attacked_by_the_rest(subject):
+    """What needs its gradients is refused and told of, the naive attack too; the identity gets through."""
+    result = evaluate(subject, lambda x: rounded(x.detach()))
+    refused = {entry["name"] for entry in result.content["refused"]}
+    assert refused == {"PGD-20 on the defense", "APGD-ce, plain gradients", "APGD-margin, plain gradients"}
+    assert result.defended < 0.3
+    assert {row["category"] for row in result.content["categories"]} == {"naive", "transfer", "black-box", "white-box"}
 
 
 def test_no_defense_at_all(subject):
@@ -304,15 +313,47 @@ def test_table_and_page(subject):
         defense_table({**content, "kind": "mead"})
 
 
+class Rounding(nn.Module):
+    """A network without gradients."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return self.network(rounded(x))
+
+
+def test_points_are_transferred_from_further_networks(subject, tmp_path):
+    network, inputs, labels = subject
+    hidden = (Rounding(network).eval(), inputs, labels)
+    run = {"surrogates": {"bare": network}, "out": tmp_path}
+    result = evaluate(hidden, lambda x: x, **run)
+    static, defended = accuracy(result, "static"), accuracy(result)
+    assert min(static[f"APGD-{loss} on the static model"] for loss in ("ce", "margin")) > 0.9
+    assert max(static[f"APGD-{loss} on bare"] for loss in ("ce", "margin")) < 0.3
+    assert static["APGD-ce on bare"] == defended["APGD-ce on bare"]
+    assert result.defended <= defended["APGD-ce on bare"]
+    # Another network of that name is another run.
+    other = digits_network()
+    with torch.no_grad():
+        next(iter(other.parameters())).add_(0.01)
+    with pytest.raises(RunFolderError, match="surrogates"):
+        evaluate(hidden, lambda x: x, **run | {"surrogates": {"bare": other}})
+    with pytest.raises(InvalidArgumentError, match=r"^surrogates: got"):
+        evaluate(hidden, lambda x: x, surrogates={"bare": 3})
+
+
 def test_command_line(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def rounded(x):\n    return (x * 4).round() / 4\n")
     out = tmp_path / "run"
     command = ["test-time", "--model", "digits", "--defense", f"{file}:rounded", "--data", "digits", "--eps", "0.15"]
-    small = ["--samples", "8", "--steps", "4", "--queries", "10", "--no-progress"]
+    small = ["--samples", "8", "--steps", "4", "--queries", "10", "--no-progress", "--surrogate", "digits"]
     done = CliRunner().invoke(cli.app, [*command, *small, "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "worst case" in done.output
+    assert "APGD-ce on digits" in done.output
     saved = json.loads((out / "result.json").read_text())
     assert saved["settings"]["defense_origin"] == f"{file}:rounded"
     bad = CliRunner().invoke(cli.app, [*command, "--samples", "0"])

@@ -1,0 +1,274 @@
+"""Defenses by name: settings, trained parts from files, what is refused, and the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner
+
+from robust_ext import ThreatModel, cli, defenses
+from robust_ext.datasets import load_dataset
+from robust_ext.defenses.named import NAMED, TRAINED, named_defense
+from robust_ext.defenses.parts import load_part, save_part
+from robust_ext.defenses.resolve import as_defense
+from robust_ext.defenses.soap import flipped_crop
+from robust_ext.defenses.training_contrastive import ContrastiveHead
+from robust_ext.defenses.training_pca import fit_projections
+from robust_ext.defenses.training_score import ScoreNetwork
+from robust_ext.defenses.training_sodef import StableHead
+from robust_ext.defenses.training_views import RandomViews
+from robust_ext.demo.network import digits_network
+from robust_ext.errors import DataError, InvalidArgumentError, RunFolderError
+from robust_ext.evaluations.test_time import evaluate_defense
+from robust_ext.features import split
+from robust_ext.objects import load_object
+
+CLASSES = {
+    "hd": defenses.HedgeDefense,
+    "anti-adversary": defenses.AntiAdversary,
+    "soap": defenses.SOAP,
+    "imf": defenses.IMF,
+    "aid": defenses.AIDPurifier,
+    "sodef": defenses.SODEF,
+    "clc": defenses.ClosedLoopControl,
+    "reverse": defenses.ContrastiveReversal,
+    "adp": defenses.AdaptiveDenoising,
+    "bit-depth": defenses.BitDepthReduction,
+    "median": defenses.MedianSmoothing,
+    "jpeg": defenses.JPEGCompression,
+    "resize-pad": defenses.RandomResizePad,
+    "randomized-smoothing": defenses.RandomizedSmoothing,
+}
+# With the settings under which four rows of the digits are answered in no time.
+QUICK = {
+    "sodef": "sodef(solver='rk4', steps=2)",
+    "clc": "clc(group_size=4)",
+    "reverse": "reverse(group_size=4, steps=2)",
+    "adp": "adp(runs=2, steps=2)",
+    "randomized-smoothing": "randomized-smoothing(samples=4)",
+    "resize-pad": "resize-pad(smallest=0.5, largest=1.0)",
+}
+
+
+@pytest.fixture(scope="module")
+def net():
+    return digits_network()
+
+
+@pytest.fixture(scope="module")
+def images():
+    return load_dataset("digits").take(range(4))
+
+
+def untrained(name, net, images):
+    """A part of the right sizes whose weights were drawn."""
+    torch.manual_seed(len(name))
+    if name in ("imf", "aid"):
+        layers = ("2", "5") if name == "aid" else ()
+        part = defenses.Discriminator([32, 128] if layers else [10], layers=layers, width=8, after=1)
+    elif name == "sodef":
+        part = StableHead(128, 10, dimension=6, hidden=7)
+    elif name == "clc":
+        part = fit_projections(net, images, layers=["", "5"])
+    elif name == "reverse":
+        part = ContrastiveHead(128, width=5, dimension=3, views=RandomViews(area=0.5, flip=0.0))
+    else:
+        part = ScoreNetwork(1, width=5, depth=2, noise=0.2)
+    for module in part.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.running_mean.normal_()
+    return part
+
+
+@pytest.fixture(scope="module")
+def files(net, images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    found = {}
+    for name in TRAINED:
+        part, found[name] = untrained(name, net, images[0]), folder / f"{name}.safetensors"
+        part.save(found[name]) if name in ("imf", "aid") else save_part(part, found[name])
+    return found
+
+
+def by_hand(name, net, images):
+    """The same defense, made of its class."""
+    part = untrained(name, net, images) if name in TRAINED else None
+    features = split(net, images).features
+    made = {
+        "hd": lambda: defenses.HedgeDefense(net),
+        "anti-adversary": lambda: defenses.AntiAdversary(net),
+        "soap": lambda: defenses.SOAP(net),
+        "imf": lambda: defenses.IMF(net, part),
+        "aid": lambda: defenses.AIDPurifier(net, part),
+        "sodef": lambda: defenses.SODEF(net, features, part, solver="rk4", steps=2),
+        "clc": lambda: defenses.ClosedLoopControl(net, part, group_size=4),
+        "reverse": lambda: defenses.ContrastiveReversal(
+            net, nn.Sequential(features, part), augment=part.views, group_size=4, steps=2
+        ),
+        "adp": lambda: defenses.AdaptiveDenoising(net, part, runs=2, steps=2),
+        "bit-depth": lambda: defenses.BitDepthReduction(net),
+        "median": lambda: defenses.MedianSmoothing(net),
+        "jpeg": lambda: defenses.JPEGCompression(net),
+        "resize-pad": lambda: defenses.RandomResizePad(net, smallest=0.5, largest=1.0),
+        "randomized-smoothing": lambda: defenses.RandomizedSmoothing(net, samples=4),
+    }
+    return made[name]()
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_name_is_its_class(name, net, images, files):
+    made = named_defense(QUICK.get(name, name), net, images[0], weights=files.get(name))
+    assert type(made) is CLASSES[name]
+    other = by_hand(name, net, images[0])
+    with made.seeded(3), other.seeded(3), torch.no_grad():
+        torch.testing.assert_close(made(images[0]), other(images[0]))
+    assert not any(
+        p.requires_grad for key, p in made.named_parameters() if not key.startswith(("classifier", "features"))
+    )
+
+
+def test_all_names_are_there():
+    assert set(NAMED) == set(CLASSES)
+    assert set(TRAINED) == {"imf", "aid", "sodef", "clc", "reverse", "adp"}
+
+
+def test_settings(net, images, files):
+    x = images[0]
+    made = named_defense("hd(steps=5, radius=2/255, random_start=False)", net, x, bounds=(-1, 1))
+    assert (made.steps, made.random, made.bounds) == (5, False, (-1.0, 1.0))
+    assert made.radius == pytest.approx(4 / 255)
+    soap = named_defense(" soap( crop = 1, flip=False ) ", net, x)
+    assert torch.equal(soap.view(x), flipped_crop(x, crop=1, flip=False))
+    assert torch.equal(flipped_crop(x, crop=0, flip=False), x)
+    assert not torch.equal(soap.view(x), flipped_crop(x, crop=1))
+    text = f"adp(weights={str(files['adp'])!r}, runs=3)"
+    assert named_defense(text, net, x).runs == 3
+    # The file in the text is the one that counts.
+    assert named_defense(text, net, x, weights="elsewhere.safetensors").runs == 3
+    assert as_defense("median(size=5)", net, x).transform.size == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hedge", "one of hd, anti-adversary.*package.module:object"),
+        ("antiadversary", "did you mean anti-adversary"),
+        ("hd(", "a name with settings as in"),
+        ("", "a name with settings as in"),
+        ("hd(5)", r"got hd\(5\) with the positional argument 5"),
+        ("hd(steps=max(1, 2))", "is not a literal"),
+        ("hd(steps=5, steps=6)", "hd"),
+        ("hd(step=5)", "one of: steps.*did you mean steps"),
+        ("hd(steps=-1)", "steps: got -1"),
+        ("hd(seed=1)", "one of: steps"),
+        ("hd(weights='a')", "one of: steps"),
+        ("anti-adversary(clip=True, radius='far')", "radius"),
+        ("imf(doubtful=3, weights='{imf}')", "imf"),
+        ("aid", r"aid\(weights='FILE'\).*train_defense.py --defense aid"),
+        ("aid(weights=3)", "train_defense.py"),
+        ("aid(weihgts='a')", "did you mean weights"),
+        ("aid(weights='{imf}')", "trained for aid"),
+        ("imf(weights='{aid}')", "trained for imf"),
+    ],
+)
+def test_what_is_refused(text, words, net, images, files):
+    for name, file in files.items():
+        text = text.replace(f"{{{name}}}", file.as_posix())
+    with pytest.raises(InvalidArgumentError, match=words):
+        as_defense(text, net, images[0])
+
+
+def test_weights_that_nobody_wants(net, images):
+    for given in ("hd", "file.py:make", lambda x: x):
+        with pytest.raises(InvalidArgumentError, match=r"defense weights: got a.safetensors.*imf, aid"):
+            as_defense(given, net, images[0], weights="a.safetensors")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_files_that_cannot_be_read(name, net, images, files, tmp_path):
+    with pytest.raises(DataError, match=r"no such file.*train_defense"):
+        named_defense(name, net, images[0], weights=tmp_path / "missing.safetensors")
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"\x80\x04")
+    other = tmp_path / "other.safetensors"
+    save_file({"weight": torch.zeros(1)}, other)
+    wrong = files["adp" if name == "sodef" else "sodef"]
+    for file in (broken, other, wrong):
+        with pytest.raises(DataError, match=file.name):
+            named_defense(name, net, images[0], weights=file)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_parts_of_another_classifier(name, files):
+    other = nn.Sequential(nn.Flatten(), nn.Linear(27, 6), nn.ReLU(), nn.Linear(6, 4)).eval()
+    with pytest.raises(InvalidArgumentError, match="trained for this classifier"):
+        named_defense(name, other, torch.rand(2, 3, 3, 3), weights=files[name])
+
+
+def test_other_classes_are_refused(files):
+    other = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 4)).eval()
+    with pytest.raises(InvalidArgumentError, match="a head of 10 classes"):
+        named_defense("sodef", other, torch.rand(2, 1, 8, 8), weights=files["sodef"])
+
+
+def test_parts_come_back_as_they_were(net, images, tmp_path):
+    head = ContrastiveHead(128, width=5, dimension=3, views=RandomViews(jitter=0.1, shared=False))
+    save_part(head, tmp_path / "part")
+    again = load_part(ContrastiveHead, tmp_path / "part")
+    assert vars(again.views)["jitter"] == 0.1
+    assert again.views.shared is False
+    x = torch.rand(3, 128)
+    assert torch.equal(head(x), again(x))
+    with pytest.raises(InvalidArgumentError, match="StableHead, Projections"):
+        save_part(nn.Linear(2, 2), tmp_path / "none")
+    with pytest.raises(DataError, match="holds a ContrastiveHead"):
+        load_part(StableHead, tmp_path / "part")
+
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_defense.py"
+
+
+@pytest.mark.parametrize("name", [*TRAINED, "soap"])
+def test_the_script_writes_what_the_name_reads(name, net, tmp_path):
+    train, save = (load_object(f"{SCRIPT}:{function}") for function in ("train", "save"))
+    x, y = load_dataset("digits", split="train").take(range(60))
+    part = train(name, net, x, y, epochs=1)
+    file = tmp_path / "folder" / "part.safetensors"
+    save(name, part, file)
+    if name == "soap":
+        again = digits_network(trained=False)
+        again.load_state_dict(load_object("safetensors.torch:load_file")(file))
+        assert torch.equal(again(x[:4]), part(x[:4]))
+        assert not torch.equal(again(x[:4]), net(x[:4]))
+        return
+    made = named_defense(QUICK.get(name, name), net, x[:2], weights=file)
+    assert made(x[:4]).shape == (4, 10)
+
+
+def test_settings_are_part_of_a_run(net, images, tmp_path):
+    """A folder of one setting is not taken for a run of another."""
+    x, y = images
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    small = {"steps": 1, "queries": 2, "draws": 1, "repeats": 1}
+    result = evaluate_defense(net, "hd(steps=1)", x, y, threat_model, out=tmp_path, **small)
+    kept = result.content["settings"]["defense_settings"]
+    assert (kept["steps"], kept["radius"], kept["bounds"]) == (1, 8 / 255, [0.0, 1.0])
+    assert json.dumps(kept)
+    with pytest.raises(RunFolderError, match=r"other settings.*defense_settings"):
+        evaluate_defense(net, "hd(steps=2)", x, y, threat_model, out=tmp_path, **small)
+
+
+def test_command_line(files, tmp_path):
+    command = ["test-time", "--model", "digits", "--data", "digits", "--eps", "0.15", "--samples", "4"]
+    small = ["--steps", "1", "--queries", "2", "--draws", "1", "--repeats", "1", "--no-progress"]
+    chosen = ["--defense", "imf", "--defense-weights", str(files["imf"]), "--out", str(tmp_path)]
+    done = CliRunner().invoke(cli.app, [*command, *small, *chosen])
+    assert done.exit_code == 0, done.output
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["defense"] == "IMF"
+    assert saved["settings"]["defense_origin"] == f"imf, weights {files['imf']}"
+    bad = CliRunner().invoke(cli.app, [*command, "--defense", "imf"])
+    assert "train_defense.py" in str(bad.exception)
