@@ -30,6 +30,8 @@ def main() -> None:
     """Measure and print."""
     options = parser(__doc__)
     options.add_argument("--batch", type=int, default=16)
+    options.add_argument("--regions", type=int, default=LinearRegionSettings.regions)
+    options.add_argument("--hops", type=int, default=LinearRegionSettings.hops)
     options.set_defaults(samples=20)
     given = options.parse_args()
     torch.set_num_threads(1)
@@ -37,7 +39,7 @@ def main() -> None:
     network.eval()
     with torch.no_grad():
         labels = network(inputs).argmax(1)
-    settings = LinearRegionSettings(batch=given.batch)
+    settings = LinearRegionSettings(batch=given.batch, regions=given.regions, hops=given.hops)
     threat_model = ThreatModel(norm="l2", epsilon=1.0)
     attacked(network, inputs[:1], labels[:1], threat_model, 0, LinearRegionSettings(starts=1, hops=1, regions=1))
     activations = activation_bytes(network, inputs[:1])

@@ -21,8 +21,9 @@ class Memory:
 
     Args:
         anchors: Points of these regions, ``(B, ...)``.
-        multipliers: Of their constraints, at least 0, ``(B, M)``; zeros where there was none.
-        scaling: Factors of their rows; a norm of 0 where there was none.
+        multipliers: Of their constraints, at least 0, bfloat16 ``(B, M)``; zeros where there was none. A start need not
+            be exact, and a large network has many rows.
+        scaling: Factors of their rows, bfloat16; a norm of 0 where there was none.
     """
 
     anchors: Tensor
@@ -32,7 +33,7 @@ class Memory:
     @classmethod
     def blank(cls, points: Tensor, constraints: int) -> Memory:
         """That of runners which solved no region yet."""
-        multipliers = points.new_zeros(len(points), constraints)
+        multipliers = points.new_zeros(len(points), constraints, dtype=torch.bfloat16)
         scaling = Scaling(rows=torch.ones_like(multipliers), norm=points.new_zeros(len(points)))
         return cls(points.clone(), multipliers, scaling)
 
@@ -41,13 +42,13 @@ class Memory:
         return Memory(self.anchors[rows], self.multipliers[rows], self.scaling.select(rows))
 
     def update(self, rows: Tensor, learnt: Memory) -> None:
-        """Take over what the runners of these indices learnt; the last, where one is named several times."""
+        """Take over what the runners of these indices learnt, of any dtype; the last, where one is named repeatedly."""
         last = {row: place for place, row in enumerate(rows.tolist())}
         rows = torch.tensor(list(last), dtype=torch.int64, device=rows.device)
         places = torch.tensor(list(last.values()), dtype=torch.int64, device=rows.device)
         self.anchors[rows] = learnt.anchors[places]
-        self.multipliers[rows] = learnt.multipliers[places]
-        self.scaling.rows[rows] = learnt.scaling.rows[places]
+        self.multipliers[rows] = learnt.multipliers[places].to(torch.bfloat16)
+        self.scaling.rows[rows] = learnt.scaling.rows[places].to(torch.bfloat16)
         self.scaling.norm[rows] = learnt.scaling.norm[places]
 
     def begin(self, regions: Regions, before: Regions) -> Tensor:
@@ -57,19 +58,19 @@ class Memory:
             regions: Where they are wanted.
             before: Those of the anchors.
         """
-        multipliers = self.multipliers.clone()
+        multipliers = self.multipliers.to(regions.dtype)
         multipliers[:, : regions.constraints] *= regions.agrees(before)
         return multipliers
 
     def factors(self, constraints: Constraints, inputs: Tensor, *, generator: torch.Generator) -> Scaling:
         """The factors that are known, or new ones where there are none; :meth:`unknown` says where."""
         rows = self.unknown().nonzero().flatten()
+        scaling = Scaling(rows=self.scaling.rows.to(inputs), norm=self.scaling.norm.clone())
         if len(rows) == 0:
-            return self.scaling
+            return scaling
         fresh = estimate_scaling(
             constraints.select(rows), inputs[rows], generator=generator, probes=PROBES, power_iterations=POWER
         )
-        scaling = Scaling(rows=self.scaling.rows.clone(), norm=self.scaling.norm.clone())
         scaling.rows[rows], scaling.norm[rows] = fresh.rows, fresh.norm
         return scaling
 

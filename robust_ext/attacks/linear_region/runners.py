@@ -40,4 +40,5 @@ class Runners:
         order = order[self.owners[order].argsort(stable=True)]
         owners = self.owners[order]
         place = torch.arange(len(owners), device=owners.device) - torch.searchsorted(owners, owners)
-        return self.select(order[(place < most) & open_inputs[owners]].sort().values)
+        rows = order[(place < most) & open_inputs[owners]].sort().values
+        return self if len(rows) == len(self.owners) else self.select(rows)

@@ -67,19 +67,17 @@ class RegionSearch:
         if memory is None:
             deciding = self._judge.target.classes if self._judge.targeted else 1
             memory = Memory.blank(points, self._recorded.constraints + deciding)
-        runners = replace(runners, memory=memory)
+        # A large network's memory is large, so it is not copied more often than it must be.
+        runners = replace(runners, memory=None)
         every = torch.arange(len(points), device=points.device).repeat_interleave(draws)
-        learnt: list[tuple[Tensor, Memory]] = []
-        for rows in torch.split(every, self._settings.batch):
-            places, seen, better = self._visit(runners.select(rows), memory.select(rows), number, improvement)
-            learnt.append((rows[places], seen))
+        # All draws of a runner together, for its result not to depend on how the rows are split.
+        for rows in torch.split(every, max(1, self._settings.batch // draws) * draws):
+            places, learnt, better = self._visit(runners.select(rows), memory.select(rows), number, improvement)
+            memory.update(rows[places], learnt)
             for place, point, distance in better:
                 if distance < distances[rows[place]]:
                     points[rows[place]], distances[rows[place]] = point, distance
-        # Only now, for a row's result not to depend on how the rows are split.
-        for rows, seen in learnt:
-            memory.update(rows, seen)
-        return replace(runners, points=points, distances=distances)
+        return replace(runners, points=points, distances=distances, memory=memory)
 
     def _visit(
         self, runners: Runners, memory: Memory, number: int, improvement: float
