@@ -1,19 +1,20 @@
 """RayS against the HopSkipJump attacks of Foolbox and ART on a CIFAR-10 ResNet-20, at equal numbers of queries.
 
-    python benchmarks/rays.py --weights cifar10_resnet20.safetensors --data-root FOLDER [--samples 32] [--queries 1000]
+    python benchmarks/rays.py --weights cifar10_resnet20.safetensors --data-root FOLDER [--samples 32]
+        [--queries 500 1000 2000]
 
-All three see labels alone. Each HopSkipJump is given the least number of iterations with which it uses at least
-``--queries`` queries a sample, all of them counted, those for its starting point included; RayS is then given as many.
-The labels are the network's own decisions, distances are in linf, and each point is checked here.
+All three see labels alone, and ask one oracle, which counts every point that is asked about for each sample, those for
+a starting point included, and stops an attack at the last of the budgets. An attack's distance at a budget is that of
+the nearest misclassified point in bounds among the first so many that it asked about, in linf. The labels are the
+network's own decisions.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -22,35 +23,78 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.rays import RaysSettings, rays
 from robust_ext.random_streams import seeded_globals
-from robust_ext.target import Counted, PassCounter, Target, frozen
+from robust_ext.target import Target, frozen
 from robust_ext.threat import ThreatModel
 
-Run = Callable[[nn.Module, Tensor, Tensor, int], Tensor]
+# More than any of the budgets lets them make.
+ITERATIONS = 1000
 
 
-class _Single(nn.Module):
-    """In single precision, whatever is sent: ART's attack sends doubles."""
+class OutOfQueriesError(Exception):
+    """Every sample has had its budget."""
 
-    def __init__(self, network: nn.Module) -> None:
+
+class Oracle(nn.Module):
+    """A network that notes how near to each sample it was asked about a misclassified point, and after how many points.
+
+    Args:
+        network: From inputs to logits.
+        x: Samples ``(N, ...)``; either every batch has one point for each, in order, or N is 1.
+        y: Their labels.
+        budgets: Numbers of points a sample, ascending.
+    """
+
+    def __init__(self, network: nn.Module, x: Tensor, y: Tensor, budgets: Sequence[int]) -> None:
         super().__init__()
         self.network = network
+        self.x, self.y = x, y
+        self.asked = 0
+        self.nearest = torch.full((len(x),), torch.inf)
+        self.at: dict[int, Tensor] = {}
+        self.budgets = budgets
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.network(x.float())
+    def forward(self, points: Tensor) -> Tensor:
+        """Logits, in single precision whatever is sent: ART's attack sends doubles."""
+        points = points.float()
+        logits: Tensor = self.network(points)
+        if len(self.x) > 1:
+            assert len(points) == len(self.x)
+        wrong = (logits.argmax(1) != self.y) & ((points >= 0) & (points <= 1)).flatten(1).all(1)
+        distances = (points - self.x).flatten(1).abs().amax(1).where(wrong, torch.inf)
+        for found in distances[None] if len(self.x) > 1 else distances[:, None]:
+            self.nearest = self.nearest.minimum(found.detach())
+            self.asked += 1
+            if self.asked in self.budgets:
+                self.at[self.asked] = self.nearest
+            if self.asked == self.budgets[-1]:
+                raise OutOfQueriesError
         return logits
 
+    def distances(self) -> dict[int, Tensor]:
+        """By budget, ``(N,)``; what an attack did not use up changes nothing any more."""
+        return {budget: self.at.get(budget, self.nearest) for budget in self.budgets}
 
-def by_foolbox(module: nn.Module, x: Tensor, y: Tensor, iterations: int) -> Tensor:
+
+Run = Callable[[nn.Module, Tensor, Tensor], object]
+
+
+def by_rays(module: nn.Module, x: Tensor, y: Tensor) -> object:
+    """RayS with no epsilon that would stop it."""
+    target = Target(module=module, bounds=(0.0, 1.0), classes=10, input_shape=tuple(x.shape[1:]), device=x.device)
+    settings = RaysSettings(queries=100_000, stop=False)
+    return rays(target, x, y, threat_model=ThreatModel(norm="linf", epsilon=1e-9), settings=settings)
+
+
+def by_foolbox(module: nn.Module, x: Tensor, y: Tensor) -> object:
     """Foolbox's HopSkipJump for linf."""
     import foolbox
 
-    attack = foolbox.attacks.HopSkipJumpAttack(steps=iterations, constraint="linf")
-    points: Tensor = attack(foolbox.PyTorchModel(module, bounds=(0, 1), device="cpu"), x, y, epsilons=None)[0]
-    return points
+    attack = foolbox.attacks.HopSkipJumpAttack(steps=ITERATIONS, constraint="linf")
+    return attack(foolbox.PyTorchModel(module, bounds=(0, 1), device="cpu"), x, y, epsilons=None)
 
 
-def by_art(module: nn.Module, x: Tensor, y: Tensor, iterations: int) -> Tensor:
+def by_art(module: nn.Module, x: Tensor, y: Tensor) -> object:
     """ART's HopSkipJump for linf."""
     from art.attacks.evasion import HopSkipJump
     from art.estimators.classification import PyTorchClassifier
@@ -63,57 +107,56 @@ def by_art(module: nn.Module, x: Tensor, y: Tensor, iterations: int) -> Tensor:
         clip_values=(0, 1),
         device_type="cpu",
     )
-    attack = HopSkipJump(estimator, norm=np.inf, max_iter=iterations, verbose=False)
-    return torch.from_numpy(attack.generate(x.numpy(), np.eye(10)[y.numpy()]))
+    attack = HopSkipJump(estimator, norm=np.inf, max_iter=ITERATIONS, verbose=False)
+    return attack.generate(x.numpy(), np.eye(10)[y.numpy()])
 
 
-def hop_skip_jump(run: Run, network: nn.Module, x: Tensor, y: Tensor, queries: int) -> tuple[Tensor, int]:
-    """Points, and the queries a sample that they took."""
-    iterations = 1
-    while True:
-        counter = PassCounter()
-        with frozen(network), seeded_globals(0), contextlib.redirect_stdout(io.StringIO()):
-            points = run(Counted(_Single(network), counter), x.clone(), y.clone(), iterations)
-        if counter.forward >= queries * len(x):
-            return points.float(), counter.forward // len(x)
-        iterations += 1
+def measured(run: Run, network: nn.Module, x: Tensor, y: Tensor, budgets: Sequence[int]) -> dict[int, Tensor]:
+    """Distances ``(N,)`` by budget, of samples that are attacked together."""
+    oracle = Oracle(network, x, y, budgets)
+    with (
+        frozen(network),
+        seeded_globals(0),
+        torch.no_grad(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.suppress(OutOfQueriesError),
+    ):
+        run(oracle, x.clone(), y.clone())
+    return oracle.distances()
 
 
-def show(name: str, network: nn.Module, points: Tensor, x: Tensor, y: Tensor, queries: int) -> None:
-    """Print the median distance; a point that is not misclassified counts as infinitely far."""
-    with torch.no_grad():
-        wrong = network(points).argmax(1) != y
-    distances = (points - x).flatten(1).abs().amax(1).where(wrong, torch.inf)
-    solved = f"{int(wrong.sum())} of {len(x)} misclassified"
-    print(
-        f"{name:<20} {queries:>6} queries a sample, median linf {float(distances.median()):.4f}, {solved}", flush=True
-    )
+def one_by_one(run: Run, network: nn.Module, x: Tensor, y: Tensor, budgets: Sequence[int]) -> dict[int, Tensor]:
+    """Likewise, of samples that are attacked one at a time."""
+    parts = [measured(run, network, x[row : row + 1], y[row : row + 1], budgets) for row in range(len(x))]
+    return {budget: torch.cat([part[budget] for part in parts]) for budget in budgets}
 
 
-def compare(network: nn.Module, x: Tensor, arguments: argparse.Namespace) -> None:
-    """Print each HopSkipJump, and RayS with as many queries."""
+def compare(network: nn.Module, x: Tensor, budgets: Sequence[int]) -> None:
+    """Print RayS and each HopSkipJump at every budget."""
     with torch.no_grad():
         y = network(x).argmax(1)
-    target = Target(module=network, bounds=(0.0, 1.0), classes=10, input_shape=tuple(x.shape[1:]), device=x.device)
-    for name, run in (("Foolbox", by_foolbox), ("ART", by_art)):
-        points, queries = hop_skip_jump(run, network, x, y, arguments.queries)
-        show(f"{name} HopSkipJump", network, points, x, y, queries)
-        # An epsilon no row comes within, and none stops.
-        settings = RaysSettings(queries=queries, stop=False)
-        found = rays(target, x, y, threat_model=ThreatModel(norm="linf", epsilon=1e-9), settings=settings)
-        used = int(found.queries.max())
-        show("RayS", network, found.candidates, x, y, used)
+    ours = measured(by_rays, network, x, y, budgets)
+    for budget, found in ours.items():
+        print(f"{'RayS':<20} {budget:>6} queries a sample, median linf {float(found.median()):.4f}", flush=True)
+    for name, run, way in (("ART", by_art, one_by_one), ("Foolbox", by_foolbox, measured)):
+        for budget, found in way(run, network, x, y, budgets).items():
+            nearer = int((ours[budget] < found).sum())
+            median = f"median linf {float(found.median()):.4f}"
+            title = f"{name} HopSkipJump"
+            print(
+                f"{title:<20} {budget:>6} queries a sample, {median}, RayS nearer on {nearer} of {len(x)}", flush=True
+            )
 
 
 def main() -> None:
-    """Print two pairs of lines."""
+    """Print a line for each attack and budget."""
     options = parser(__doc__)
-    options.add_argument("--queries", type=int, default=1000, help="a sample")
+    options.add_argument("--queries", type=int, nargs="+", default=[500, 1000, 2000], help="budgets a sample")
     arguments = options.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     network, inputs = load(arguments)
-    compare(network.eval(), inputs, arguments)
+    compare(network.eval(), inputs, sorted(arguments.queries))
 
 
 if __name__ == "__main__":

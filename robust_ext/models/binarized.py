@@ -94,11 +94,20 @@ class BinarizedClassifier(nn.Module):
         # On numpy 2, some of ART's attacks (Boundary, HopSkipJump) send float64.
         x = x.to(self.references.dtype)
         index = self.problems(x)
+        return self.read(self.features(x), index)
+
+    def read(self, features: Tensor, index: Tensor | None) -> Tensor:
+        """Logits ``(M, 2)`` of features ``(M, F)``.
+
+        Args:
+            features: Floating point.
+            index: The problem of each row, as :meth:`problems` returns it.
+        """
         names = ("weight", "anchor", "threshold", "scale", "offset")
         parts = [getattr(self, name) for name in names]
         weight, anchor, threshold, scale, offset = parts if index is None else [part[index] for part in parts]
         # The readout works in float32 whatever the network's type: its classes can lie close together.
-        along = ((self.features(x).float() - anchor) * weight).sum(1)
+        along = ((features.float() - anchor) * weight).sum(1)
         signed = scale * (along - threshold)
         return torch.stack([offset - signed, offset + signed], 1)
 

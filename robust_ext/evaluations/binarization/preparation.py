@@ -11,6 +11,8 @@ from robust_ext.attacks.base import Attack
 from robust_ext.attacks.resolve import as_attack
 from robust_ext.errors import InvalidArgumentError
 from robust_ext.features import split
+from robust_ext.models.defended_features import split_defense
+from robust_ext.models.test_time import TestTimeDefense
 from robust_ext.resolve import as_module
 from robust_ext.target import Counted, PassCounter, module_device
 from robust_ext.threat import ThreatModel
@@ -66,5 +68,9 @@ def counted_parts(
             )
         module = whole = adapted.module
     device = module_device(whole)
-    parts = split(module, inputs[:_PROBES].to(device), layer=layer)
+    probes = inputs[:_PROBES].to(device)
+    if isinstance(module, TestTimeDefense):
+        parts = split_defense(module, probes, layer=layer)
+    else:
+        parts = split(module, probes, layer=layer)
     return Counted(parts.features, counter), parts.readout, device

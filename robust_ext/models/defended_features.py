@@ -1,0 +1,183 @@
+"""Test-time defenses in the binarization test: their features, and a binarized readout inside of them.
+
+The test replaces a network's linear readout (Zimmermann et al. 2022, algorithm 1). Here the readout is that at the end
+of a defense, so its features are those of the point that the defense came to. The defense goes on adapting by the
+classifier it was made for: did it adapt by the new readout, the features that this is fitted to would change with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.errors import ModelError, SplitError
+from robust_ext.features import LayerInput, Split, split
+from robust_ext.models.binarized import BinarizedClassifier
+from robust_ext.models.test_time import TestTimeDefense
+from robust_ext.models.test_time_draws import Draws
+from robust_ext.models.test_time_trace import Solution
+from robust_ext.target import Counted
+
+_PROBLEM = "binarized problem"
+
+
+class DefendedFeatures(nn.Module):
+    """What enters the last linear layer at the end of a test-time defense, as a module.
+
+    A random defense is taken with one draw held, its first one, the same for every row and call, so that the features
+    are a function of the input. The test then says nothing about averaging over draws, and all about the rest.
+
+    Args:
+        defense: Treats each row on its own.
+        layer: Name of a linear layer that its readout calls once, as in ``defense.named_modules()``.
+
+    Attributes:
+        defense: A copy that shares the networks, with its draws held.
+
+    Raises:
+        ModelError: The defense is batch-level: there a point has no features of its own.
+    """
+
+    def __init__(self, defense: TestTimeDefense, layer: str) -> None:
+        super().__init__()
+        if defense.batch_level:
+            raise ModelError(
+                f"{type(defense).__name__}: treats rows together, so that a point has no features of its own, and "
+                "nothing can be planted; test the attack on its static classifier"
+            )
+        self.defense: TestTimeDefense = _mixed(defense, _Held)
+        self.layer = layer
+        self.training = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``(N, F)`` of inputs ``(N, ...)``."""
+        found = self.defense.solution(x, seeds=self.defense.next_seeds(len(x)))
+        features: Tensor = LayerInput(_Readout(self.defense, found.state), f"defense.{self.layer}")(found.final)
+        return features
+
+    def extra_repr(self) -> str:
+        """The defense's settings, which tell one run from another."""
+        plain = {
+            name: value
+            for name, value in vars(self.defense).items()
+            if isinstance(value, (bool, int, float, str, tuple)) and not name.startswith("_")
+        }
+        shown = ", ".join(f"{name}={plain[name]!r}" for name in sorted(plain) if name not in ("draw", "training"))
+        return f"layer={self.layer!r}, {shown}"
+
+
+def split_defense(defense: TestTimeDefense, inputs: Tensor, *, layer: str | None = None) -> Split:
+    """Split a defense into features and the linear readout at its end, verified on ``inputs``.
+
+    Args:
+        defense: Returns logits and treats each row on its own.
+        inputs: A few inputs, float32 ``(n, ...)``, n of at least 1.
+        layer: Name of the layer that makes the logits; found when left out.
+
+    Raises:
+        ModelError: The defense is batch-level, or returns probabilities.
+        SplitError: The logits at its end are not those of one linear layer that is called once.
+
+    Example:
+        >>> from robust_ext.defenses.anti_adversary import AntiAdversary
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> parts = split_defense(AntiAdversary(network), torch.rand(2, 1, 2, 2))
+        >>> parts.layer, parts.features(torch.rand(5, 1, 2, 2)).shape
+        ('classifier.3', torch.Size([5, 8]))
+    """
+    name = type(defense).__name__
+    if defense.output != "logits":
+        raise ModelError(
+            f"{name}: returns probabilities, which no linear readout makes; test the attack on a defense of this kind "
+            "that returns logits, or on its static classifier"
+        )
+    held = DefendedFeatures(defense, "").defense
+    with torch.no_grad():
+        found = held.solution(inputs, seeds=held.next_seeds(len(inputs)))
+    try:
+        parts = split(_Readout(held, found.state), found.final, layer=None if layer is None else f"defense.{layer}")
+    except SplitError as error:
+        raise SplitError(f"{name}, at its end: {error}") from error
+    layer = parts.layer.removeprefix("defense.")
+    return Split(DefendedFeatures(defense, layer), parts.readout, layer)
+
+
+def binarized_defense(module: nn.Module) -> TestTimeDefense | None:
+    """The test-time defense that a module is, or is made of; None where there is none.
+
+    Args:
+        module: A defense (returned as it is), or the classifier that the binarization test hands to attacks where a
+            defense is tested: then a defense whose readout is that classifier's, with logits ``(N, 2)``. So
+            :class:`robust_ext.models.bpda.BPDA` and all else that takes a defense take it too.
+    """
+    if isinstance(module, Counted):
+        return binarized_defense(module.module)
+    if isinstance(module, TestTimeDefense):
+        return module
+    if not isinstance(module, BinarizedClassifier):
+        return None
+    features = module.features.module if isinstance(module.features, Counted) else module.features
+    if not isinstance(features, DefendedFeatures):
+        return None
+    inside: TestTimeDefense = _mixed(features.defense, _Binarized)
+    assert isinstance(inside, _Binarized)
+    inside.binarized, inside.layer = (module,), features.layer
+    return inside
+
+
+class _Readout(nn.Module):
+    """The end of a defense: from final points to logits, its state held."""
+
+    def __init__(self, defense: TestTimeDefense, state: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.defense = defense
+        self.state = state
+        self.training = False
+
+    def forward(self, point: Tensor) -> Tensor:
+        # The defense's own: that of a binarized one would ask for features in turn.
+        return _own_readout(self.defense, point, self.state)
+
+
+class _Held(TestTimeDefense):
+    """Every row of every batch draws the same."""
+
+    def next_seeds(self, rows: int) -> Tensor:
+        return torch.full((rows,), self.seed or 0, dtype=torch.int64)
+
+
+class _Binarized(_Held):
+    """A defense whose readout is a binarized classifier's; it finds the rows' problems by their inputs."""
+
+    # In a tuple, which keeps it from being registered as a part of the defense: it holds the defense itself.
+    binarized: tuple[BinarizedClassifier]
+    layer: str
+
+    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+        found = super().solve(x, draws, record=record)  # type: ignore[safe-super]
+        index = self.binarized[0].problems(x.to(self.binarized[0].references))
+        if index is None:
+            index = torch.arange(len(x), device=x.device)
+        return Solution(found.final, found.iterates, {**found.state, _PROBLEM: index})
+
+    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        features = LayerInput(_Readout(self, state), f"defense.{self.layer}")(point)
+        return self.binarized[0].read(features, state[_PROBLEM])
+
+
+def _own_readout(defense: TestTimeDefense, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    if not isinstance(defense, _Binarized):
+        return defense.readout(point, state)
+    out: Tensor = super(_Binarized, defense).readout(point, state)
+    return out
+
+
+def _mixed(defense: TestTimeDefense, mixin: Any) -> Any:
+    """A copy that shares the networks, with the mixin's methods before its own."""
+    other = defense.with_steps(defense.steps)
+    if not isinstance(other, mixin):
+        other.__class__ = type(f"{mixin.__name__}{type(defense).__name__}", (mixin, type(defense)), {})
+    return other

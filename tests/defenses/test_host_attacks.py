@@ -1,0 +1,234 @@
+"""Every gradient attack of the hosts, on test-time defenses whose own gradient is zero, through the wrappers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.adapter import AttackListing, adapters
+from robust_ext.attacks.running import run_attack
+from robust_ext.datasets.load import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.errors import MissingDependencyError
+from robust_ext.evaluations.conformance.subjects import digits, network, threat_model
+from robust_ext.models.bpda import BPDA
+from robust_ext.models.eot import EoT
+from robust_ext.models.test_time_draws import Draws
+from robust_ext.models.test_time_purifier import Purifier
+from robust_ext.random_streams import stream
+from robust_ext.target import Target
+
+SAMPLES = 2
+
+
+def quantise(x: Tensor) -> Tensor:
+    return (x * 15).round() / 15
+
+
+class Rounding(Purifier):
+    """Two steps towards grey, rounded to 16 levels: plain gradients are zero."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__(classifier, steps=2)
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        return quantise(point + 0.05 * (0.5 - point))
+
+
+class NoisyRounding(Rounding):
+    random = True
+
+    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return x + 0.01 * draws.normal(x, "noise"), {}
+
+
+WRAPPED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "plain": Rounding,
+    "bpda": lambda classifier: BPDA(Rounding(classifier), backward="trajectory"),
+    "eot": lambda classifier: EoT(BPDA(NoisyRounding(classifier)), draws=2, chunk=2, seed=0),
+    # Foolbox's Brendel-Bethge stops where a point on the boundary is classified otherwise when asked again.
+    "fixed": lambda classifier: EoT(BPDA(NoisyRounding(classifier)), draws=2, chunk=2, seed=0, fixed=True),
+}
+
+
+class Watched(nn.Module):
+    """Notes the largest gradient that comes back to an input."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.largest = 0.0
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            x = x.view_as(x)
+            x.register_hook(self._note)  # type: ignore[no-untyped-call]
+        logits: Tensor = self.module(x)
+        return logits
+
+    def _note(self, gradient: Tensor) -> None:
+        if gradient.numel():
+            self.largest = max(self.largest, float(gradient.abs().max()))
+
+
+def gradient_attacks(library: str) -> list[tuple[str, AttackListing]]:
+    try:
+        listings = adapters()[library].list_attacks()
+    except MissingDependencyError:
+        return []
+    # What the matrix refuses (other tasks than classifying images) carries a reason.
+    chosen = [one for one in listings if one.traits.gradients and not one.reason and not one.traits.detector]
+    return [(library, one) for one in chosen]
+
+
+ATTACKS = gradient_attacks("foolbox") + gradient_attacks("art")
+# Without their compilers the four are one; a search for starting points takes most of their time.
+ONCE = tuple(f"{norm}BrendelBethgeAttack" for norm in ("L0", "L1", "Linfinity"))
+
+
+def case(library: str, listing: AttackListing, *more: str) -> Any:
+    return pytest.param(library, listing, *more, id="-".join([f"{library}:{listing.name}", *more]))
+
+
+CASES = [
+    case(library, listing, wrapped)
+    for library, listing in ATTACKS
+    for wrapped in ("bpda", "eot")
+    if wrapped == "bpda" or listing.name not in ONCE
+]
+PLAIN = [case(*one) for one in ATTACKS if one[1].name in ("LinfPGD", "DDNAttack", "ProjectedGradientDescent")]
+
+
+def attacked(library: str, listing: AttackListing, wrapped: str) -> tuple[Tensor, Watched]:
+    attack = adapters()[library].build_attack(listing.name, listing.trial, name=f"{library}:{listing.name}")
+    norm = next((norm for norm in ("linf", "l2", "l1") if norm in attack.traits.norms), "linf")
+    ball = threat_model(norm, listing.channels)
+    try:
+        attack.check(threat_model=ball)
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    inputs, labels = digits(listing.channels)
+    inputs, labels = inputs[:SAMPLES], labels[:SAMPLES]
+    module = Watched(WRAPPED[wrapped](network(listing.channels)))
+    target = Target(
+        module=module, bounds=(0.0, 1.0), classes=10, input_shape=tuple(inputs.shape[1:]), device=inputs.device
+    )
+    found = run_attack(
+        attack, target, inputs, labels, threat_model=ball, generator=stream(0, "host attacks", attack.name)
+    )
+    assert found.shape == inputs.shape
+    return found, module
+
+
+class _Downhill:
+    """Stands in for Brendel-Bethge's compiled optimizer: a step along the boundary's normal, in the ball and box."""
+
+    def solve(self, x0: Any, x: Any, b: Any, low: float, high: float, c: float, r: float) -> Any:
+        step = b * c / (b @ b + 1e-12)
+        return np.clip(x + step * min(1.0, r / (np.linalg.norm(step) + 1e-12)), low, high) - x
+
+
+def without_compiler(library: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba would compile for a minute; all that asks the model stays as it is."""
+    if library == "foolbox":
+        attacks = importlib.import_module("foolbox.attacks")
+        monkeypatch.setattr(getattr(attacks, name), "instantiate_optimizer", lambda self: _Downhill())
+    else:
+        module = importlib.import_module("art.attacks.evasion.brendel_bethge")
+        for norm in ("L0", "L1", "L2", "Linf"):
+            monkeypatch.setattr(module, f"{norm}Optimizer", _Downhill)
+
+
+@pytest.mark.parametrize(("library", "listing", "wrapped"), CASES)
+def test_it_gets_gradients_through_the_wrappers(
+    library: str, listing: AttackListing, wrapped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if listing.name.endswith("BrendelBethgeAttack"):
+        without_compiler(library, listing.name, monkeypatch)
+        wrapped = {"eot": "fixed"}.get(wrapped, wrapped)
+    found, module = attacked(library, listing, wrapped)
+    assert bool(torch.isfinite(found).all())
+    assert float(found.min()) >= -1e-6
+    assert float(found.max()) <= 1 + 1e-6
+    assert module.largest > 0
+
+
+@pytest.mark.parametrize(("library", "listing"), PLAIN)
+def test_without_the_wrappers_no_gradient_arrives(library: str, listing: AttackListing) -> None:
+    assert attacked(library, listing, "plain")[1].largest == 0
+
+
+def art_classifier(module: nn.Module, **settings: Any) -> Any:
+    classification = pytest.importorskip("art.estimators.classification")
+    return classification.PyTorchClassifier(
+        module,
+        loss=nn.CrossEntropyLoss(),
+        input_shape=(1, 8, 8),
+        nb_classes=10,
+        clip_values=(0, 1),
+        device_type="cpu",
+        **settings,
+    )
+
+
+def test_hosts_that_differentiate_by_parameters_too_find_none() -> None:
+    foolbox = pytest.importorskip("foolbox")
+    inputs, labels = digits(1)
+    onehot = np.eye(10, dtype=np.float32)[labels.numpy()]
+
+    def gradients(module: nn.Module, network: nn.Module) -> tuple[Tensor, Tensor, bool]:
+        """What ART and Foolbox get, and whether they left something on the parameters."""
+        by_art = torch.from_numpy(art_classifier(module).loss_gradient(inputs.numpy(), onehot))
+        attack = foolbox.attacks.LinfFastGradientAttack(random_start=False)
+        model = foolbox.PyTorchModel(module, bounds=(0, 1), device="cpu")
+        by_foolbox = attack(model, inputs, labels, epsilons=0.1)[1]
+        return by_art, by_foolbox - inputs, any(p.grad is not None for p in network.parameters())
+
+    bare = digits_network()
+    assert gradients(bare, bare)[2]
+    for wrap in ("bpda", "eot"):
+        behind = digits_network()
+        by_art, by_foolbox, left = gradients(WRAPPED[wrap](behind), behind)
+        assert bool((by_art != 0).any())
+        assert bool((by_foolbox != 0).any())
+        assert not left
+        assert all(parameter.requires_grad for parameter in behind.parameters())
+
+
+def test_arts_own_way_around_a_torch_preprocessor_is_dead_and_this_one_is_not() -> None:
+    evasion = pytest.importorskip("art.attacks.evasion")
+    preprocessor = importlib.import_module("art.defences.preprocessor.preprocessor")
+
+    class Quantiser(preprocessor.PreprocessorPyTorch):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__(is_fitted=True, apply_fit=False, apply_predict=True)
+            self._device = "cpu"
+            self.estimated = 0
+
+        def forward(self, x: Any, y: Any = None) -> Any:
+            return quantise(x), y
+
+        def estimate_forward(self, x: Any, y: Any = None) -> Any:
+            self.estimated += 1
+            return x
+
+    network = digits_network()
+    inputs, _ = load_dataset("digits").take(range(40))
+    labels = network(quantise(inputs)).argmax(1)
+
+    def success(classifier: Any) -> float:
+        attack = evasion.ProjectedGradientDescent(classifier, eps=0.3, eps_step=0.03, max_iter=15, verbose=False)
+        found = torch.from_numpy(attack.generate(inputs.numpy(), np.eye(10, dtype=np.float32)[labels.numpy()]))
+        return float((network(quantise(found)).argmax(1) != labels).float().mean())
+
+    quantiser = Quantiser()
+    assert success(art_classifier(network, preprocessing_defences=[quantiser])) == 0
+    assert quantiser.estimated == 0
+    assert success(art_classifier(nn.Sequential(BPDA(quantise), network).eval())) == 1

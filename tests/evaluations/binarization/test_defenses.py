@@ -1,0 +1,108 @@
+"""Attacks on test-time defenses are tested on the defense itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from robust_ext import binarization_test
+from robust_ext.attacks.through import Through
+from robust_ext.datasets.load import load_dataset
+from robust_ext.defenses.anti_adversary import AntiAdversary
+from robust_ext.defenses.hd import HedgeDefense
+from robust_ext.demo.network import digits_network
+from robust_ext.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
+from robust_ext.evaluations.binarization import BinarizationResult
+from robust_ext.models.test_time import TestTimeDefense
+from robust_ext.models.test_time_draws import Draws
+from robust_ext.models.test_time_purifier import Purifier
+from robust_ext.random_streams import stream
+from robust_ext.target import Target
+from robust_ext.threat import ThreatModel
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+
+
+class Rounding(Purifier):
+    """A little towards grey, and 32 levels: plain gradients are zero."""
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        return ((point + 0.02 * (0.5 - point)) * 31).round() / 31
+
+
+def pgd(model, x, y, threat_model):
+    adversarial = x.clone()
+    for _ in range(15):
+        adversarial.requires_grad_()
+        logits = model(adversarial)
+        loss = (logits[:, 1] - logits[:, 0]).sum()
+        (gradient,) = torch.autograd.grad(loss, adversarial)
+        adversarial = adversarial.detach() + threat_model.epsilon / 5 * gradient.sign()
+        adversarial = (x + (adversarial - x).clamp(-threat_model.epsilon, threat_model.epsilon)).clamp(0, 1)
+    return adversarial
+
+
+def run(defense: TestTimeDefense, *attacks: object, **settings: object) -> BinarizationResult:
+    inputs, _ = load_dataset("digits").take(range(8))
+    small = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canaries": 2, "minimum_samples": 5}
+    return binarization_test(defense, list(attacks), inputs, LINF, kappa=0.9, **{**small, **settings})  # type: ignore[arg-type]
+
+
+def test_zero_gradients_fail_and_the_wrapper_passes() -> None:
+    result = run(Rounding(digits_network(), steps=2), pgd, Through(pgd), Through(pgd, view="trajectory"))
+    plain, identity, trajectory = result.content["attacks"]
+    assert identity["name"] == "pgd through identity"
+    assert plain["score"] <= 0.2
+    assert min(identity["score"], trajectory["score"]) >= 0.8
+    assert plain["samples"] == identity["samples"] >= 6
+    assert identity["passes"]["backward"] > 0
+
+
+@pytest.mark.parametrize("kind", [HedgeDefense, AntiAdversary])
+def test_defenses_that_ask_the_classifier_are_tested_reproducibly(kind: type[TestTimeDefense]) -> None:
+    first, again = (
+        run(kind(digits_network(), steps=1, step_size=0.02), Through(pgd, view="trajectory")) for _ in range(2)
+    )
+    (one,), (two,) = first.content["attacks"], again.content["attacks"]
+    assert one["samples"] >= 6
+    assert one["score"] >= 0.8
+    assert (one["score"], one["random_score"]) == (two["score"], two["random_score"])
+    assert list(first.records) == list(again.records)
+
+
+def test_another_setting_of_the_defense_is_another_run(tmp_path: Path) -> None:
+    run(Rounding(digits_network(), steps=1), Through(pgd), out=tmp_path)
+    with pytest.raises(RunFolderError):
+        run(Rounding(digits_network(), steps=2), Through(pgd), out=tmp_path)
+
+
+@pytest.mark.parametrize(("steps", "draws", "view"), [(None, 1, "plain"), (1, 1, "plain"), (1, 2, "identity")])
+def test_the_same_attack_runs_on_the_defense_itself(steps: int | None, draws: int, view: str) -> None:
+    inputs, labels = load_dataset("digits").take(range(5))
+    defense = HedgeDefense(digits_network(), steps=2)
+    target = Target(module=defense, bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
+    attack = Through("foolbox:LinfPGD(steps=3)", view=view, steps=steps, draws=draws)
+    runs = [
+        attack.generate(target, inputs, labels, threat_model=LINF, generator=stream(3, "through")) for _ in range(2)
+    ]
+    assert torch.equal(*runs)
+    assert 0 < float((runs[0] - inputs).abs().max()) <= 0.1001
+    assert all(parameter.requires_grad for parameter in defense.parameters())
+
+
+def test_what_is_wrong_is_said() -> None:
+    inputs, labels = load_dataset("digits").take(range(2))
+    network = digits_network()
+    target = Target(module=network, bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
+    with pytest.raises(AttackRefusedError, match="no test-time defense and not made of one; run pgd on it as it is"):
+        Through(pgd).generate(target, inputs, labels, threat_model=LINF, generator=stream(0, "through"))
+    for setting in ({"view": "static"}, {"steps": -1}, {"draws": 0}):
+        with pytest.raises(InvalidArgumentError, match=f"{next(iter(setting))}: got"):
+            Through(pgd, **setting)  # type: ignore[arg-type]
+    listed = Through("art:AutoAttack")
+    assert listed.refusal(threat_model=LINF) == listed.attack.refusal(threat_model=LINF)
+    assert "steps=None, draws=1" in listed.description

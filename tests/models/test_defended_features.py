@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.errors import ModelError, SplitError
+from robust_ext.features import split
+from robust_ext.models.binarized import BinarizedClassifier
+from robust_ext.models.bpda import BPDA
+from robust_ext.models.defended_features import DefendedFeatures, binarized_defense, split_defense
+from robust_ext.models.eot import EoT
+from robust_ext.models.test_time import TestTimeDefense
+from robust_ext.models.test_time_draws import Draws
+from robust_ext.models.test_time_gradients import row_gradient
+from robust_ext.models.test_time_purifier import Purifier
+from robust_ext.models.test_time_trace import Solution
+from robust_ext.target import Counted, PassCounter
+
+
+def network() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+
+
+def data(rows: int = 4) -> Tensor:
+    return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(1))
+
+
+class Descent(Purifier):
+    """Random, and asks the whole classifier in every step."""
+
+    random = True
+    needs_gradients = True
+    factor = 0.1
+
+    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return x + 0.2 * draws.uniform(x, "start"), {"half": x.flatten(1).mean(1)}
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        return point - self.factor * row_gradient(lambda p: self.classifier(p).square().sum(1), point)
+
+
+class Controlled(TestTimeDefense):
+    """Does its part in the readout, by a state."""
+
+    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+        return Solution(x, (x,), {"control": -0.5 * x.sin()})
+
+    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        return super().readout(point + state["control"], {})
+
+
+class Together(Controlled):
+    batch_level = True
+
+
+class Probable(Controlled):
+    output = "probabilities"
+
+
+class Twice(Controlled):
+    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        return (super().readout(point, state) + super().readout(point / 2, state)) / 2
+
+
+def planted(features: nn.Module, x: Tensor, rows: str = "any") -> BinarizedClassifier:
+    generator = torch.Generator().manual_seed(5)
+    count = len(x)
+    return BinarizedClassifier(
+        features,
+        references=x,
+        weight=torch.randn(count, 8, generator=generator),
+        anchor=torch.randn(count, 8, generator=generator),
+        threshold=torch.randn(count, generator=generator),
+        scale=torch.rand(count, generator=generator) + 0.5,
+        offset=torch.randn(count, generator=generator),
+        rows=rows,
+    )
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_features_are_those_of_the_final_point_and_depend_on_nothing_else(seed: int | None) -> None:
+    net, x = network(), data()
+    defense = Descent(net, steps=3, seed=seed)
+    parts = split_defense(defense, x)
+    final = defense.trace(x, seeds=[seed or 0] * 4).final
+    torch.testing.assert_close(parts.features(x), net[:-1](final))
+    torch.testing.assert_close(parts.features(x.flip(0)).flip(0), parts.features(x))
+    torch.testing.assert_close(parts.features(x[2:3]), parts.features(x)[2:3])
+    assert parts.layer == "classifier.3"
+    assert parts.readout is net[3]
+    # The defense itself draws as before.
+    assert (type(defense), defense.draw) == (Descent, 0)
+    assert not torch.equal(defense(x), defense(x))
+
+
+def test_what_the_readout_adds_is_in_the_features() -> None:
+    net, x = network(), data()
+    parts = split_defense(Controlled(net), x, layer="classifier.3")
+    torch.testing.assert_close(parts.features(x), net[:-1](x - 0.5 * x.sin()))
+
+
+@pytest.mark.parametrize("kind", [Descent, Controlled])
+@pytest.mark.parametrize("rows", ["any", "ordered"])
+def test_the_binarized_defense_answers_as_the_classifier(kind: type[TestTimeDefense], rows: str) -> None:
+    x = data()
+    features = split_defense(kind(network(), steps=2), x).features
+    module = planted(Counted(features, PassCounter()), x, rows)
+    defense = binarized_defense(Counted(module, PassCounter()))
+    assert isinstance(defense, kind)
+    near = x + 0.01 * torch.rand(x.shape, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(defense(near), module(near))
+    if rows == "any":
+        order = [3, 0, 0]
+        torch.testing.assert_close(defense(near[order]), module(near)[order])
+        # Their draws are held in an expectation too.
+        torch.testing.assert_close(EoT(defense, draws=3, chunk=2)(near), module(near))
+    leaf = near.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(module(leaf)[:, 1].sum(), leaf)
+    (found,) = torch.autograd.grad(defense(leaf)[:, 1].sum(), leaf)
+    torch.testing.assert_close(found, wanted)
+    assert bool((wanted != 0).any())
+
+
+@pytest.mark.parametrize("backward", ["identity", "frozen", "trajectory"])
+def test_its_gradients_are_those_of_the_binarized_readout_along_the_way(backward: str) -> None:
+    net, x = network(), data()
+    module = planted(split_defense(Descent(net, steps=2), x).features, x)
+    defense = binarized_defense(module)
+    assert defense is not None
+    path = defense.trace(x).iterates[1:]
+    index = torch.arange(4)
+
+    def at(point: Tensor) -> Tensor:
+        leaf = point.detach().requires_grad_()
+        gradient: Tensor
+        (gradient,) = torch.autograd.grad(module.read(net[:-1](leaf), index)[:, 1].sum(), leaf)
+        return gradient
+
+    wanted = (at(path[0]) + at(path[1])) / 2 if backward == "trajectory" else at(path[1])
+    leaf = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(BPDA(defense, backward=backward)(leaf)[:, 1].sum(), leaf)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_its_steps_can_be_changed() -> None:
+    net, x = network(), data()
+    defense = binarized_defense(planted(split_defense(Descent(net, steps=3), x).features, x))
+    assert defense is not None
+    three, one = defense.trace(x), defense.with_steps(1).trace(x)
+    torch.testing.assert_close(one.final, three.iterates[1])
+    assert one.logits.shape == (4, 2)
+
+
+def test_settings_are_told_apart_and_copies_work() -> None:
+    x = data()
+    features = split_defense(Descent(network(), steps=3), x).features
+    other = split_defense(Descent(network(), steps=2), x).features
+    stronger = Descent(network(), steps=3)
+    stronger.factor = 0.2
+    assert len({str(features), str(other), str(split_defense(stronger, x).features)}) == 3
+    torch.testing.assert_close(copy.deepcopy(features)(x), features(x))
+
+
+def test_what_is_no_defense_is_none() -> None:
+    x, net = data(), network()
+    assert binarized_defense(net) is None
+    assert binarized_defense(planted(split(net, x).features, x)) is None
+    defense = Descent(net)
+    assert binarized_defense(Counted(defense, PassCounter())) is defense
+
+
+def test_what_is_wrong_is_said() -> None:
+    x, net = data(), network()
+    with pytest.raises(ModelError, match="Together: treats rows together"):
+        split_defense(Together(net, group_size=2), x)
+    with pytest.raises(ModelError, match="Together: treats rows together"):
+        DefendedFeatures(Together(net, group_size=2), "classifier.3")
+    with pytest.raises(ModelError, match="Probable: returns probabilities"):
+        split_defense(Probable(net), x)
+    with pytest.raises(SplitError, match="Twice, at its end: "):
+        split_defense(Twice(net), x)
+    with pytest.raises(SplitError, match=r"Controlled, at its end: layer: got 'defense\.nowhere'"):
+        split_defense(Controlled(net), x, layer="nowhere")
