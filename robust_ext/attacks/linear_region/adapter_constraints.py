@@ -35,8 +35,9 @@ class RegionConstraints:
     def forward(self, points: Tensor) -> Tensor:
         """The values at points ``(B, D)``, ``(B, M + R)``; one forward pass."""
         self._counter.count_forward(len(points))
-        kept, logits = self.regions.forward(points.view(-1, *self.regions.shape))
-        return torch.cat([kept, (self._differences * logits.unsqueeze(1)).sum(2)], 1)
+        values, logits = self.regions.forward(points.view(-1, *self.regions.shape), spare=self._differences.shape[1])
+        values[:, self.regions.constraints :] = (self._differences * logits.unsqueeze(1)).sum(2)
+        return values
 
     def adjoint(self, multipliers: Tensor) -> Tensor:
         """The transposed product of multipliers ``(B, M + R)``, ``(B, D)``; one backward pass."""

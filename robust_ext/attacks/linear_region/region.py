@@ -68,29 +68,30 @@ class Regions:
         self.constraints = int(ends[-1])
         self._last = _last_uses(self._steps, output)
 
-    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, z: Tensor, *, spare: int = 0) -> tuple[Tensor, Tensor]:
         """Constraints and logits at one point for each row: ``C z + d`` and ``A z + b``.
 
         Args:
             z: ``(N, *shape)``, of the network's dtype; anywhere, inside the region or not.
+            spare: Columns after the constraints that are left for the caller to fill.
 
         Returns:
-            Constraints ``(N, M)``, all at least 0 where a row is in its region, and logits ``(N, K)``.
+            Constraints ``(N, M + spare)``, all at least 0 where a row is in its region, and logits ``(N, K)``.
 
         Raises:
             InvalidArgumentError: Another shape or dtype came.
         """
-        return self._run(z, offset=True)
+        return self._run(z, offset=True, spare=spare)
 
     def product(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The linear parts alone, ``C z`` and ``A z``; otherwise as :meth:`forward`."""
         return self._run(z, offset=False)
 
     @torch.no_grad()
-    def _run(self, z: Tensor, *, offset: bool) -> tuple[Tensor, Tensor]:
+    def _run(self, z: Tensor, *, offset: bool, spare: int = 0) -> tuple[Tensor, Tensor]:
         self._check_points("z", z, self.rows)
         values: dict[int, Tensor] = {0: z}
-        constraints = z.new_empty(self.rows, self.constraints)
+        constraints = z.new_empty(self.rows, self.constraints + spare)
         columns = iter(self.layers)
         for step, last in zip(self._steps, self._last, strict=True):
             operation = step.operation
