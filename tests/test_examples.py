@@ -100,25 +100,28 @@ def test_published_networks_load_and_work():
         assert float((network(inputs).argmax(1) == labels).float().mean()) > 0.95
 
 
+@pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
 def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
-    """A network trained against l2 holds out where the project's plainly trained one falls."""
+    """A network trained against l2 holds out where a plainly trained one falls."""
     from robust_ext import robust_accuracy
     from robust_ext.datasets import load_dataset
     from robust_ext.loading import load_model
 
-    weights = tmp_path / "l2.safetensors"
-    size = ("--norm", "l2", "--eps", "0.8", "--images", "1000", "--epochs", "8")
-    done = run_script(ROOT / "examples" / "train_robust.py", *size, "--out", weights, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    trained = load_model(f"{ROOT / 'examples' / 'networks.py'}:pooled(side=8, kernel=2)", weights=str(weights))
-    inputs, labels = load_dataset("digits").take(range(50))
+    def trained(norm: str) -> object:
+        weights = tmp_path / f"{norm}.safetensors"
+        size = ("--norm", norm, "--eps", "0.5", "--images", "1000", "--epochs", "8")
+        done = run_script(ROOT / "examples" / "train_robust.py", *size, "--out", weights, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return load_model(f"{ROOT / 'examples' / 'networks.py'}:pooled(side=8, kernel=2)", weights=str(weights))
+
+    inputs, labels = load_dataset("digits").take(range(100))
     attack = f"{ROOT / 'examples' / 'restarts.py'}:pgd(restarts=2, steps=10)"
     plain, robust = (
-        robust_accuracy(network, attack, inputs, labels, norm="l2", epsilons=[0.8])
-        for network in (load_model("digits"), trained)
+        robust_accuracy(trained(norm), attack, inputs, labels, norm="l2", epsilons=[0.5]) for norm in ("none", "l2")
     )
-    assert robust.content["clean_accuracy"] > 0.75
-    assert robust.robust_accuracy(0.8) > plain.robust_accuracy(0.8) + 0.1
+    assert plain.content["clean_accuracy"] > 0.75
+    assert robust.content["clean_accuracy"] > 0.6
+    assert robust.robust_accuracy(0.5) > plain.robust_accuracy(0.5) + 0.08
 
 
 @pytest.mark.slow
