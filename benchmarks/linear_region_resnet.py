@@ -1,6 +1,6 @@
 """The linear-region attack on a residual network with batch normalisation, beside DDN and FMN, and its peak memory.
 
-    python benchmarks/linear_region_resnet.py --weights FILE --data-root FOLDER [--samples 20]
+    python benchmarks/linear_region_resnet.py --weights FILE --data-root FOLDER [--samples 20 --others]
 
 ResNet-20 on CIFAR-10. Peak memory is what the attack adds to the resident size of the process, as a multiple of the
 network's own activations for the regions that are in flight at once (``--batch``).
@@ -32,6 +32,7 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=16)
     options.add_argument("--regions", type=int, default=LinearRegionSettings.regions)
     options.add_argument("--hops", type=int, default=LinearRegionSettings.hops)
+    options.add_argument("--others", action="store_true", help="run DDN and FMN too")
     options.set_defaults(samples=20)
     given = options.parse_args()
     torch.set_num_threads(1)
@@ -60,6 +61,8 @@ def main() -> None:
         f"memory: {added / 2**20:.0f} MiB more, {added / given.batch / activations:.1f} times the activations "
         f"({activations / 2**20:.2f} MiB an image) of {given.batch} regions in flight"
     )
+    if not given.others:
+        return
     result = robust_accuracy(network, OTHERS, inputs, labels, norm="l2", epsilons=EPSILONS)
     for one in result.content["attacks"]:
         known = torch.tensor([d for d in one["distances"] if d is not None])
