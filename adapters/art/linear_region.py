@@ -66,7 +66,7 @@ class LinearRegion(NativeEvasionAttack):
         iterations: int = 100,
         passes: int | None = None,
         seconds: float | None = None,
-        batch: int = 256,
+        batch: int = 128,
         pool: Any = None,
         targeted: bool = False,
         batch_size: int = 32,

@@ -59,7 +59,7 @@ class BaseLinearRegionAttack(NativeMinimizationAttack):
         iterations: int = 100,
         passes: int | None = None,
         seconds: float | None = None,
-        batch: int = 256,
+        batch: int = 128,
         pool: Tensor | None = None,
         seed: int | None = None,
     ) -> None:

@@ -233,7 +233,7 @@ class LinearRegion(NativeAttack):
         iterations: int = 100,
         passes: int | None = None,
         seconds: float | None = None,
-        batch: int = 256,
+        batch: int = 128,
         pool: Tensor | None = None,
     ) -> None:
         self.settings = LinearRegionSettings(

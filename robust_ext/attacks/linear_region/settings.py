@@ -59,7 +59,7 @@ class LinearRegionSettings:
     iterations: int = 100
     passes: int | None = None
     seconds: float | None = None
-    batch: int = 256
+    batch: int = 128
 
     def __post_init__(self) -> None:
         least = {"starts": 1, "walk": 0, "survivors": 1, "hops": 0, "regions": 0}
