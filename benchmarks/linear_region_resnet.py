@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import load, parser
 from linear_region import attacked
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from robust_ext import robust_accuracy
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
@@ -72,20 +74,26 @@ def main() -> None:
     print(result)
 
 
+class Outputs(TorchFunctionMode):
+    """Counts the bytes that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Carry out a call."""
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.bytes += out.numel() * out.element_size()
+        return out
+
+
 def activation_bytes(network: nn.Module, x: Tensor) -> int:
-    """Bytes of what the layers return for one input."""
-    seen: list[int] = []
-
-    def look(module: nn.Module, args: object, out: object) -> None:
-        if isinstance(out, Tensor) and not list(module.children()):
-            seen.append(out.numel() * out.element_size())
-
-    handles = [module.register_forward_hook(look) for module in network.modules()]
-    with torch.no_grad():
+    """Bytes of what the network's operations return for one input."""
+    with torch.no_grad(), Outputs() as outputs:
         network(x)
-    for handle in handles:
-        handle.remove()
-    return sum(seen)
+    return outputs.bytes
 
 
 def peak(work: Callable[[], tuple[Tensor, Tensor, float]]) -> tuple[tuple[Tensor, Tensor, float], int]:
