@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from robust_ext.adapters.native import search_module
 from robust_ext.attacks.native import NativeAttack, Watch
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import frozen
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs
 from robust_ext.models.defended import Defended
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import frozen
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_inputs
 
 
 def search_defended(

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from robust_ext.adapter import AdaptedModel, Adapter, AttackListing, comes_from
 from robust_ext.attacks.base import Attack
-from robust_ext.errors import MissingDependencyError
+from robust_ext.core.errors import MissingDependencyError
+from robust_ext.registry.base import AdaptedModel, Adapter, AttackListing, comes_from
 
 if TYPE_CHECKING:
     from torch import nn

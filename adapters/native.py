@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.native import NativeAttack, Watch
+from robust_ext.core.target import Target, frozen
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_labels
 from robust_ext.models.defended import Defended
 from robust_ext.models.padded import PaddedClasses
-from robust_ext.target import Target, frozen
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_inputs, check_labels
 
 
 def search_module(

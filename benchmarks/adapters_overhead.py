@@ -16,12 +16,12 @@ import torch
 from common import THREAT, load, parser, seconds
 
 import robust_ext
+from robust_ext.core.random import stream
+from robust_ext.core.target import Target, frozen
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.features import split
-from robust_ext.random_streams import stream
-from robust_ext.target import Target, frozen
+from robust_ext.models.features import split
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     settings = BinarizationSettings(threat_model=THREAT, inner_points=200)
     parts = split(network, inputs[:2])
     problems = fit(measure(Forward(parts.features, 64), inputs, range(len(inputs)), settings), parts.readout, settings)
-    module = problems.classifier(parts.features, position=0.999, rows="ordered")
+    module = problems.classifier(parts.features, position=0.999, batching="full")
     target = Target(
         module=module, bounds=(0.0, 1.0), classes=2, input_shape=tuple(inputs.shape[1:]), device=inputs.device
     )

@@ -21,10 +21,10 @@ from common import load, parser, pgd, seconds
 from torch import Tensor, nn
 
 from robust_ext.attacks.apgd import APGD
-from robust_ext.evaluations.verify import verify
-from robust_ext.random_streams import seeded_globals, stream
-from robust_ext.target import Target, frozen
-from robust_ext.threat import ThreatModel
+from robust_ext.core.random import seeded_globals, stream
+from robust_ext.core.target import Target, frozen
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.verify import verify
 
 LOSSES = ("ce", "dlr", "margin")
 

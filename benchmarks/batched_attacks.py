@@ -8,12 +8,12 @@ from __future__ import annotations
 from common import THREAT, load, parser, pgd
 
 from robust_ext.attacks.base import CallableAttack
+from robust_ext.core.target import Counted, PassCounter
 from robust_ext.evaluations.binarization.attacking import attack_problems
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.features import Split, split
-from robust_ext.target import Counted, PassCounter
+from robust_ext.models.features import Split, split
 
 
 def main() -> None:

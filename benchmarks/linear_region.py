@@ -32,10 +32,10 @@ from robust_ext import robust_accuracy
 from robust_ext.attacks.linear_region.attack import linear_region
 from robust_ext.attacks.linear_region.history import LinearRegionResult
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.core.random import stream
+from robust_ext.core.target import Counted, PassCounter, Target, frozen
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
-from robust_ext.random_streams import stream
-from robust_ext.target import Counted, PassCounter, Target, frozen
-from robust_ext.threat import ThreatModel
 
 EPSILONS = {"linf": (0.1, 0.15, 0.2), "l2": (1.0, 1.5, 2.0), "l1": (2.5, 5.0, 10.0)}
 OTHERS: dict[str, dict[str, object]] = {

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from robust_ext import robust_accuracy
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
-from robust_ext.threat import ThreatModel
+from robust_ext.core.threat import ThreatModel
 
 OTHERS = {"DDN, 1,000 steps": "foolbox:DDNAttack(steps=1000)", "FMN, 1,000 steps": "foolbox:L2FMNAttack(steps=1000)"}
 EPSILONS = (0.05, 0.1, 0.2)

@@ -16,7 +16,7 @@ from common import seconds
 from robust_ext.attacks.linear_region.solver import SolverSettings, solve
 from robust_ext.attacks.linear_region.solver_constraints import DenseConstraints
 from robust_ext.attacks.linear_region.solver_scaling import estimate_scaling
-from robust_ext.threat import NORMS
+from robust_ext.core.threat import NORMS
 
 
 def main() -> None:

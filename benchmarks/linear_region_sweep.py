@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
-from robust_ext.threat import ThreatModel
+from robust_ext.core.threat import ThreatModel
 
 QS, GAMMAS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (1.0, 3.0, 6.0, 9.0)
 STATISTICS = {"median": torch.Tensor.median, "maximum": torch.Tensor.max, "mean": torch.Tensor.mean}

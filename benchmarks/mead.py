@@ -15,11 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from robust_ext.cli.loading import load_model
 from robust_ext.datasets import load_dataset
 from robust_ext.evaluations.mead import load_suite, mead
 from robust_ext.evaluations.mead.fitting import NAMED, SUPERVISED, fit_detector
 from robust_ext.evaluations.mead.training import training_adversarials
-from robust_ext.loading import load_model
 
 NETWORKS = Path(__file__).parents[1] / "examples" / "networks.py"
 

@@ -11,7 +11,7 @@ from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.features import split
+from robust_ext.models.features import split
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
         rows = [row for row in range(len(inputs)) if problems.separable[row]]
         posed = problems.select(rows)
         for kappa in (0.9, 0.999, 0.9999, 0.99999, 1 - 1e-7):
-            together = count_planted(posed.classifier(parts.features, position=kappa, rows="ordered"), posed)
+            together = count_planted(posed.classifier(parts.features, position=kappa, batching="full"), posed)
             alone = sum(
                 int(count_planted(posed.select([row]).classifier(parts.features, position=kappa), posed.select([row])))
                 for row in range(len(rows))

@@ -22,9 +22,9 @@ from common import load, parser
 from torch import Tensor, nn
 
 from robust_ext.attacks.rays import RaysSettings, rays
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import Target, frozen
-from robust_ext.threat import ThreatModel
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Target, frozen
+from robust_ext.core.threat import ThreatModel
 
 # More than any of the budgets lets them make.
 ITERATIONS = 1000

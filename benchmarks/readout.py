@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.features import split
+from robust_ext.models.features import split
 from robust_ext.models.readouts import fit_directions
 
 

@@ -27,12 +27,12 @@ from train_detected import mnist_network
 
 import robust_ext
 from robust_ext.attacks.running import run_attack
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.detectors import Detector, MLLOODetector, OddsDetector, TrapdoorDetector, Triggers
 from robust_ext.models.defended import Defended
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
 
 BLIND = "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)"
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from robust_ext.attacks.linear_region.attack import linear_region
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
 from robust_ext.attacks.native import Step
+from robust_ext.cli.loading import load_model
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
-from robust_ext.loading import load_model
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
 
 MOMENTS = 5
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from robust_ext import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.evaluations.test_time import evaluate_defense
+from robust_ext.evaluations.adaptive import evaluate_defense
 
 
 def purify(images: Tensor) -> Tensor:

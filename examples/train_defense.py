@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from robust_ext.cli.loading import load_model
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses import SOAP, Discriminator, fit_discriminator
 from robust_ext.defenses.named import TRAINED, named_defense
@@ -35,8 +36,7 @@ from robust_ext.defenses.training_pca import fit_projections
 from robust_ext.defenses.training_score import fit_score_network
 from robust_ext.defenses.training_sodef import fit_stable_head
 from robust_ext.defenses.training_views import RandomViews
-from robust_ext.features import split
-from robust_ext.loading import load_model
+from robust_ext.models.features import split
 
 # For grey images whose mirror images are no such images.
 VIEWS = RandomViews(area=0.5, flip=0.0, jitter=0.4, grey=0.0)

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from robust_ext.cli.loading import load_model
 from robust_ext.datasets import load_dataset
-from robust_ext.loading import load_model
 
 NETWORK = f"{Path(__file__).with_name('networks.py')}:mead_mnist"
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.apgd_steps import unit
 from robust_ext.attacks.projections import project
+from robust_ext.cli.loading import load_model
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
-from robust_ext.loading import load_model
-from robust_ext.threat import ThreatModel
 
 NETWORKS = f"{Path(__file__).with_name('networks.py')}:pooled"
 # Of the training, the share in which the budget grows from 0: at the full budget from the start, a small network learns

@@ -86,8 +86,8 @@ def test_published_networks_load_and_work():
     import numpy as np
     import torch
 
+    from robust_ext.cli.loading import load_model
     from robust_ext.datasets import load_dataset
-    from robust_ext.loading import load_model
 
     shared = ROOT.parent / "shared"
     if not (shared / "models").exists():
@@ -104,8 +104,8 @@ def test_published_networks_load_and_work():
 def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
     """A network trained against l2 holds out where a plainly trained one falls."""
     from robust_ext import robust_accuracy
+    from robust_ext.cli.loading import load_model
     from robust_ext.datasets import load_dataset
-    from robust_ext.loading import load_model
 
     def trained(norm: str) -> object:
         weights = tmp_path / f"{norm}.safetensors"

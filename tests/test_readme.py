@@ -46,7 +46,7 @@ def test_the_lines_for_art_run(capsys):
     pytest.importorskip("robust_ext.estimators.binarized_art", reason="ART is not installed")
     import torch
 
-    from robust_ext.libraries import load_art
+    from robust_ext.adapters.libraries import load_art
 
     digits = load_dataset("digits")
     inputs, _ = digits.take(digits.choose(4, seed=0))
@@ -115,7 +115,7 @@ def test_documented_keys_are_those_of_a_result(tmp_path):
 def test_a_third_party_adapter_is_found(broken, tmp_path):
     """A package with an entry point, as a stranger would install it."""
     (tmp_path / "stranger.py").write_text(
-        "from robust_ext.adapter import Adapter, AttackListing\n"
+        "from robust_ext.registry.base import Adapter, AttackListing\n"
         "from robust_ext.attacks import CallableAttack\n"
         "class Stranger(Adapter):\n"
         "    name = 'stranger'\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 from robust_ext.adapters.host import HostAdapter
 from robust_ext.attacks.base import Attack
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 
 
 class AdvLibAdapter(HostAdapter):

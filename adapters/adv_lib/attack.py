@@ -17,12 +17,12 @@ from robust_ext.adapters.adv_lib.repairs import repaired
 from robust_ext.attacks.base import Attack, draw_seed
 from robust_ext.attacks.running import restore_failed
 from robust_ext.attacks.unit_space import UnitSpace
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.specification import check_keywords
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_number
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.specification import check_keywords
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_number
 
 _LOGGER = logging.getLogger(__name__)
 # Filled in here; made for plots, for one batch, or for other attacks of adv-lib.

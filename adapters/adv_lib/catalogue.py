@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from robust_ext.adapter import AttackListing
 from robust_ext.adapters.adv_lib.entries import ENTRIES, NORM_VALUES, UNUSABLE, Entry
 from robust_ext.adapters.adv_lib.library import adv_lib
 from robust_ext.attacks.base import AttackTraits
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.specification import did_you_mean
-from robust_ext.threat import NORMS
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.specification import did_you_mean
+from robust_ext.core.threat import NORMS
+from robust_ext.registry.base import AttackListing
 
 # Not offered by adv_lib.attacks itself: the module that holds it.
 _OTHERS = {"minimal_apgd": "auto_pgd"}
@@ -66,19 +66,21 @@ def traits_of(entry: Entry, settings: Mapping[str, Any]) -> AttackTraits:
     """
     traits = entry.traits
     norms = _norms(entry, settings[entry.norm]) if entry.norm in settings else traits.norms
-    outside = traits.outside or bool(settings.get("use_large_reps"))
-    rows = traits.rows
-    if rows == "ordered" and any(_repeats(settings.get(name)) for name in entry.subsets):
-        rows = "any"
-    if rows == "any" and outside:
-        rows = "single"
+    leaves_ball = traits.leaves_ball or bool(settings.get("use_large_reps"))
+    batching = traits.batching
+    if batching == "full" and any(_repeats(settings.get(name)) for name in entry.subsets):
+        batching = "any"
+    if batching == "any" and leaves_ball:
+        batching = "single"
     classes = traits.minimum_classes
     if settings.get("targeted_version"):
         classes = 4
     if "loss_function" in settings:
         classes = max(classes, entry.dlr_classes) if str(settings["loss_function"]).lower() == "dlr" else 2
     seeds = "global" if any(settings.get(name) for name in entry.random) else traits.seeds
-    return replace(traits, norms=norms, rows=rows, outside=outside, minimum_classes=classes, seeds=seeds)
+    return replace(
+        traits, norms=norms, batching=batching, leaves_ball=leaves_ball, minimum_classes=classes, seeds=seeds
+    )
 
 
 def list_attacks() -> list[AttackListing]:

@@ -49,9 +49,9 @@ class Entry:
     defect: str = ""
 
 
-def _minimum(rows: str = "ordered", **traits: Any) -> AttackTraits:
-    settings = {"failure": "input", "seeds": "none", "outside": True, **traits}
-    return AttackTraits(rows=rows, minimum_norm=True, **settings)
+def _minimum(batching: str = "full", **traits: Any) -> AttackTraits:
+    settings = {"failure": "input", "seeds": "none", "leaves_ball": True, **traits}
+    return AttackTraits(batching=batching, minimum_norm=True, **settings)
 
 
 _PATIENT = "its default settings take many thousands of passes"
@@ -64,7 +64,7 @@ ENTRIES: Mapping[str, Entry] = {
         trial={"num_steps": 20},
     ),
     "apgd": Entry(
-        traits=AttackTraits(rows="ordered", failure="input", minimum_classes=3),
+        traits=AttackTraits(batching="full", failure="input", minimum_classes=3),
         norm="norm",
         epsilon="eps",
         dlr_classes=3,
@@ -73,7 +73,7 @@ ENTRIES: Mapping[str, Entry] = {
         defect="with best_loss=True it ignores n_iter and makes 100 iterations",
     ),
     "apgd_targeted": Entry(
-        traits=AttackTraits(rows="any", failure="input", minimum_classes=4),
+        traits=AttackTraits(batching="any", failure="input", minimum_classes=4),
         norm="norm",
         epsilon="eps",
         dlr_classes=4,
@@ -90,12 +90,12 @@ ENTRIES: Mapping[str, Entry] = {
         trial={"n_iter": 5, "binary_search_steps": 4},
     ),
     "carlini_wagner_l2": Entry(
-        traits=_minimum(norms=_L2, coupled=True),
+        traits=_minimum(norms=_L2, batch_dependent=True),
         trial={"binary_search_steps": 3, "max_iterations": 20, "initial_const": 1.0},
         defect=f"fewer than ten max_iterations divide by zero unless abort_early=False; {_PATIENT}",
     ),
     "carlini_wagner_linf": Entry(
-        traits=_minimum("single", norms=_LINF, coupled=True),
+        traits=_minimum("single", norms=_LINF, batch_dependent=True),
         trial={"max_iterations": 5, "initial_const": 0.5},
         defect=_PATIENT,
     ),
@@ -145,7 +145,7 @@ ENTRIES: Mapping[str, Entry] = {
         defect="it minimises a distance of colours, and rounds its points to 256 levels",
     ),
     "pgd_linf": Entry(
-        traits=AttackTraits(rows="ordered", norms=_LINF, failure="input"),
+        traits=AttackTraits(batching="full", norms=_LINF, failure="input"),
         epsilon="ε",
         dlr_classes=3,
         subsets=("restarts",),
@@ -158,7 +158,7 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "sigma_zero": Entry(traits=_minimum(norms=_L1), trial={"num_steps": 20}),
     "str_attack": Entry(
-        traits=_minimum(norms=_L2, coupled=True),
+        traits=_minimum(norms=_L2, batch_dependent=True),
         dimensions=4,
         trial={"binary_search_steps": 2, "max_iterations": 20, "initial_const": 50.0, "retrain": False},
         defect=(

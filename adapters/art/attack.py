@@ -25,11 +25,11 @@ from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
 from robust_ext.attacks.running import restore_failed
 from robust_ext.attacks.starting_points import starting_points
 from robust_ext.attacks.unit_space import UnitSpace
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.specification import check_keywords
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.specification import check_keywords
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 
 _LOGGER = logging.getLogger(__name__)
 # Where what is installed is called otherwise than what is imported.
@@ -94,7 +94,7 @@ class ArtAttack(Attack):
             )
         self._compare("eps", self.settings.get("eps"), threat_model.epsilon)
         self._compare("norm", NORM_NAMES.get(self.settings.get("norm")), threat_model.norm)
-        parts = [slice(i, i + 1) for i in range(len(inputs))] if self.traits.rows == "single" else [slice(None)]
+        parts = [slice(i, i + 1) for i in range(len(inputs))] if self.traits.batching == "single" else [slice(None)]
         space = UnitSpace(target, threat_model) if self.entry.unit_space else None
         candidates = [
             self._generate(
@@ -222,7 +222,7 @@ class ArtAttack(Attack):
                 settings.setdefault(key, value)
         if "eps_step" in self._parameters and "eps_step" not in settings:
             settings["eps_step"] = self._step(settings, threat_model.width)
-        if "batch_size" in self._parameters and self.traits.rows != "single":
+        if "batch_size" in self._parameters and self.traits.batching != "single":
             settings["batch_size"] = max(len(scene.inputs), self._value(settings, "batch_size"), 1)
         return settings
 

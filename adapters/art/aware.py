@@ -13,7 +13,7 @@ from robust_ext.adapters.aware import check_references, find_defended, search_de
 from robust_ext.attacks import joint_loss, orthogonal
 from robust_ext.attacks.aware import AwareAttack
 from robust_ext.attacks.native import NativeAttack
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 
 _EXPECTED = "robust_ext.estimators.DefendedPyTorchClassifier"
 

@@ -9,8 +9,8 @@ import numpy as np
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.native import NativeEvasionAttack
 from robust_ext.attacks import rays, square
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.validation import check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_number
 
 _REQUIREMENTS: Any = (art.estimators.BaseEstimator, art.estimators.classification.ClassifierMixin)
 

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from robust_ext.adapter import AttackListing
 from robust_ext.adapters.art.entries import ENTRIES, REFUSED, UNKNOWN, Entry
 from robust_ext.adapters.art.library import art
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.specification import did_you_mean
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.specification import did_you_mean
+from robust_ext.registry.base import AttackListing
 
 _THREE_CLASS_LOSSES = ("difference_logits_ratio",)
 

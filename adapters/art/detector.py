@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from robust_ext.adapters.art.estimator import without_new_hooks
 from robust_ext.adapters.art.library import art
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.detectors.scored import ScoreDetector
-from robust_ext.errors import InvalidArgumentError, ModelError
 
 _WATCHING = ("classifier", "target_model")
 

@@ -10,7 +10,7 @@ from robust_ext.adapters.art import settings
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.settings import Scene
 from robust_ext.attacks.base import AttackTraits
-from robust_ext.threat import NORMS
+from robust_ext.core.threat import NORMS
 
 _EVASION = art.attacks.evasion
 
@@ -62,15 +62,15 @@ class Entry:
 
 
 _FEW = {"max_iter": 5}
-_DESCENT = Entry(traits=AttackTraits(rows="ordered"), trial=_FEW)
+_DESCENT = Entry(traits=AttackTraits(batching="full"), trial=_FEW)
 _DEEPFOOL = Entry(
-    traits=AttackTraits(rows="ordered", minimum_norm=True, norms=_L2, outside=True),
+    traits=AttackTraits(batching="full", minimum_norm=True, norms=_L2, leaves_ball=True),
     unit_space=True,
     trial={"max_iter": 10},
 )
 # These start with steps of twice eps_step and only shorten them; the papers start with twice epsilon.
 _AUTO = Entry(
-    traits=AttackTraits(rows="any", coupled=True, failure="start"),
+    traits=AttackTraits(batching="any", batch_dependent=True, failure="start"),
     first_step=1.0,
     trial={"max_iter": 5, "nb_random_init": 1},
 )
@@ -79,8 +79,8 @@ _CONJUGATE = replace(
     defect="In linf it never takes the sign of its direction, and finds little (.05 where APGD found .88); use "
     "AutoProjectedGradientDescent.",
 )
-_SINGLE_L2 = AttackTraits(rows="single", gradients=False, minimum_norm=True, norms=_L2, outside=True)
-_TRANSFORMED = AttackTraits(rows="single", outside=True)
+_SINGLE_L2 = AttackTraits(batching="single", gradients=False, minimum_norm=True, norms=_L2, leaves_ball=True)
+_TRANSFORMED = AttackTraits(batching="single", leaves_ball=True)
 _PATCH = Entry(
     traits=replace(_TRANSFORMED, packages=("torchvision",)),
     unit_space=True,
@@ -95,15 +95,15 @@ _STICKER = Entry(
     aims=True,
     fill=settings.image_size,
 )
-_PIXELS = AttackTraits(rows="single", gradients=False, minimum_classes=3, failure="input")
+_PIXELS = AttackTraits(batching="single", gradients=False, minimum_classes=3, failure="input")
 _FEATURES = Entry(
-    traits=AttackTraits(rows="ordered", references=True, norms=_LINF, outside=True),
+    traits=AttackTraits(batching="full", references=True, norms=_LINF, leaves_ball=True),
     unit_space=True,
     distances=("delta", "step_size"),
     guides="y",
     fill=settings.features,
 )
-_UNIVERSAL = AttackTraits(rows="single", norms=NORMS, outside=True)
+_UNIVERSAL = AttackTraits(batching="single", norms=NORMS, leaves_ball=True)
 
 ENTRIES: Mapping[str, Entry] = {
     "AdversarialPatch": _PATCH,
@@ -111,7 +111,12 @@ ENTRIES: Mapping[str, Entry] = {
     "AdversarialPatchPyTorch": _PATCH,
     "AutoAttack": Entry(
         traits=AttackTraits(
-            rows="any", coupled=True, minimum_classes=3, failure="input", outside=True, packages=("multiprocess",)
+            batching="any",
+            batch_dependent=True,
+            minimum_classes=3,
+            failure="input",
+            leaves_ball=True,
+            packages=("multiprocess",),
         ),
         first_step=1.0,
         unit_space=True,
@@ -125,7 +130,7 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "AutoConjugateGradient": _CONJUGATE,
     "AutoProjectedGradientDescent": _AUTO,
-    "BasicIterativeMethod": replace(_DESCENT, traits=AttackTraits(rows="ordered", norms=_LINF)),
+    "BasicIterativeMethod": replace(_DESCENT, traits=AttackTraits(batching="full", norms=_LINF)),
     "BoundaryAttack": Entry(
         traits=replace(_SINGLE_L2, failure="input", seeds="own"),
         trial={"max_iter": 5},
@@ -133,24 +138,29 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "BrendelBethgeAttack": Entry(
         traits=AttackTraits(
-            rows="single", minimum_norm=True, outside=True, failure="input", starting_points=True, packages=("numba",)
+            batching="single",
+            minimum_norm=True,
+            leaves_ball=True,
+            failure="input",
+            starting_points=True,
+            packages=("numba",),
         ),
         guides="starting_points",
         starts=True,
         trial={"steps": 10},
     ),
     "CarliniL0Method": Entry(
-        traits=AttackTraits(rows="any", minimum_norm=True, norms=_L1, outside=True, failure="input"),
+        traits=AttackTraits(batching="any", minimum_norm=True, norms=_L1, leaves_ball=True, failure="input"),
         unit_space=True,
         trial={"max_iter": 5, "binary_search_steps": 2, "learning_rate": 0.1, "initial_const": 10.0},
     ),
     "CarliniL2Method": Entry(
-        traits=AttackTraits(rows="any", minimum_norm=True, norms=_L2, outside=True, failure="input"),
+        traits=AttackTraits(batching="any", minimum_norm=True, norms=_L2, leaves_ball=True, failure="input"),
         unit_space=True,
         trial={"max_iter": 10, "binary_search_steps": 2, "learning_rate": 0.1, "initial_const": 10.0},
     ),
     "CarliniLInfMethod": Entry(
-        traits=AttackTraits(rows="single", minimum_norm=True, norms=_LINF, outside=True, failure="input"),
+        traits=AttackTraits(batching="single", minimum_norm=True, norms=_LINF, leaves_ball=True, failure="input"),
         unit_space=True,
         trial={"max_iter": 5, "learning_rate": 0.1, "initial_const": 1.0, "largest_const": 5.0},
     ),
@@ -166,12 +176,12 @@ ENTRIES: Mapping[str, Entry] = {
         "on inputs in [0, 1].",
     ),
     "ElasticNet": Entry(
-        traits=AttackTraits(rows="ordered", minimum_norm=True, norms=("l1", "l2"), outside=True, failure="input"),
+        traits=AttackTraits(batching="full", minimum_norm=True, norms=("l1", "l2"), leaves_ball=True, failure="input"),
         unit_space=True,
         trial={"max_iter": 10, "binary_search_steps": 3, "initial_const": 1.0},
     ),
     "FastGradientMethod": replace(_DESCENT, trial={}),
-    "FeatureAdversariesNumpy": replace(_FEATURES, traits=replace(_FEATURES.traits, rows="single", gradients=False)),
+    "FeatureAdversariesNumpy": replace(_FEATURES, traits=replace(_FEATURES.traits, batching="single", gradients=False)),
     "FeatureAdversariesPyTorch": replace(_FEATURES, trial=_FEW),
     "GRAPHITEBlackbox": replace(
         _STICKER,
@@ -209,14 +219,17 @@ ENTRIES: Mapping[str, Entry] = {
     # Its step is made for probabilities: on logits it hardly ever reaches the boundary.
     "NewtonFool": replace(_DEEPFOOL, probabilities=True),
     "PixelAttack": Entry(
-        traits=replace(_PIXELS, norms=_L1, outside=True), unit_space=True, fill=settings.pixels, trial={"max_iter": 2}
+        traits=replace(_PIXELS, norms=_L1, leaves_ball=True),
+        unit_space=True,
+        fill=settings.pixels,
+        trial={"max_iter": 2},
     ),
     "ProjectedGradientDescent": _DESCENT,
     "ProjectedGradientDescentNumpy": _DESCENT,
     "ProjectedGradientDescentPyTorch": _DESCENT,
     "RescalingAutoConjugateGradient": _CONJUGATE,
     "SaliencyMapMethod": Entry(
-        traits=AttackTraits(rows="any", minimum_norm=True, norms=_L1, outside=True),
+        traits=AttackTraits(batching="any", minimum_norm=True, norms=_L1, leaves_ball=True),
         unit_space=True,
         distances=("theta",),
         aims=True,
@@ -245,7 +258,9 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     # Its l1 form returns the inputs as they are.
     "SquareAttack": Entry(
-        traits=AttackTraits(rows="any", coupled=True, gradients=False, norms=("linf", "l2"), failure="best"),
+        traits=AttackTraits(
+            batching="any", batch_dependent=True, gradients=False, norms=("linf", "l2"), failure="best"
+        ),
         trial={"max_iter": 20},
         defect="In l2 it divides by zero where nothing has changed yet, and wastes those queries on NaN.",
     ),
@@ -263,13 +278,13 @@ ENTRIES: Mapping[str, Entry] = {
     "UniversalPerturbation": Entry(traits=_UNIVERSAL, unit_space=True, trial={"max_iter": 2}),
     "VirtualAdversarialMethod": Entry(
         defect="Its finite difference of 1e-6 is lost in float32; set finite_diff=1e-3.",
-        traits=AttackTraits(rows="ordered", gradients=False, norms=_L2, outside=True),
+        traits=AttackTraits(batching="full", gradients=False, norms=_L2, leaves_ball=True),
         probabilities=True,
         unit_space=True,
         trial={"max_iter": 3},
     ),
     "Wasserstein": Entry(
-        traits=AttackTraits(rows="ordered", coupled=True, outside=True),
+        traits=AttackTraits(batching="full", batch_dependent=True, leaves_ball=True),
         defect="At its default regularization of 3000 it returns NaN for some images, and for more of them in a batch; "
         "set regularization=300.",
         unit_space=True,
@@ -286,7 +301,7 @@ ENTRIES: Mapping[str, Entry] = {
 }
 
 # Classes of others: nothing is known, so nothing is assumed that could mix up rows.
-UNKNOWN = Entry(traits=AttackTraits(rows="single"))
+UNKNOWN = Entry(traits=AttackTraits(batching="single"))
 
 _VIDEO = "it is made for videos; use ProjectedGradientDescent"
 _AUDIO = "it is made for speech recognisers; use ProjectedGradientDescent"

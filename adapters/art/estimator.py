@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.art.library import art
-from robust_ext.errors import AttackError
-from robust_ext.target import Target
+from robust_ext.core.errors import AttackError
+from robust_ext.core.target import Target
 
 
 class Subject(nn.Module):

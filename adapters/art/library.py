@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from robust_ext.libraries import load_art
+from robust_ext.adapters.libraries import load_art
 
 art = load_art()
 

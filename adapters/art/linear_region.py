@@ -14,8 +14,8 @@ from robust_ext.adapters.native import Started, search_module
 from robust_ext.attacks.linear_region import attack as core
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
 from robust_ext.attacks.native import NativeAttack
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.validation import check_inputs, check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_inputs, check_number
 
 _SETTINGS = [field.name for field in fields(LinearRegionSettings)]
 

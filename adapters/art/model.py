@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from robust_ext.adapter import AdaptedModel
 from robust_ext.adapters.art.library import art
-from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.registry.base import AdaptedModel
 
 
 class ArtModule(nn.Module):

@@ -14,10 +14,10 @@ from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.model import adapt_model
 from robust_ext.adapters.native import search_module
 from robust_ext.attacks.native import NativeAttack, Step, Watch
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.target import frozen
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_inputs, check_integer, check_labels, check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import frozen
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
 
 EvasionAttack: Any = art.attacks.EvasionAttack
 SummaryWriter: Any = art.summary_writer.SummaryWriter

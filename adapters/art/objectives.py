@@ -15,9 +15,9 @@ from robust_ext.adapters.art.model import adapt_model
 from robust_ext.adapters.art.native import NativeEvasionAttack
 from robust_ext.attacks import objective_pgd
 from robust_ext.attacks.divergences import find_divergence
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.target import frozen
-from robust_ext.validation import check_choice, check_inputs, check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import frozen
+from robust_ext.core.validation import check_choice, check_inputs, check_number
 
 PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier
 

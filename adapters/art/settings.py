@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from robust_ext.adapters.art.library import art
-from robust_ext.threat import ThreatModel
+from robust_ext.core.threat import ThreatModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,11 @@ from robust_ext.attacks.base import Attack, draw_seed
 from robust_ext.attacks.running import restore_failed
 from robust_ext.attacks.starting_points import starting_points
 from robust_ext.attacks.unit_space import UnitSpace
-from robust_ext.errors import AttackError, InvalidArgumentError, MissingDependencyError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.specification import check_keywords
-from robust_ext.target import Target
-from robust_ext.threat import NORMS, ThreatModel
+from robust_ext.core.errors import AttackError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.specification import check_keywords
+from robust_ext.core.target import Target
+from robust_ext.core.threat import NORMS, ThreatModel
 
 _LOGGER = logging.getLogger(__name__)
 _DISTANCES = {norm: getattr(foolbox.distances, norm) for norm in NORMS}

@@ -16,7 +16,7 @@ from robust_ext.attacks.aware import AwareAttack
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 
 _distances: Any = foolbox.distances
 _base = foolbox.attacks.base

@@ -10,8 +10,8 @@ from robust_ext.adapters.foolbox.native import NativeFixedEpsilonAttack
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.attacks.rays import RayS
 from robust_ext.attacks.square import Square
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.validation import check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_number
 
 _base = foolbox.attacks.base
 _distances: Any = foolbox.distances

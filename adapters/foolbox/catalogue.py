@@ -6,11 +6,11 @@ import inspect
 import math
 from dataclasses import replace
 
-from robust_ext.adapter import AttackListing
 from robust_ext.adapters.foolbox.entries import ENTRIES, UNKNOWN, UNUSABLE, Entry
 from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.specification import did_you_mean
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.specification import did_you_mean
+from robust_ext.registry.base import AttackListing
 
 _BASE = foolbox.attacks.base
 
@@ -52,7 +52,7 @@ def find_entry(attack_class: type, *, argument: str = "attack") -> Entry:
     bases = [base.__name__ for base in attack_class.__mro__ if _is_own(base) and base.__name__ in ENTRIES]
     entry = ENTRIES[bases[0]] if bases else UNKNOWN
     minimum_norm = entry.traits.minimum_norm or issubclass(attack_class, _BASE.MinimizationAttack)
-    return replace(entry, traits=replace(entry.traits, rows="single", minimum_norm=minimum_norm))
+    return replace(entry, traits=replace(entry.traits, batching="single", minimum_norm=minimum_norm))
 
 
 def norms_of(distance: object) -> tuple[str, ...]:

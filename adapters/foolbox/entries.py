@@ -1,7 +1,7 @@
 """What is known of each of Foolbox's attack classes, as data.
 
-Rows, ``coupled``, ``outside`` and ``failure`` were measured with Foolbox 3.3.4, by recording what each class asks of a
-model and by attacking rows alone, together, and next to other rows. All classes query full batches in row order.
+Batching, ``batch_dependent``, ``leaves_ball`` and ``failure`` were measured with Foolbox 3.3.4, by recording what each
+class queries of a model and by attacking rows alone, together, and next to other rows. All classes query full batches in row order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from robust_ext.attacks.base import AttackTraits
-from robust_ext.threat import NORMS
+from robust_ext.core.threat import NORMS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,11 @@ class Entry:
 
 
 def _fixed(norm: str, **traits: Any) -> AttackTraits:
-    return AttackTraits(rows="ordered", norms=(norm,), **traits)
+    return AttackTraits(batching="full", norms=(norm,), **traits)
 
 
 def _minimum(*norms: str, **traits: Any) -> AttackTraits:
-    return AttackTraits(rows="ordered", norms=norms, minimum_norm=True, **traits)
+    return AttackTraits(batching="full", norms=norms, minimum_norm=True, **traits)
 
 
 _NORM_OF = {"Linf": "linf", "LInf": "linf", "Linfinity": "linf", "L2": "l2", "L1": "l1", "L0": "l1"}
@@ -81,7 +81,7 @@ def _noise() -> dict[str, Entry]:
             entries[f"L2{aware}RepeatedAdditive{kind}NoiseAttack"] = Entry(traits=repeated, trial={"repeats": 5})
     entries["LinfAdditiveUniformNoiseAttack"] = Entry(traits=linf, defect=rescaled)
     entries["LinfRepeatedAdditiveUniformNoiseAttack"] = Entry(
-        traits=_fixed("linf", gradients=False, outside=True, failure="input"), trial={"repeats": 5}, defect=rescaled
+        traits=_fixed("linf", gradients=False, leaves_ball=True, failure="input"), trial={"repeats": 5}, defect=rescaled
     )
     return entries
 
@@ -89,7 +89,9 @@ def _noise() -> dict[str, Entry]:
 def _brendel_bethge() -> dict[str, Entry]:
     entries = {}
     for prefix in ("Linfinity", "L2", "L1", "L0"):
-        traits = _minimum(_NORM_OF[prefix], outside=True, coupled=True, failure="raises", packages=("numba",))
+        traits = _minimum(
+            _NORM_OF[prefix], leaves_ball=True, batch_dependent=True, failure="raises", packages=("numba",)
+        )
         entries[f"{prefix}BrendelBethgeAttack"] = Entry(
             traits=traits,
             trial={"steps": 5},
@@ -103,7 +105,7 @@ def _fast_minimum_norm() -> dict[str, Entry]:
     never = "its projection divides norms by themselves and so never projects: results are far too large; "
     return {
         f"{prefix}FMNAttack": Entry(
-            traits=_minimum(_NORM_OF[prefix], outside=True, failure="input", seeds="none"),
+            traits=_minimum(_NORM_OF[prefix], leaves_ball=True, failure="input", seeds="none"),
             trial={"steps": 10},
             defect=f"{never if prefix == 'L2' else ''}{_UNIT_STEPS}",
         )
@@ -112,7 +114,7 @@ def _fast_minimum_norm() -> dict[str, Entry]:
 
 
 def _others() -> dict[str, Entry]:
-    searched = {"gradients": False, "outside": True}
+    searched = {"gradients": False, "leaves_ball": True}
     lost = "it raises for all rows where its start fails for one; such a row is given back as its input"
     return {
         "BinarizationRefinementAttack": Entry(
@@ -125,16 +127,18 @@ def _others() -> dict[str, Entry]:
             traits=_minimum(*NORMS, **searched, seeds="none"), trial={"binary_search_steps": 5}, norm_setting="distance"
         ),
         "BoundaryAttack": Entry(
-            traits=_minimum("l2", **searched, coupled=True, failure="raises"),
+            traits=_minimum("l2", **searched, batch_dependent=True, failure="raises"),
             trial={"steps": 20},
             defect=lost,
             start=(_BLENDED, {"steps": 50}),
         ),
         "DDNAttack": Entry(
-            traits=_minimum("l2", outside=True, failure="input", seeds="none"), trial={"steps": 10}, defect=_UNIT_STEPS
+            traits=_minimum("l2", leaves_ball=True, failure="input", seeds="none"),
+            trial={"steps": 10},
+            defect=_UNIT_STEPS,
         ),
         "EADAttack": Entry(
-            traits=_minimum("l1", outside=True, coupled=True, failure="zeros", seeds="none"),
+            traits=_minimum("l1", leaves_ball=True, batch_dependent=True, failure="zeros", seeds="none"),
             trial={"binary_search_steps": 3, "steps": 20, "initial_const": 1.0},
             defect="it returns an image of zeros where it fails; such a row is given back as its input",
         ),
@@ -144,14 +148,14 @@ def _others() -> dict[str, Entry]:
             norm_setting="distance",
         ),
         "GenAttack": Entry(
-            traits=_fixed("linf", gradients=False, coupled=True, failure="best"),
+            traits=_fixed("linf", gradients=False, batch_dependent=True, failure="best"),
             trial={"steps": 5, "population": 4},
             defect="it clips to [0, 1] whatever the bounds, and logits above 88 overflow in its fitness",
             unit_space=True,
             targeted=True,
         ),
         "HopSkipJumpAttack": Entry(
-            traits=_minimum("linf", "l2", **searched, coupled=True, failure="raises"),
+            traits=_minimum("linf", "l2", **searched, batch_dependent=True, failure="raises"),
             trial={"steps": 2, "initial_gradient_eval_steps": 10, "max_gradient_eval_steps": 20},
             defect=f"it clips to [0, 1] whatever the bounds; {lost}",
             unit_space=True,
@@ -160,7 +164,7 @@ def _others() -> dict[str, Entry]:
         ),
         "InversionAttack": Entry(traits=_minimum(*NORMS, **searched, seeds="none"), norm_setting="distance"),
         "L2CarliniWagnerAttack": Entry(
-            traits=_minimum("l2", outside=True, coupled=True, failure="zeros", seeds="none"),
+            traits=_minimum("l2", leaves_ball=True, batch_dependent=True, failure="zeros", seeds="none"),
             trial={"binary_search_steps": 3, "steps": 20, "initial_const": 1.0},
             defect="it returns an image of zeros where it fails; such a row is given back as its input",
         ),
@@ -180,7 +184,7 @@ def _others() -> dict[str, Entry]:
             flat=4,
         ),
         "PointwiseAttack": Entry(
-            traits=_minimum(*NORMS, **searched, coupled=True, failure="raises"),
+            traits=_minimum(*NORMS, **searched, batch_dependent=True, failure="raises"),
             defect=f"it raises AttributeError for any numeric epsilon, and is given none; {lost}",
             start=("SaltAndPepperNoiseAttack", {}),
             norm_setting="distance",
@@ -217,4 +221,4 @@ UNUSABLE: Mapping[str, str] = {
 }
 
 # Classes of others: nothing is known, so nothing is assumed that could mix up rows.
-UNKNOWN = Entry(traits=AttackTraits(rows="single"))
+UNKNOWN = Entry(traits=AttackTraits(batching="single"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from robust_ext.libraries import load_foolbox
+from robust_ext.adapters.libraries import load_foolbox
 
 foolbox = load_foolbox()
 

@@ -15,7 +15,7 @@ from robust_ext.adapters.foolbox.native import NativeFixedEpsilonAttack, torch_t
 from robust_ext.adapters.native import Started, search_module
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
-from robust_ext.validation import check_integer, check_number
+from robust_ext.core.validation import check_integer, check_number
 
 _base = foolbox.attacks.base
 _distances: Any = foolbox.distances

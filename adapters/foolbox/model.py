@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from robust_ext.adapter import AdaptedModel
 from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.registry.base import AdaptedModel
 
 _as_eager = foolbox.models.base.ep.astensor
 

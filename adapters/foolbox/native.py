@@ -14,9 +14,9 @@ from robust_ext.adapters.foolbox.model import FoolboxModule
 from robust_ext.adapters.native import search_module
 from robust_ext.attacks.base import draw_seed
 from robust_ext.attacks.native import NativeAttack
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.threat import NORMS, ThreatModel
-from robust_ext.validation import check_integer, check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.core.validation import check_integer, check_number
 
 _base = foolbox.attacks.base
 FixedEpsilonAttack: Any = _base.FixedEpsilonAttack

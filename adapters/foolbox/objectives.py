@@ -17,10 +17,10 @@ from robust_ext.adapters.foolbox.model import FoolboxModule
 from robust_ext.adapters.foolbox.native import NativeFixedEpsilonAttack, torch_tensor
 from robust_ext.attacks.divergences import find_divergence
 from robust_ext.attacks.objective_pgd import ObjectivePGD
-from robust_ext.errors import AttackError, InvalidArgumentError
-from robust_ext.target import frozen
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_labels, check_number
+from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.target import frozen
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_labels, check_number
 
 _distances: Any = foolbox.distances
 _BaseGradientDescent: Any = foolbox.attacks.gradient_descent_base.BaseGradientDescent

@@ -18,11 +18,11 @@ from robust_ext.adapters.torchattacks.objects import is_attack, settings_of, tra
 from robust_ext.adapters.torchattacks.subject import Subject, check_shape
 from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
 from robust_ext.attacks.unit_space import UnitSpace
-from robust_ext.errors import AttackError, InvalidArgumentError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.specification import check_keywords, parse_call
-from robust_ext.target import Target, frozen
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.specification import check_keywords, parse_call
+from robust_ext.core.target import Target, frozen
+from robust_ext.core.threat import ThreatModel
 
 _LOGGER = logging.getLogger(__name__)
 _EPSILONS = ("eps", "max_epsilon")
@@ -225,7 +225,7 @@ def _entry(entry: Entry, settings: Mapping[str, Any], parts: tuple[TorchattacksA
         traits = replace(traits, minimum_classes=3)
     if settings.get("version") == "rand":
         # Of its parts, APGD with two losses is left.
-        traits = replace(traits, rows="any", outside=False, minimum_classes=3)
+        traits = replace(traits, batching="any", leaves_ball=False, minimum_classes=3)
         return replace(entry, traits=traits, square={})
     return replace(entry, traits=traits)
 
@@ -237,15 +237,15 @@ def _together(entry: Entry, parts: tuple[TorchattacksAttack, ...]) -> Entry:
         listed = ", ".join(f"{part.name} ({' and '.join(part.traits.norms)})" for part in parts)
         raise InvalidArgumentError("attacks", listed, "attacks that have a norm in common")
     # Later parts are given the rows that are left, so none has the full batch in row order for certain.
-    near = all(traits.rows != "single" and not (traits.outside or traits.minimum_norm) for traits in every)
+    near = all(traits.batching != "single" and not (traits.leaves_ball or traits.minimum_norm) for traits in every)
     traits = AttackTraits(
-        rows="any" if near else "single",
-        coupled=any(traits.coupled for traits in every),
+        batching="any" if near else "single",
+        batch_dependent=any(traits.batch_dependent for traits in every),
         gradients=any(traits.gradients for traits in every),
         minimum_norm=all(traits.minimum_norm for traits in every),
         norms=norms,
         minimum_classes=max(traits.minimum_classes for traits in every),
-        outside=any(traits.outside for traits in every),
+        leaves_ball=any(traits.leaves_ball for traits in every),
         failure=entry.traits.failure,
         seeds="setting" if any(traits.seeds == "setting" for traits in every) else "global",
     )

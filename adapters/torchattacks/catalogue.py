@@ -1,6 +1,7 @@
 """What is known of torchattacks' classes, as data, and how a class name is found.
 
-Rows, ``coupled`` and ``outside`` were measured by a module that notes what it is asked; the tests do so again.
+Batching, ``batch_dependent`` and ``leaves_ball`` were measured by a module that records its queries; the tests do so
+again.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from robust_ext.adapter import AttackListing
 from robust_ext.adapters.torchattacks.library import torchattacks
 from robust_ext.attacks.base import AttackTraits
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.specification import did_you_mean
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.specification import did_you_mean
+from robust_ext.registry.base import AttackListing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,27 +58,27 @@ _SIGN_OF_LOGITS = "its margin is wrong where the label's logit or all others are
 _FEW_STEPS = "its default is 10 steps, where the paper has 100"
 
 
-_AUTO = AttackTraits(rows="any", norms=_BOTH, failure="input", seeds="setting")
+_AUTO = AttackTraits(batching="any", norms=_BOTH, failure="input", seeds="setting")
 
 
 def _descent(**changes: Any) -> AttackTraits:
-    return replace(AttackTraits(rows="ordered", norms=_LINF), **changes)
+    return replace(AttackTraits(batching="full", norms=_LINF), **changes)
 
 
 def _minimum(norms: tuple[str, ...], **changes: Any) -> AttackTraits:
-    return replace(AttackTraits(rows="single", minimum_norm=True, norms=norms, seeds="none"), **changes)
+    return replace(AttackTraits(batching="single", minimum_norm=True, norms=norms, seeds="none"), **changes)
 
 
 _MOMENTUM = Entry(traits=_descent(seeds="none"), trial=_STEPS, defect=_ZERO_GRADIENT)
-_AHEAD = Entry(traits=_descent(seeds="none", outside=True), trial=_STEPS, defect=_ZERO_GRADIENT)
-_NEIGHBOURS = Entry(traits=_descent(outside=True), trial={"steps": 10, "N": 2}, defect=_ZERO_GRADIENT)
-_DIVERSE = _descent(coupled=True, outside=True)
-_SMOOTHED = _descent(rows="single", outside=True)
+_AHEAD = Entry(traits=_descent(seeds="none", leaves_ball=True), trial=_STEPS, defect=_ZERO_GRADIENT)
+_NEIGHBOURS = Entry(traits=_descent(leaves_ball=True), trial={"steps": 10, "N": 2}, defect=_ZERO_GRADIENT)
+_DIVERSE = _descent(batch_dependent=True, leaves_ball=True)
+_SMOOTHED = _descent(batching="single", leaves_ball=True)
 
 
 def _ead(norms: tuple[str, ...]) -> Entry:
     return Entry(
-        traits=_minimum(norms, rows="ordered", coupled=True, outside=True, failure="input"),
+        traits=_minimum(norms, batching="full", batch_dependent=True, leaves_ball=True, failure="input"),
         trial={"binary_search_steps": 4, "max_iterations": 50, "lr": 0.02, "initial_const": 0.01},
         defect="its first step moves the image it starts from too, which can leave the bounds (the adapter clamps "
         f"what it returns); {_SIGN_OF_LOGITS}; kappa is added to the labels of all rows",
@@ -97,20 +98,20 @@ ENTRIES: Mapping[str, Entry] = {
     "APGD": Entry(traits=_AUTO, trial=_STEPS, defect=_FEW_STEPS),
     "APGDT": Entry(
         # Its loss reads the fourth largest logit.
-        traits=replace(_AUTO, coupled=True, minimum_classes=4),
+        traits=replace(_AUTO, batch_dependent=True, minimum_classes=4),
         trial=_STEPS,
         defect=f"{_FEW_STEPS}; in l2 all rows take the first row's step size",
     ),
     # Its FAB goes outside the ball, which decides for single rows.
     "AutoAttack": Entry(
-        traits=replace(_AUTO, rows="single", coupled=True, outside=True, minimum_classes=4),
+        traits=replace(_AUTO, batching="single", batch_dependent=True, leaves_ball=True, minimum_classes=4),
         trial={"version": "rand"},
         defect="its APGD and FAB make 10 steps, where the paper has 100, and no setting changes that",
         square=_SQUARE_L2,
     ),
     "BIM": Entry(traits=_descent(seeds="none"), trial=_STEPS),
     "CW": Entry(
-        traits=_minimum(_L2, rows="ordered", coupled=True, outside=True, failure="input"),
+        traits=_minimum(_L2, batching="full", batch_dependent=True, leaves_ball=True, failure="input"),
         trial={"steps": 20, "c": 10, "lr": 0.05},
         defect=f"values that are exactly 0 or 1 never move; {_SIGN_OF_LOGITS}; one c for all, without a search",
         positive_for="",
@@ -121,14 +122,14 @@ ENTRIES: Mapping[str, Entry] = {
     "EADL1": _ead(_L1),
     "EOTPGD": Entry(traits=_descent(), trial=_STEPS),
     "FAB": Entry(
-        traits=AttackTraits(rows="single", outside=True, norms=_BOTH, failure="input", seeds="setting"),
+        traits=AttackTraits(batching="single", leaves_ball=True, norms=_BOTH, failure="input", seeds="setting"),
         trial=_STEPS,
         defect=f"{_FEW_STEPS}; its l1 form raises; it returns only what lies within epsilon",
     ),
     "FFGSM": Entry(traits=_descent(), first_step=1.25),
     "FGSM": Entry(traits=_descent(seeds="none")),
     "GN": Entry(
-        traits=AttackTraits(rows="ordered", gradients=False),
+        traits=AttackTraits(batching="full", gradients=False),
         defect="its noise has one standard deviation, 0.1, whatever epsilon is",
     ),
     "JSMA": Entry(
@@ -142,7 +143,7 @@ ENTRIES: Mapping[str, Entry] = {
     "MultiAttack": Entry(traits=AttackTraits(failure="input"), trial={"attacks": ["PGD(steps=3)", "FGSM"]}),
     "NIFGSM": _AHEAD,
     "OnePixel": Entry(
-        traits=_minimum(_L1, gradients=False, outside=True, failure="best", seeds="global"),
+        traits=_minimum(_L1, gradients=False, leaves_ball=True, failure="best", seeds="global"),
         trial=_STEPS,
     ),
     "PGD": Entry(traits=_descent(), trial=_STEPS),
@@ -152,7 +153,7 @@ ENTRIES: Mapping[str, Entry] = {
     "PIFGSM": _PATCHWISE,
     "PIFGSMPP": _PATCHWISE,
     "Pixle": Entry(
-        traits=_minimum(_L1, gradients=False, outside=True, failure="best", seeds="global"),
+        traits=_minimum(_L1, gradients=False, leaves_ball=True, failure="best", seeds="global"),
         trial={"restarts": 2, "max_iterations": 5},
         defect="rows and columns of the pixels it writes are exchanged, and the last of each is never written",
         square={"l1": 2},
@@ -160,13 +161,13 @@ ENTRIES: Mapping[str, Entry] = {
     "RFGSM": Entry(traits=_descent(), trial=_STEPS),
     "SINIFGSM": _AHEAD,
     "SPSA": Entry(
-        traits=_descent(rows="single", gradients=False, coupled=True, outside=True),
+        traits=_descent(batching="single", gradients=False, batch_dependent=True, leaves_ball=True),
         trial={"nb_sample": 16, "nb_iter": 10},
         defect="its default is one step of 0.01, however large epsilon is",
     ),
-    "SparseFool": Entry(traits=_minimum(_L1, outside=True), trial={"steps": 5}, defect=_ZERO_DIVISION),
+    "SparseFool": Entry(traits=_minimum(_L1, leaves_ball=True), trial={"steps": 5}, defect=_ZERO_DIVISION),
     "Square": Entry(
-        traits=replace(_AUTO, coupled=True, gradients=False),
+        traits=replace(_AUTO, batch_dependent=True, gradients=False),
         trial={"n_queries": 20},
         square=_SQUARE_L2,
     ),
@@ -178,13 +179,13 @@ ENTRIES: Mapping[str, Entry] = {
         defect=f"{_ZERO_GRADIENT}; with loss='margin' {_SIGN_OF_LOGITS}",
         positive_for="margin",
     ),
-    "VANILA": Entry(traits=AttackTraits(rows="ordered", gradients=False, failure="input", seeds="none")),
+    "VANILA": Entry(traits=AttackTraits(batching="full", gradients=False, failure="input", seeds="none")),
     "VMIFGSM": _NEIGHBOURS,
     "VNIFGSM": _NEIGHBOURS,
 }
 
 # Classes of others: nothing is known, so nothing is assumed that could mix up rows.
-UNKNOWN = Entry(traits=AttackTraits(rows="single"))
+UNKNOWN = Entry(traits=AttackTraits(batching="single"))
 
 UNUSABLE: Mapping[str, str] = {
     "LGV": "it trains copies of the network on training data, which a target does not have; use BIM, which it runs "

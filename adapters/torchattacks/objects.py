@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from robust_ext.adapters.torchattacks.library import torchattacks
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 
 _LOGGER = logging.getLogger(__name__)
 _MISSING = object()

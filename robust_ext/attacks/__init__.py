@@ -3,4 +3,3 @@
 from robust_ext.attacks.base import Attack as Attack
 from robust_ext.attacks.base import AttackTraits as AttackTraits
 from robust_ext.attacks.base import CallableAttack as CallableAttack
-from robust_ext.attacks.resolve import as_attack as as_attack

@@ -19,10 +19,10 @@ from robust_ext.attacks.apgd_steps import steps_for
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import NativeAttack, Watch
 from robust_ext.attacks.objectives import Objective, aimed_dlr, find_objective
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_choice, check_inputs, check_integer, check_labels, check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels, check_number
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ class APGD(NativeAttack):
         )
         self.name = f"APGD-{loss.upper()}"
         self.traits = AttackTraits(
-            rows="any" if stop_early else "ordered",
+            batching="any" if stop_early else "full",
             minimum_classes=find_objective(loss).minimum_classes,
             failure="best",
             seeds="generator",

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from robust_ext.attacks.apgd_steps import Steps
 from robust_ext.attacks.native import Step, Watch
-from robust_ext.errors import AttackError
-from robust_ext.target import PassCounter, Target
+from robust_ext.core.errors import AttackError
+from robust_ext.core.target import PassCounter, Target
 
 Rows = Tensor | slice
 RowLoss = Callable[[Tensor, Rows], Tensor]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.projections import project
-from robust_ext.threat import ThreatModel
+from robust_ext.core.threat import ThreatModel
 
 
 class Steps(Protocol):

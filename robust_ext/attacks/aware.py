@@ -12,11 +12,11 @@ from torch import Tensor
 from robust_ext.attacks.aware_queries import Task, no_score_gradients
 from robust_ext.attacks.base import draw_seed
 from robust_ext.attacks.native import NativeAttack, Watch
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_inputs, check_labels
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_labels
 
 
 class AwareAttack(NativeAttack):

@@ -10,7 +10,7 @@ from torch import Tensor
 from robust_ext.attacks.aware_queries import Queries, Task
 from robust_ext.attacks.aware_steps import start_of, step_along
 from robust_ext.attacks.native import Step
-from robust_ext.validation import check_choice
+from robust_ext.core.validation import check_choice
 
 REFERENCES = ("nearest", "mean")
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from robust_ext.attacks.native import Watch
 from robust_ext.attacks.objectives import Loss, margin
-from robust_ext.errors import AttackRefusedError
+from robust_ext.core.errors import AttackRefusedError
+from robust_ext.core.threat import ThreatModel
 from robust_ext.models.defended import Defended
-from robust_ext.threat import ThreatModel
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from robust_ext.attacks.apgd_steps import unit
 from robust_ext.attacks.aware_queries import Task
 from robust_ext.attacks.projections import project
-from robust_ext.validation import check_choice
+from robust_ext.core.validation import check_choice
 
 STARTS = ("random", "input")
 STEPS = ("l2", "sign")

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import Target
-from robust_ext.threat import NORMS, ThreatModel
-from robust_ext.validation import check_choice
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Target
+from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.core.validation import check_choice
 
-ROWS = ("ordered", "any", "single")
+BATCHING = ("full", "any", "single")
 FAILURES = ("best", "last", "input", "start", "zeros", "raises")
 # Modules that are installed under another name.
 _PROJECTS = {"cv2": "opencv-python-headless"}
@@ -35,10 +35,10 @@ class AttackTraits:
     """What an attack needs, how it treats rows and what it does where it fails, as data.
 
     Args:
-        rows: ``"ordered"``: every query is the full batch in row order. ``"any"``: it may query subsets, permutations
+        batching: ``"full"``: every query is the full batch in row order. ``"any"``: it may query subsets, permutations
             or repeats of rows. ``"single"``: rows must be attacked one at a time.
-        coupled: Whether the rows of a batch influence one another's result, through a stopping rule or a noise draw
-            they share.
+        batch_dependent: Whether the rows of a batch influence one another's result, through a stopping rule or a
+            noise draw they share.
         gradients: Whether it needs gradients of the target.
         starting_points: Whether it begins at points that are already adversarial; they are searched for it.
         references: Whether it needs points of other classes to imitate; they are searched for it.
@@ -48,7 +48,7 @@ class AttackTraits:
         norms: Norms it can be run for.
         minimum_classes: Fewest classes it works with; a target that has fewer is padded, see
             :class:`robust_ext.models.padded.PaddedClasses`.
-        outside: Whether it queries points outside the ball.
+        leaves_ball: Whether it queries points outside the ball.
         failure: What it returns for a row where it fails: the ``"best"`` or ``"last"`` point it tried, the ``"input"``,
             its random ``"start"`` or all ``"zeros"`` (these two are replaced by the input); or it ``"raises"``.
         seeds: Where its randomness comes from: the ``"generator"`` it is given, the ``"global"`` generators, generators
@@ -56,8 +56,8 @@ class AttackTraits:
         packages: Names of modules it imports beside its library's own requirements.
     """
 
-    rows: str = "any"
-    coupled: bool = False
+    batching: str = "any"
+    batch_dependent: bool = False
     gradients: bool = True
     starting_points: bool = False
     references: bool = False
@@ -65,22 +65,22 @@ class AttackTraits:
     minimum_norm: bool = False
     norms: tuple[str, ...] = NORMS
     minimum_classes: int = 2
-    outside: bool = False
+    leaves_ball: bool = False
     failure: str = "last"
     seeds: str = "global"
     packages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, known in (("rows", ROWS), ("failure", FAILURES), ("seeds", SEEDS)):
+        for name, known in (("batching", BATCHING), ("failure", FAILURES), ("seeds", SEEDS)):
             check_choice(name, getattr(self, name), known)
 
     @property
-    def alone(self) -> bool:
+    def one_by_one(self) -> bool:
         """Whether rows that must not be mistaken for one another are to be attacked one at a time.
 
         Far from its input a row cannot be told by where it is, only by its place in the batch.
         """
-        return self.rows == "single" or (self.rows == "any" and self.outside)
+        return self.batching == "single" or (self.batching == "any" and self.leaves_ball)
 
     @property
     def kind(self) -> str:
@@ -174,15 +174,15 @@ class CallableAttack(Attack):
     Args:
         function: The callable.
         name: How tables call it; the callable's own name when left out.
-        rows: How it treats rows, see :class:`AttackTraits`.
+        batching: How it treats rows, see :class:`AttackTraits`.
     """
 
-    def __init__(self, function: Callable[..., Any], *, name: str | None = None, rows: str = "any") -> None:
+    def __init__(self, function: Callable[..., Any], *, name: str | None = None, batching: str = "any") -> None:
         if not callable(function):
             raise InvalidArgumentError("function", type(function).__name__, "a callable (model, x, y) -> x_adv")
         self.function = function
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        self.traits = AttackTraits(rows=rows)
+        self.traits = AttackTraits(batching=batching)
         self._extras = _accepted(function, ("threat_model", "epsilon", "generator"))
 
     @property

@@ -16,10 +16,10 @@ from robust_ext.attacks.aware_queries import gradient_of, no_classifier_gradient
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import NativeAttack, Step, Watch
 from robust_ext.attacks.objectives import margin, towards
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_inputs, check_integer, check_labels, check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
 
 # Smallest limit that is tried, in widths of the bounds.
 _SMALLEST = 1 / 256
@@ -71,7 +71,9 @@ class CarliniWagnerLinf(NativeAttack):
     """
 
     name = "CarliniWagnerLinf"
-    traits = AttackTraits(rows="any", minimum_norm=True, norms=("linf",), outside=True, failure="input", seeds="none")
+    traits = AttackTraits(
+        batching="any", minimum_norm=True, norms=("linf",), leaves_ball=True, failure="input", seeds="none"
+    )
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.objectives import cross_entropy
-from robust_ext.validation import check_choice
+from robust_ext.core.validation import check_choice
 
 
 def kl(logits: Tensor, natural: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, ModelError
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import observe
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError, ModelError
-from robust_ext.features import split
+from robust_ext.models.features import split
 
 Features = str | Sequence[str] | Callable[[Tensor], Tensor] | None
 FeatureMap = Callable[[Tensor], list[Tensor]]

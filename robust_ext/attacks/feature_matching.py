@@ -21,7 +21,7 @@ from robust_ext.attacks.aware_steps import STARTS
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.feature_maps import FeatureMap, Features, check_features, feature_map
 from robust_ext.attacks.objectives import margin
-from robust_ext.validation import check_choice, check_integer, check_number
+from robust_ext.core.validation import check_choice, check_integer, check_number
 
 # Differences of zero have no scale; every other difference is far above.
 _LEAST = 1e-12
@@ -84,7 +84,7 @@ class FeatureMatching(AwareAttack):
     """
 
     name = "FeatureMatching"
-    traits = AttackTraits(rows="ordered", detector=True, references=True, failure="best", seeds="generator")
+    traits = AttackTraits(batching="full", detector=True, references=True, failure="best", seeds="generator")
     uses_scores = False
 
     def __init__(

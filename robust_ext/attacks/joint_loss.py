@@ -16,9 +16,9 @@ from robust_ext.attacks.aware_steps import STARTS, STEPS, start_of, step_along
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.objectives import Loss, find_objective
+from robust_ext.core.threat import NORMS
+from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.models.padded import PaddedClasses
-from robust_ext.threat import NORMS
-from robust_ext.validation import check_choice, check_integer, check_number
 
 # What a weight is multiplied or divided by while only one end of its interval is known.
 _FACTOR = 10.0
@@ -89,7 +89,7 @@ class JointLoss(AwareAttack):
             "samples": check_integer("samples", samples, minimum=1),
         }
         self.traits = AttackTraits(
-            rows="ordered",
+            batching="full",
             detector=True,
             failure="best",
             seeds="generator",

@@ -17,8 +17,8 @@ from robust_ext.attacks.aware_queries import Queries, Task, gradient_of, no_clas
 from robust_ext.attacks.aware_steps import STARTS
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.objectives import margin
-from robust_ext.errors import AttackRefusedError
-from robust_ext.validation import check_choice, check_integer, check_number
+from robust_ext.core.errors import AttackRefusedError
+from robust_ext.core.validation import check_choice, check_integer, check_number
 
 NOISES = ("normal", "uniform", "sign")
 NETWORKS = ("both", "classifier", "detector")
@@ -101,10 +101,10 @@ class LogitMatching(AwareAttack):
             "check_every": check_integer("check_every", check_every, minimum=1),
         }
         self.traits = AttackTraits(
-            rows="ordered",
+            batching="full",
             detector=True,
             references=True,
-            outside=level > 0,
+            leaves_ball=level > 0,
             failure="best",
             seeds="generator",
         )

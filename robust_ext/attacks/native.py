@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.base import Attack
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 
 
 @dataclass(frozen=True)

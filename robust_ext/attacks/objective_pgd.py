@@ -15,10 +15,10 @@ from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.divergences import find_divergence
 from robust_ext.attacks.native import NativeAttack, Step, Watch
 from robust_ext.attacks.projections import project
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_choice, check_integer, check_number
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_choice, check_integer, check_number
 
 ALGORITHMS = ("pgd", "bim", "fgsm")
 STARTS = ("random", "input")
@@ -92,7 +92,7 @@ class ObjectivePGD(NativeAttack):
         self.projection = check_choice("projection", projection, PROJECTIONS)
         self.name = f"{algorithm}-{objective}".upper()
         self.traits = AttackTraits(
-            rows="ordered",
+            batching="full",
             failure="best" if best else "last",
             seeds="generator" if self.start == "random" else "none",
         )

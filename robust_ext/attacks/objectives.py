@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from robust_ext.validation import check_choice
+from robust_ext.core.validation import check_choice
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

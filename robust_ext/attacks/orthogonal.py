@@ -17,8 +17,8 @@ from robust_ext.attacks.aware_steps import STARTS, STEPS, start_of, step_along
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.objectives import cross_entropy, margin, towards
-from robust_ext.threat import NORMS
-from robust_ext.validation import check_choice, check_integer, check_number
+from robust_ext.core.threat import NORMS
+from robust_ext.core.validation import check_choice, check_integer, check_number
 
 LOSSES = {"margin": margin, "ce": cross_entropy}
 # What is left of a float32 gradient below this share of its length is rounding, and no direction.
@@ -71,7 +71,7 @@ class _Alternating(AwareAttack):
             "samples": self.samples,
         }
         self.traits = AttackTraits(
-            rows="ordered",
+            batching="full",
             detector=True,
             failure="best",
             seeds="generator",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext.threat import ThreatModel
+from robust_ext.core.threat import ThreatModel
 
 # Newton needs about ten steps; for l1, every eighth halves the interval that holds the root.
 _MOST_STEPS = 200

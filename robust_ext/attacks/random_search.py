@@ -9,10 +9,10 @@ from torch import Tensor
 
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import NativeAttack, Step, Watch
-from robust_ext.random_streams import stream
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_choice, check_integer, check_number
+from robust_ext.core.random import stream
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_choice, check_integer, check_number
 
 # Rounds whose points are drawn together. It does not follow `points`, or other numbers would draw other points.
 _BLOCK = 10
@@ -43,7 +43,7 @@ class RandomSearch(NativeAttack):
     """
 
     name = "RandomSearch"
-    traits = AttackTraits(rows="ordered", gradients=False, failure="best", seeds="generator")
+    traits = AttackTraits(batching="full", gradients=False, failure="best", seeds="generator")
 
     def __init__(self, *, points: int = 400, outer: str = "corners", outer_share: float = 0.5) -> None:
         self.points = check_integer("points", points, minimum=1)

@@ -13,10 +13,10 @@ from torch import Tensor
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import NativeAttack, Step, Watch
 from robust_ext.attacks.rays_search import RaySearch
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_inputs, check_integer, check_labels, check_number
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +153,11 @@ class RayS(NativeAttack):
     ) -> None:
         self.settings = RaysSettings(queries=queries, tolerance=tolerance, stop=stop, keep_rows=keep_rows)
         self.traits = AttackTraits(
-            rows="ordered" if keep_rows else "any",
+            batching="full" if keep_rows else "any",
             gradients=False,
             minimum_norm=True,
             norms=("linf",),
-            outside=True,
+            leaves_ball=True,
             failure="input",
             seeds="none",
         )

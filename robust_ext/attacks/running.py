@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.base import Attack, draw_seed
-from robust_ext.errors import AttackError, RobustExtError
+from robust_ext.core.errors import AttackError, RobustExtError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Target, frozen
+from robust_ext.core.threat import ThreatModel
 from robust_ext.models.padded import PaddedClasses
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import Target, frozen
-from robust_ext.threat import ThreatModel
 
 
 def run_attack(

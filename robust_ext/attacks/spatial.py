@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.best_points import BestPoints
 from robust_ext.attacks.native import NativeAttack, Step, Watch
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.random_streams import stream
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_choice, check_inputs, check_integer, check_labels, check_number
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.random import stream
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels, check_number
 
 SEARCHES = ("grid", "random")
 PADS = ("zero", "edge", "reflect")
@@ -124,9 +124,9 @@ class SpatialTransformation(NativeAttack):
         self.pad = check_choice("pad", pad, PADS)
         self.loss = check_choice("loss", loss, LOSSES)
         self.traits = AttackTraits(
-            rows="ordered",
+            batching="full",
             gradients=False,
-            outside=True,
+            leaves_ball=True,
             failure="best",
             seeds="generator" if search == "random" else "none",
         )

@@ -15,11 +15,11 @@ from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.best_points import BestPoints
 from robust_ext.attacks.native import NativeAttack, Step, Watch
 from robust_ext.attacks.square_windows import L1Windows, L2Windows, LinfWindows, Windows
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.random_streams import stream
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_choice, check_inputs, check_integer, check_labels, check_number
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.random import stream
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels, check_number
 
 LOSSES = ("margin", "ce")
 
@@ -75,7 +75,7 @@ class Square(NativeAttack):
     """
 
     name = "Square"
-    traits = AttackTraits(rows="ordered", gradients=False, failure="best", seeds="generator")
+    traits = AttackTraits(batching="full", gradients=False, failure="best", seeds="generator")
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.projections import project
-from robust_ext.threat import ThreatModel
+from robust_ext.core.threat import ThreatModel
 
 # Tiles along the shorter side of the first point in l2 and l1.
 _TILES = 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext.target import Target
-from robust_ext.validation import check_integer
+from robust_ext.core.target import Target
+from robust_ext.core.validation import check_integer
 
 
 def starting_points(

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack, draw_seed
-from robust_ext.attacks.resolve import as_attack
 from robust_ext.attacks.running import run_attack
-from robust_ext.errors import AttackRefusedError
+from robust_ext.core.errors import AttackRefusedError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.models.bpda import BACKWARDS, BPDA
 from robust_ext.models.defended_features import binarized_defense
 from robust_ext.models.eot import EoT
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import Counted, PassCounter, Target
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_choice, check_integer
+from robust_ext.registry.attack import as_attack
 
 VIEWS = ("plain", *BACKWARDS)
 

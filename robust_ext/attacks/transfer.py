@@ -16,13 +16,13 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
 from robust_ext.attacks.best_points import BestPoints
 from robust_ext.attacks.projections import project
-from robust_ext.attacks.resolve import as_attack
 from robust_ext.attacks.running import run_attack
-from robust_ext.errors import AttackError, InvalidArgumentError
-from robust_ext.random_streams import stream
-from robust_ext.target import Target, frozen, module_device
-from robust_ext.threat import NORMS, ThreatModel
-from robust_ext.validation import check_choice, check_inputs, check_integer, check_labels
+from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.random import stream
+from robust_ext.core.target import Target, frozen, module_device
+from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels
+from robust_ext.registry.attack import as_attack
 
 LOSSES = ("margin", "ce")
 
@@ -64,7 +64,7 @@ class Transfer(Attack):
     Args:
         surrogates: Networks by name, at least one, from inputs in the target's bounds to logits of the same classes;
             run in eval mode, where they are, and left as they were.
-        attacks: Attacks, or what :func:`robust_ext.attacks.as_attack` makes some of; their names must differ. Left out:
+        attacks: Attacks, or what :func:`robust_ext.as_attack` makes some of; their names must differ. Left out:
             APGD on cross-entropy, on the margin and on DLR aimed at three classes, each of ``steps`` steps.
         steps: Of the attacks where they are left out, at least 1.
         loss: By which the target's answers are compared, ``"margin"`` or ``"ce"``.
@@ -94,7 +94,7 @@ class Transfer(Attack):
         self.loss = check_choice("loss", loss, LOSSES)
         self.name = f"Transfer({', '.join(self.surrogates)})"
         norms = tuple(norm for norm in NORMS if all(norm in attack.traits.norms for attack in self.attacks))
-        self.traits = AttackTraits(rows="ordered", gradients=False, norms=norms, failure="best", seeds="generator")
+        self.traits = AttackTraits(batching="full", gradients=False, norms=norms, failure="best", seeds="generator")
         self.result: TransferResult | None = None
 
     @property

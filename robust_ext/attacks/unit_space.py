@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 
 
 class Rescaled(nn.Module):

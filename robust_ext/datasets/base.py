@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.random_streams import stream
-from robust_ext.validation import check_choice, check_integer, check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import stream
+from robust_ext.core.validation import check_choice, check_integer, check_number
 
 ORDERS = ("random", "first")
 

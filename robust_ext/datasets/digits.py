@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from robust_ext.core.errors import MissingDependencyError
 from robust_ext.datasets.base import Dataset
-from robust_ext.errors import MissingDependencyError
 
 TEST_SAMPLES = 500
 

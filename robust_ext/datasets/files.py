@@ -9,8 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.datasets.base import Dataset
-from robust_ext.errors import DataError, InvalidArgumentError
 
 DOWNLOAD_AGAIN = "the file is damaged or another one: download it again"
 
@@ -28,7 +28,7 @@ def unusable(path: Path | str, *, got: str, expected: str, then: str) -> DataErr
         >>> raise unusable("a.gz", got="12 bytes", expected="16 bytes", then="download it again")
         Traceback (most recent call last):
         ...
-        robust_ext.errors.DataError: a.gz: got 12 bytes, expected 16 bytes; download it again
+        robust_ext.core.errors.DataError: a.gz: got 12 bytes, expected 16 bytes; download it again
     """
     return DataError(f"{path}: got {got}, expected {expected}; {then}")
 

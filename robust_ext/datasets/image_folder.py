@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from robust_ext.core.errors import DataError, MissingDependencyError
 from robust_ext.datasets.base import Dataset
 from robust_ext.datasets.files import build_dataset, reading, unusable
-from robust_ext.errors import DataError, MissingDependencyError
 
 if TYPE_CHECKING:
     from PIL import Image

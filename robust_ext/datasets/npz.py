@@ -9,9 +9,9 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from robust_ext.core.errors import DataError
 from robust_ext.datasets.base import Dataset
 from robust_ext.datasets.files import build_dataset, reading, unusable
-from robust_ext.errors import DataError
 
 CHANNEL_COUNTS = (1, 3, 4)
 MOST_CLASSES = 100_000

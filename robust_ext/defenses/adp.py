@@ -12,14 +12,14 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import derive_seed
+from robust_ext.core.validation import check_integer, check_number
 from robust_ext.defenses.sign_steps import over_rows
 from robust_ext.detectors.scaling import check_bounds, from_unit, to_unit
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.models.test_time_trace import Solution
-from robust_ext.random_streams import derive_seed
-from robust_ext.validation import check_integer, check_number
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.adaptive_trace import Solution
 
 
 class AdaptiveDenoising(Purifier):
@@ -48,7 +48,7 @@ class AdaptiveDenoising(Purifier):
         clip: Whether points are clipped to the bounds after the noise and after each step, as in the authors' code.
         differentiable_lengths: Whether gradients flow through the lengths too. Croce et al. hold them (appendix B.9).
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.test_time_purifier.Purifier`.
+        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
         seed: Of the noise.
 
     Raises:

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_number
 from robust_ext.defenses.imf import one_a_row
 from robust_ext.defenses.sign_steps import keep_in
 from robust_ext.detectors.observation import observe
 from robust_ext.detectors.scaling import check_bounds
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_gradients import row_gradient
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.validation import check_number
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_gradients import row_gradient
+from robust_ext.models.adaptive_purifier import Purifier
 
 
 class AIDPurifier(Purifier):
@@ -41,7 +41,7 @@ class AIDPurifier(Purifier):
         saturating: Whether the probability is raised, as in the paper: a row stays where float32 rounds it to 1. Else
             the number itself, whose gradient vanishes nowhere.
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.test_time_purifier.Purifier`.
+        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
 
     Raises:
         InvalidArgumentError: A setting is not accepted, or there is no such layer.

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.validation import check_number
 from robust_ext.defenses.sign_steps import keep_in
 from robust_ext.detectors.scaling import check_bounds
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_gradients import row_gradient
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.validation import check_number
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_gradients import row_gradient
+from robust_ext.models.adaptive_purifier import Purifier
 
 
 class AntiAdversary(Purifier):
@@ -33,7 +33,7 @@ class AntiAdversary(Purifier):
         radius: Of an linf ball to stay in, in the same units; None for no ball.
         clip: Whether every point is clipped to the bounds.
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.test_time_purifier.Purifier`.
+        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
 
     Raises:
         InvalidArgumentError: A setting is not accepted.

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.running import run_attack
-from robust_ext.classifier import check_classifier
+from robust_ext.core.classifier import check_classifier
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.target import Target, module_device
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
 from robust_ext.defenses.discriminator import Discriminator
 from robust_ext.defenses.sign_steps import over_rows
 from robust_ext.detectors.observation import observe
 from robust_ext.detectors.scaling import check_bounds
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.random_streams import derive_seed, seeded_globals, stream
-from robust_ext.target import Target, module_device
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_inputs, check_integer, check_labels, check_number
 
 Examples = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From numbers of rows to training inputs ``(M, ...)`` and how clean each is, ``(M,)`` in [0, 1]."""

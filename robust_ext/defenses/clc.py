@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import ModelError
+from robust_ext.core.validation import check_choice, check_number
 from robust_ext.defenses.training_pca import INPUT, Projections, edited_inputs
 from robust_ext.detectors.scaling import check_bounds
-from robust_ext.errors import ModelError
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_gradients import wants_gradient
-from robust_ext.models.test_time_trace import Solution
-from robust_ext.validation import check_choice, check_number
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_gradients import wants_gradient
+from robust_ext.models.adaptive_trace import Solution
 
 CENTRES = ("batch", "training")
 REDUCTIONS = ("mean", "sum")
@@ -28,7 +28,7 @@ _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 _LEAST = 1e-36
 
 
-class ClosedLoopControl(TestTimeDefense):
+class ClosedLoopControl(AdaptiveDefense):
     """Offsets by Adam that lower the squared distance of activations to their projections (Chen et al. 2021).
 
     The loss is one number for the group: for each layer the distances of the activations with their offset to a linear
@@ -50,7 +50,7 @@ class ClosedLoopControl(TestTimeDefense):
             ``"training"``, that of the training activations.
         reduction: ``"mean"`` over all values of the group, as in the authors' code, or the ``"sum"``.
         group_size: At least 1.
-        pad: See :class:`~robust_ext.models.test_time.TestTimeDefense`.
+        pad: See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.
         bounds: Of the inputs.
 
     Raises:

@@ -16,9 +16,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.files import replace_file
-from robust_ext.validation import check_integer
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.core.files import replace_file
+from robust_ext.core.validation import check_integer
 
 
 class Discriminator(nn.Module):

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
+from robust_ext.core.validation import check_number
 from robust_ext.defenses.sign_steps import keep_in
 from robust_ext.detectors.scaling import check_bounds
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_gradients import row_gradient
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.validation import check_number
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_gradients import row_gradient
+from robust_ext.models.adaptive_purifier import Purifier
 
 
 class HedgeDefense(Purifier):
@@ -33,8 +33,8 @@ class HedgeDefense(Purifier):
         clip_start: Whether the random start is clipped to the bounds, as the paper's constraint asks. In the case
             study's code it is not, and the first gradient is taken where it lies.
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.test_time_purifier.Purifier`.
-        seed: Of the starts, see :class:`~robust_ext.models.test_time.TestTimeDefense`.
+        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
+        seed: Of the starts, see :class:`~robust_ext.models.adaptive.AdaptiveDefense`.
 
     Raises:
         InvalidArgumentError: A setting is not accepted.

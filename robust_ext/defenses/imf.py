@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.validation import check_number
 from robust_ext.defenses.sign_steps import keep_in, over_rows
 from robust_ext.detectors.scaling import check_bounds
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_gradients import row_gradient
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.validation import check_number
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_gradients import row_gradient
+from robust_ext.models.adaptive_purifier import Purifier
 
 
 class IMF(Purifier):
@@ -45,7 +45,7 @@ class IMF(Purifier):
         saturating: Whether the loss is that of the probability, as in the paper: a row stays where float32 rounds it to
             1. Else of the number itself, whose gradient vanishes nowhere.
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.test_time_purifier.Purifier`.
+        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
 
     Raises:
         InvalidArgumentError: A setting is not accepted.

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.specification import did_you_mean, parse_call
 from robust_ext.defenses import trained
 from robust_ext.defenses.adp import AdaptiveDenoising
 from robust_ext.defenses.aid import AIDPurifier
@@ -29,9 +31,7 @@ from robust_ext.defenses.transformations import (
     RandomizedSmoothing,
     RandomResizePad,
 )
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.specification import did_you_mean, parse_call
+from robust_ext.models.adaptive import AdaptiveDefense
 
 # Parameters that are no settings: the classifier, trained parts, what the evaluation decides, and functions.
 _GIVEN = (
@@ -63,7 +63,7 @@ class _Entry:
         view: Whether it has the settings of :func:`robust_ext.defenses.soap.flipped_crop`.
     """
 
-    make: Callable[..., TestTimeDefense]
+    make: Callable[..., AdaptiveDefense]
     parts: Callable[[str | os.PathLike[str], nn.Module, Tensor], dict[str, Any]] | None = None
     view: bool = False
 
@@ -116,7 +116,7 @@ def named_defense(
     weights: str | os.PathLike[str] | None = None,
     bounds: Sequence[float] = (0.0, 1.0),
     argument: str = "defense",
-) -> TestTimeDefense:
+) -> AdaptiveDefense:
     """A defense of this project by its name.
 
     Args:

@@ -14,13 +14,13 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.files import replace_file
 from robust_ext.defenses.training_contrastive import ContrastiveHead
 from robust_ext.defenses.training_pca import Projections
 from robust_ext.defenses.training_score import ScoreNetwork
 from robust_ext.defenses.training_sodef import StableHead
 from robust_ext.defenses.training_views import RandomViews
-from robust_ext.errors import DataError, InvalidArgumentError
-from robust_ext.files import replace_file
 
 _KEY = "defense_part"
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.defenses.sign_steps import keep_in
 from robust_ext.defenses.training_contrastive import POSITIVES, contrastive_losses
 from robust_ext.defenses.training_views import RandomViews
 from robust_ext.detectors.scaling import check_bounds, from_unit, to_unit
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_gradients import row_gradient
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.validation import check_choice, check_integer, check_number
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_gradients import row_gradient
+from robust_ext.models.adaptive_purifier import Purifier
 
 
 class ContrastiveReversal(Purifier):
@@ -41,9 +41,9 @@ class ContrastiveReversal(Purifier):
         augment: How views are drawn; those of the authors when left out.
         random_start: Whether to start uniformly in the ball, as their code does, or at the input.
         group_size: At least 2. Mao et al. have 512, Croce et al. 50.
-        pad: See :class:`~robust_ext.models.test_time.TestTimeDefense`.
+        pad: See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.test_time_purifier.Purifier`.
+        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
         seed: Of starts and views.
 
     Raises:

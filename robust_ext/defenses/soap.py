@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.defenses.sign_steps import keep_in, over_rows
 from robust_ext.detectors.scaling import check_bounds
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_gradients import row_gradient
-from robust_ext.models.test_time_trace import Solution
-from robust_ext.validation import check_choice, check_integer, check_number
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_gradients import row_gradient
+from robust_ext.models.adaptive_trace import Solution
 
 CHOICES = ("row", "batch")
 
@@ -46,7 +46,7 @@ def flipped_crop(x: Tensor, *, crop: int = 2, flip: bool = True) -> Tensor:
     return nn.functional.interpolate(part, size=(height, width), mode="nearest")
 
 
-class SOAP(TestTimeDefense):
+class SOAP(AdaptiveDefense):
     """Sign steps that lower the label consistency loss in balls of growing radius; the best radius stays (Shi 2021).
 
     The loss is the mean squared difference between the logits of an input and of a view of it. For each radius
@@ -72,7 +72,7 @@ class SOAP(TestTimeDefense):
             differentiable; :func:`flipped_crop` when left out, which is for images.
         bounds: Of the inputs.
         group_size: Rows of a group; for ``choice="batch"`` alone, and needed there.
-        pad: See :class:`~robust_ext.models.test_time.TestTimeDefense`.
+        pad: See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.
 
     Raises:
         InvalidArgumentError: A setting is not accepted.
@@ -116,7 +116,7 @@ class SOAP(TestTimeDefense):
         return difference.square().mean(1)
 
     def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
-        """Try all radii, see :meth:`~robust_ext.models.test_time.TestTimeDefense.solve`."""
+        """Try all radii, see :meth:`~robust_ext.models.adaptive.AdaptiveDefense.solve`."""
         path, lowest = self._tried(x, 0.0, record)
         chosen = torch.zeros_like(lowest)
         for number in range(1, self.radii):

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from robust_ext.core.validation import check_choice, check_number
 from robust_ext.defenses.training_ode import SOLVERS, integrate, load_torchdiffeq
 from robust_ext.defenses.training_sodef import StableHead
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_trace import Solution
-from robust_ext.validation import check_choice, check_number
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_trace import Solution
 
 
-class SODEF(TestTimeDefense):
+class SODEF(AdaptiveDefense):
     """Features, a linear map to a state, an equation solved over ``[0, time]``, a linear readout.
 
     Deterministic and differentiable. An answer takes one forward pass of the features and as many evaluations of the
@@ -30,7 +30,7 @@ class SODEF(TestTimeDefense):
 
     Args:
         classifier: The static classifier that the features are of, from inputs ``(N, ...)`` to ``(N, K)``.
-        features: From inputs to features ``(N, F)``, see :func:`robust_ext.features.split`.
+        features: From inputs to features ``(N, F)``, see :func:`robust_ext.models.features.split`.
         head: See :func:`robust_ext.defenses.training_sodef.fit_stable_head`.
         time: Length of the interval, above 0.
         solver: ``"dopri5"`` as in the paper, needs torchdiffeq; or ``"rk4"``. See

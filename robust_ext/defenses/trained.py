@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.core.target import module_device
 from robust_ext.defenses.discriminator import Discriminator
 from robust_ext.defenses.parts import load_part
 from robust_ext.defenses.training_contrastive import ContrastiveEncoder, ContrastiveHead
@@ -18,9 +20,7 @@ from robust_ext.defenses.training_pca import Projections, edited_inputs
 from robust_ext.defenses.training_score import ScoreNetwork
 from robust_ext.defenses.training_sodef import StableHead
 from robust_ext.detectors.observation import observe
-from robust_ext.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.features import split
-from robust_ext.target import module_device
+from robust_ext.models.features import split
 
 File = str | os.PathLike[str]
 Part = TypeVar("Part", bound=nn.Module)

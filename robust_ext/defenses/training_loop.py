@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.random_streams import derive_seed, seeded_globals
-from robust_ext.validation import check_integer, check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.core.validation import check_integer, check_number
 
 
 def train_module(

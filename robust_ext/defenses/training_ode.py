@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import MissingDependencyError
-from robust_ext.validation import check_choice, check_integer
+from robust_ext.core.errors import MissingDependencyError
+from robust_ext.core.validation import check_choice, check_integer
 
 SOLVERS = ("dopri5", "rk4")
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.validation import check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_number
+from robust_ext.models.adaptive_draws import Draws
 
 _RATIOS = (3 / 4, 4 / 3)
 _TRIES = 10

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.detectors.scaling import check_bounds, from_unit, to_unit
 from robust_ext.detectors.squeezers import BitDepth, Median
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.models.test_time_trace import Solution
-from robust_ext.validation import check_choice, check_integer, check_number
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.adaptive_trace import Solution
 
 VOTES = ("mean", "majority")
 
@@ -114,7 +114,7 @@ class JPEGCompression(InputTransformation):
         return _with_zero_gradient(coded, x)
 
 
-class RandomResizePad(TestTimeDefense):
+class RandomResizePad(AdaptiveDefense):
     """Each image resized to a random size and put at a random place on a plain ground (Xie et al. 2018).
 
     The classifier gets images of ``largest`` times the size, in which the resized ones lie anywhere. It is part of the
@@ -205,7 +205,7 @@ class RandomResizePad(TestTimeDefense):
 _PLACE = ("height", "width", "top", "left")
 
 
-class RandomizedSmoothing(TestTimeDefense):
+class RandomizedSmoothing(AdaptiveDefense):
     """The mean softmax, or the share of votes, of many noisy copies of an input (Cohen et al. 2019).
 
     The noise is part of the readout, so a trace's points are the input; its state holds the seeds of the noise. Each

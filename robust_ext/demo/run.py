@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization import BinarizationResult, binarization_test
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason
-from robust_ext.threat import ThreatModel
 
 
 class Saturated(nn.Module):

@@ -15,7 +15,6 @@ from robust_ext.detectors.nss import NSSDetector as NSSDetector
 from robust_ext.detectors.observation import Observation as Observation
 from robust_ext.detectors.observation import observe as observe
 from robust_ext.detectors.odds import OddsDetector as OddsDetector
-from robust_ext.detectors.resolve import as_detector as as_detector
 from robust_ext.detectors.scored import ScoreDetector as ScoreDetector
 from robust_ext.detectors.squeezers import BitDepth as BitDepth
 from robust_ext.detectors.squeezers import Median as Median

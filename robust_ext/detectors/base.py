@@ -14,12 +14,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.core.files import replace_file
+from robust_ext.core.statistics import proportion_interval
+from robust_ext.core.target import module_device
+from robust_ext.core.validation import check_integer, check_number
 from robust_ext.detectors.observation import Observation, observe
-from robust_ext.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.files import replace_file
-from robust_ext.statistics import proportion_interval
-from robust_ext.target import module_device
-from robust_ext.validation import check_integer, check_number
 
 if TYPE_CHECKING:
     from typing_extensions import Self

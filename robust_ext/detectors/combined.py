@@ -17,15 +17,15 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.core.files import replace_file
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import module_device
+from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.combining import METHODS, combine_ranks, ranks_among
 from robust_ext.detectors.observation import Observation, observe
-from robust_ext.detectors.resolve import as_detector
-from robust_ext.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.files import replace_file
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import module_device
-from robust_ext.validation import check_choice, check_integer
+from robust_ext.registry.detector import as_detector
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,7 +47,7 @@ class CombinedDetector(Detector):
 
     Args:
         classifier: The network that all of them watch.
-        detectors: One or more, each of a kind that :func:`~robust_ext.detectors.as_detector` accepts. They become parts
+        detectors: One or more, each of a kind that :func:`~robust_ext.as_detector` accepts. They become parts
             of this detector, not copies.
         method: ``"mean"``, ``"max"`` or ``"mixture"``.
 

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.validation import check_choice
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_choice
 
 METHODS = ("mean", "max", "mixture")
 

@@ -12,13 +12,13 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.non_local_means import NonLocalMeans, OpenCVNonLocalMeans
 from robust_ext.detectors.observation import Observation
 from robust_ext.detectors.scaling import check_bounds
 from robust_ext.detectors.squeezers import BitDepth, Median, Squeezer
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.validation import check_choice, check_integer
 
 SQUEEZERS: dict[str, Callable[..., Squeezer]] = {
     kind.kind: kind for kind in (BitDepth, Median, NonLocalMeans, OpenCVNonLocalMeans)

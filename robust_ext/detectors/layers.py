@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from robust_ext.errors import ModelError
-from robust_ext.features import split
-from robust_ext.validation import check_integer
+from robust_ext.core.errors import ModelError
+from robust_ext.core.validation import check_integer
+from robust_ext.models.features import split
 
 # They repeat the values before them in eval mode, in another shape at most.
 _SAME = (nn.modules.dropout._DropoutNd, nn.Flatten, nn.Unflatten, nn.Identity)

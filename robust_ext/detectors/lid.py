@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import stream
+from robust_ext.core.target import module_device
+from robust_ext.core.validation import check_integer
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.dimension import local_dimension
 from robust_ext.detectors.observation import Observation, observe
 from robust_ext.detectors.regression import Regression
 from robust_ext.detectors.three_sets import three_sets
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.random_streams import stream
-from robust_ext.target import module_device
-from robust_ext.validation import check_integer
 
 
 class LIDDetector(Detector):

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import module_device
+from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
 from robust_ext.detectors.autoencoder import Autoencoder, check_structure, train_autoencoder
 from robust_ext.detectors.base import Calibration, Detector
 from robust_ext.detectors.divergence import jensen_shannon
 from robust_ext.detectors.observation import Observation, observe
 from robust_ext.detectors.scaling import check_bounds, to_unit
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import module_device
-from robust_ext.validation import check_choice, check_inputs, check_integer, check_number
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.detectors.aggd import fit_aggd
-from robust_ext.errors import InvalidArgumentError
 
 FEATURES = 18
 WINDOW, SIGMA = 7, 7 / 6

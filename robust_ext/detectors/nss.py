@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
+from robust_ext.core.target import module_device
+from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.naturalness import natural_features
 from robust_ext.detectors.observation import Observation
 from robust_ext.detectors.scaling import check_bounds, to_unit
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError, ModelError
-from robust_ext.target import module_device
-from robust_ext.validation import check_choice, check_inputs, check_integer, check_number
 
 OUTPUTS = ("decision", "probability")
 # Of the probability: the cross-validation on which the sigmoid is fitted.

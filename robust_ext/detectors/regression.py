@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError, ModelError
-from robust_ext.validation import check_choice, check_integer
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
+from robust_ext.core.validation import check_choice, check_integer
 
 SCALINGS = ("standard", "minmax")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.validation import check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_number
 
 
 def check_bounds(bounds: Sequence[float]) -> tuple[float, float]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from robust_ext.core.errors import ModelError
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation
-from robust_ext.errors import ModelError
 
 
 class ScoreDetector(Detector):

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.adapters.libraries import load_art
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.verify import Verification
 from robust_ext.evaluations.binarization.planting import Planted, plant
-from robust_ext.evaluations.verify import Verification
-from robust_ext.libraries import load_art
 from robust_ext.models.padded import PaddedClasses
-from robust_ext.threat import ThreatModel
 
 PyTorchClassifier: Any = load_art().estimators.classification.PyTorchClassifier
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.adapters.libraries import load_foolbox
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.verify import Verification
 from robust_ext.evaluations.binarization.planting import Planted, plant
-from robust_ext.evaluations.verify import Verification
-from robust_ext.libraries import load_foolbox
 from robust_ext.models.padded import PaddedClasses
-from robust_ext.threat import ThreatModel
 
 foolbox = load_foolbox()
 PyTorchModel: Any = foolbox.PyTorchModel

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from robust_ext.detectors.resolve import as_detector
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.libraries import load_art
+from robust_ext.adapters.libraries import load_art
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.models.defended import Defended
-from robust_ext.resolve import as_module
+from robust_ext.registry.detector import as_detector
+from robust_ext.registry.model import as_module
 
 PyTorchClassifier: Any = load_art().estimators.classification.PyTorchClassifier
 
@@ -62,7 +62,7 @@ class DefendedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
         Args:
             classifier: A ``PyTorchClassifier`` with ``clip_values``; its preprocessing is kept.
             detector: With a threshold: a detector of this project that watches the classifier's network, or anything
-                else that :func:`robust_ext.detectors.as_detector` takes.
+                else that :func:`robust_ext.as_detector` takes.
             view: ``"reject"`` or ``"classifier"``.
 
         Raises:

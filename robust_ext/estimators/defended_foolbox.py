@@ -7,11 +7,11 @@ from typing import Any
 import eagerpy
 import torch
 
-from robust_ext.detectors.resolve import as_detector
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.libraries import load_foolbox
+from robust_ext.adapters.libraries import load_foolbox
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.models.defended import Defended
-from robust_ext.resolve import as_module
+from robust_ext.registry.detector import as_detector
+from robust_ext.registry.model import as_module
 
 foolbox = load_foolbox()
 PyTorchModel: Any = foolbox.PyTorchModel
@@ -41,7 +41,7 @@ class DefendedPyTorchModel(PyTorchModel):  # type: ignore[misc]
 
         Args:
             model: A Foolbox ``PyTorchModel``, wrapped or not; its preprocessing and bounds are kept.
-            detector: With a threshold, see :func:`robust_ext.detectors.as_detector`.
+            detector: With a threshold, see :func:`robust_ext.as_detector`.
             inputs: A few inputs ``(n, ...)``, to see that the detector watches this model.
             view: ``"reject"`` or ``"classifier"``.
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.threat import NORMS, ThreatModel
-from robust_ext.validation import check_choice
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.core.validation import check_choice
 
 
 class BinarizedClassifier(nn.Module):
@@ -28,7 +28,7 @@ class BinarizedClassifier(nn.Module):
         threshold: ``(N,)``, where class 1 begins along the direction.
         scale: ``(N,)``, logits a unit of the direction.
         offset: ``(N,)``, the middle of the logits.
-        rows: ``"ordered"``: every batch holds the N problems in order (checked by its size). ``"any"``: a row belongs
+        batching: ``"full"``: every batch holds the N problems in order (checked by its size). ``"any"``: a row belongs
             to the reference nearest in ``norm``.
         norm: The threat model's, so that a row in the ball around its reference is known by it, see
             :func:`identifiable`.
@@ -51,11 +51,11 @@ class BinarizedClassifier(nn.Module):
         threshold: Tensor,
         scale: Tensor,
         offset: Tensor,
-        rows: str = "any",
+        batching: str = "any",
         norm: str = "l2",
     ) -> None:
         super().__init__()
-        self.rows = check_choice("rows", rows, ("ordered", "any"))
+        self.batching = check_choice("batching", batching, ("full", "any"))
         self.norm = check_choice("norm", norm, NORMS)
         count = references.shape[0]
         parts = {"weight": weight, "anchor": anchor, "threshold": threshold, "scale": scale, "offset": offset}
@@ -72,11 +72,11 @@ class BinarizedClassifier(nn.Module):
     def problems(self, x: Tensor) -> Tensor | None:
         """The problem each row belongs to, int64 ``(M,)``; None where row m is problem m."""
         count = self.references.shape[0]
-        if self.rows == "ordered":
+        if self.batching == "full":
             if x.shape[0] != count:
                 raise ModelError(
                     f"binarized classifier: got a batch of {x.shape[0]} rows, expected the {count} problems in order; "
-                    'an attack that queries other batches needs rows="any" or rows="single"'
+                    'an attack that queries other batches needs batching="any" or batching="single"'
                 )
             return None
         if count == 1:

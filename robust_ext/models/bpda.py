@@ -14,12 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.models.test_time_draws import row_seeds
-from robust_ext.models.test_time_gradients import Pull, attach, row_gradient, wants_gradient, with_pull
-from robust_ext.models.test_time_trace import Solution
-from robust_ext.validation import check_integer
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.validation import check_integer
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import row_seeds
+from robust_ext.models.adaptive_gradients import Pull, attach, row_gradient, wants_gradient, with_pull
+from robust_ext.models.adaptive_trace import Solution
 
 BACKWARDS = ("identity", "frozen", "trajectory", "unrolled")
 
@@ -28,7 +28,7 @@ class BPDA(nn.Module):
     """The output of ``forward``, always, with a chosen gradient of the input.
 
     It stands around a preprocessor, in front of a network (``nn.Sequential(BPDA(quantise), network)``), or around a
-    whole :class:`robust_ext.models.test_time.TestTimeDefense`. It is a view for attacks: around a defense, and around
+    whole :class:`robust_ext.models.adaptive.AdaptiveDefense`. It is a view for attacks: around a defense, and around
     a preprocessor for what lies inside it, parameters get no gradients, whoever calls ``backward``.
 
     The choices of ``backward``:
@@ -38,7 +38,7 @@ class BPDA(nn.Module):
     - A module or function from inputs to outputs of the same shape as ``forward``'s: its gradient at the input. For a
       defense, say, its static classifier, or another ``BPDA`` of it.
     - ``"frozen"``, defenses only: what the defense found for the input is held, and the input moves, see
-      :meth:`TestTimeDefense.frozen`. It differs from the identity where a defense says so.
+      :meth:`AdaptiveDefense.frozen`. It differs from the identity where a defense says so.
     - ``"trajectory"``, defenses only: the mean of the gradients of the readout at the points that the steps made. Each
       gets the gradient of the loss by the final logits, as losses are not known here; :func:`trajectory_gradient`
       takes each point's own.
@@ -54,7 +54,7 @@ class BPDA(nn.Module):
         steps: Defenses only: take the gradient from the defense with this many inner steps and the same draws. It costs
             that defense's forward pass besides the value's own; wrap ``defense.with_steps(k)`` to be rid of the
             latter, and judge what was found on the defense itself.
-        checkpoint: With ``"unrolled"`` and a :class:`robust_ext.models.test_time_purifier.Purifier`: hold no graph of
+        checkpoint: With ``"unrolled"`` and a :class:`robust_ext.models.adaptive_purifier.Purifier`: hold no graph of
             a step but do it again in the backward pass.
 
     Example:
@@ -83,14 +83,14 @@ class BPDA(nn.Module):
         self.steps = None if steps is None else check_integer("steps", steps, minimum=0)
         self.checkpoint = checkpoint
         self.training = False
-        if isinstance(forward, TestTimeDefense):
+        if isinstance(forward, AdaptiveDefense):
             return
         if backward in BACKWARDS[1:] or steps is not None or checkpoint:
             asked = f"{backward!r}" if backward in BACKWARDS[1:] else "steps or checkpoint"
             raise InvalidArgumentError(
                 "forward",
                 f"{type(forward).__name__} with {asked}",
-                "a TestTimeDefense for that; for other modules choose backward='identity' or a substitute",
+                "a AdaptiveDefense for that; for other modules choose backward='identity' or a substitute",
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class BPDA(nn.Module):
             with torch.no_grad():
                 out: Tensor = self.wrapped(x)
             return out
-        if isinstance(self.wrapped, TestTimeDefense):
+        if isinstance(self.wrapped, AdaptiveDefense):
             return attach(partial(self._of_defense, self.wrapped), x)
         return attach(self._of_preprocessor, x)
 
@@ -119,7 +119,7 @@ class BPDA(nn.Module):
             )
         return value, lambda cotangent: [cotangent]
 
-    def _of_defense(self, defense: TestTimeDefense, x: Tensor) -> tuple[Tensor, Pull]:
+    def _of_defense(self, defense: AdaptiveDefense, x: Tensor) -> tuple[Tensor, Pull]:
         seeds = defense.next_seeds(len(x))
         crafted = self._crafted(defense)
         equal = crafted.steps == defense.steps
@@ -136,7 +136,7 @@ class BPDA(nn.Module):
             pull = partial(_pull_defense, crafted, self.backward, held, seeds, found if equal else None)
         return defense.logits(found.final, found.state), pull
 
-    def _crafted(self, defense: TestTimeDefense) -> TestTimeDefense:
+    def _crafted(self, defense: AdaptiveDefense) -> AdaptiveDefense:
         if self.steps is None and not self.checkpoint:
             return defense
         steps = defense.steps if self.steps is None else self.steps
@@ -144,7 +144,7 @@ class BPDA(nn.Module):
 
 
 def trajectory_gradient(
-    defense: TestTimeDefense,
+    defense: AdaptiveDefense,
     x: Tensor,
     labels: Tensor,
     loss: Callable[[Tensor, Tensor], Tensor],
@@ -183,7 +183,7 @@ def _points(solution: Solution) -> tuple[Tensor, ...]:
     return solution.iterates[1:] or (solution.final,)
 
 
-def _logits(defense: TestTimeDefense, x: Tensor, seeds: Tensor) -> Tensor:
+def _logits(defense: AdaptiveDefense, x: Tensor, seeds: Tensor) -> Tensor:
     return defense.trace(x, seeds=seeds).logits
 
 
@@ -202,7 +202,7 @@ def _pull_substitute(
 
 
 def _pull_defense(
-    defense: TestTimeDefense, backward: str, x: Tensor, seeds: Tensor, found: Solution | None, cotangent: Tensor
+    defense: AdaptiveDefense, backward: str, x: Tensor, seeds: Tensor, found: Solution | None, cotangent: Tensor
 ) -> list[Tensor | None]:
     """Pull a gradient of the logits back to the input ``x``, one readout's graph at a time."""
     if backward == "unrolled":

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.validation import check_choice, check_number
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation, observe
-from robust_ext.validation import check_choice, check_number
 
 VIEWS = ("classifier", "reject")
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import ModelError, SplitError
-from robust_ext.features import LayerInput, Split, split
+from robust_ext.core.errors import ModelError, SplitError
+from robust_ext.core.target import Counted
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_trace import Solution
 from robust_ext.models.binarized import BinarizedClassifier
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_trace import Solution
-from robust_ext.target import Counted
+from robust_ext.models.features import LayerInput, Split, split
 
 _PROBLEM = "binarized problem"
 
@@ -41,14 +41,14 @@ class DefendedFeatures(nn.Module):
         ModelError: The defense is batch-level: there a point has no features of its own.
     """
 
-    def __init__(self, defense: TestTimeDefense, layer: str) -> None:
+    def __init__(self, defense: AdaptiveDefense, layer: str) -> None:
         super().__init__()
         if defense.batch_level:
             raise ModelError(
                 f"{type(defense).__name__}: treats rows together, so that a point has no features of its own, and "
                 "nothing can be planted; test the attack on its static classifier"
             )
-        self.defense: TestTimeDefense = _mixed(defense, _Held)
+        self.defense: AdaptiveDefense = _mixed(defense, _Held)
         self.layer = layer
         self.training = False
 
@@ -69,7 +69,7 @@ class DefendedFeatures(nn.Module):
         return f"layer={self.layer!r}, {shown}"
 
 
-def split_defense(defense: TestTimeDefense, inputs: Tensor, *, layer: str | None = None) -> Split:
+def split_defense(defense: AdaptiveDefense, inputs: Tensor, *, layer: str | None = None) -> Split:
     """Split a defense into features and the linear readout at its end, verified on ``inputs``.
 
     Args:
@@ -105,7 +105,7 @@ def split_defense(defense: TestTimeDefense, inputs: Tensor, *, layer: str | None
     return Split(DefendedFeatures(defense, layer), parts.readout, layer)
 
 
-def binarized_defense(module: nn.Module) -> TestTimeDefense | None:
+def binarized_defense(module: nn.Module) -> AdaptiveDefense | None:
     """The test-time defense that a module is, or is made of; None where there is none.
 
     Args:
@@ -115,14 +115,14 @@ def binarized_defense(module: nn.Module) -> TestTimeDefense | None:
     """
     if isinstance(module, Counted):
         return binarized_defense(module.module)
-    if isinstance(module, TestTimeDefense):
+    if isinstance(module, AdaptiveDefense):
         return module
     if not isinstance(module, BinarizedClassifier):
         return None
     features = module.features.module if isinstance(module.features, Counted) else module.features
     if not isinstance(features, DefendedFeatures):
         return None
-    inside: TestTimeDefense = _mixed(features.defense, _Binarized)
+    inside: AdaptiveDefense = _mixed(features.defense, _Binarized)
     assert isinstance(inside, _Binarized)
     inside.binarized, inside.layer = (module,), features.layer
     return inside
@@ -131,7 +131,7 @@ def binarized_defense(module: nn.Module) -> TestTimeDefense | None:
 class _Readout(nn.Module):
     """The end of a defense: from final points to logits, its state held."""
 
-    def __init__(self, defense: TestTimeDefense, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, defense: AdaptiveDefense, state: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.defense = defense
         self.state = state
@@ -142,7 +142,7 @@ class _Readout(nn.Module):
         return _own_readout(self.defense, point, self.state)
 
 
-class _Held(TestTimeDefense):
+class _Held(AdaptiveDefense):
     """Every row of every batch draws the same."""
 
     def next_seeds(self, rows: int) -> Tensor:
@@ -168,14 +168,14 @@ class _Binarized(_Held):
         return self.binarized[0].read(features, state[_PROBLEM])
 
 
-def _own_readout(defense: TestTimeDefense, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+def _own_readout(defense: AdaptiveDefense, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
     if not isinstance(defense, _Binarized):
         return defense.readout(point, state)
     out: Tensor = super(_Binarized, defense).readout(point, state)
     return out
 
 
-def _mixed(defense: TestTimeDefense, mixin: Any) -> Any:
+def _mixed(defense: AdaptiveDefense, mixin: Any) -> Any:
     """A copy that shares the networks, with the mixin's methods before its own."""
     other = defense.with_steps(defense.steps)
     if not isinstance(other, mixin):

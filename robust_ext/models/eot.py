@@ -14,12 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.models.test_time_aggregates import VALUES, RunningMean, spread
-from robust_ext.models.test_time_draws import given_seeds, row_seeds, seeds_of
-from robust_ext.models.test_time_gradients import Pull, attach, row_gradient, wants_gradient, with_pull
-from robust_ext.random_streams import derive_seed, seeded_globals, stream
-from robust_ext.validation import check_choice, check_integer
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.validation import check_choice, check_integer
+from robust_ext.models.adaptive_aggregates import VALUES, RunningMean, spread
+from robust_ext.models.adaptive_draws import given_seeds, row_seeds, seeds_of
+from robust_ext.models.adaptive_gradients import Pull, attach, row_gradient, wants_gradient, with_pull
 
 GRADIENTS = ("mean", "logits", "softmax")
 

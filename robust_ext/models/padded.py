@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from robust_ext.validation import check_integer
+from robust_ext.core.validation import check_integer
 
 # exp(-104) is below half the smallest float32: a column this far below has no part in a softmax.
 _BELOW = 110.0

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.validation import check_choice, check_number
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.validation import check_choice, check_number
 
 READOUTS = ("logistic", "max-margin")
 

@@ -5,6 +5,7 @@ Matplotlib, jinja2 and Pillow are imported when a page is rendered, not when thi
 
 from __future__ import annotations
 
+from robust_ext.reports.adaptive import defense_table, render_defense_html
 from robust_ext.reports.examples import Example
 from robust_ext.reports.html import render_html
 from robust_ext.reports.mead_html import render_mead_html
@@ -12,7 +13,6 @@ from robust_ext.reports.mead_table import mead_table
 from robust_ext.reports.robust_accuracy import render_robust_accuracy_html, robust_accuracy_table
 from robust_ext.reports.saving import save
 from robust_ext.reports.table import table
-from robust_ext.reports.test_time import defense_table, render_defense_html
 
 __all__ = [
     "Example",

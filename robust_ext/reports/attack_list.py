@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from robust_ext.adapter import AttackListing, adapters
-from robust_ext.errors import MissingDependencyError
-from robust_ext.validation import check_choice
+from robust_ext.core.errors import MissingDependencyError
+from robust_ext.core.validation import check_choice
+from robust_ext.registry.base import AttackListing, adapters
 
 logger = logging.getLogger(__name__)
 

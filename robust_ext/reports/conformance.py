@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from robust_ext.adapter import AttackListing
+from robust_ext.registry.base import AttackListing
 
 _HEADER = ("attack", "target", "outcome", "norm", "verified", "alone", "seconds", "forward", "backward")
 _NUMBERS = _HEADER.index("seconds")
@@ -16,7 +16,7 @@ def matrix_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows of a matrix as text: a line each, reasons below, and how many ran.
 
     Args:
-        rows: As :meth:`robust_ext.evaluations.conformance.Row.to_dict` gives them.
+        rows: As :meth:`robust_ext.testing.conformance.Row.to_dict` gives them.
     """
     lines = [_HEADER, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
@@ -72,7 +72,7 @@ whatever it was made for.
 - **kind**: *fixed epsilon* attacks are given epsilon; *minimum norm* attacks look for the smallest perturbation.
 - **rows**: *ordered*: every query is the whole batch in order; *any*: it may ask about subsets, permutations or repeats
   of rows; *single*: rows are attacked one at a time on a binarized target. *Coupled*: the rows of a batch influence one
-  another's result. *Outside*: it asks about points outside the ball.
+  another's result. *Leaves the ball*: it asks about points outside the ball.
 - **needs**: targets with too few classes are padded with classes that can never win; starting points and references are
   searched for; the packages are to be installed.
 - **fails with**: what the library returns for a row where the attack fails: the *best* or *last* point tried, the
@@ -117,7 +117,11 @@ def _markdown(listing: AttackListing, binarized: str, classifier: str) -> str:
         f"{listing.channels} channels": listing.channels > 1,
         **dict.fromkeys(traits.packages, True),
     }
-    treatment = traits.rows + (", coupled" if traits.coupled else "") + (", outside" if traits.outside else "")
+    treatment = (
+        traits.batching
+        + (", batch-dependent" if traits.batch_dependent else "")
+        + (", leaves the ball" if traits.leaves_ball else "")
+    )
     known = [
         " ".join(traits.norms),
         traits.kind,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 
 _NOT_FINITE = (204, 0, 153)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from robust_ext.errors import MissingDependencyError
+from robust_ext.core.errors import MissingDependencyError
 from robust_ext.reports import plots, wording
 from robust_ext.reports.examples import Example, panels
 from robust_ext.reports.pairs import is_pair, spread_out

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from robust_ext.errors import MissingDependencyError
+from robust_ext.core.errors import MissingDependencyError
 from robust_ext.reports.wording import PHASES, attack_title, seconds, share, shorten
 
 SCORE, RANDOM, INK, MUTED = "#0072b2", "#d98200", "#1f2933", "#616e7c"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.reports.columns import layout
 from robust_ext.reports.html import environment_of_templates
 from robust_ext.reports.plots import INK, MUTED, draw

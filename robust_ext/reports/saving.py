@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from robust_ext.files import replace_file
+from robust_ext.core.files import replace_file
+from robust_ext.reports.adaptive import render_defense_html
 from robust_ext.reports.examples import Example
 from robust_ext.reports.html import render_html
 from robust_ext.reports.mead_html import render_mead_html
 from robust_ext.reports.robust_accuracy import render_robust_accuracy_html
-from robust_ext.reports.test_time import render_defense_html
 
 
 def save(result: Mapping[str, Any], folder: str | os.PathLike[str], examples: Sequence[Example] = ()) -> None:

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 
 VERDICTS = {
     "passed": "Adversarial examples were planted, and found; of several attacks, the strongest counts. This takes away "

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.libraries import load_art
+from robust_ext.adapters.libraries import load_art
 from robust_ext.testing.networks import margins, small_batch, small_network
 
 art = load_art()

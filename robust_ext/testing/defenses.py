@@ -9,12 +9,12 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor, nn
 
+from robust_ext.core.random import stream
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors import Detector, Observation
 from robust_ext.models.defended import Defended
-from robust_ext.random_streams import stream
-from robust_ext.target import Target
 from robust_ext.testing.networks import Centred
-from robust_ext.threat import ThreatModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.libraries import load_foolbox
+from robust_ext.adapters.libraries import load_foolbox
 from robust_ext.testing.networks import margins, small_batch, small_network
 
 foolbox = load_foolbox()

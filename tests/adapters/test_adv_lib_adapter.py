@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapter import adapters
 from robust_ext.attacks import Attack, CallableAttack, as_attack
 from robust_ext.attacks.base import draw_seed
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.resolve import as_module
-from robust_ext.target import Counted, PassCounter, Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry.base import adapters
+from robust_ext.registry.model import as_module
 
 # Found, not imported: adv-lib alone does not import where visdom is missing, which is what the adapter is for.
 if find_spec("adv_lib") is None:
@@ -331,7 +331,7 @@ def test_modules_of_adv_lib_are_plain_modules() -> None:
 def test_importing_the_adapter_imports_no_adv_lib_and_using_it_leaves_no_stand_ins() -> None:
     code = (
         "import sys, importlib.util\n"
-        "from robust_ext.attacks import as_attack\n"
+        "from robust_ext.registry import as_attack\n"
         "as_attack(lambda model, x, y: x); assert 'adv_lib' not in sys.modules\n"
         "missing = {n for n in ('visdom', 'torchvision', 'distutils') if importlib.util.find_spec(n) is None}\n"
         "as_attack('adv_lib:ddn'); assert 'adv_lib' in sys.modules\n"

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from robust_ext.attacks import Attack, as_attack
 from robust_ext.attacks.base import draw_seed
 from robust_ext.attacks.running import run_attack
-from robust_ext.errors import AttackError, AttackRefusedError
+from robust_ext.core.errors import AttackError, AttackRefusedError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.padded import PaddedClasses
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
 
 if find_spec("adv_lib") is None:
     pytest.skip("adv-lib is not installed", allow_module_level=True)
@@ -32,7 +32,7 @@ NAMES = sorted(ENTRIES)
 ROWS = 5
 # Settings other than the trial's that change what is queried, and the rows that follow.
 VARIANTS: list[tuple[str, dict[str, Any], str]] = [
-    *((name, {}, ENTRIES[name].traits.rows) for name in NAMES),
+    *((name, {}, ENTRIES[name].traits.batching) for name in NAMES),
     ("apgd", {"n_restarts": 3}, "any"),
     ("apgd", {"use_large_reps": True, "n_restarts": 3, "norm": 1}, "single"),
     ("apgd_targeted", {"n_restarts": 2}, "any"),
@@ -41,10 +41,10 @@ VARIANTS: list[tuple[str, dict[str, Any], str]] = [
     ("minimal_apgd", {"targeted_version": True}, "single"),
     ("pgd_linf", {"restarts": 3}, "any"),
     ("df", {"norm": float("inf")}, "single"),
-    ("fab", {"restarts": 3, "norm": 2}, "ordered"),
-    ("fab", {"targeted_restarts": True, "norm": 1}, "ordered"),
-    ("fmn", {"norm": 0}, "ordered"),
-    ("pdpgd", {"norm": 1}, "ordered"),
+    ("fab", {"restarts": 3, "norm": 2}, "full"),
+    ("fab", {"targeted_restarts": True, "norm": 1}, "full"),
+    ("fmn", {"norm": 0}, "full"),
+    ("pdpgd", {"norm": 1}, "full"),
     ("tr", {"adaptive": True}, "single"),
 ]
 
@@ -106,7 +106,7 @@ def record(attack: Attack, threat_model: ThreatModel) -> list[Tensor]:
 @pytest.mark.parametrize(("name", "settings", "rows"), VARIANTS)
 def test_rows_are_as_measured(name: str, settings: dict[str, Any], rows: str) -> None:
     attack = attack_of(name, **settings)
-    assert attack.traits.rows == rows
+    assert attack.traits.batching == rows
     threat_model = threat_model_of(attack)
     x, _ = batch()
     batches = record(attack, threat_model)
@@ -116,7 +116,7 @@ def test_rows_are_as_measured(name: str, settings: dict[str, Any], rows: str) ->
     if whole and name != "sigma_zero":
         nearest = [torch.cdist(points.flatten(1), x.flatten(1)).argmin(1).tolist() for points in batches]
         whole = all(order == list(range(ROWS)) for order in nearest)
-    assert whole == (rows == "ordered")
+    assert whole == (rows == "full")
 
 
 @pytest.mark.parametrize(("name", "settings", "rows"), VARIANTS)
@@ -128,8 +128,8 @@ def test_outside_is_as_measured(name: str, settings: dict[str, Any], rows: str) 
     order = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}[threat_model.norm]
     points = torch.cat(record(attack, threat_model)).double().flatten(1)
     farthest = torch.cdist(points, x.double().flatten(1), p=order).amin(1).max()
-    assert bool(farthest > threat_model.epsilon + threat_model.tolerance(x[0].numel())) == attack.traits.outside
-    assert not (attack.traits.outside and attack.traits.rows == "any")
+    assert bool(farthest > threat_model.epsilon + threat_model.tolerance(x[0].numel())) == attack.traits.leaves_ball
+    assert not (attack.traits.leaves_ball and attack.traits.batching == "any")
 
 
 def binarized(x: Tensor, rows: str) -> BinarizedClassifier:
@@ -170,16 +170,16 @@ def test_every_attack_solves_binarized_problems_together_where_it_says_so(name: 
     labels = torch.zeros(ROWS, dtype=torch.int64)
     epsilon = {"linf": 0.1, "l2": 0.5, "l1": 4.0}[attack.traits.norms[0]]
     threat_model = threat_model_of(attack, epsilon)
-    judge = binarized(x, "ordered")
+    judge = binarized(x, "full")
     assert not bool(judge(x).argmax(1).any())
-    if attack.traits.rows == "single":
+    if attack.traits.batching == "single":
         parts = [
             run(attack, binarized(x[i : i + 1], "any"), x[i : i + 1], labels[:1], threat_model) for i in range(ROWS)
         ]
         with torch.no_grad():
             found = torch.cat([binarized(x[i : i + 1], "any")(part).argmax(1) == 1 for i, part in enumerate(parts)])
     else:
-        candidates = run(attack, binarized(x, attack.traits.rows), x, labels, threat_model)
+        candidates = run(attack, binarized(x, attack.traits.batching), x, labels, threat_model)
         with torch.no_grad():
             found = judge(candidates).argmax(1) == 1
     assert int(found.sum()) >= 3
@@ -202,7 +202,7 @@ def test_a_row_alone_fares_as_in_the_batch_unless_coupled(name: str) -> None:
 
     together = candidates(slice(None))
     alone = torch.cat([candidates(slice(i, i + 1)) for i in range(ROWS)])
-    assert torch.allclose(together, alone, rtol=0, atol=1e-4) != attack.traits.coupled
+    assert torch.allclose(together, alone, rtol=0, atol=1e-4) != attack.traits.batch_dependent
 
 
 def small_problem() -> tuple[nn.Module, Tensor, Tensor]:

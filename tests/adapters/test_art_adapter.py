@@ -14,14 +14,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapter import adapters
 from robust_ext.attacks import Attack, as_attack
 from robust_ext.attacks.base import draw_seed
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError, ModelError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.resolve import as_module
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import (
+    AttackError,
+    AttackRefusedError,
+    InvalidArgumentError,
+    MissingDependencyError,
+    ModelError,
+)
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry.base import adapters
+from robust_ext.registry.model import as_module
 
 library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
 evasion = library.art.attacks.evasion
@@ -189,7 +195,7 @@ def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm: str, monke
     monkeypatch.setattr("robust_ext.adapters.art.attack.seeded_states", nullcontext)
     candidates = run(attack, x, y, ThreatModel(norm=norm, epsilon=0.1))
     assert torch.equal(candidates, expected)
-    assert (attack.traits.rows, attack.traits.gradients) == ("single", False)
+    assert (attack.traits.batching, attack.traits.gradients) == ("single", False)
     assert int(network()(candidates).argmax(1)) != int(y)
 
 
@@ -215,7 +221,7 @@ def test_ordered_attacks_ask_for_whole_batches_only() -> None:
         module = Asked(network()).eval()
         attack = as_attack(text)
         run(attack, x, y, ThreatModel(norm=attack.traits.norms[-1], epsilon=0.5), module=module)
-        assert attack.traits.rows == "ordered"
+        assert attack.traits.batching == "full"
         assert set(module.sizes) == {len(x)}, text
 
 
@@ -377,7 +383,7 @@ def test_attacks_of_others_go_one_row_at_a_time() -> None:
 
     x, y = batch()
     attack = as_attack(Mine)
-    assert attack.traits.rows == "single"
+    assert attack.traits.batching == "single"
     expected = host("FastGradientMethod", x, y, (0.0, 1.0), {"eps": 0.1})
     assert torch.equal(run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1)), expected)
 

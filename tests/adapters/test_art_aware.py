@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks import as_attack
 from robust_ext.attacks.joint_loss import JointLoss
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import frozen
 from robust_ext.models.defended import Defended
-from robust_ext.target import frozen
+from robust_ext.registry import as_attack
 from robust_ext.testing.defenses import FarHidden, Problem, small_defense
 from robust_ext.testing.networks import margins, small_batch
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from robust_ext.adapters.native import search_module
-from robust_ext.attacks import as_attack, rays, square
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack, rays, square
 from robust_ext.testing.networks import small_batch, small_network
-from robust_ext.threat import ThreatModel
 
 black_box = pytest.importorskip("robust_ext.adapters.art.black_box", reason="ART is not installed")
 invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="ART is not installed")

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapter import AttackListing, adapters
 from robust_ext.attacks.running import run_attack
-from robust_ext.errors import AttackRefusedError
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import AttackRefusedError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry.base import AttackListing, adapters
 
 library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
 evasion = library.art.attacks.evasion
@@ -212,11 +212,11 @@ def test_the_same_problem_in_other_bounds_is_as_hard(name: str, bounds: tuple[fl
 def test_queries_are_what_the_entry_says_of_rows_and_gradients(name: str) -> None:
     traits, module = entries.ENTRIES[name].traits, once(name).module
     order = torch.arange(4)
-    if traits.rows == "ordered":
+    if traits.batching == "full":
         for nearest, clear in zip(module.nearest, module.clear, strict=True):
             assert len(nearest) == 4
             assert bool((nearest == order)[clear].all())
-    elif traits.rows == "single":
+    elif traits.batching == "single":
         sequence = torch.cat([n[c] for n, c in zip(module.nearest, module.clear, strict=True)])
         assert bool((sequence.diff() >= 0).all())
         assert all(len(set(n[c].tolist())) <= 1 for n, c in zip(module.nearest, module.clear, strict=True))
@@ -227,7 +227,7 @@ def test_queries_are_what_the_entry_says_of_rows_and_gradients(name: str) -> Non
         assert all(
             bool((n == order)[c].all()) for n, c in zip(module.nearest, module.clear, strict=True) if len(n) == 4
         )
-    if not traits.outside:
+    if not traits.leaves_ball:
         threat_model = once(name).threat_model
         limit = threat_model.epsilon + threat_model.tolerance(module.inputs[:1].numel())
         assert max(float(distances.max()) for distances in module.distances) <= limit

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks import as_attack
 from robust_ext.attacks.base import draw_seed
-from robust_ext.random_streams import seeded_globals
-from robust_ext.resolve import as_module
-from robust_ext.target import Counted, PassCounter, Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
+from robust_ext.registry.model import as_module
 
 library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
 evasion = library.art.attacks.evasion

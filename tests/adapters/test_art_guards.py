@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from robust_ext.attacks import Attack, as_attack
 from robust_ext.attacks.running import run_attack
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 
 library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
 evasion = library.art.attacks.evasion

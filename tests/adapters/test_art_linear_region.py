@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks import as_attack
 from robust_ext.attacks.linear_region.attack import LinearRegion, linear_region
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
 
 region = pytest.importorskip("robust_ext.adapters.art.linear_region", reason="ART is not installed")
 invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="ART is not installed")

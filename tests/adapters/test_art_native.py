@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from robust_ext.adapters.native import search_module
-from robust_ext.attacks import as_attack
 from robust_ext.attacks.apgd import APGD
-from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.threat import ThreatModel
 from robust_ext.estimators import BinarizedPyTorchClassifier
+from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
-from robust_ext.threat import ThreatModel
 
 attacks = pytest.importorskip("robust_ext.adapters.art.attacks", reason="ART is not installed")
 invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="ART is not installed")
@@ -259,5 +259,5 @@ def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
     )
     attack = as_attack(attacks.APGD(estimator, steps=7, loss="margin"), name="mine")
     assert isinstance(attack, APGD)
-    assert (attack.name, attack.traits.rows) == ("mine", "ordered")
+    assert (attack.name, attack.traits.batching) == ("mine", "full")
     assert attack.settings.steps == 7

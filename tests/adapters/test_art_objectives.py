@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robust_ext.adapters.native import search_module
-from robust_ext.attacks import as_attack, objective_pgd
-from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.threat import ThreatModel
 from robust_ext.estimators import BinarizedPyTorchClassifier
+from robust_ext.registry import as_attack, objective_pgd
 from robust_ext.testing.networks import small_batch, small_network
-from robust_ext.threat import ThreatModel
 
 objectives = pytest.importorskip("robust_ext.adapters.art.objectives", reason="ART is not installed")
 invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="ART is not installed")

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from robust_ext.attacks import Attack, as_attack
 from robust_ext.attacks.base import draw_seed
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 # Foolbox warns when it is imported; the adapter's import keeps that warning away, which is narrower than a filter here.
@@ -72,7 +72,7 @@ def test_fixed_epsilon_attacks_equal_foolbox(
     assert bool(threat_model.contains(candidates, x).all())
     assert not torch.equal(candidates, x)
     assert not attack.traits.minimum_norm
-    assert (attack.traits.norms, attack.traits.rows) == ((norm,), "ordered")
+    assert (attack.traits.norms, attack.traits.batching) == ((norm,), "full")
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
@@ -160,7 +160,7 @@ def test_attacks_of_others_go_one_row_at_a_time() -> None:
         pass
 
     attack = as_attack(Mine())
-    assert (attack.traits.rows, attack.traits.norms, attack.traits.gradients) == ("single", ("linf",), True)
+    assert (attack.traits.batching, attack.traits.norms, attack.traits.gradients) == ("single", ("linf",), True)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_failures_inside_name_the_attack() -> None:
 
 def test_importing_the_adapter_imports_no_foolbox() -> None:
     code = (
-        "import sys; from robust_ext.adapter import adapters; adapters(); "
+        "import sys; from robust_ext.registry.base import adapters; adapters(); "
         "assert not {'foolbox', 'art'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

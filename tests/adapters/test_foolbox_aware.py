@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks import as_attack
 from robust_ext.attacks.orthogonal import OrthogonalPGD
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.detectors import Observation
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.models.defended import Defended
+from robust_ext.registry import as_attack
 from robust_ext.testing.defenses import FarHidden, Problem, small_defense
 from robust_ext.testing.networks import margins, small_batch, small_network
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.native import search_module
-from robust_ext.attacks import as_attack
 from robust_ext.attacks.rays import RayS
 from robust_ext.attacks.square import Square
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
-from robust_ext.threat import ThreatModel
 
 black_box = pytest.importorskip("robust_ext.adapters.foolbox.black_box", reason="Foolbox is not installed")
 invariants = pytest.importorskip("robust_ext.testing.foolbox_invariants", reason="Foolbox is not installed")

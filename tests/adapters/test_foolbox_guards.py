@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapter import adapters
 from robust_ext.attacks.running import run_attack
-from robust_ext.errors import AttackError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.resolve import as_module
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import AttackError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry.base import adapters
+from robust_ext.registry.model import as_module
 
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 # Foolbox warns when it is imported; the adapter's import keeps that warning away, which is narrower than a filter here.

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapter import AttackListing, adapters
 from robust_ext.attacks.running import run_attack
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry.base import AttackListing, adapters
 
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 # Foolbox warns when it is imported; the adapter's import keeps that warning away, which is narrower than a filter here.
@@ -148,7 +148,7 @@ def test_the_listing_agrees_with_foolbox_and_with_what_is_built(
     distance = getattr(built.attack, "distance", None) if "Flexible" not in str(cls.__mro__) else None  # type: ignore[attr-defined]
     if distance is not None and entry.name != "HopSkipJumpAttack":
         assert entry.traits.norms == ({0: "l1", 1: "l1", 2: "l2"}.get(distance.p, "linf"),)
-    assert entry.traits.rows == "ordered"
+    assert entry.traits.batching == "full"
     assert "at 0x" not in built.description
 
 
@@ -196,7 +196,7 @@ def test_ordered_means_whole_batches_in_row_order(entry: AttackListing) -> None:
     with same_noise_for_all_rows():
         candidates = attack(entry, together, images(), zeros())
         assert {len(asked) for asked in together.asked} == {4}
-        if entry.traits.coupled:
+        if entry.traits.batch_dependent:
             return
         for row in range(4):
             alone = attack(entry, Heads([row]), images()[[row]], zeros(1))
@@ -221,7 +221,7 @@ def test_coupled_means_that_other_rows_change_a_result(entry: AttackListing) -> 
 
 
 @Uncompiled
-@pytest.mark.parametrize("entry", cases([entry for entry in LISTED if not entry.traits.outside]))
+@pytest.mark.parametrize("entry", cases([entry for entry in LISTED if not entry.traits.leaves_ball]))
 def test_what_stays_inside_queries_no_point_outside(entry: AttackListing) -> None:
     """Fixed epsilon: beyond epsilon. Minimum norm: beyond the distance of the result."""
     norm = entry.traits.norms[0]

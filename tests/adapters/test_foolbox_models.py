@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.resolve import as_module
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.registry.model import as_module
 
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 # Foolbox warns when it is imported; the adapter's import keeps that warning away, which is narrower than a filter here.

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.native import search_module
-from robust_ext.attacks import as_attack
 from robust_ext.attacks.apgd import APGD
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
 from robust_ext.estimators import BinarizedPyTorchModel
+from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
-from robust_ext.threat import ThreatModel
 
 ep = pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 attacks = pytest.importorskip("robust_ext.adapters.foolbox.attacks", reason="Foolbox is not installed")
@@ -202,5 +202,5 @@ def test_networks_in_train_mode_keep_their_statistics() -> None:
 def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
     attack = as_attack(attacks.LinfAPGD(steps=7, loss="margin"), name="mine")
     assert isinstance(attack, APGD)
-    assert (attack.name, attack.traits.rows) == ("mine", "ordered")
+    assert (attack.name, attack.traits.batching) == ("mine", "full")
     assert attack.settings.steps == 7

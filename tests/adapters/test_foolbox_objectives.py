@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.native import search_module
-from robust_ext.attacks import as_attack
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ObjectivePGD
-from robust_ext.errors import AttackError, InvalidArgumentError
+from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
-from robust_ext.threat import ThreatModel
 
 ep = pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 objectives = pytest.importorskip("robust_ext.adapters.foolbox.objectives", reason="Foolbox is not installed")
@@ -266,7 +266,7 @@ def test_aims_are_refused_but_for_cross_entropy(name: str, epsilon: float) -> No
 def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
     attack = as_attack(objectives.L2ObjectivePGD(objective="kl", steps=7, abs_stepsize=0.25), name="mine")
     assert isinstance(attack, ObjectivePGD)
-    assert (attack.name, attack.traits.rows, attack.steps, attack.step_size) == ("mine", "ordered", 7, 0.25)
+    assert (attack.name, attack.traits.batching, attack.steps, attack.step_size) == ("mine", "full", 7, 0.25)
     assert attack.description == ObjectivePGD(objective="kl", steps=7, step_size=0.25).description
     relative = as_attack(objectives.L2ObjectivePGD(rel_stepsize=0.25))
     assert isinstance(relative, ObjectivePGD)

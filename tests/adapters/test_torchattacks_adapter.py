@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapter import adapters
 from robust_ext.attacks import Attack, as_attack
 from robust_ext.attacks.base import draw_seed
 from robust_ext.attacks.running import run_attack
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
-from robust_ext.random_streams import seeded_globals
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry.base import adapters
 
 torchattacks = pytest.importorskip("torchattacks", reason="torchattacks is not installed")
 
@@ -334,7 +334,7 @@ def test_multi_attack_binds_its_parts_anew() -> None:
         new = [torchattacks.FGSM(module, eps=0.03), torchattacks.PGD(module, eps=0.03, steps=3)]
         expected = torchattacks.MultiAttack(new)(x, y)
     assert torch.equal(candidates, expected)
-    assert attack.traits.rows == "any"
+    assert attack.traits.batching == "any"
     assert attack.description == (
         "torchattacks MultiAttack(attacks=[torchattacks FGSM(eps=0.03), torchattacks PGD(eps=0.03, steps=3)])"
     )
@@ -342,9 +342,9 @@ def test_multi_attack_binds_its_parts_anew() -> None:
 
 def test_multi_attack_takes_what_its_parts_need() -> None:
     text = as_attack("torchattacks:MultiAttack(attacks=['APGDT(steps=2)', 'torchattacks:Square(n_queries=3)'])")
-    assert (text.traits.rows, text.traits.minimum_classes, text.traits.norms) == ("any", 4, ("linf", "l2"))
+    assert (text.traits.batching, text.traits.minimum_classes, text.traits.norms) == ("any", 4, ("linf", "l2"))
     mixed = as_attack((torchattacks.MultiAttack, {"attacks": [torchattacks.PGD, (torchattacks.FAB, {"steps": 2})]}))
-    assert (mixed.traits.rows, mixed.traits.outside, mixed.traits.norms) == ("single", True, ("linf",))
+    assert (mixed.traits.batching, mixed.traits.leaves_ball, mixed.traits.norms) == ("single", True, ("linf",))
     with pytest.raises(InvalidArgumentError, match=r"norm in common"):
         as_attack("torchattacks:MultiAttack(attacks=['PGD', 'PGDL2'])")
     with pytest.raises(InvalidArgumentError, match="names, classes or objects"):
@@ -420,7 +420,7 @@ def test_classes_of_others_are_attacked_row_by_row() -> None:
 
     attack = as_attack(Brighter(network(), eps=0.25))
     x, y = batch(network())
-    assert attack.traits.rows == "single"
+    assert attack.traits.batching == "single"
     candidates = run(attack, network(), x, y, ThreatModel(norm="linf", epsilon=0.25))
     assert torch.equal(candidates, (x + 0.25).clamp(0, 1))
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapter import AttackListing, adapters
 from robust_ext.attacks import Attack, as_attack
 from robust_ext.attacks.running import run_attack
-from robust_ext.evaluations.verify import verify
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.verify import verify
 from robust_ext.models.binarized import BinarizedClassifier
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.registry.base import AttackListing, adapters
 
 torchattacks = pytest.importorskip("torchattacks", reason="torchattacks is not installed")
 
@@ -115,15 +115,15 @@ def test_rows_are_treated_as_said(listing: AttackListing) -> None:
     full = [len(asked) == ROWS and torch.equal(alike(asked, x), torch.arange(ROWS)) for asked in module.asked]
     farthest = max((float(distances(asked, x, threat(attack).norm).max()) for asked in module.asked), default=0.0)
     near = farthest <= threat(attack).epsilon * (1 + 1e-4)
-    if attack.traits.rows == "ordered":
+    if attack.traits.batching == "full":
         assert all(full)
     else:
         assert not all(full)
-    if attack.traits.rows == "any":
+    if attack.traits.batching == "any":
         assert near
         assert all(len(asked) <= ROWS for asked in module.asked)
     if not attack.traits.minimum_norm:
-        assert attack.traits.outside is not near
+        assert attack.traits.leaves_ball is not near
 
 
 @pytest.mark.parametrize("listing", [entry for entry in LISTINGS if entry.traits.minimum_norm], ids=lambda e: e.name)
@@ -139,7 +139,7 @@ def test_minimum_norm_attacks_stay_near_what_they_return(listing: AttackListing)
     asked = torch.cat(module.asked)
     farthest = torch.stack([distances(asked[alike(asked, x) == row], x[[row]], norm).max() for row in range(ROWS)])
     assert bool(found.any())
-    if not attack.traits.outside:
+    if not attack.traits.leaves_ball:
         assert bool((farthest[found] <= 2 * final[found]).all())
 
 
@@ -156,12 +156,14 @@ def test_fab_leaves_the_ball_where_the_boundary_is_far() -> None:
     assert max(float(distances(asked, x, "linf").max()) for asked in module.asked) > 2 * threat_model.epsilon
     for name in ("FAB", "AutoAttack", "AutoAttack(version='plus')", "MultiAttack(attacks=['FAB', 'PGD'])"):
         traits = as_attack(f"torchattacks:{name}").traits
-        assert (traits.rows, traits.outside) == ("single", True)
+        assert (traits.batching, traits.leaves_ball) == ("single", True)
     traits = as_attack("torchattacks:AutoAttack(version='rand')").traits
-    assert (traits.rows, traits.outside, traits.minimum_classes) == ("any", False, 3)
+    assert (traits.batching, traits.leaves_ball, traits.minimum_classes) == ("any", False, 3)
 
 
-@pytest.mark.parametrize("listing", [entry for entry in LISTINGS if not entry.traits.coupled], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "listing", [entry for entry in LISTINGS if not entry.traits.batch_dependent], ids=lambda e: e.name
+)
 def test_rows_influence_one_another_only_where_said(listing: AttackListing) -> None:
     attack = build(listing)
     x, others = images(), images(seed=5).flip(3)
@@ -201,7 +203,7 @@ def test_stopping_rules_and_step_sizes_are_shared_where_said(name: str, norm: st
         assert labels[row] == y[row]
         generator = torch.Generator().manual_seed(3)
         results.append(run_attack(attack, target, mixed, labels, threat_model=threat_model, generator=generator)[row])
-    assert attack.traits.coupled
+    assert attack.traits.batch_dependent
     # More than rounding, which depends on the batch.
     assert max(float((result - results[0]).abs().max()) for result in results) > 1e-4
 
@@ -256,10 +258,10 @@ def test_every_attack_runs_on_binarized_problems(listing: AttackListing) -> None
             threshold=torch.full((count,), 0.2),
             scale=torch.full((count,), 5.0),
             offset=torch.zeros(count),
-            rows="ordered" if attack.traits.rows == "ordered" else "any",
+            batching="full" if attack.traits.batching == "full" else "any",
         )
 
-    groups = [torch.arange(ROWS)] if attack.traits.rows != "single" else list(torch.arange(ROWS).split(1))
+    groups = [torch.arange(ROWS)] if attack.traits.batching != "single" else list(torch.arange(ROWS).split(1))
     for rows in groups:
         labels = torch.zeros(len(rows), dtype=torch.int64)
         module = classifier(rows)

@@ -15,10 +15,10 @@ from robust_ext.attacks.apgd import APGD, ApgdResult, ApgdSettings, apgd
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.objectives import OBJECTIVES, find_objective
 from robust_ext.attacks.running import run_attack
-from robust_ext.errors import AttackError, InvalidArgumentError
-from robust_ext.random_streams import stream
-from robust_ext.target import Counted, PassCounter, Target
-from robust_ext.threat import NORMS, ThreatModel
+from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.random import stream
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import NORMS, ThreatModel
 
 BOUNDS = (0.0, 1.0)
 
@@ -338,8 +338,8 @@ def test_watching_shows_every_evaluation(stop_early: bool) -> None:
 
 
 def test_traits_and_description_follow_the_settings() -> None:
-    assert APGD().traits.rows == "ordered"
-    assert APGD(stop_early=True).traits.rows == "any"
+    assert APGD().traits.batching == "full"
+    assert APGD(stop_early=True).traits.batching == "any"
     assert APGD(loss="targeted-dlr").traits.minimum_classes == 4
     assert APGD(steps=3).description != APGD(steps=4).description
     assert "steps=3" in APGD(steps=3).description

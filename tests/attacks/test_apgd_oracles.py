@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from robust_ext.attacks.apgd import ApgdSettings, apgd
 from robust_ext.attacks.apgd_steps import checkpoints
 from robust_ext.attacks.native import Step
+from robust_ext.core.random import seeded_globals, stream
+from robust_ext.core.target import Target, frozen
+from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.random_streams import seeded_globals, stream
-from robust_ext.target import Target, frozen
-from robust_ext.threat import NORMS, ThreatModel
 
 # Of 300 rows: from seed to seed the numbers of all these attacks differ by up to about this many.
 LUCK = 6

@@ -18,13 +18,13 @@ from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
-from robust_ext.attacks.resolve import as_attack
 from robust_ext.attacks.running import run_attack
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.threat import NORMS
 from robust_ext.detectors import Detector, Observation
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.models.defended import Defended
+from robust_ext.registry.attack import as_attack
 from robust_ext.testing.defenses import Problem, small_defense
-from robust_ext.threat import NORMS
 
 Make = Callable[[], AwareAttack]
 

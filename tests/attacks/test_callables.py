@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from robust_ext.attacks import Attack, as_attack
 from robust_ext.attacks.running import run_attack
-from robust_ext.errors import AttackError, InvalidArgumentError
-from robust_ext.evaluations.verify import verify
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.verify import verify
 
 THREAT_MODEL = ThreatModel(norm="l2", epsilon=0.5)
 INPUTS = torch.full((2, 3), 0.25)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.native import Step
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.target import Counted, PassCounter, Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import ThreatModel
 
 # Few, short searches, for what does not hang on how near the points are.
 SHORT: dict[str, Any] = {
@@ -300,7 +300,7 @@ def test_finds_points_at_least_as_near_as_art() -> None:
 def test_traits_and_other_norms() -> None:
     attack = CarliniWagnerLinf()
     traits = attack.traits
-    assert (traits.rows, traits.outside, traits.minimum_norm, traits.alone) == ("any", True, True, True)
+    assert (traits.batching, traits.leaves_ball, traits.minimum_norm, traits.one_by_one) == ("any", True, True, True)
     assert (traits.failure, traits.seeds, traits.minimum_classes) == ("input", "none", 2)
     with pytest.raises(AttackRefusedError, match="works for linf, not for l2"):
         attack.check(threat_model=ThreatModel(norm="l2", epsilon=1))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from robust_ext.attacks.divergences import DIVERGENCES, find_divergence, fisher_rao, gini, kl
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 
 NAMES = list(DIVERGENCES)
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from robust_ext.attacks.feature_maps import feature_map
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.native import Step
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.detectors import Detector, Observation
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.models.defended import Defended
 from robust_ext.testing.defenses import Problem, small_defense
-from robust_ext.threat import NORMS, ThreatModel
 
 
 def attack(made: FeatureMatching, problem: Problem, **extras: Any) -> tuple[Tensor, list[Step]]:

@@ -11,9 +11,9 @@ from torch import Tensor
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.joint_loss import JointLoss, _Weights
 from robust_ext.attacks.native import Step
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import NORMS
 from robust_ext.testing.defenses import Problem, linear_defense, small_defense
-from robust_ext.threat import NORMS
 
 
 def attack(made: Any, problem: Problem, *, seed: int = 0, **extras: Any) -> Tensor:

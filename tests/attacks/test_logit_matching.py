@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.logit_matching import LogitMatching, _draw
 from robust_ext.attacks.native import Step
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.odds import OddsDetector
-from robust_ext.errors import InvalidArgumentError
 from robust_ext.models.defended import Defended
 from robust_ext.testing.defenses import Problem, Rowwise, small_defense
-from robust_ext.threat import ThreatModel
 
 
 def attack(made: Any, problem: Problem, **extras: Any) -> tuple[Tensor, list[Step]]:
@@ -112,8 +112,8 @@ def test_the_loss_is_averaged_over_the_noise(bounds: tuple[float, float]) -> Non
         # The rows are the same and draw each its own noise.
         torch.testing.assert_close(step.loss.mean(), expected.mean(), rtol=0.03, atol=1e-4)
         torch.testing.assert_close(step.loss, expected, rtol=0.15, atol=1e-4)
-        assert made.traits.outside
-    assert not LogitMatching(level=0).traits.outside
+        assert made.traits.leaves_ball
+    assert not LogitMatching(level=0).traits.leaves_ball
 
 
 def test_noise_is_of_the_kind_asked_for() -> None:

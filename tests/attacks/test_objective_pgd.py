@@ -15,10 +15,10 @@ from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ALGORITHMS, ObjectivePGD
 from robust_ext.attacks.projections import project
 from robust_ext.attacks.running import run_attack
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
-from robust_ext.random_streams import stream
-from robust_ext.target import Counted, PassCounter, Target
-from robust_ext.threat import NORMS, ThreatModel
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.random import stream
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import NORMS, ThreatModel
 
 BOUNDS = (0.0, 1.0)
 NAMES = list(DIVERGENCES)
@@ -330,7 +330,7 @@ def test_it_runs_as_an_attack_and_tells_its_settings() -> None:
     target, inputs, labels = problem()
     built = ObjectivePGD(objective="fisher-rao", algorithm="bim", steps=3)
     assert built.name == "BIM-FISHER-RAO"
-    assert (built.traits.rows, built.traits.coupled, built.traits.failure) == ("ordered", False, "last")
+    assert (built.traits.batching, built.traits.batch_dependent, built.traits.failure) == ("full", False, "last")
     assert built.traits.seeds == "generator"
     assert ObjectivePGD(algorithm="bim").traits.seeds == "none"
     threat_model = ThreatModel(norm="l2", epsilon=0.3)

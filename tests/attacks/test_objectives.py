@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from robust_ext.attacks.objectives import OBJECTIVES, aimed_dlr, cross_entropy, dlr, find_objective, margin
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 
 
 def problem(seed: int, rows: int = 6, classes: int = 5, scale: float = 3.0) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,9 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.objectives import cross_entropy, margin
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD, without_component
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import NORMS
 from robust_ext.testing.defenses import Problem, linear_defense, small_defense
-from robust_ext.threat import NORMS
 
 CASES = [(OrthogonalPGD, "linf"), (OrthogonalPGD, "l2"), *((SelectivePGD, norm) for norm in NORMS)]
 

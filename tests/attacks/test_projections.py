@@ -11,7 +11,7 @@ from scipy.optimize import linprog, minimize
 from torch import Tensor
 
 from robust_ext.attacks.projections import project
-from robust_ext.threat import ThreatModel
+from robust_ext.core.threat import ThreatModel
 
 NORMS = ("linf", "l2", "l1")
 BOUNDS = ((0.0, 1.0), (-2.5, 3.0))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.random_search import RandomSearch
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.target import Target, module_device
-from robust_ext.threat import NORMS, ThreatModel
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import Target, module_device
+from robust_ext.core.threat import NORMS, ThreatModel
 
 
 class Linear(nn.Module):

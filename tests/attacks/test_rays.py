@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.rays import RayS, RaysResult, RaysSettings, rays
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
 
 Bounds = tuple[float, float]
 
@@ -413,8 +413,8 @@ def test_traits_follow_the_treatment_of_rows() -> None:
         "failure": "input",
         "seeds": "none",
     }
-    assert RayS().traits == AttackTraits(rows="ordered", **shared)
-    assert RayS(keep_rows=False).traits == AttackTraits(rows="any", **shared)
+    assert RayS().traits == AttackTraits(batching="full", **shared)
+    assert RayS(keep_rows=False).traits == AttackTraits(batching="any", **shared)
 
 
 def test_the_description_tells_all_settings_apart() -> None:

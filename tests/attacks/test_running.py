@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from robust_ext.attacks import Attack, AttackTraits, CallableAttack
 from robust_ext.attacks.running import restore_failed, run_attack
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 

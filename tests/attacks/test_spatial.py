@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.spatial import SpatialTransformation, transform
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.target import Counted, PassCounter, Target
-from robust_ext.threat import NORMS, ThreatModel
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import NORMS, ThreatModel
 
 SHAPES = [(1, 6, 6), (3, 5, 8), (2, 9, 4), (1, 1, 1)]
 
@@ -329,8 +329,8 @@ def test_flat_inputs_are_refused_with_what_to_do() -> None:
 def test_it_runs_for_every_norm_and_says_that_it_leaves_the_ball() -> None:
     for mode, seeds in (("grid", "none"), ("random", "generator")):
         traits = SpatialTransformation(search=mode).traits
-        assert (traits.norms, traits.outside, traits.gradients, traits.seeds) == (NORMS, True, False, seeds)
-        assert (traits.rows, traits.alone, traits.failure) == ("ordered", False, "best")
+        assert (traits.norms, traits.leaves_ball, traits.gradients, traits.seeds) == (NORMS, True, False, seeds)
+        assert (traits.batching, traits.one_by_one, traits.failure) == ("full", False, "best")
 
 
 def test_the_description_tells_all_settings_apart() -> None:

@@ -16,9 +16,9 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.square import Square, window_share
 from robust_ext.attacks.square_windows import L1Windows, L2Windows, LinfWindows, pattern
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.target import Counted, PassCounter, Target
-from robust_ext.threat import NORMS, ThreatModel
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import NORMS, ThreatModel
 
 
 class Rowwise(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.starting_points import starting_points
-from robust_ext.target import Target
+from robust_ext.core.target import Target
 
 
 class Brightness(nn.Module):

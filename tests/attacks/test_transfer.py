@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack, AttackTraits, CallableAttack, draw_seed
 from robust_ext.attacks.transfer import Transfer, TransferResult
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.random import stream
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError
-from robust_ext.random_streams import stream
-from robust_ext.target import Target
 from robust_ext.testing.networks import small_batch, small_network
-from robust_ext.threat import ThreatModel
 
 SHAPE = (1, 4, 4)
 THREAT = ThreatModel(norm="linf", epsilon=0.15)
@@ -56,7 +56,7 @@ class Shift(Attack):
     def __init__(self, by: float, *, nan: bool = False, norms: tuple[str, ...] = ("linf", "l2", "l1")) -> None:
         self.by, self.nan = by, nan
         self.name = f"Shift({by:g})"
-        self.traits = AttackTraits(rows="ordered", gradients=False, norms=norms)
+        self.traits = AttackTraits(batching="full", gradients=False, norms=norms)
 
     def generate(self, target: Target, inputs: Tensor, labels: Tensor, **_: Any) -> Tensor:
         moved = inputs + self.by
@@ -249,7 +249,7 @@ def test_as_an_attack_it_keeps_its_result() -> None:
     assert attack.result is not None
     assert torch.equal(out, attack.result.candidates)
     assert attack.result.sources == (("a", "APGD-CE"), ("a", "APGD-MARGIN"), ("a", "APGD-TARGETED-DLR"))
-    assert (attack.traits.rows, attack.traits.gradients, attack.traits.failure) == ("ordered", False, "best")
+    assert (attack.traits.batching, attack.traits.gradients, attack.traits.failure) == ("full", False, "best")
     again = attack.generate(target_of(network), x, y, threat_model=THREAT, generator=stream(0))
     assert torch.equal(again, out)
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext.attacks.unit_space import UnitSpace
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 
 
 def space(bounds: tuple[float, float], norm: str = "linf") -> UnitSpace:

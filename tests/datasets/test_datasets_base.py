@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_inputs
 from robust_ext.datasets import Dataset
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.validation import check_inputs
 
 
 def make(count=20, *, dtype=np.uint8):

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from robust_ext.core.errors import DataError
 from robust_ext.datasets import load_dataset
 from robust_ext.datasets.cifar_pickle import read_batch
-from robust_ext.errors import DataError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 

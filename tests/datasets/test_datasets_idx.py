@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from robust_ext.core.errors import DataError
 from robust_ext.datasets import load_dataset
 from robust_ext.datasets.idx import read_idx
-from robust_ext.errors import DataError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from robust_ext.core.errors import DataError
 from robust_ext.datasets import load_dataset
-from robust_ext.errors import DataError
 
 RNG = np.random.default_rng(0)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from robust_ext.core.errors import DataError, InvalidArgumentError, MissingDependencyError
 from robust_ext.datasets import load_dataset
-from robust_ext.errors import DataError, InvalidArgumentError, MissingDependencyError
 
 
 def save(path, *, value=7):

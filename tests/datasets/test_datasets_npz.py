@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 
+from robust_ext.core.errors import DataError
 from robust_ext.datasets import load_dataset
-from robust_ext.errors import DataError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 3, 6, 5), dtype=np.uint8)
 LABELS = np.array([0, 2, 1, 2])

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.adp import AdaptiveDenoising
 from robust_ext.defenses.training_score import ScoreNetwork, fit_score_network
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.random_streams import derive_seed, seeded_globals
 
 
 class Quadratic(nn.Module):

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.defenses.aid import AIDPurifier
 from robust_ext.defenses.discriminator import Discriminator
-from robust_ext.errors import InvalidArgumentError, ModelError
 
 
 class Weighted(nn.Module):

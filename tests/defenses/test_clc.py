@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.clc import ClosedLoopControl
 from robust_ext.defenses.training_pca import Projections, edited_inputs, fit_projections
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import InvalidArgumentError, ModelError
 from robust_ext.models.bpda import BPDA
-from robust_ext.random_streams import seeded_globals
 
 LAYERS = ("", "1", "3")
 

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.running import run_attack
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.aid import AIDPurifier
 from robust_ext.defenses.auxiliary import fit_discriminator
 from robust_ext.defenses.discriminator import Discriminator
 from robust_ext.defenses.imf import IMF
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
 
 LAYERS = ("1", "3", "6")
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapter import AttackListing, adapters
 from robust_ext.attacks.running import run_attack
+from robust_ext.core.errors import MissingDependencyError
+from robust_ext.core.random import stream
+from robust_ext.core.target import Target
 from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import MissingDependencyError
-from robust_ext.evaluations.conformance.subjects import digits, network, threat_model
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_purifier import Purifier
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.random_streams import stream
-from robust_ext.target import Target
+from robust_ext.registry.base import AttackListing, adapters
+from robust_ext.testing.conformance.subjects import digits, network, threat_model
 
 SAMPLES = 2
 

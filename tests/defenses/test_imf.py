@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.defenses.imf import IMF
-from robust_ext.errors import InvalidArgumentError, ModelError
 
 
 class Weighted(nn.Module):

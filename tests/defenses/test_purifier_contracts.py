@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import PassCounter, count_calls
 from robust_ext.defenses.aid import AIDPurifier
 from robust_ext.defenses.anti_adversary import AntiAdversary
 from robust_ext.defenses.discriminator import Discriminator
 from robust_ext.defenses.hd import HedgeDefense
 from robust_ext.defenses.imf import IMF
 from robust_ext.defenses.soap import SOAP
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.bpda import BPDA, trajectory_gradient
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.target import PassCounter, count_calls
 
 SHAPE = (2, 6, 5)
 PURIFIERS = ("hd", "anti_adversary", "imf", "aid")
@@ -60,7 +60,7 @@ def discriminator(dtype: torch.dtype, channels: list[int], layers: tuple[str, ..
 
 def made(
     name: str, dtype: torch.dtype = torch.float64, bounds: tuple[float, float] = (0.0, 1.0), **settings: Any
-) -> TestTimeDefense:
+) -> AdaptiveDefense:
     net = network(dtype, bounds)
     if name == "hd":
         return HedgeDefense(net, bounds=bounds, **settings)

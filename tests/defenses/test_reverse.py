@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import seeded_globals, stream
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.reverse import ContrastiveReversal
 from robust_ext.defenses.training_contrastive import contrastive_losses, fit_contrastive_encoder
 from robust_ext.defenses.training_views import RandomViews, View
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.features import split
+from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.random_streams import seeded_globals, stream
+from robust_ext.models.features import split
 
 SHAPE = (3, 5, 4)
 

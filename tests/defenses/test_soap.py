@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.soap import SOAP, flipped_crop
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import InvalidArgumentError, ModelError
 
 Array = NDArray[np.float64]
 

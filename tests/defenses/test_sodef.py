@@ -9,15 +9,15 @@ import scipy.linalg
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.sodef import SODEF
 from robust_ext.defenses.training_ode import StableField, integrate
 from robust_ext.defenses.training_sodef import StableHead, fit_stable_head
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.features import split
 from robust_ext.models.bpda import BPDA
-from robust_ext.random_streams import seeded_globals
+from robust_ext.models.features import split
 
 MATRIX = np.array([[-0.3, 1.0, 0.0], [-1.0, -0.2, 0.4], [0.1, 0.0, -0.7]])
 

@@ -11,6 +11,9 @@ import torch
 from scipy import ndimage
 from torch import Tensor, nn
 
+from robust_ext.adapters.libraries import load_art
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.transformations import (
     BitDepthReduction,
@@ -21,13 +24,10 @@ from robust_ext.defenses.transformations import (
     RandomResizePad,
 )
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.libraries import load_art
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.random_streams import seeded_globals
 
 
 def images(rows: int, shape: tuple[int, ...] = (3, 12, 10)) -> Tensor:
@@ -188,7 +188,7 @@ def test_smoothed_gradients() -> None:
     torch.testing.assert_close(found, net[1].weight[0].detach().view(2, 4).expand(2, 2, 4))
 
 
-def every(net: nn.Module, vote: str = "mean") -> list[TestTimeDefense]:
+def every(net: nn.Module, vote: str = "mean") -> list[AdaptiveDefense]:
     return [
         InputTransformation(net, torch.sqrt),
         BitDepthReduction(net),

@@ -11,13 +11,13 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetector, Observation, ScoreDetector
 from robust_ext.detectors.combined import CombinedDetector
 from robust_ext.detectors.combining import METHODS, combine
-from robust_ext.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.evaluations.arms.subject import watch
+from robust_ext.engine.subject import watch
 from robust_ext.models.defended import Defended
 
 

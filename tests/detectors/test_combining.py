@@ -15,8 +15,8 @@ from scipy.special import expit, logit, rel_entr
 from scipy.stats import percentileofscore
 from sklearn.metrics import roc_auc_score
 
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.detectors.combining import METHODS, combine, combine_ranks, ranks, ranks_among
-from robust_ext.errors import InvalidArgumentError
 
 SCORES = st.one_of(st.integers(-5, 5).map(float), st.floats(-1e6, 1e6, width=32))
 PROBABILITIES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0, 0.5, 1e-12, 1 - 1e-12, 1e-300]))

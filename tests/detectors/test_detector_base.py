@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.detectors import Detector, Observation, observe
-from robust_ext.errors import DataError, InvalidArgumentError, ModelError
 
 
 class Mean(Detector):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors.dla import DLADetector
-from robust_ext.errors import InvalidArgumentError, ModelError
 
 # Of the scaled exponential linear unit (Klambauer et al. 2017).
 ALPHA, SCALE = 1.6732632423543772, 1.0507009873554805

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors.feature_squeezing import PRESETS, FeatureSqueezingDetector
 from robust_ext.detectors.lab import from_lab, to_lab
 from robust_ext.detectors.non_local_means import NonLocalMeans, OpenCVNonLocalMeans
 from robust_ext.detectors.squeezers import BitDepth, Median, Squeezer
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError, ModelError
 
 
 def images(count: int, *shape: int, seed: int = 0) -> Tensor:

@@ -14,6 +14,8 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KernelDensity
 from torch import Tensor, nn
 
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError, SplitError
+from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors.density import log_density
@@ -22,9 +24,7 @@ from robust_ext.detectors.kd_bu import KDBUDetector
 from robust_ext.detectors.observation import observe
 from robust_ext.detectors.regression import Regression
 from robust_ext.detectors.three_sets import three_sets
-from robust_ext.errors import DataError, InvalidArgumentError, ModelError, SplitError
 from robust_ext.models.defended import Defended
-from robust_ext.random_streams import seeded_globals
 
 
 def network(*, drop: float = 0.3, classes: int = 3, seed: int = 0) -> nn.Sequential:

@@ -14,12 +14,12 @@ from scipy.spatial.distance import jensenshannon
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors.autoencoder import Autoencoder, train_autoencoder
 from robust_ext.detectors.divergence import jensen_shannon
 from robust_ext.detectors.magnet import PRESETS, MagNetDetector
-from robust_ext.errors import InvalidArgumentError, ModelError
 from robust_ext.models.defended import Defended
 
 

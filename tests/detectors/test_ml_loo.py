@@ -11,11 +11,11 @@ from sklearn.linear_model import LogisticRegressionCV
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors.dispersion import MEASURES, interquartile_range, quantile, standard_deviation
 from robust_ext.detectors.ml_loo import MLLOODetector
-from robust_ext.errors import InvalidArgumentError, ModelError
 from robust_ext.models.defended import Defended
 
 MEASURES_BY_HAND = {

@@ -19,12 +19,12 @@ from sklearn.metrics import roc_auc_score
 from sklearn.svm import SVC
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors.aggd import HIGHEST_SHAPE, LOWEST_SHAPE, fit_aggd
 from robust_ext.detectors.naturalness import contrast_of, grey_of, natural_features
 from robust_ext.detectors.nss import NSSDetector
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError, ModelError
 
 
 def images(count: int, *shape: int, seed: int = 0) -> Tensor:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors.odds import NOISES, OddsDetector
-from robust_ext.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.random_streams import seeded_globals
 
 MIXED = [("normal", 0.2), ("sign", 0.1), ("uniform", 0.3)]
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors.trapdoor import TrapdoorDetector
 from robust_ext.detectors.triggers import Triggers, make_triggers, train_epoch
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.random_streams import seeded_globals
 
 
 def network(channels: int = 1) -> nn.Sequential:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from robust_ext.adapters.libraries import load_foolbox
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.binarization import plant
-from robust_ext.libraries import load_foolbox
-from robust_ext.threat import ThreatModel
 
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 from eagerpy import astensor

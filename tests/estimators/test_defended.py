@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext.adapters.libraries import load_art, load_foolbox
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector, Observation
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.libraries import load_art, load_foolbox
 
 EPS = 0.2
 

@@ -1,4 +1,4 @@
-"""docs/robust_accuracy.md and docs/test_time.md name what results hold."""
+"""docs/robust_accuracy.md and docs/adaptive_defenses.md name what results hold."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from robust_ext import ThreatModel, robust_accuracy
-from robust_ext.evaluations.test_time import evaluate_defense
+from robust_ext.evaluations.adaptive import evaluate_defense
 
 DOCS = Path(__file__).parents[2] / "docs"
 

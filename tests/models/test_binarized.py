@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.threat import ThreatModel
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
-from robust_ext.threat import ThreatModel
 
 SIZE, FEATURES = 6, 4
 
@@ -34,7 +34,7 @@ def parts(count: int) -> dict[str, Tensor]:
 
 
 def classifier(count: int, rows: str = "any") -> BinarizedClassifier:
-    return BinarizedClassifier(network(), **parts(count), rows=rows)
+    return BinarizedClassifier(network(), **parts(count), batching=rows)
 
 
 def by_hand(x: Tensor, problem: int, count: int) -> list[float]:
@@ -47,7 +47,7 @@ def by_hand(x: Tensor, problem: int, count: int) -> list[float]:
     return [p["offset"] - signed, p["offset"] + signed]
 
 
-@pytest.mark.parametrize("rows", ["ordered", "any"])
+@pytest.mark.parametrize("rows", ["full", "any"])
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_logits_are_those_made_by_hand(rows: str, count: int) -> None:
     x = parts(count)["references"] + 0.01
@@ -80,14 +80,14 @@ def test_one_problem_takes_every_row() -> None:
     torch.testing.assert_close(module(x), torch.tensor([by_hand(row, 0, 1) for row in x]), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", ["ordered", "any"])
+@pytest.mark.parametrize("rows", ["full", "any"])
 def test_gradients_are_those_of_the_single_problems(rows: str) -> None:
     module, made = classifier(4, rows), parts(4)
     x = (made["references"] + 0.01).requires_grad_()
     loss = nn.functional.cross_entropy(module(x), torch.zeros(4, dtype=torch.int64), reduction="sum")
     (together,) = torch.autograd.grad(loss, x)
     for i in range(4):
-        alone = BinarizedClassifier(network(), **{name: part[i : i + 1] for name, part in made.items()}, rows=rows)
+        alone = BinarizedClassifier(network(), **{name: part[i : i + 1] for name, part in made.items()}, batching=rows)
         row = x.detach()[i : i + 1].requires_grad_()
         (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(alone(row), torch.zeros(1).long()), row)
         torch.testing.assert_close(gradient[0], together[i])
@@ -95,7 +95,7 @@ def test_gradients_are_those_of_the_single_problems(rows: str) -> None:
 
 
 def test_ordered_batches_have_one_row_a_problem() -> None:
-    module = classifier(3, "ordered")
+    module = classifier(3, "full")
     assert module.problems(torch.rand(3, 2, 3)) is None
     for count in (0, 1, 2, 4, 6):
         with pytest.raises(ModelError, match=rf"got a batch of {count} rows, expected the 3 problems in order"):
@@ -130,8 +130,8 @@ def test_parts_of_other_lengths_are_refused(name: str) -> None:
     made[name] = made[name][:2]
     with pytest.raises(InvalidArgumentError, match=rf"^{name}: got shape .*, expected 3 rows, one for each reference"):
         BinarizedClassifier(network(), **made)
-    with pytest.raises(InvalidArgumentError, match=r"^rows: got 'single', expected one of 'ordered', 'any'"):
-        BinarizedClassifier(network(), **parts(3), rows="single")
+    with pytest.raises(InvalidArgumentError, match=r"^batching: got 'single', expected one of 'full', 'any'"):
+        BinarizedClassifier(network(), **parts(3), batching="single")
 
 
 @pytest.mark.parametrize("distance", [1e-3, 3e-5])

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.objectives import cross_entropy
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.adaptive_trace import Solution
 from robust_ext.models.bpda import BPDA, trajectory_gradient
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.models.test_time_trace import Solution
 
 # A linear classifier without a bias, and a purifier whose two steps scale the input: a chain rule by hand.
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5], [0.0, 1.0, 3.0]], dtype=torch.float64)
@@ -48,7 +48,7 @@ class Blocking(Shrink):
         return super().step(point, x=x, number=number, state=state, draws=draws).detach()
 
 
-class Controlled(TestTimeDefense):
+class Controlled(AdaptiveDefense):
     """Adds a control to the hidden layer: the input as it is, the state found from it."""
 
     def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
@@ -369,7 +369,7 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(InvalidArgumentError, match="backward: got best"):
         BPDA(torch.round, backward="best")
     for settings in ({"backward": "trajectory"}, {"steps": 2}, {"checkpoint": True}):
-        with pytest.raises(InvalidArgumentError, match="a TestTimeDefense for that"):
+        with pytest.raises(InvalidArgumentError, match="a AdaptiveDefense for that"):
             BPDA(torch.round, **settings)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="steps: got -1"):
         BPDA(Shrink(Linear(), steps=2), steps=-1)

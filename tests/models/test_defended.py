@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.detectors import Detector, Observation
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.features import LayerInput
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.defended import Defended, SuccessMargin
+from robust_ext.models.features import LayerInput
 
 
 class Hidden(Detector):

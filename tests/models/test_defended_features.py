@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import ModelError, SplitError
-from robust_ext.features import split
+from robust_ext.core.errors import ModelError, SplitError
+from robust_ext.core.target import Counted, PassCounter
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_gradients import row_gradient
+from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.adaptive_trace import Solution
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.defended_features import DefendedFeatures, binarized_defense, split_defense
 from robust_ext.models.eot import EoT
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_gradients import row_gradient
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.models.test_time_trace import Solution
-from robust_ext.target import Counted, PassCounter
+from robust_ext.models.features import split
 
 
 def network() -> nn.Sequential:
@@ -45,7 +45,7 @@ class Descent(Purifier):
         return point - self.factor * row_gradient(lambda p: self.classifier(p).square().sum(1), point)
 
 
-class Controlled(TestTimeDefense):
+class Controlled(AdaptiveDefense):
     """Does its part in the readout, by a state."""
 
     def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
@@ -79,7 +79,7 @@ def planted(features: nn.Module, x: Tensor, rows: str = "any") -> BinarizedClass
         threshold=torch.randn(count, generator=generator),
         scale=torch.rand(count, generator=generator) + 0.5,
         offset=torch.randn(count, generator=generator),
-        rows=rows,
+        batching=rows,
     )
 
 
@@ -106,8 +106,8 @@ def test_what_the_readout_adds_is_in_the_features() -> None:
 
 
 @pytest.mark.parametrize("kind", [Descent, Controlled])
-@pytest.mark.parametrize("rows", ["any", "ordered"])
-def test_the_binarized_defense_answers_as_the_classifier(kind: type[TestTimeDefense], rows: str) -> None:
+@pytest.mark.parametrize("rows", ["any", "full"])
+def test_the_binarized_defense_answers_as_the_classifier(kind: type[AdaptiveDefense], rows: str) -> None:
     x = data()
     features = split_defense(kind(network(), steps=2), x).features
     module = planted(Counted(features, PassCounter()), x, rows)

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robust_ext.attacks.objectives import cross_entropy, margin
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.adaptive_trace import Solution
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.models.test_time_trace import Solution
-from robust_ext.random_streams import seeded_globals
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -54,7 +54,7 @@ class Noisy(Purifier):
         return point + self.size * draws.normal(x, "noise")
 
 
-class Together(TestTimeDefense):
+class Together(AdaptiveDefense):
     """Random and batch-level: noise on the mean of the group."""
 
     random = True
@@ -296,7 +296,7 @@ class NoisyRounding(Noisy):
         return (super().step(point, x=x, number=number, state=state, draws=draws) * 15).round() / 15
 
 
-def robust_share(defense: TestTimeDefense, found: Tensor, labels: Tensor) -> float:
+def robust_share(defense: AdaptiveDefense, found: Tensor, labels: Tensor) -> float:
     with defense.seeded(99):
         votes = torch.stack([defense(found).argmax(1) == labels for _ in range(5)])
     return float(votes.float().mean())

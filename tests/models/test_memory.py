@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.objectives import cross_entropy
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_gradients import row_gradient
+from robust_ext.models.adaptive_purifier import Purifier
 from robust_ext.models.bpda import BPDA, trajectory_gradient
 from robust_ext.models.eot import EoT
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_gradients import row_gradient
-from robust_ext.models.test_time_purifier import Purifier
 
 LABELS = torch.tensor([0, 2, 1, 0, 1])
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.reports import Example, render_html
 
 pytest.importorskip("jinja2")

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.reports import Example
 from robust_ext.reports.mead_heat import colour, heat_maps
 from robust_ext.reports.mead_html import render_mead_html

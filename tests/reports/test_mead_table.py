@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.reports.mead_table import mead_table
 from robust_ext.reports.table import WIDTH
 from tests.reports.mead_results import large_result, make, small_result, suite

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from robust_ext.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.reports import Example
 from robust_ext.reports.examples import panels
 

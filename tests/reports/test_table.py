@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.reports import table
 from robust_ext.reports.table import WIDTH
 from robust_ext.reports.wording import plain, share, shorten

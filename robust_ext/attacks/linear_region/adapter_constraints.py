@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.region import Regions
-from robust_ext.target import PassCounter
+from robust_ext.core.target import PassCounter
 
 
 class RegionConstraints:

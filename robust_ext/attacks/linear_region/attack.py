@@ -24,11 +24,11 @@ from robust_ext.attacks.linear_region.settings import LinearRegionSettings
 from robust_ext.attacks.linear_region.starts import adversarial_starts, nearest_starts, noise_starts
 from robust_ext.attacks.linear_region.walk import walk
 from robust_ext.attacks.native import NativeAttack, Watch
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.random_streams import stream
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_inputs, check_labels
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import stream
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_labels
 
 _DEFAULTS = LinearRegionSettings()
 # After a walk: the share of the perturbation that is kept when it is drawn in, and how much farther than before the
@@ -212,7 +212,7 @@ class LinearRegion(NativeAttack):
     """
 
     name = "LinearRegion"
-    traits = AttackTraits(minimum_norm=True, rows="any", outside=True, failure="input", seeds="generator")
+    traits = AttackTraits(minimum_norm=True, batching="any", leaves_ball=True, failure="input", seeds="generator")
 
     def __init__(
         self,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from robust_ext.errors import AttackError
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.core.errors import AttackError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 
 # A point counts only where its margin is more than rounding, relative to the logits: other batches round otherwise.
 _CERTAIN = 2e-6

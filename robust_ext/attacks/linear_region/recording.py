@@ -15,8 +15,8 @@ from robust_ext.attacks.linear_region.gates import Gate
 from robust_ext.attacks.linear_region.operations import Operation
 from robust_ext.attacks.linear_region.region import Regions, Step, merged
 from robust_ext.attacks.linear_region.rules import CONSTANT_RESULTS, QUERIES, RULES
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.target import frozen
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.target import frozen
 
 SUPPORTED = (
     "linear layers, convolutions, batch normalisation in eval mode, average and max pooling, relu, leaky_relu, prelu, "

@@ -14,7 +14,7 @@ from torch import Tensor
 from robust_ext.attacks.linear_region.convolutions import Convolution
 from robust_ext.attacks.linear_region.gates import Gate
 from robust_ext.attacks.linear_region.operations import Affine, Operation
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)

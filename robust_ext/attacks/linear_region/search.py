@@ -21,7 +21,7 @@ from robust_ext.attacks.linear_region.sampling import sample_near
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
 from robust_ext.attacks.linear_region.solver import Solution, SolverSettings, Status, solve
 from robust_ext.attacks.linear_region.solver_scaling import Scaling
-from robust_ext.random_streams import stream
+from robust_ext.core.random import stream
 
 # Where the solver's point misses its region or the decision by a little, it is tried a little further out, and then
 # nearer to the best point: every point between the two is nearer than that.

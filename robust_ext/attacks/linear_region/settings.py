@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.validation import check_choice, check_integer, check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_choice, check_integer, check_number
 
 STARTS = ("noise", "nearest", "given")
 CLASSES = ("runner-up", "all")

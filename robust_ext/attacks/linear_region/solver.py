@@ -18,9 +18,9 @@ from robust_ext.attacks.linear_region.solver_l2 import AcceleratedDual
 from robust_ext.attacks.linear_region.solver_lp import PrimalDual
 from robust_ext.attacks.linear_region.solver_scaling import Scaling, estimate_scaling
 from robust_ext.attacks.linear_region.solver_state import Progress, ScaledProblem
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.threat import NORMS
-from robust_ext.validation import check_choice, check_integer, check_number
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import NORMS
+from robust_ext.core.validation import check_choice, check_integer, check_number
 
 
 class Status(IntEnum):

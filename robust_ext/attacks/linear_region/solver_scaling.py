@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.solver_constraints import Constraints
-from robust_ext.validation import check_integer, check_number
+from robust_ext.core.validation import check_integer, check_number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.judge import Judge
-from robust_ext.target import Target
+from robust_ext.core.target import Target
 
 
 def noise_starts(

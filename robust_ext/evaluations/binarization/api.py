@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import PassCounter
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_integer
+from robust_ext.engine.identity import check_ids, describe, inputs_digest, model_digest
 from robust_ext.evaluations.binarization.pair import prepare_detector, run_pair
 from robust_ext.evaluations.binarization.preparation import as_attacks, counted_parts
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import make_settings
 from robust_ext.evaluations.binarization.single import Subject, run_test
-from robust_ext.evaluations.identity import check_ids, describe, inputs_digest, model_digest
-from robust_ext.target import PassCounter
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_inputs, check_integer
 
 
 def binarization_test(
@@ -57,7 +57,7 @@ def binarization_test(
         out: Run folder. With one, records survive a kill and the same call goes on; ``result.json`` and
             ``report.html`` are written there.
         calibrate_on: Number of samples on which the hardness is calibrated first (section 4.3); 0 for no calibration.
-        detector: A detector that rejects inputs: anything :func:`robust_ext.detectors.as_detector` takes. With one,
+        detector: A detector that rejects inputs: anything :func:`robust_ext.as_detector` takes. With one,
             two tests are run (section 3.2): in the *regular* one what is planted goes undetected, in the *inverted* one
             it is detected; an attack has to pass both, and its score is the lower of the two.
         detector_data: Clean inputs ``(M, ...)`` to calibrate a detector that has no threshold.

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack, draw_seed
 from robust_ext.attacks.running import run_attack
+from robust_ext.core.random import derive_seed, stream
+from robust_ext.core.target import Counted, Target
+from robust_ext.engine.verify import Verification, verify
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.verify import Verification, verify
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
 from robust_ext.models.defended import SuccessMargin
-from robust_ext.random_streams import derive_seed, stream
-from robust_ext.target import Counted, Target
 
 
 @dataclass
@@ -63,13 +63,13 @@ def attack_problems(
         defense: The detector beside the network, where there is one.
 
     Returns:
-        Per problem ``outcome``: one of :data:`robust_ext.evaluations.verify.OUTCOMES`, or ``"not_planted"`` where no
+        Per problem ``outcome``: one of :data:`robust_ext.engine.verify.OUTCOMES`, or ``"not_planted"`` where no
         planted point is adversarial through the whole model.
     """
     result = Attacked()
     before = features.counter.snapshot()
-    together = attack.traits.rows == "ordered" or (
-        not attack.traits.alone and identifiable(problems.inputs, settings.threat_model)
+    together = attack.traits.batching == "full" or (
+        not attack.traits.one_by_one and identifiable(problems.inputs, settings.threat_model)
     )
     everything = list(range(len(problems.samples)))
     batches = [everything] if together else [[row] for row in everything]
@@ -91,9 +91,11 @@ def _attack_batch(
     defense: Defense | None,
     result: Attacked,
 ) -> None:
-    rows = "ordered" if attack.traits.rows == "ordered" else "any"
+    batching = "full" if attack.traits.batching == "full" else "any"
     norm = settings.threat_model.norm
-    module = problems.classifier(features, position=position, logit_scale=settings.logit_scale, rows=rows, norm=norm)
+    module = problems.classifier(
+        features, position=position, logit_scale=settings.logit_scale, batching=batching, norm=norm
+    )
     start = time.perf_counter()
     seed = derive_seed(settings.seed, problems.samples[0], "recheck") // 2
     survivors = count_planted(module, problems, defense=defense, seed=seed)
@@ -119,7 +121,9 @@ def _attack_batch(
     chosen = [row for row, sample in enumerate(problems.samples) if sample in canaries and survivors[row]]
     if chosen:
         few = problems.select(chosen)
-        module = few.classifier(features, position=position, logit_scale=settings.logit_scale, rows=rows, norm=norm)
+        module = few.classifier(
+            features, position=position, logit_scale=settings.logit_scale, batching=batching, norm=norm
+        )
         repaired = _run(attack, module, few, zeros[chosen] + 1, settings, "canary", defense, result)
         # An answer of NaN is no adversarial one either, but repairs nothing.
         answered = torch.isfinite(repaired.logits).all(1).tolist()

@@ -14,12 +14,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.target import Counted
 from robust_ext.evaluations.binarization.attacking import attack_problems
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.target import Counted
 
 KAPPAS = (0.9999, 0.999, 0.99, 0.9, 0.5, 0.0)
 

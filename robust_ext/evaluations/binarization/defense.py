@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.apgd import ApgdSettings, apgd
+from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.base import Detector
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.defended import Defended
-from robust_ext.random_streams import derive_seed, seeded_globals, stream
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
 
 TESTS = ("regular", "inverted")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from robust_ext.files import replace_file
+from robust_ext.core.files import replace_file
 from robust_ext.reports import Example
 
 _FILE = "examples.npz"

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from robust_ext.features import LayerInput
-from robust_ext.target import Counted
+from robust_ext.core.target import Counted
+from robust_ext.models.features import LayerInput
 
 logger = logging.getLogger(__name__)
 

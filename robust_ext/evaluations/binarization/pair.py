@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.core.target import Counted
+from robust_ext.core.validation import check_choice, check_inputs
 from robust_ext.detectors.base import Calibration, Detector
-from robust_ext.detectors.resolve import as_detector
-from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.engine.identity import model_digest
 from robust_ext.evaluations.binarization.defense import TESTS, Defense
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.single import Subject, run_test
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason
-from robust_ext.evaluations.identity import model_digest
-from robust_ext.features import LayerInput
-from robust_ext.random_streams import derive_seed, seeded_globals
-from robust_ext.resolve import as_module
-from robust_ext.target import Counted
-from robust_ext.validation import check_choice, check_inputs
+from robust_ext.models.features import LayerInput
+from robust_ext.registry.detector import as_detector
+from robust_ext.registry.model import as_module
 
 VIEWS = ("classifier", "reject", "margin")
 

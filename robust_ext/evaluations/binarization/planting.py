@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.target import PassCounter
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs
+from robust_ext.engine.verify import Verification, verify
 from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import choose_forward
 from robust_ext.evaluations.binarization.preparation import counted_parts
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings, make_settings
-from robust_ext.evaluations.verify import Verification, verify
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
-from robust_ext.target import PassCounter
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_inputs
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Planted:
         return Planted(self.problems.select([row]), self.features, self.settings)
 
     def verify(self, candidates: Tensor, *, attack: str = "attack") -> Verification:
-        """Check candidates ``(M, ...)``, one a problem, see :func:`robust_ext.evaluations.verify.verify`."""
+        """Check candidates ``(M, ...)``, one a problem, see :func:`robust_ext.engine.verify.verify`."""
         return verify(
             candidates,
             self.inputs,

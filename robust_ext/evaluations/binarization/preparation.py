@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
-from robust_ext.attacks.resolve import as_attack
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.features import split
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import Counted, PassCounter, module_device
+from robust_ext.core.threat import ThreatModel
+from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.defended_features import split_defense
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.resolve import as_module
-from robust_ext.target import Counted, PassCounter, module_device
-from robust_ext.threat import ThreatModel
+from robust_ext.models.features import split
+from robust_ext.registry.attack import as_attack
+from robust_ext.registry.model import as_module
 
 # Enough inputs to tell two modules apart, few enough to cost nothing.
 _PROBES = 4
@@ -69,7 +69,7 @@ def counted_parts(
         module = whole = adapted.module
     device = module_device(whole)
     probes = inputs[:_PROBES].to(device)
-    if isinstance(module, TestTimeDefense):
+    if isinstance(module, AdaptiveDefense):
         parts = split_defense(module, probes, layer=layer)
     else:
         parts = split(module, probes, layer=layer)

@@ -13,11 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.random import stream
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.readouts import fit_directions
-from robust_ext.random_streams import stream
 
 # Float64 copies of the features that are solved together stay below this many bytes.
 _SOLVE_BYTES = 256 * 2**20
@@ -110,7 +110,7 @@ class Problems:
         *,
         position: float,
         logit_scale: str = "original",
-        rows: str = "any",
+        batching: str = "any",
         norm: str = "l2",
     ) -> BinarizedClassifier:
         """The binarized classifier of these problems.
@@ -119,7 +119,7 @@ class Problems:
             features: The network's features.
             position: Where the boundary lies between the closest inner point (0) and the closest planted one (1).
             logit_scale: ``"original"`` or ``"unit"``, see :class:`BinarizationSettings`.
-            rows: See :class:`BinarizedClassifier`.
+            batching: See :class:`BinarizedClassifier`.
             norm: Likewise.
         """
         threshold = -(1 - position) * self.gap
@@ -136,7 +136,7 @@ class Problems:
             threshold=threshold,
             scale=spread / largest.clamp_min(torch.finfo(torch.float64).tiny),
             offset=offset,
-            rows=rows,
+            batching=batching,
             norm=norm,
         )
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.target import Counted, PassCounter
 from robust_ext.evaluations.binarization.attacking import Attacked, attack_problems
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
 from robust_ext.evaluations.binarization.forward import Forward
@@ -19,7 +20,6 @@ from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.summary import decided_after
 from robust_ext.reports import Example
-from robust_ext.target import Counted, PassCounter
 
 EXAMPLES = 3
 

@@ -12,11 +12,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from robust_ext.core.random import derive_seed, stream
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.random_streams import derive_seed, stream
 
 # Points drawn for a problem before it is asked whether one of them was adversarial.
 _ROUND = 40

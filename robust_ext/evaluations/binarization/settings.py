@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.models.readouts import READOUTS
-from robust_ext.threat import ThreatModel
-from robust_ext.validation import check_choice, check_integer, check_number
 
 BOUNDARIES = ("auto", "corners", "surface")
 CONVENTIONS = ("paper", "reference")

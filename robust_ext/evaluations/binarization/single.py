@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.target import Counted, PassCounter, count_calls
+from robust_ext.engine.identity import describe, versions
+from robust_ext.engine.run_folder import RunFolder
 from robust_ext.evaluations.binarization import calibration as hardness
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.examples import load_examples, save_examples
@@ -29,10 +32,7 @@ from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason
-from robust_ext.evaluations.identity import describe, versions
-from robust_ext.evaluations.run import RunFolder
 from robust_ext.reports import Example
-from robust_ext.target import Counted, PassCounter, count_calls
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from robust_ext.core.statistics import sequential_decision
+from robust_ext.engine.verify import OUTCOMES
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import judge
-from robust_ext.evaluations.verify import OUTCOMES
-from robust_ext.statistics import sequential_decision
 
 Record = Mapping[str, Any]
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from robust_ext.core.statistics import proportion_interval, sequential_decision, upper_bound
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.statistics import proportion_interval, sequential_decision, upper_bound
 
 VERDICTS = ("passed", "failed", "inconclusive")
 

@@ -12,20 +12,20 @@ from typing import Any
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.core.specification import check_keywords
+from robust_ext.core.validation import check_inputs
 from robust_ext.detectors.base import Detector
-from robust_ext.detectors.resolve import as_detector
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.evaluations.arms.arm import Arm, check_arms, plan_runs
-from robust_ext.evaluations.arms.running import run_everything
-from robust_ext.evaluations.arms.subject import Subject, watch
+from robust_ext.engine.arm import Arm, check_arms, plan_runs
+from robust_ext.engine.running import run_everything
+from robust_ext.engine.samples import check_samples
+from robust_ext.engine.subject import Subject, watch
 from robust_ext.evaluations.mead.content import make_content, pick_examples
 from robust_ext.evaluations.mead.result import MeadResult
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.suites import load_suite
-from robust_ext.evaluations.samples import check_samples
-from robust_ext.random_streams import derive_seed, seeded_globals
-from robust_ext.specification import check_keywords
-from robust_ext.validation import check_inputs
+from robust_ext.registry.detector import as_detector
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def mead(
         model: A torch module from inputs in ``bounds`` to logits, in eval mode; a Foolbox model; an ART
             ``PyTorchClassifier``.
         detectors: One detector, a list or a dict of them by name; each anything
-            :func:`robust_ext.detectors.as_detector` takes. They need a threshold only for attacks that know them.
+            :func:`robust_ext.as_detector` takes. They need a threshold only for attacks that know them.
         inputs: Clean samples, float ``(N, ...)`` in bounds.
         labels: Their classes, int64 ``(N,)``.
         suite: Name of a suite, path of a TOML file, or several of them, see :mod:`robust_ext.evaluations.mead.suites`.

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.detectors.combining import combine
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.evaluations.arms.arm import Arm
-from robust_ext.evaluations.arms.subject import Finished, RunOutcome, Subject
-from robust_ext.evaluations.identity import versions
+from robust_ext.engine.arm import Arm
+from robust_ext.engine.identity import versions
+from robust_ext.engine.subject import Finished, RunOutcome, Subject
 from robust_ext.evaluations.mead.metric import Bools
 from robust_ext.evaluations.mead.roc import Floats
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.summary import Judge, Judged, Naturals, arm_row, judge_detector, outcomes_of
-from robust_ext.random_streams import derive_seed, seeded_globals
 from robust_ext.reports import Example
 
 logger = logging.getLogger(__name__)

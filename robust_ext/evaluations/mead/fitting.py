@@ -15,7 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.classifier import check_classifier
+from robust_ext.core.classifier import check_classifier
+from robust_ext.core.errors import InvalidArgumentError, SplitError
+from robust_ext.core.random import stream
+from robust_ext.core.target import module_device
+from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels
 from robust_ext.detectors import feature_squeezing, magnet
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.kd_bu import KDBUDetector
@@ -24,11 +28,7 @@ from robust_ext.detectors.lid import LIDDetector
 from robust_ext.detectors.nss import NSSDetector
 from robust_ext.detectors.observation import observe
 from robust_ext.detectors.scaling import check_bounds
-from robust_ext.errors import InvalidArgumentError, SplitError
 from robust_ext.evaluations.mead.training import training_adversarials
-from robust_ext.random_streams import stream
-from robust_ext.target import module_device
-from robust_ext.validation import check_choice, check_inputs, check_integer, check_labels
 
 NAMED = ("nss", "kd-bu", "lid", "fs", "magnet")
 SUPERVISED = ("nss", "kd-bu", "lid")

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.evaluations.mead.roc import Detection, Floats, detect
-from robust_ext.validation import check_choice, check_integer
 
 NATURALS = ("kept", "filtered")
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.specification import did_you_mean
+from robust_ext.core.target import module_device
 from robust_ext.detectors.base import Detector
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.evaluations.identity import inputs_digest, model_digest
+from robust_ext.engine.identity import inputs_digest, model_digest
 from robust_ext.evaluations.mead.fitting import NAMED, SUPERVISED, fit_detector, load_detector
 from robust_ext.evaluations.mead.training import training_adversarials
-from robust_ext.specification import did_you_mean
-from robust_ext.target import module_device
 
 
 @dataclass(frozen=True, kw_only=True)

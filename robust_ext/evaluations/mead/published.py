@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_integer
 from robust_ext.evaluations.mead.metric import Bools
 from robust_ext.evaluations.mead.roc import Floats
-from robust_ext.validation import check_integer
 
 
 @dataclass(frozen=True, kw_only=True)

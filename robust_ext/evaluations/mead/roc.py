@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from robust_ext.random_streams import derive_seed
-from robust_ext.statistics import proportion_interval
+from robust_ext.core.random import derive_seed
+from robust_ext.core.statistics import proportion_interval
 
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.detectors.combining import METHODS
-from robust_ext.errors import InvalidArgumentError
 from robust_ext.evaluations.mead.metric import NATURALS
-from robust_ext.validation import check_choice, check_integer, check_number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from robust_ext.errors import DataError, InvalidArgumentError
-from robust_ext.evaluations.arms.arm import Arm, check_arms
-from robust_ext.specification import did_you_mean
+from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.specification import did_you_mean
+from robust_ext.engine.arm import Arm, check_arms
 
 if sys.version_info >= (3, 11):
     import tomllib

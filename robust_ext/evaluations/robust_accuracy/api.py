@@ -10,16 +10,16 @@ from pathlib import Path
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.evaluations.arms.arm import Arm, check_arms, plan_runs
-from robust_ext.evaluations.arms.running import run_everything
-from robust_ext.evaluations.arms.subject import Subject
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import NORMS
+from robust_ext.core.validation import check_choice, check_integer, check_number
+from robust_ext.engine.arm import Arm, check_arms, plan_runs
+from robust_ext.engine.running import run_everything
+from robust_ext.engine.samples import check_samples
+from robust_ext.engine.subject import Subject
 from robust_ext.evaluations.binarization.preparation import as_attacks
 from robust_ext.evaluations.robust_accuracy.content import make_content
 from robust_ext.evaluations.robust_accuracy.result import RobustAccuracyResult
-from robust_ext.evaluations.samples import check_samples
-from robust_ext.threat import NORMS
-from robust_ext.validation import check_choice, check_integer, check_number
 
 
 def robust_accuracy(

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from robust_ext.evaluations.arms.subject import Finished, RunOutcome, Subject
-from robust_ext.evaluations.identity import describe, versions
+from robust_ext.engine.identity import describe, versions
+from robust_ext.engine.subject import Finished, RunOutcome, Subject
 from robust_ext.evaluations.robust_accuracy.curves import Floats, curve, differences
 
 

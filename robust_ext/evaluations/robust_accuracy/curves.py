@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robust_ext.statistics import proportion_interval
+from robust_ext.core.statistics import proportion_interval
 
 Floats = NDArray[np.float64]
 

@@ -14,10 +14,10 @@ from robust_ext.attacks.linear_region.history import LinearRegionResult
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.running import run_attack
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.random_streams import stream
-from robust_ext.target import Counted, PassCounter, Target
-from robust_ext.threat import NORMS, ThreatModel
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import stream
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import NORMS, ThreatModel
 
 BOUNDS = (0.0, 1.0)
 SMALL = {"starts": 4, "walk": 10, "survivors": 2, "hops": 2, "hop_steps": 5, "regions": 6}

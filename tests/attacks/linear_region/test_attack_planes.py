@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.planes import nearest_beyond
-from robust_ext.threat import NORMS
+from robust_ext.core.threat import NORMS
 
 
 def exact(norm: str, x: np.ndarray, normal: np.ndarray, height: float, bounds: tuple[float, float]) -> float | None:

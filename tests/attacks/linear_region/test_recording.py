@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from robust_ext.attacks.linear_region.recording import record
-from robust_ext.errors import InvalidArgumentError, ModelError
-from robust_ext.target import Counted, PassCounter
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.target import Counted, PassCounter
 
 SHAPE = (4, 6, 5)
 # PyTorch says of even kernels that they take a copy.

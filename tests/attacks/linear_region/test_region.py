@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from robust_ext.attacks.linear_region.recording import record
 from robust_ext.attacks.linear_region.region import Regions
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "networks.py"
 

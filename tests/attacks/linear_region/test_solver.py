@@ -15,8 +15,8 @@ from torch import Tensor
 from robust_ext.attacks.linear_region.solver import Solution, SolverSettings, Status, solve
 from robust_ext.attacks.linear_region.solver_constraints import DenseConstraints
 from robust_ext.attacks.linear_region.solver_scaling import Scaling, estimate_scaling
-from robust_ext.errors import InvalidArgumentError
-from robust_ext.threat import NORMS
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import NORMS
 
 Problems = tuple[DenseConstraints, Tensor, tuple[float, float]]
 COUNT = 25

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import robust_ext
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError, SplitError
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError, SplitError
 
 QUICK = {"inner_points": 40, "random_inner": 10, "random_corners": 10, "canaries": 0, "minimum_samples": 1}
 

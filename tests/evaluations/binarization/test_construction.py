@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from robust_ext.core.target import Counted, PassCounter
+from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import draw_inner, draw_planted, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.features import Split, split
-from robust_ext.target import Counted, PassCounter
-from robust_ext.threat import ThreatModel
+from robust_ext.models.features import Split, split
 
 THREATS = [
     ThreatModel(norm="linf", epsilon=0.1),
@@ -44,7 +44,7 @@ def test_planted_points_survive_the_whole_model(network, digits, threat_model, b
     rows = [row for row in range(16) if problems.separable[row]]
     assert len(rows) >= 15
     posed = problems.select(rows)
-    module = posed.classifier(parts.features, position=settings.boundary_position, rows="ordered")
+    module = posed.classifier(parts.features, position=settings.boundary_position, batching="full")
     assert int(count_planted(module, posed).sum()) >= 0.99 * len(rows) * boundary_points
 
 
@@ -84,7 +84,7 @@ def test_logits_span_the_range_of_the_network(network, digits, linf):
         # The span is symmetric about the middle; its far end is that of the class with the larger margins.
         assert float(binary.max()) == pytest.approx(float(original.max()), rel=1e-4)
         assert float(binary.min()) == pytest.approx(float(original.min()), rel=1e-4)
-    assert module.rows == "any"
+    assert module.batching == "any"
 
 
 def test_points_do_not_depend_on_batch_order_or_number(digits, linf):
@@ -122,7 +122,7 @@ def test_random_attack_agrees_with_brute_force(network, digits, linf):
     random_reach(Forward(Recording(), 40), [problems], [float("inf")], settings)
     points = torch.cat(seen["points"])
     assert len(points) == 16 * 80
-    module = problems.classifier(parts.features, position=0.9, rows="any")
+    module = problems.classifier(parts.features, position=0.9, batching="any")
     with torch.no_grad():
         owner, hit = module.problems(points), module(points).argmax(1) == 1
     assert [int((owner == i).sum()) for i in range(16)] == [80] * 16

@@ -11,18 +11,18 @@ from torch import Tensor
 
 from robust_ext import binarization_test
 from robust_ext.attacks.through import Through
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
+from robust_ext.core.random import stream
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.anti_adversary import AntiAdversary
 from robust_ext.defenses.hd import HedgeDefense
 from robust_ext.demo.network import digits_network
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
 from robust_ext.evaluations.binarization import BinarizationResult
-from robust_ext.models.test_time import TestTimeDefense
-from robust_ext.models.test_time_draws import Draws
-from robust_ext.models.test_time_purifier import Purifier
-from robust_ext.random_streams import stream
-from robust_ext.target import Target
-from robust_ext.threat import ThreatModel
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.adaptive_purifier import Purifier
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
@@ -46,7 +46,7 @@ def pgd(model, x, y, threat_model):
     return adversarial
 
 
-def run(defense: TestTimeDefense, *attacks: object, **settings: object) -> BinarizationResult:
+def run(defense: AdaptiveDefense, *attacks: object, **settings: object) -> BinarizationResult:
     inputs, _ = load_dataset("digits").take(range(8))
     small = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canaries": 2, "minimum_samples": 5}
     return binarization_test(defense, list(attacks), inputs, LINF, kappa=0.9, **{**small, **settings})  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def test_zero_gradients_fail_and_the_wrapper_passes() -> None:
 
 
 @pytest.mark.parametrize("kind", [HedgeDefense, AntiAdversary])
-def test_defenses_that_ask_the_classifier_are_tested_reproducibly(kind: type[TestTimeDefense]) -> None:
+def test_defenses_that_ask_the_classifier_are_tested_reproducibly(kind: type[AdaptiveDefense]) -> None:
     first, again = (
         run(kind(digits_network(), steps=1, step_size=0.02), Through(pgd, view="trajectory")) for _ in range(2)
     )

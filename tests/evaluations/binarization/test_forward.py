@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import robust_ext
+from robust_ext.core.target import Counted, PassCounter
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward, folded_twin
-from robust_ext.features import LayerInput
-from robust_ext.target import Counted, PassCounter
+from robust_ext.models.features import LayerInput
 
 
 class Residual(nn.Module):

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 import robust_ext
 from robust_ext.attacks.native import NativeAttack
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.detectors import Detector, Observation
-from robust_ext.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError
 from robust_ext.evaluations.binarization.defense import Defense, draw_accepted
 from robust_ext.evaluations.binarization.pair import judge_pair
 from robust_ext.evaluations.binarization.settings import make_settings
-from robust_ext.threat import ThreatModel
 
 QUICK = {"inner_points": 100, "canaries": 2, "minimum_samples": 5}
 PGD = "foolbox:LinfPGD(steps=30, rel_stepsize=0.1)"
@@ -152,7 +152,7 @@ class Knows(NativeAttack):
     """Notes what a target with a detector shows, and returns a reference or a planted point."""
 
     name = "knows"
-    traits = robust_ext.attacks.AttackTraits(rows="ordered", detector=True, references=True)
+    traits = robust_ext.attacks.AttackTraits(batching="full", detector=True, references=True)
 
     def search(self, target, inputs, labels, *, threat_model, generator, targeted=False, watch=None):
         logits, excess = target.defended.both(target.references[:, 0])
@@ -304,11 +304,11 @@ def test_bad_arguments_are_named(network, digits, linf, pattern, further):
 
 
 def test_the_random_attack_counts_the_detector(network, digits, linf, pattern):
+    from robust_ext.core.target import Counted, PassCounter
     from robust_ext.evaluations.binarization.forward import Forward
     from robust_ext.evaluations.binarization.problems import fit, measure
     from robust_ext.evaluations.binarization.random_attack import random_reach
-    from robust_ext.features import split
-    from robust_ext.target import Counted, PassCounter
+    from robust_ext.models.features import split
 
     parts = split(network, digits[:2])
     forward = Forward(Counted(parts.features, PassCounter()), 256)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import robust_ext
-from robust_ext.errors import AttackError, InvalidArgumentError, ModelError
+from robust_ext.core.errors import AttackError, InvalidArgumentError, ModelError
 from robust_ext.evaluations.binarization import plant
 
 QUICK = {"inner_points": 100}

@@ -205,7 +205,7 @@ def test_models_of_the_hosts_keep_their_preprocessing(digits, linf, pgd):
         found[name] = [(r["attacks"]["attack"]["outcome"], r["random_draws"]) for r in result.records]
     assert found["torch"] == found["foolbox"] == found["art"]
     other = robust_ext.ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
-    with pytest.raises(robust_ext.errors.InvalidArgumentError, match="bounds the model states"):
+    with pytest.raises(robust_ext.core.errors.InvalidArgumentError, match="bounds the model states"):
         robust_ext.binarization_test(models["foolbox"], pgd(), digits[:2], other)
 
 

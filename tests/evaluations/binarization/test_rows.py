@@ -32,7 +32,7 @@ def test_same_verdict_together_and_alone(name, network, digits):
     together = robust_ext.binarization_test(network, attack, digits[:6], threat_model, **settings)
     alone = robust_ext.as_attack(text)
     alone.traits = AttackTraits(
-        rows="single",
+        batching="single",
         minimum_norm=attack.traits.minimum_norm,
         norms=attack.traits.norms,
         gradients=attack.traits.gradients,

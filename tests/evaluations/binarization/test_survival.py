@@ -9,8 +9,8 @@ import time
 import pytest
 
 import robust_ext
-from robust_ext import cli
-from robust_ext.errors import RunFolderError
+from robust_ext.cli import app as cli
+from robust_ext.core.errors import RunFolderError
 
 SETTINGS = {"inner_points": 100, "batch_size": 4, "random_inner": 20, "random_corners": 20}
 
@@ -118,7 +118,7 @@ COMMAND = (
 # Each process is forked from one that has imported what they need: the imports take longer than the runs.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["robust_ext.cli", "robust_ext.adapters.foolbox.catalogue", "sklearn.datasets", "matplotlib.figure"]
+    ["robust_ext.cli.app", "robust_ext.adapters.foolbox.catalogue", "sklearn.datasets", "matplotlib.figure"]
 )
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import VERDICTS, Judgement, judge, overall, overall_reason
-from robust_ext.threat import ThreatModel
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 

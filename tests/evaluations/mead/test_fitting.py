@@ -12,6 +12,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError, SplitError
+from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import (
@@ -24,10 +26,8 @@ from robust_ext.detectors import (
     observe,
 )
 from robust_ext.detectors.layers import activation_layers, hidden_layer
-from robust_ext.errors import DataError, InvalidArgumentError, ModelError, SplitError
 from robust_ext.evaluations.mead.fitting import NAMED, fit_detector, load_detector
 from robust_ext.evaluations.mead.training import training_adversarials
-from robust_ext.random_streams import seeded_globals
 
 KINDS: dict[str, type[Detector]] = {
     "nss": NSSDetector,

@@ -10,10 +10,10 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from robust_ext.attacks.base import Attack, AttackTraits
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, ModelError, RunFolderError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError, ModelError, RunFolderError
 from robust_ext.evaluations.mead import Arm, MeadResult, mead
 
 EPSILON = 0.2
@@ -34,7 +34,7 @@ def spread(x):
 class Counting(Attack):
     """FGSM by hand, which counts its calls, and raises at one of them."""
 
-    traits = AttackTraits(rows="ordered")
+    traits = AttackTraits(batching="full")
 
     def __init__(self, name="counting", *, raises_at=None, scale=1.0):
         self.name, self.calls, self.raises_at, self.scale = name, 0, raises_at, scale

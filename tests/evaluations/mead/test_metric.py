@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from robust_ext.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.evaluations.mead import Detection, MultiArmed, average, multi_armed
 from robust_ext.evaluations.mead.metric import ArmLabel, blame, worst_scores
 from robust_ext.evaluations.mead.roc import detect

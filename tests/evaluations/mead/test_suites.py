@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
-from robust_ext.errors import DataError, InvalidArgumentError
-from robust_ext.evaluations.arms.arm import Arm, plan_runs
+from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.arm import Arm, plan_runs
 from robust_ext.evaluations.mead.suites import load_suite, parse_arm, suite_names
-from robust_ext.threat import ThreatModel
 
 OBJECTIVES = {"ace", "kl", "gini", "fisher-rao"}
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
-from robust_ext import cli
 from robust_ext.attacks.base import Attack, AttackTraits
-from robust_ext.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.cli import app as cli
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.evaluations.robust_accuracy import robust_accuracy
 from robust_ext.evaluations.robust_accuracy.curves import curve, differences
 from robust_ext.reports import render_robust_accuracy_html, robust_accuracy_table
@@ -26,7 +26,7 @@ class Towards(Attack):
 
     def __init__(self, network, *, minimum_norm):
         self.name = "exact"
-        self.traits = AttackTraits(rows="ordered", minimum_norm=minimum_norm)
+        self.traits = AttackTraits(batching="full", minimum_norm=minimum_norm)
         self.network = network
         # One list for all copies of the attack.
         self.calls = []

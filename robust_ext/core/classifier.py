@@ -1,0 +1,62 @@
+"""Whether a module is a classifier from inputs to logits, checked on a few inputs before any work."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+
+
+def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Run a classifier on a few inputs and return its logits ``(n, K)``; raise where it is no such thing.
+
+    Args:
+        module: The classifier, on the device of ``inputs``.
+        inputs: float32 ``(n, ...)``, at least one row.
+
+    Raises:
+        InvalidArgumentError: ``module`` is not an ``nn.Module``.
+        ModelError: It is in train mode, raises on such inputs, returns no ``(n, K >= 2)`` finite float tensor, or
+            returns probabilities.
+    """
+    if not isinstance(module, nn.Module):
+        raise InvalidArgumentError("model", type(module).__name__, "a torch.nn.Module from inputs to logits")
+    training = [
+        name or type(part).__name__ for name, part in module.named_modules() if part.training and _behaves(part)
+    ]
+    if module.training or training:
+        raise ModelError(
+            f"model: {', '.join(training[:3]) or type(module).__name__} is in train mode, where outputs may depend "
+            "on the batch or on chance; call model.eval() first"
+        )
+    try:
+        with torch.no_grad():
+            logits = module(inputs)
+    except Exception as error:
+        raise ModelError(
+            f"model: raised {type(error).__name__} on inputs of shape {tuple(inputs.shape)} and dtype float32: {error}"
+        ) from error
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        shown = f"dtype {logits.dtype}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise ModelError(f"model: returned {shown}, expected a floating point tensor of logits")
+    if logits.dim() != 2 or logits.shape[0] != inputs.shape[0] or logits.shape[1] < 2:
+        raise ModelError(
+            f"model: returned shape {tuple(logits.shape)} for {inputs.shape[0]} inputs, expected logits of shape "
+            f"({inputs.shape[0]}, K) with at least two classes; turn one column z into the two columns [0, z]"
+        )
+    if not bool(torch.isfinite(logits).all()):
+        raise ModelError("model: returned NaN or infinite logits on clean inputs")
+    sums_to_one = bool(((logits.double().sum(1) - 1).abs() < 1e-4).all())
+    if sums_to_one and bool((logits >= 0).all()) and bool((logits <= 1).all()):
+        raise ModelError(
+            "model: returns probabilities (rows in [0, 1] that sum to one), expected logits; leave out the softmax"
+        )
+    return logits.detach()
+
+
+def _behaves(part: nn.Module) -> bool:
+    """Whether the train mode of this very module changes what it computes."""
+    return isinstance(part, (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)) or (
+        isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats
+    )

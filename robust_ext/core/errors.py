@@ -1,0 +1,62 @@
+"""Exceptions of this project. Whatever a user can cause ends in one of them, with a text that says what to do."""
+
+from __future__ import annotations
+
+
+class RobustExtError(Exception):
+    """Base of all errors this project raises on purpose."""
+
+
+class InvalidArgumentError(RobustExtError, ValueError):
+    """An argument is outside what is accepted.
+
+    Args:
+        argument: Name of the argument, as the caller wrote it.
+        got: What came; shown with ``repr`` unless it is a string.
+        expected: What would have been accepted.
+
+    Example:
+        >>> raise InvalidArgumentError("epsilon", -1.0, "a number above 0")
+        Traceback (most recent call last):
+        ...
+        robust_ext.core.errors.InvalidArgumentError: epsilon: got -1.0, expected a number above 0
+    """
+
+    def __init__(self, argument: str, got: object, expected: str) -> None:
+        self.argument = argument
+        self.got = got
+        self.expected = expected
+        shown = got if isinstance(got, str) else repr(got)
+        super().__init__(f"{argument}: got {shown}, expected {expected}")
+
+
+class ModelError(RobustExtError):
+    """A model does not behave as a classifier from inputs in bounds to logits."""
+
+
+class SplitError(ModelError):
+    """No linear readout could be found, or the one found does not reproduce the model."""
+
+
+class AttackError(RobustExtError):
+    """An attack raised, or returned something that is not a batch of candidates."""
+
+
+class AttackRefusedError(AttackError):
+    """An attack cannot make sense on a target; the text says why and what to use instead."""
+
+
+class DataError(RobustExtError):
+    """A data file is missing, unreadable or not what its name promises."""
+
+
+class RunFolderError(RobustExtError):
+    """A run folder holds another run, is damaged, or is being written by another process."""
+
+
+class RunFolderBusyError(RunFolderError):
+    """Another process is writing the run folder."""
+
+
+class MissingDependencyError(RobustExtError, ImportError):
+    """An optional package is needed; the text names the install command."""

@@ -1,0 +1,153 @@
+"""Objects written as text: ``package.module:name`` or ``path/to/file.py:make(depth=3)``.
+
+What a file or module holds is only run because the user named it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.specification import check_keywords, did_you_mean, match_form, parse_call
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def load_object(text: str, *, argument: str = "object") -> Any:
+    """Load ``package.module:name`` or ``path/to/file.py:name``; ``name`` may have dots.
+
+    Modules and the imports of a file are searched for in the usual places and then in the current folder, or the
+    file's own. A file is loaded once as long as it does not change.
+
+    Args:
+        text: The text, without parentheses.
+        argument: What error messages call it.
+
+    Raises:
+        InvalidArgumentError: The text has another form, or there is no such file, module or name.
+        DataError: The file or module raised while it was imported.
+
+    Example:
+        >>> load_object("math:pi")
+        3.141592653589793
+    """
+    match = match_form(text, argument)
+    if match["arguments"] is not None:
+        raise InvalidArgumentError(
+            argument, text, "a name without parentheses, as in package.module:name or file.py:name"
+        )
+    return _load(match["scope"], match["name"], text, argument)
+
+
+def resolve_object(text: str, *, argument: str = "object") -> Any:
+    """Load an object as :func:`load_object` does and, where the text ends in parentheses, call it.
+
+    Raises:
+        InvalidArgumentError: As in :func:`load_object`, or the callable does not take these arguments.
+        DataError: The import or the call raised.
+
+    Example:
+        >>> resolve_object("fractions:Fraction(numerator=3, denominator=4)")
+        Fraction(3, 4)
+    """
+    match = match_form(text, argument)
+    spec = parse_call(text, argument=argument)
+    found = _load(spec.scope, spec.name, text, argument)
+    if match["arguments"] is None:
+        return found
+    if not callable(found):
+        raise InvalidArgumentError(
+            argument, text, f"no parentheses, because {spec.name} is {_article(found)} and no callable"
+        )
+    check_keywords(found, spec.arguments, argument=argument, label=spec.name)
+    try:
+        return found(**spec.arguments)
+    except Exception as error:
+        raise DataError(f"{argument}: {text} raised {type(error).__name__}: {error}; check its arguments") from error
+
+
+def _load(scope: str, name: str, text: str, argument: str) -> Any:
+    found: Any = _load_file(scope, argument) if scope.endswith(".py") else _load_module(scope, text, argument)
+    where = scope
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            known = [entry for entry in dir(found) if not entry.startswith("_")]
+            expected = f"a name that {where} defines{did_you_mean(part, known)}"
+            raise InvalidArgumentError(argument, text, expected) from error
+        where = f"{where}:{part}" if where == scope else f"{where}.{part}"
+    return found
+
+
+def _load_file(path: str, argument: str) -> ModuleType:
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise InvalidArgumentError(argument, path, f"an existing Python file; there is none at {file}")
+    stat = file.stat()
+    # The change time is part of the name, so that an edited file is loaded afresh in a long-lived process.
+    key = hashlib.blake2b(f"{file}\0{stat.st_mtime_ns}\0{stat.st_size}".encode(), digest_size=8).hexdigest()
+    unique = f"robust_ext_file_{key}"
+    if unique in sys.modules:
+        return sys.modules[unique]
+    spec = importlib.util.spec_from_file_location(unique, file)
+    if spec is None or spec.loader is None:
+        raise InvalidArgumentError(argument, path, "a file that Python can import")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickle look a module up by its name while and after it is executed.
+    sys.modules[unique] = module
+    try:
+        with _also_searched(file.parent):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[unique]
+        raise _import_failure(path, argument, error) from error
+    return module
+
+
+def _load_module(scope: str, text: str, argument: str) -> ModuleType:
+    if not _MODULE.fullmatch(scope):
+        raise InvalidArgumentError(
+            argument, text, "package.module:name, or path/to/file.py:name with a file that ends in .py"
+        )
+    try:
+        with _also_searched(Path.cwd()):
+            return importlib.import_module(scope)
+    except (Exception, SystemExit) as error:
+        packages = [".".join(scope.split(".")[: count + 1]) for count in range(scope.count(".") + 1)]
+        if isinstance(error, ModuleNotFoundError) and error.name in packages:
+            expected = f"an importable module (there is no {error.name}), or a file written as path/to/file.py:name"
+            raise InvalidArgumentError(argument, text, expected) from error
+        raise _import_failure(scope, argument, error) from error
+
+
+def _import_failure(what: str, argument: str, error: BaseException) -> DataError:
+    hint = "; move what it runs below `if __name__ == '__main__':`" if isinstance(error, SystemExit) else ""
+    return DataError(
+        f"{argument}: importing {what} raised {type(error).__name__}: {error}{hint or '; correct it first'}"
+    )
+
+
+@contextmanager
+def _also_searched(folder: Path) -> Iterator[None]:
+    """Let imports find what lies in ``folder``, after everything that is installed."""
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            # Remove the last one: the user may have had the folder on the path before.
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(str(folder))]
+
+
+def _article(obj: object) -> str:
+    return f"of type {type(obj).__name__}"

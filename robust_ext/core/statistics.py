@@ -1,0 +1,76 @@
+"""Intervals of proportions, and a sequential test that may stop at any time."""
+
+from __future__ import annotations
+
+import math
+
+from robust_ext.core.validation import check_integer, check_number
+
+
+def proportion_interval(hits: int, trials: int, *, confidence: float = 0.95) -> tuple[float, float] | None:
+    """Exact (Clopper-Pearson) two-sided interval of a proportion; None without trials.
+
+    Example:
+        >>> low, high = proportion_interval(32, 32)
+        >>> round(low, 3), high
+        (0.891, 1.0)
+    """
+    check_integer("trials", trials, minimum=0)
+    check_integer("hits", hits, minimum=0, maximum=trials)
+    check_number("confidence", confidence, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
+    if trials == 0:
+        return None
+    tail = (1 - confidence) / 2
+    return 1.0 - _upper(trials - hits, trials, tail), _upper(hits, trials, tail)
+
+
+def upper_bound(hits: int, trials: int, *, error_rate: float = 0.05) -> float:
+    """One-sided exact upper bound of a proportion: below it with probability ``1 - error_rate``; 1 without trials."""
+    check_integer("trials", trials, minimum=0)
+    check_integer("hits", hits, minimum=0, maximum=trials)
+    check_number("error_rate", error_rate, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
+    return _upper(hits, trials, error_rate)
+
+
+def _upper(hits: int, trials: int, tail: float) -> float:
+    """The proportion at which so few hits have probability ``tail``, a quantile of the beta distribution."""
+    if hits == trials:
+        return 1.0
+    # Not scipy.stats, which takes a second to import; this package should cost little beyond torch.
+    from scipy.special import betaincinv
+
+    return float(betaincinv(hits + 1, trials - hits, 1 - tail))
+
+
+def sequential_decision(hits: int, trials: int, *, threshold: float, error_rate: float = 0.05) -> str | None:
+    """Decide while samples come in whether a success rate is at least ``threshold``: ``"above"``, ``"below"`` or None.
+
+    Two likelihood ratios are kept, each a nonnegative supermartingale under what it argues against, so each error has
+    at most probability ``error_rate`` however often one looks (Ville's inequality). Against "at most the threshold"
+    bets a mixture of a perfect attack (weight .8) and rates uniform above the threshold (.2); against "at least the
+    threshold" bet rates uniform below it. At .95 and .05 a perfect attack needs 62 samples, a hopeless one 2.
+
+    Example:
+        >>> sequential_decision(62, 62, threshold=0.95), sequential_decision(1, 4, threshold=0.95)
+        ('above', 'below')
+    """
+    check_integer("trials", trials, minimum=0)
+    check_integer("hits", hits, minimum=0, maximum=trials)
+    check_number("threshold", threshold, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
+    check_number("error_rate", error_rate, minimum=0, maximum=0.5, open_minimum=True, open_maximum=True)
+    from scipy.special import betainc, betaln
+
+    misses = trials - hits
+    null = hits * math.log(threshold) + misses * math.log1p(-threshold)
+    # The integral of p^hits (1 - p)^misses over an interval, by the incomplete beta function, relative to the null.
+    whole = _exp(float(betaln(hits + 1, misses + 1)) - null)
+    below = float(betainc(hits + 1, misses + 1, threshold))
+    against_low = 0.2 * whole * (1 - below) / (1 - threshold) + (0.8 * _exp(-null) if misses == 0 else 0.0)
+    if against_low >= 1 / error_rate:
+        return "above"
+    return "below" if whole * below / threshold >= 1 / error_rate else None
+
+
+def _exp(exponent: float) -> float:
+    """``exp`` that ends at a large number: a bet beyond it is decided long before."""
+    return math.exp(min(exponent, 500.0))

@@ -1,0 +1,209 @@
+"""The threat model: a norm, a budget and the bounds of valid inputs; distances, projections and random points in it.
+
+Sources: Zimmermann et al., "Increasing Confidence in Adversarial Robustness Evaluations" (2022), equation 1 and
+appendices A.2 and B, for inner and boundary points; they treat linf only, the l2 and l1 forms are this project's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_choice, check_number
+
+NORMS = ("linf", "l2", "l1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreatModel:
+    """What a perturbation may be: ``||x' - x|| <= epsilon`` and ``x'`` in ``bounds``.
+
+    Args:
+        norm: ``"linf"``, ``"l2"`` or ``"l1"``, over all values of one sample.
+        epsilon: Budget in the units of the inputs, above 0.
+        bounds: Lowest and highest valid input value.
+
+    Example:
+        >>> threat_model = ThreatModel(norm="linf", epsilon=8 / 255)
+        >>> x = torch.zeros(2, 3)
+        >>> threat_model.distance(x, x + 0.5)
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+
+    norm: str
+    epsilon: float
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        check_choice("norm", self.norm, NORMS)
+        object.__setattr__(self, "epsilon", check_number("epsilon", self.epsilon, minimum=0, open_minimum=True))
+        if not isinstance(self.bounds, (tuple, list)) or len(self.bounds) != 2:
+            raise InvalidArgumentError("bounds", self.bounds, "a pair (lowest, highest)")
+        low, high = (check_number("bounds", value) for value in self.bounds)
+        if low >= high:
+            raise InvalidArgumentError("bounds", self.bounds, "a pair whose first number is below its second")
+        object.__setattr__(self, "bounds", (low, high))
+
+    @property
+    def width(self) -> float:
+        """Distance between the bounds."""
+        return self.bounds[1] - self.bounds[0]
+
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
+        """Distances ``(N,)`` in float64 between the rows of two batches ``(N, ...)``."""
+        difference: Tensor = (a.detach().double() - b.detach().double()).flatten(1)
+        if self.norm == "linf":
+            return difference.abs().amax(1) if difference.shape[1] else difference.sum(1)
+        distances: Tensor = torch.linalg.vector_norm(difference, ord=2 if self.norm == "l2" else 1, dim=1)
+        return distances
+
+    def tolerance(self, values: int) -> float:
+        """How far beyond ``epsilon`` a candidate may lie and still count, for samples of ``values`` numbers.
+
+        float32 rounds each value of ``x + d`` by at most 6e-8 of its size; this allows 2e-7 of the largest magnitude
+        a value in bounds can have, added up in the norm, plus 1e-5 of epsilon.
+        """
+        magnitude = max(abs(self.bounds[0]), abs(self.bounds[1]))
+        growth: float = {"linf": 1.0, "l2": float(values) ** 0.5, "l1": float(values)}[self.norm]
+        return 1e-5 * self.epsilon + 2e-7 * magnitude * growth
+
+    def contains(self, candidates: Tensor, inputs: Tensor) -> Tensor:
+        """Which candidates lie in the ball around their inputs, ``(N,)`` bool, within :meth:`tolerance`."""
+        limit = self.epsilon + self.tolerance(inputs[:1].numel())
+        return self.distance(candidates, inputs) <= limit
+
+    def sample_inner(self, x: Tensor, count: int, *, generator: torch.Generator, radius: float = 1.0) -> Tensor:
+        """Points uniform in the ball of ``radius`` x epsilon around one sample, then clipped to the bounds.
+
+        Args:
+            x: One sample, any shape.
+            count: Number of points.
+            generator: CPU generator; the points depend on nothing else.
+            radius: Relative radius, in (0, 1]; the paper's gap of .05 is a radius of .95 (appendix B).
+
+        Returns:
+            float32 ``(count, *x.shape)`` on the device of ``x``.
+        """
+        check_number("radius", radius, minimum=0, maximum=1, open_minimum=True)
+        reach, shape = radius * self.epsilon, (count, x.numel())
+        if self.norm == "linf":
+            d = torch.rand(shape, generator=generator).mul_(2 * reach).sub_(reach)
+        elif self.norm == "l2":
+            # D of D + 2 coordinates of a point uniform on the sphere are uniform in the ball (Barthe et al. 2005).
+            d = _rows(count, x.numel() + 2, lambda row: row.normal_(generator=generator))
+            d = d[:, :-2] / d.norm(dim=1, keepdim=True) * reach
+        else:
+            # D + 1 exponentials divided by their sum are uniform on the simplex; dropping one makes them uniform in it.
+            signed = _rows(count, x.numel() + 1, lambda row: _laplace(row, generator))
+            d = signed[:, :-1] / signed.abs().sum(1, keepdim=True) * reach
+        return self._add(x, d)
+
+    def sample_surface(self, x: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
+        """Random points at distance epsilon from one sample, inside the bounds.
+
+        A direction is drawn (linf: uniform in the cube, l2: normal, l1: Laplace) and stretched until the *clipped*
+        point lies at distance epsilon; where the bounds leave no room for that, the point goes as far as they allow.
+
+        Args:
+            x: One sample, any shape.
+            count: Number of points.
+            generator: CPU generator; the points depend on nothing else.
+
+        Returns:
+            float32 ``(count, *x.shape)`` on the device of ``x``.
+        """
+        shape = (count, x.numel())
+        if self.norm == "linf":
+            d = torch.rand(shape, generator=generator).mul_(2).sub_(1)
+        elif self.norm == "l2":
+            d = _rows(*shape, lambda row: row.normal_(generator=generator))
+        else:
+            d = _rows(*shape, lambda row: _laplace(row, generator))
+        return self._stretch(x, d)
+
+    def sample_corners(self, x: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
+        """Random extreme points: the hardest places to plant an adversarial example (section 4.3, appendix B).
+
+        linf: corners of the cube, every value moved by epsilon up or down. l2: the points of the sphere in these
+        directions. l1: vertices of ball and bounds together, one value after another moved as far as it can go until
+        the budget is used up. All are clipped to the bounds, and lie at distance epsilon where the bounds leave room.
+
+        Args:
+            x: One sample, any shape.
+            count: Number of points.
+            generator: CPU generator; the points depend on nothing else.
+
+        Returns:
+            float32 ``(count, *x.shape)`` on the device of ``x``.
+        """
+        if self.norm == "l1":
+            return self._vertices(x, count, generator)
+        signs = _signs((count, x.numel()), generator)
+        if self.norm == "linf":
+            return self._add(x, signs.mul_(self.epsilon))
+        return self._stretch(x, signs)
+
+    def _vertices(self, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        drawn = _rows(count, 2 * x.numel(), lambda row: row.uniform_(generator=generator))
+        signs = torch.where(drawn[:, : x.numel()] < 0.5, -1.0, 1.0)
+        room = self._room(x, signs)
+        order = drawn[:, x.numel() :].argsort(1)
+        ordered = room.gather(1, order)
+        before = ordered.cumsum(1) - ordered
+        taken = torch.minimum(ordered, (self.epsilon - before).clamp_min_(0))
+        return self._add(x, torch.zeros_like(room).scatter_(1, order, taken) * signs)
+
+    def _room(self, x: Tensor, d: Tensor) -> Tensor:
+        """How far each value of ``x`` can go in the direction of ``d`` before it meets a bound, float64 (n, D)."""
+        flat = x.detach().flatten().double().cpu()
+        return torch.where(d > 0, self.bounds[1] - flat, flat - self.bounds[0]).clamp_min_(0)
+
+    def _stretch(self, x: Tensor, d: Tensor) -> Tensor:
+        """Scale each row of ``d`` so that the clipped point lies at distance epsilon, as far as the bounds allow."""
+        room, size = self._room(x, d), d.double().abs()
+        if self.norm == "linf":
+            # Values with less room than epsilon stop at their bound; the largest of the others decides the scale.
+            free = torch.where(room >= self.epsilon, size, 0.0).amax(1, keepdim=True)
+            stuck = free == 0
+            scale = torch.where(stuck, torch.inf, self.epsilon / free.clamp_min(1e-300))
+            moved = torch.minimum(size * scale.nan_to_num(posinf=1e300), room).clamp_max_(self.epsilon)
+            return self._add(x, moved * d.sign())
+        power = 2 if self.norm == "l2" else 1
+        weight, limit, budget = size**power, room**power, self.epsilon**power
+        # sum(min(s * weight, limit)) is concave and piecewise linear in s: Newton from the left is monotone and exact.
+        scale = budget / weight.sum(1, keepdim=True).clamp_min(1e-300)
+        for _ in range(64):
+            full = scale * weight >= limit
+            rest = torch.where(full, 0.0, weight).sum(1, keepdim=True)
+            left = budget - torch.where(full, limit, 0.0).sum(1, keepdim=True)
+            following = torch.where(rest > 0, left / rest.clamp_min(1e-300), torch.inf).maximum(scale)
+            if bool((following <= scale * (1 + 1e-12)).all()):
+                break
+            scale = following.nan_to_num(posinf=1e300)
+        return self._add(x, torch.minimum(scale * weight, limit) ** (1 / power) * d.sign())
+
+    def _add(self, x: Tensor, d: Tensor) -> Tensor:
+        base = x.detach().to(torch.float32).flatten().cpu()
+        points = d.to(torch.float32).add_(base).clamp_(*self.bounds)
+        return points.view(d.shape[0], *x.shape).to(x.device)
+
+
+def _signs(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+
+
+def _rows(count: int, size: int, draw: Callable[[Tensor], object]) -> Tensor:
+    """Random ``(count, size)`` drawn row by row: torch's draws of a whole tensor depend on how many rows it has."""
+    rows = torch.empty(count, size)
+    for row in rows:
+        draw(row)
+    return rows
+
+
+def _laplace(row: Tensor, generator: torch.Generator) -> Tensor:
+    signs = torch.randint(0, 2, row.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+    return row.exponential_(generator=generator).mul_(signs)

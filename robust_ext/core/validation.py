@@ -1,0 +1,105 @@
+"""Checks at the door: each names the argument, what came, and what was expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from robust_ext.core.errors import InvalidArgumentError
+
+
+def check_integer(argument: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
+    """Return ``value`` when it is an int in ``[minimum, maximum]`` (bools are refused)."""
+    expected = f"an integer of at least {minimum}" + ("" if maximum is None else f" and at most {maximum}")
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InvalidArgumentError(argument, value, expected)
+    try:
+        number = int(value.__index__())
+    except TypeError as error:  # Arrays and tensors have the method whatever they hold.
+        raise InvalidArgumentError(argument, value, expected) from error
+    if number < minimum or (maximum is not None and number > maximum):
+        raise InvalidArgumentError(argument, value, expected)
+    return number
+
+
+def check_number(
+    argument: str,
+    value: object,
+    *,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    open_minimum: bool = False,
+    open_maximum: bool = False,
+) -> float:
+    """Return ``value`` as a float when it is finite and in the interval (ends open where said)."""
+    left, right = "(" if open_minimum else "[", ")" if open_maximum else "]"
+    expected = f"a finite number in {left}{minimum:g}, {maximum:g}{right}"
+    if isinstance(value, (bool, str, complex)) or not hasattr(value, "__float__"):
+        raise InvalidArgumentError(argument, value, expected)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InvalidArgumentError(argument, value, expected) from error
+    low = number > minimum if open_minimum else number >= minimum
+    high = number < maximum if open_maximum else number <= maximum
+    if not (math.isfinite(number) and low and high):
+        raise InvalidArgumentError(argument, value, expected)
+    return number
+
+
+def check_choice(argument: str, value: object, choices: Collection[str]) -> str:
+    """Return ``value`` when it is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidArgumentError(argument, repr(value), "one of " + ", ".join(map(repr, choices)))
+    return value
+
+
+def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) -> Tensor:
+    """Return ``inputs`` as a contiguous float32 tensor ``(N, ...)``, finite and in ``bounds``.
+
+    Float tensors of other widths are converted; integer tensors are refused, because pixels of 0..255 would pass
+    silently for inputs in [0, 1] after a cast.
+    """
+    if not isinstance(inputs, Tensor):
+        raise InvalidArgumentError(argument, type(inputs).__name__, "a torch.Tensor of shape (N, ...)")
+    if not inputs.is_floating_point():
+        raise InvalidArgumentError(argument, f"dtype {inputs.dtype}", "a floating point tensor (float32)")
+    if inputs.dim() < 2:
+        raise InvalidArgumentError(argument, f"shape {tuple(inputs.shape)}", "a batch of shape (N, ...)")
+    if inputs[:1].numel() == 0 and inputs.shape[0] > 0:
+        raise InvalidArgumentError(argument, f"shape {tuple(inputs.shape)}", "samples with at least one value")
+    inputs = inputs.detach().to(torch.float32).contiguous()
+    if inputs.numel() == 0:
+        return inputs
+    if not bool(torch.isfinite(inputs).all()):
+        raise InvalidArgumentError(argument, "NaN or infinite values", "finite values")
+    low, high = float(inputs.min()), float(inputs.max())
+    # Values clipped to the bounds are as near to them as float32 allows, which may be just outside.
+    lowest, highest = torch.tensor(bounds, dtype=torch.float32).tolist()
+    if low < lowest or high > highest:
+        raise InvalidArgumentError(
+            argument,
+            f"values in [{low:g}, {high:g}]",
+            f"values in the threat model's bounds [{bounds[0]:g}, {bounds[1]:g}]",
+        )
+    return inputs
+
+
+def check_labels(argument: str, labels: object, *, samples: int, classes: int | None = None) -> Tensor:
+    """Return ``labels`` as int64 ``(N,)`` with values in ``[0, classes)``."""
+    if not isinstance(labels, Tensor):
+        raise InvalidArgumentError(argument, type(labels).__name__, "a torch.Tensor of shape (N,)")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InvalidArgumentError(argument, f"dtype {labels.dtype}", "integer class labels (int64)")
+    if labels.shape != (samples,):
+        raise InvalidArgumentError(argument, f"shape {tuple(labels.shape)}", f"shape ({samples},), one label an input")
+    labels = labels.detach().to(torch.int64)
+    if samples:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or (classes is not None and high >= classes):
+            top = "" if classes is None else f" and below the number of classes, {classes}"
+            raise InvalidArgumentError(argument, f"labels in {low}..{high}", f"labels of at least 0{top}")
+    return labels

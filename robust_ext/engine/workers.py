@@ -1,0 +1,106 @@
+"""One run on several processes: each repeats the command for its share of the samples, into the same run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from robust_ext.core.errors import RobustExtError
+
+# Looking for what is done reads every record.
+_PATIENCE = 0.5
+
+
+def run_shards(
+    arguments: Sequence[str],
+    *,
+    jobs: int,
+    total: int,
+    done: Callable[[], int],
+    progress: bool,
+    title: str = "binarization",
+    unit: str = "sample",
+) -> None:
+    """Run ``robust-ext`` ``jobs`` times, with ``--shard K/jobs`` added, until all have ended.
+
+    Each gets its part of the cores, and ends when this process does.
+
+    Args:
+        arguments: Of the command, without the program's name.
+        jobs: Number of processes.
+        total: Units of work in all.
+        done: How many of them are done, asked while the processes run.
+        progress: Show a progress bar on stderr.
+        title: Of the bar.
+        unit: What it counts.
+
+    Raises:
+        RobustExtError: A process failed; the text is what it said last.
+    """
+    cores = max(1, (os.cpu_count() or 1) // jobs)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores)}
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(jobs)]
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-m", "robust_ext.cli", *arguments, "--shard", f"{number}/{jobs}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=environment,
+            )
+            for number, log in enumerate(logs)
+        ]
+        stack.callback(_stop, children)
+        bar = stack.enter_context(tqdm(total=total, unit=unit, disable=not progress, desc=title))
+        while any(child.poll() is None for child in children):
+            bar.update(min(done(), total) - bar.n)
+            if any(child.poll() not in (None, 0) for child in children):
+                break
+            time.sleep(_PATIENCE)
+        bar.update(min(done(), total) - bar.n)
+        for number, (child, log) in enumerate(zip(children, logs, strict=True)):
+            if child.poll() not in (None, 0):
+                log.seek(0)
+                said = log.read().decode(errors="replace").strip().splitlines()
+                raise RobustExtError(f"process {number} of {jobs} failed: " + "\n".join(said[-15:]))
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it closes its side of stdin, however that one ended."""
+
+    def watch() -> None:
+        # The bare file: a thread that waits inside sys.stdin would hold a lock that the interpreter needs to end.
+        with contextlib.suppress(OSError):
+            while os.read(0, 1024):
+                pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+        child.wait()
+        if child.stdin is not None:
+            child.stdin.close()
+
+
+def count_records(*folders: Path) -> int:
+    """How many records the files of run folders hold.
+
+    Args:
+        folders: The folders; those that are not there yet hold none.
+    """
+    return sum(file.read_bytes().count(b"\n") for folder in folders for file in folder.glob("records*.jsonl"))

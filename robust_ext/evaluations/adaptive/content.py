@@ -1,0 +1,206 @@
+"""From what the steps left to ``result.json``: worst cases, the gain over the static model, and warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robust_ext.core.random import derive_seed
+from robust_ext.core.statistics import proportion_interval
+from robust_ext.engine.identity import versions
+from robust_ext.evaluations.adaptive.plan import CATEGORIES
+from robust_ext.evaluations.adaptive.running import Outcome, Subject
+
+Floats = NDArray[np.float64]
+_RESAMPLES = 2000
+
+
+def make_content(
+    outcomes: Sequence[Outcome], subject: Subject, *, cost: Mapping[str, Any], described: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything ``result.json`` holds.
+
+    Args:
+        outcomes: The clean inputs first, then the steps.
+        subject: What was attacked.
+        cost: Of an answer of the defense over one of the static model.
+        described: ``defense`` in words, ``origin`` by name, ``warnings`` that are known already, and ``total`` seconds.
+    """
+    ran = [one for one in outcomes if one.refusal is None]
+    first, second = _answers(ran, subject)
+    static = np.array([[record["static"] for record in one.records] for one in ran], dtype=np.float64)
+    names = ["clean" if one.step is None else one.step.name for one in ran]
+    worst, left = _judged(first, second)
+    static_left = static.min(0)
+    content = {
+        "kind": "test_time",
+        "samples": len(subject.samples),
+        "norm": subject.threat_model.norm,
+        "epsilon": subject.threat_model.epsilon,
+        "defense": described["defense"],
+        "random": subject.defense.random,
+        "batch_level": subject.defense.batch_level,
+        "static": {
+            "clean_accuracy": float(static[0].mean()),
+            "attacks": [_attack(one, row[:, None]) for one, row in zip(ran[1:], static[1:], strict=True)],
+            "worst_case": _summary(static_left[:, None]),
+        },
+        "defended": {
+            "clean_accuracy": float(second[0].mean()),
+            "attacks": [_attack(one, rows) for one, rows in zip(ran[1:], second[1:], strict=True)],
+            "worst_case": {**_summary(left), "by": _by(names, worst, left)},
+        },
+        "gain": _gain(left.mean(1) - static_left, subject.settings.seed),
+        "categories": _categories(ran, first, second),
+        "cost": dict(cost),
+        "refused": [
+            {"name": one.step.name, "reason": one.refusal}
+            for one in outcomes
+            if one.step is not None and one.refusal is not None
+        ],
+        "settings": {**subject.described, **{f"{key}_origin": words for key, words in described["origin"].items()}},
+        "versions": versions(),
+        "seed": subject.settings.seed,
+        "seconds": {
+            "attack": sum(timing["seconds"]["attack"] for one in ran for timing in one.timings),
+            "verify": sum(timing["seconds"]["verify"] for one in ran for timing in one.timings),
+            "total": described["total"],
+        },
+    }
+    content["warnings"] = [*described["warnings"], *_warnings(content)]
+    return content
+
+
+def _answers(ran: Sequence[Outcome], subject: Subject) -> tuple[Floats, Floats]:
+    """Whether answers were right, ``(steps, N, repeats)``: those to choose by, and fresh ones to judge by."""
+    right = np.array([[record["right"] for record in one.records] for one in ran], dtype=np.float64)
+    if not subject.defense.random:
+        return right, right
+    return right[:, :, : subject.settings.repeats], right[:, :, subject.settings.repeats :]
+
+
+def _worst(right: Floats) -> NDArray[np.intp]:
+    """The attack that each sample is least likely to survive, ``(N,)``, by answers ``(steps, N, repeats)``.
+
+    An attack's share over all samples counts as one more answer: a few answers of one sample say little, and ties go to
+    the attack that is stronger elsewhere.
+    """
+    repeats = right.shape[2]
+    overall = right.mean((1, 2))[:, None]
+    found: NDArray[np.intp] = np.argmin((right.sum(2) + overall) / (repeats + 1), 0)
+    return found
+
+
+def _judged(first: Floats, second: Floats) -> tuple[NDArray[np.intp], Floats]:
+    """The attack chosen for each sample, ``(N,)``, and fresh answers to it, ``(N, repeats)``.
+
+    One unlucky draw is no success, so others choose than those that judge. Where the choice by sample does worse than
+    the one attack that is strongest on all, it is that attack everywhere: no worst case lies above a single attack.
+    """
+    worst = _worst(first)
+    rows = np.arange(second.shape[1])
+    strongest = int(np.argmin(second.mean((1, 2))))
+    if second[strongest].mean() < second[worst, rows].mean():
+        worst = np.full_like(worst, strongest)
+    return worst, second[worst, rows]
+
+
+def _attack(one: Outcome, right: Floats) -> dict[str, Any]:
+    step = one.step
+    assert step is not None
+    return {
+        "name": step.name,
+        "category": step.category,
+        "attack": step.attack.description,
+        "view": step.view,
+        **_summary(right),
+        "seconds": sum(timing["seconds"]["attack"] for timing in one.timings),
+        "passes": {way: sum(timing["passes"][way] for timing in one.timings) for way in ("forward", "backward")},
+    }
+
+
+def _summary(right: Floats) -> dict[str, Any]:
+    """Robust accuracy of answers ``(N, repeats)``: their mean, its deviation between repeats, and by majority."""
+    samples, repeats = right.shape
+    majority = int((right.mean(1) > 0.5).sum())
+    found = proportion_interval(majority, samples)
+    return {
+        "robust_accuracy": float(right.mean()),
+        "interval": None if found is None else list(found),
+        "deviation": float(right.mean(0).std(ddof=1)) if repeats > 1 else 0.0,
+        "majority": majority / samples,
+    }
+
+
+def _by(names: Sequence[str], worst: NDArray[np.intp], left: Floats) -> dict[str, int]:
+    """How many of the samples that were lost were lost to which step."""
+    lost = left.mean(1) <= 0.5
+    return {name: int((lost & (worst == number)).sum()) for number, name in enumerate(names)}
+
+
+def _gain(differences: Floats, seed: int) -> dict[str, Any]:
+    """Robust accuracy of the defense less that of the static model, with a bootstrap interval over samples."""
+    draw = np.random.default_rng(derive_seed(seed, "test time gain"))
+    rows = draw.integers(len(differences), size=(_RESAMPLES, len(differences)))
+    low, high = np.quantile(differences[rows].mean(1), [0.025, 0.975])
+    return {"robust_accuracy": float(differences.mean()), "interval": [float(low), float(high)]}
+
+
+def _categories(ran: Sequence[Outcome], first: Floats, second: Floats) -> list[dict[str, Any]]:
+    """For each category: what is left under it alone, and what would be left under all others."""
+    kinds = ["clean" if one.step is None else one.step.category for one in ran]
+    rows = []
+    for kind in dict.fromkeys(kinds[1:]):
+        alone = [place for place, other in enumerate(kinds) if other in (kind, "clean")]
+        others = [place for place, other in enumerate(kinds) if other != kind]
+        rows.append({"category": kind, "alone": _left(first, second, alone), "without": _left(first, second, others)})
+    return rows
+
+
+def _left(first: Floats, second: Floats, places: list[int]) -> float:
+    return float(_judged(first[places], second[places])[1].mean())
+
+
+def _warnings(content: Mapping[str, Any]) -> list[str]:
+    """Signs that the evaluation, or the defense's own, is not to be trusted (Carlini et al. 2019; section 4)."""
+    attacks = content["defended"]["attacks"]
+    found = []
+
+    def strongest(chosen: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        return min(chosen, key=lambda attack: float(attack["robust_accuracy"]), default=None)
+
+    def warn(low: Mapping[str, Any] | None, high: Mapping[str, Any] | None, words: str) -> None:
+        if low is None or high is None:
+            return
+        # What is within the noise of a random defense, or one sample, says nothing.
+        noise = low["deviation"] + high["deviation"] + 1.5 / content["samples"]
+        if low["robust_accuracy"] < high["robust_accuracy"] - noise:
+            found.append(words.format(low=low["robust_accuracy"], high=high["robust_accuracy"]))
+
+    by_kind = {kind: strongest([a for a in attacks if a["category"] == kind]) for kind in CATEGORIES}
+    warn(
+        strongest([a for a in attacks if a["name"].startswith("FGSM")]),
+        strongest([a for a in attacks if a["category"] == "white-box" and not a["name"].startswith("FGSM")]),
+        "One step (robust accuracy {low:.3f}) is stronger than many ({high:.3f}): the iterative attacks are led "
+        "astray; average over more draws, or take smaller steps.",
+    )
+    warn(
+        by_kind["black-box"],
+        by_kind["white-box"],
+        "Black-box attacks (robust accuracy {low:.3f}) are stronger than white-box ones ({high:.3f}): gradients "
+        "through the defense are masked.",
+    )
+    warn(
+        by_kind["transfer"],
+        by_kind["white-box"],
+        "Transfer from the static model (robust accuracy {low:.3f}) is stronger than white-box attacks ({high:.3f}): "
+        "they do not get through the defense.",
+    )
+    if content["random"] and content["settings"]["draws"] == 1:
+        found.append("The defense is random, and gradients are of a single draw: average over several (draws).")
+    if content["defended"]["clean_accuracy"] < content["static"]["clean_accuracy"] - 0.1:
+        found.append("The defense costs more than ten points of clean accuracy.")
+    return found

@@ -1,0 +1,164 @@
+"""Gradients of inputs alone: inside a defense, and in place of the gradients that a defense does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from robust_ext.core.errors import ModelError
+
+Pull = Callable[[Tensor], Sequence[Tensor | None]]
+"""From the gradient of an output to the gradients of the inputs it was computed from."""
+
+
+def wants_gradient(*inputs: Tensor) -> bool:
+    """Whether the caller will ask for gradients of one of the inputs."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+
+
+def row_gradient(loss: Callable[[Tensor], Tensor], point: Tensor, *, differentiable: bool = False) -> Tensor:
+    """The gradient of each row's own loss, for the inner steps of a defense.
+
+    It works where gradients are switched off, and leaves none behind, neither on ``point`` nor on parameters. Losses
+    are summed and never averaged, so that a row's gradient does not depend on the size of the batch.
+
+    Args:
+        loss: From points ``(N, ...)`` to losses ``(N,)``, each of its own row (or of its own group).
+        point: Floating point ``(N, ...)``; not changed.
+        differentiable: Whether the gradient can itself be differentiated, for gradients through the steps. It costs a
+            second graph, and is of no use before a sign, whose derivative is 0. It has no effect where gradients are
+            switched off or ``point`` needs none.
+
+    Returns:
+        ``(N, ...)``.
+
+    Raises:
+        ModelError: The losses are not one for each row, or do not depend on the point.
+
+    Example:
+        >>> row_gradient(lambda x: x.square().sum(1), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        tensor([[2., 4.],
+                [6., 8.]])
+    """
+    keep = differentiable and wants_gradient(point)
+    with torch.inference_mode(False), torch.enable_grad():
+        inner = point if keep else _leaf(point)
+        losses = loss(inner)
+        if losses.shape != point.shape[:1]:
+            raise ModelError(
+                f"inner loss: got shape {tuple(losses.shape)} for {len(point)} rows, expected one loss for each row, "
+                f"shape ({len(point)},); neither average nor sum over the batch"
+            )
+        (gradient,) = _differentiate(losses, [inner], torch.ones_like(losses), create_graph=keep)
+    if gradient is None:
+        raise ModelError("inner loss: does not depend on the point; it must be computed from the argument it is given")
+    return gradient
+
+
+def attach(compute: Callable[..., tuple[Tensor, Pull]], *inputs: Tensor) -> Tensor:
+    """A value with a gradient of one's own making; parameters get none, whoever calls ``backward``.
+
+    Args:
+        compute: From the inputs, detached, to the value and to what pulls gradients of the value back to the inputs.
+            Called once, with gradients switched off.
+        inputs: At least one.
+
+    Returns:
+        The value; it can be differentiated once, any number of times.
+    """
+    value: Tensor = _Attached.apply(compute, *inputs)  # type: ignore[no-untyped-call]
+    return value
+
+
+def attach_graph(compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """The value of a function and its own gradient of the inputs alone, without those of parameters.
+
+    Args:
+        compute: Differentiable, from the inputs to the value. Its graph is held until the value's is freed.
+        inputs: At least one.
+    """
+    return attach(partial(with_pull, compute), *inputs)
+
+
+def attach_checkpoint(compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """As :func:`attach_graph`, but without a graph held: ``compute`` runs once more in each backward pass.
+
+    Args:
+        compute: Differentiable, gives the same each time it is called.
+        inputs: At least one; all that is held.
+    """
+
+    def both(*detached: Tensor) -> tuple[Tensor, Pull]:
+        return compute(*detached).detach(), lambda cotangent: with_pull(compute, *detached)[1](cotangent)
+
+    return attach(both, *inputs)
+
+
+def with_pull(compute: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, Pull]:
+    """A value, detached, and what pulls gradients back through the graph it was computed by.
+
+    Raises:
+        ModelError: When pulled, where the value depends on none of the inputs in a way that can be differentiated.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [_leaf(tensor) if tensor.is_floating_point() else tensor for tensor in inputs]
+        value = compute(*leaves)
+
+    def pull(cotangent: Tensor) -> list[Tensor | None]:
+        with torch.inference_mode(False):
+            gradients = _differentiate(value, leaves, cotangent, retain_graph=True)
+        if all(gradient is None for gradient in gradients):
+            raise ModelError(
+                "no gradient comes back to the input: the output does not depend on it in a way that can be "
+                "differentiated; approximate that part, see robust_ext.models.bpda.BPDA"
+            )
+        return gradients
+
+    return value.detach(), pull
+
+
+class _Attached(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., tuple[Tensor, Pull]], *inputs: Tensor) -> Tensor:
+        detached = [tensor.detach() for tensor in inputs]
+        value, ctx.pull = compute(*detached)
+        # An output must not be its own input under another name.
+        return value.clone() if any(value is tensor for tensor in detached) else value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.pull(cotangent))
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """A leaf with the tensor's values; a copy where they were made in inference mode, which autograd refuses."""
+    return (tensor.clone() if tensor.is_inference() else tensor.detach()).requires_grad_()
+
+
+def _differentiate(
+    value: Tensor,
+    leaves: Sequence[Tensor],
+    cotangent: Tensor,
+    *,
+    create_graph: bool = False,
+    retain_graph: bool = False,
+) -> list[Tensor | None]:
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    if not value.requires_grad or not wanted:
+        return [None] * len(leaves)
+    found = torch.autograd.grad(
+        value,
+        wanted,
+        cotangent,
+        create_graph=create_graph,
+        retain_graph=retain_graph or create_graph,
+        allow_unused=True,
+    )
+    gradients = iter(found)
+    return [next(gradients) if leaf.requires_grad else None for leaf in leaves]

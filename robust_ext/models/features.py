@@ -1,0 +1,170 @@
+"""Features and readout: a classifier as ``readout o features``, found by itself or named.
+
+Ordinary networks end in one linear layer. It is found by watching which ``nn.Linear`` produces the logits in one
+forward pass, so functional code, skips and wrapped models work without tracing; the result is verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.classifier import check_classifier
+from robust_ext.core.errors import InvalidArgumentError, SplitError
+
+
+@dataclass(frozen=True)
+class Split:
+    """A classifier in two parts.
+
+    Args:
+        features: From inputs ``(N, ...)`` to features ``(N, F)``.
+        readout: From features to logits ``(N, K)``.
+        layer: Name of the linear layer, or "" for a pair given by the user.
+    """
+
+    features: nn.Module
+    readout: nn.Module
+    layer: str = ""
+
+
+class LayerInput(nn.Module):
+    """What enters one layer of a network, as a module.
+
+    Args:
+        model: The network; it is run as it is, and not changed.
+        layer: Name of one of its layers, as in ``model.named_modules()``.
+    """
+
+    def __init__(self, model: nn.Module, layer: str) -> None:
+        super().__init__()
+        self.model = model
+        self.layer = layer
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``(N, F)`` of inputs ``(N, ...)``."""
+        calls: list[Tensor] = []
+        # The layer is looked up at each call, so that copies of this module watch their own network.
+        handle = self.model.get_submodule(self.layer).register_forward_pre_hook(
+            lambda _, args, named: calls.append(args[0] if args else named["input"]), with_kwargs=True
+        )
+        try:
+            self.model(x)
+        finally:
+            handle.remove()
+        if len(calls) != 1:
+            raise SplitError(
+                f"layer {self.layer!r} was called {len(calls)} times in one forward pass, expected once; "
+                "give a pair (features, readout) instead"
+            )
+        return calls[0]
+
+
+def split(
+    model: nn.Module | tuple[nn.Module, nn.Module], inputs: Tensor, *, layer: str | None = None, tolerance: float = 1e-4
+) -> Split:
+    """Split a classifier into features and a linear readout, verified on ``inputs``.
+
+    Args:
+        model: The classifier, or a pair ``(features, readout)`` of modules.
+        inputs: A few inputs, float32 ``(n, ...)``, n of at least 1.
+        layer: Name of the linear layer that makes the logits; found when left out.
+        tolerance: Largest accepted difference between ``readout(features(x))`` and the model, relative to the largest
+            logit.
+
+    Raises:
+        SplitError: No such layer, or the two parts do not reproduce the model.
+
+    Example:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+        >>> split(model, torch.rand(2, 1, 2, 2)).layer
+        '3'
+    """
+    if isinstance(model, (tuple, list)):
+        if len(model) != 2 or not all(isinstance(part, nn.Module) for part in model):
+            raise InvalidArgumentError("model", model, "a pair (features, readout) of torch modules")
+        result = Split(model[0], model[1])
+        whole = nn.Sequential(*model)
+        whole.training = any(part.training for part in model)
+        check_classifier(whole, inputs)
+        _check_features(result, inputs)
+        return result
+    logits = check_classifier(model, inputs)
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    if layer is None:
+        layer = _last_linear(model, linear, inputs, logits, tolerance)
+    elif layer not in linear:
+        known = ", ".join(list(linear)[-5:]) or "none"
+        raise SplitError(
+            f"layer: got {layer!r}, expected the name of an nn.Linear of the model (the last ones: {known})"
+        )
+    result = Split(LayerInput(model, layer), linear[layer], layer)
+    features = _check_features(result, inputs)
+    with torch.no_grad():
+        output: Tensor = result.readout(features)
+    if output.shape != logits.shape:
+        raise SplitError(
+            f"layer {layer!r}: got outputs of shape {tuple(output.shape)}, expected the model's logits of shape "
+            f"{tuple(logits.shape)}; name the last linear layer"
+        )
+    difference = float((output - logits).abs().max())
+    if difference > tolerance * (1 + float(logits.abs().max())):
+        raise SplitError(
+            f"layer {layer!r}: the logits differ from the model's by up to {difference:.3g}, so something follows that "
+            "layer; fold it into the layer's weights, or give a pair (features, readout)"
+        )
+    return result
+
+
+def _check_features(parts: Split, inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        features: Tensor = parts.features(inputs)
+    if not isinstance(features, Tensor):
+        raise SplitError(f"features: got {type(features).__name__}, expected a tensor (n, F)")
+    if features.dim() != 2 or features.shape[0] != inputs.shape[0]:
+        raise SplitError(
+            f"features: got shape {tuple(features.shape)} for {inputs.shape[0]} inputs, expected "
+            f"({inputs.shape[0]}, F); flatten them before the readout"
+        )
+    return features
+
+
+def _last_linear(
+    model: nn.Module, linear: dict[str, nn.Linear], inputs: Tensor, logits: Tensor, tolerance: float
+) -> str:
+    """Name of the linear layer whose output is the model's."""
+    outputs: list[tuple[str, Tensor]] = []
+    with _watching(linear, outputs), torch.no_grad():
+        model(inputs)
+    if not outputs:
+        raise SplitError(
+            "model: no nn.Linear takes part in a forward pass, so there is no linear readout to replace; give a pair "
+            "(features, readout)"
+        )
+    for name, output in reversed(outputs):
+        if output.shape == logits.shape and float((output - logits).abs().max()) <= tolerance * (
+            1 + float(logits.abs().max())
+        ):
+            return name
+    raise SplitError(
+        f"model: the last linear layer {outputs[-1][0]!r} does not produce the logits (something follows it); name the "
+        "layer, fold what follows into its weights, or give a pair (features, readout)"
+    )
+
+
+@contextmanager
+def _watching(linear: dict[str, nn.Linear], outputs: list[tuple[str, Tensor]]) -> Iterator[None]:
+    def watch(name: str, part: nn.Linear) -> torch.utils.hooks.RemovableHandle:
+        return part.register_forward_hook(lambda _module, _args, out: outputs.append((name, out.detach())))
+
+    handles = [watch(name, part) for name, part in linear.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,8 @@
+"""Names and objects of any origin as attacks, models, detectors and defenses; adapters are found here."""
+
+from robust_ext.registry.attack import as_attack as as_attack
+from robust_ext.registry.base import AdaptedModel as AdaptedModel
+from robust_ext.registry.base import Adapter as Adapter
+from robust_ext.registry.base import AttackListing as AttackListing
+from robust_ext.registry.base import adapters as adapters
+from robust_ext.registry.model import as_module as as_module

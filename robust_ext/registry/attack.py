@@ -1,0 +1,104 @@
+"""Attacks of any kind as attacks of this project."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from robust_ext.attacks.base import Attack, CallableAttack, called
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.objects import resolve_object
+from robust_ext.core.specification import did_you_mean, parse_call
+from robust_ext.registry import base as libraries
+
+_ACCEPTED = (
+    "an Attack, a string such as 'foolbox:LinfPGD(steps=40)' or 'file.py:attack', an attack object of an adapted "
+    "library, a tuple (attack class, {settings}), or a callable (model, x, y) -> x_adv"
+)
+_EXTRAS = ("threat_model", "epsilon", "generator")
+
+
+def as_attack(obj: object, *, name: str | None = None, argument: str = "attack") -> Attack:
+    """Turn anything that attacks into an :class:`Attack`.
+
+    Args:
+        obj: An :class:`Attack`; a string, ``library:Name(settings)``, ``package.module:object`` or
+            ``file.py:object``; an attack object or class of an adapted library, or a tuple of such a class and its
+            settings; a callable ``(model, x, y) -> x_adv``.
+        name: What tables call it. Left out, a string is its own name and an object has the one it brings.
+        argument: What error messages call it.
+
+    Raises:
+        InvalidArgumentError: It is none of these, or its settings are not accepted.
+        MissingDependencyError: It belongs to a library that is not installed.
+
+    Example:
+        >>> as_attack(lambda model, x, y: x, name="nothing")
+        CallableAttack(nothing)
+    """
+    if isinstance(obj, Attack):
+        return obj if name is None else _renamed(obj, name)
+    if isinstance(obj, str):
+        return _from_text(obj, name, argument)
+    for adapter in libraries.adapters().values():
+        adapted = adapter.adapt_attack(obj, name=name)
+        if adapted is not None:
+            return adapted
+    if isinstance(obj, type):
+        raise InvalidArgumentError(
+            argument, f"the class {obj.__name__}", f"an object: {obj.__name__}(...), or {_ACCEPTED}"
+        )
+    if callable(obj):
+        _check_callable(obj, argument)
+        return CallableAttack(obj, name=name)
+    raise InvalidArgumentError(argument, type(obj).__name__, _ACCEPTED)
+
+
+def _renamed(attack: Attack, name: str) -> Attack:
+    renamed = copy.copy(attack)
+    renamed.name = name
+    return renamed
+
+
+def _from_text(text: str, name: str | None, argument: str) -> Attack:
+    spec = parse_call(text, argument=argument)
+    adapter = libraries.adapters().get(spec.scope)
+    if adapter is not None:
+        return adapter.build_attack(spec.name, spec.arguments, name=name or text)
+    try:
+        found = resolve_object(text, argument=argument)
+    except InvalidArgumentError as error:
+        near = did_you_mean(spec.scope, list(libraries.adapters()))
+        if not near:
+            raise
+        raise InvalidArgumentError(argument, text, f"a library or module that exists{near}") from error
+    if isinstance(found, str):
+        raise InvalidArgumentError(argument, text, f"the name of {_ACCEPTED}; it names a string")
+    return as_attack(found, name=name or text, argument=argument)
+
+
+def _check_callable(function: Callable[..., Any], argument: str) -> None:
+    try:
+        parameters = list(inspect.signature(called(function)).parameters.values())
+    except (TypeError, ValueError):
+        return
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [parameter for parameter in parameters if parameter.kind in by_position]
+    unbounded = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters)
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    others = [
+        parameter for parameter in parameters if parameter not in positional[:3] and parameter.kind not in variadic
+    ]
+    unfilled = [
+        p.name
+        for p in others
+        if p.default is inspect.Parameter.empty
+        and (p.name not in _EXTRAS or p.kind is inspect.Parameter.POSITIONAL_ONLY)
+    ]
+    misplaced = any(parameter.name in _EXTRAS for parameter in positional[:3])
+    if (len(positional) < 3 and not unbounded) or unfilled or misplaced:
+        shown = getattr(function, "__name__", type(function).__name__) + str(inspect.signature(called(function)))
+        extras = "; of further parameters only threat_model, epsilon and generator are filled in"
+        raise InvalidArgumentError(argument, shown, f"a callable (model, x, y) -> x_adv{extras if unfilled else ''}")

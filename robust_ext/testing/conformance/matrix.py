@@ -1,0 +1,229 @@
+"""Each attack is built with small settings, run, and judged by what it returned and what it asked."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.base import Attack
+from robust_ext.attacks.running import run_attack
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, MissingDependencyError, RobustExtError
+from robust_ext.core.random import stream
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import NORMS
+from robust_ext.core.validation import check_choice
+from robust_ext.engine.verify import verify
+from robust_ext.registry.base import AttackListing, adapters
+from robust_ext.testing.conformance.rows import WatchedRows
+from robust_ext.testing.conformance.subjects import SAMPLES, digits, network, planted, threat_model
+
+logger = logging.getLogger(__name__)
+
+TARGETS = ("binarized", "classifier")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of one attack on one target.
+
+    Args:
+        library: The library's name.
+        attack: The attack's name in it.
+        target: ``"binarized"`` (two classes, one readout a row) or ``"classifier"`` (ten).
+        outcome: ``"ran"``, ``"refused"`` (before any work, with a reason) or ``"failed"``.
+        reason: Why it was refused or failed.
+        norm: Of the threat model.
+        samples: Inputs attacked.
+        verified: Candidates that are adversarial, in bounds and in the ball.
+        alone: Whether the first row's candidate is the ``"same"`` without the other rows, or ``"other"``; empty where
+            rows are attacked one at a time anyway.
+        seconds: Of the attack.
+        passes: Rows sent ``"forward"`` and ``"backward"`` through the network.
+    """
+
+    library: str
+    attack: str
+    target: str
+    outcome: str
+    reason: str = ""
+    norm: str = ""
+    samples: int = 0
+    verified: int = 0
+    alone: str = ""
+    seconds: float = 0.0
+    passes: dict[str, int] = field(default_factory=lambda: {"forward": 0, "backward": 0})
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return asdict(self)
+
+
+def conformance(
+    libraries: Sequence[str] | None = None, *, seed: int = 0, progress: Callable[[Row | None, int], None] | None = None
+) -> list[Row]:
+    """Run every attack of the installed libraries on both targets.
+
+    Args:
+        libraries: Names of adapters; all that are installed when left out.
+        seed: Of every draw.
+        progress: Called with each row and the number of rows in all; first with None.
+
+    Raises:
+        InvalidArgumentError: No adapter of that name.
+        MissingDependencyError: A library that was named is not installed.
+    """
+    known = adapters()
+    listings: list[tuple[str, AttackListing]] = []
+    for name in known if libraries is None else libraries:
+        check_choice("libraries", name, tuple(known))
+        try:
+            listings += [(name, listing) for listing in known[name].list_attacks()]
+        except MissingDependencyError as error:
+            if libraries is not None:
+                raise
+            logger.info("%s", error)
+    total = len(listings) * len(TARGETS)
+    rows: list[Row] = []
+    if progress is not None:
+        progress(None, total)
+    for library, listing in listings:
+        for target in TARGETS:
+            rows.append(conformance_row(library, listing, target, seed=seed))
+            if progress is not None:
+                progress(rows[-1], total)
+    return rows
+
+
+def conformance_row(library: str, listing: AttackListing, target: str, *, seed: int = 0) -> Row:
+    """Run one attack on one target.
+
+    Args:
+        library: The library's name.
+        listing: The attack, as the library's adapter lists it.
+        target: One of :data:`TARGETS`.
+        seed: Of every draw.
+    """
+    check_choice("target", target, TARGETS)
+    common: dict[str, Any] = {"library": library, "attack": listing.name, "target": target}
+    if listing.reason:
+        return Row(**common, outcome="refused", reason=listing.reason)
+    try:
+        attack = adapters()[library].build_attack(listing.name, listing.trial, name=f"{library}:{listing.name}")
+        norm = next((norm for norm in NORMS if norm in attack.traits.norms), "linf")
+        attack.check(threat_model=threat_model(norm, listing.channels))
+    except (AttackRefusedError, MissingDependencyError) as error:
+        return Row(**common, outcome="refused", reason=str(error))
+    except InvalidArgumentError as error:
+        return Row(**common, outcome="failed", reason=str(error))
+    trial = _Trial(attack, norm, listing.channels, target, seed)
+    start = time.perf_counter()
+    try:
+        candidates = trial.run(range(SAMPLES))
+        seconds = time.perf_counter() - start
+        passes = {"forward": trial.counter.forward, "backward": trial.counter.backward}
+        verified = trial.verified(candidates)
+        alone = trial.alone(candidates)
+    except RobustExtError as error:
+        return Row(**common, outcome="failed", reason=str(error), norm=norm, samples=SAMPLES)
+    return Row(
+        **common,
+        outcome="failed" if trial.complaint else "ran",
+        reason=trial.complaint,
+        norm=norm,
+        samples=SAMPLES,
+        verified=verified,
+        alone=alone,
+        seconds=seconds,
+        passes=passes,
+    )
+
+
+class _Trial:
+    """One attack on one target, on all rows or on some."""
+
+    def __init__(self, attack: Attack, norm: str, channels: int, target: str, seed: int) -> None:
+        self.attack = attack
+        self.threat_model = threat_model(norm, channels)
+        self.inputs, self.labels = digits(channels)
+        self.network = network(channels)
+        self.planted = planted(norm, channels) if target == "binarized" else None
+        if self.planted is not None:
+            self.inputs, self.labels = self.planted.inputs, self.planted.labels
+        self.counter = PassCounter()
+        self.seed = seed
+        self.complaint = ""
+
+    def run(self, rows: Sequence[int]) -> Tensor:
+        """Candidates of some rows: together, or one at a time where the target and the attack ask for that."""
+        if self.planted is not None and self.attack.traits.one_by_one:
+            return torch.cat([self._attack([row]) for row in rows])
+        return self._attack(rows)
+
+    def verified(self, candidates: Tensor) -> int:
+        """How many candidates are adversarial."""
+        module = self.network if self.planted is None else self.planted.module
+        found = verify(
+            candidates,
+            self.inputs,
+            self.labels,
+            module=module,
+            threat_model=self.threat_model,
+            attack=self.attack.name,
+        )
+        return found.outcomes.count("found")
+
+    def alone(self, candidates: Tensor) -> str:
+        """Whether the first row has the same candidate without the others."""
+        if self.planted is not None and self.attack.traits.one_by_one:
+            return ""
+        same = torch.allclose(self._attack([0])[0], candidates[0], rtol=0, atol=1e-4)
+        return "same" if same else "other"
+
+    def _attack(self, rows: Sequence[int]) -> Tensor:
+        index = list(rows)
+        inputs, labels = self.inputs[index], self.labels[index]
+        watched: WatchedRows | None = None
+        if self.planted is None:
+            module: nn.Module = Counted(self.network, self.counter)
+            classes = 10
+        else:
+            treatment = "full" if self.attack.traits.batching == "full" else "any"
+            problems = self.planted.problems.select(index)
+            settings = self.planted.settings
+            watched = WatchedRows(
+                problems.classifier(
+                    Counted(self.planted.features, self.counter),
+                    position=settings.boundary_position,
+                    logit_scale=settings.logit_scale,
+                    batching=treatment,
+                    norm=self.threat_model.norm,
+                ),
+                inputs,
+                batching=treatment,
+                norm=self.threat_model.norm,
+            )
+            module, classes = watched, 2
+        target = Target(
+            module=module,
+            bounds=self.threat_model.bounds,
+            classes=classes,
+            input_shape=tuple(inputs.shape[1:]),
+            device=inputs.device,
+        )
+        candidates = run_attack(
+            self.attack,
+            target,
+            inputs,
+            labels,
+            threat_model=self.threat_model,
+            generator=stream(self.seed, index[0], "conformance", self.attack.name),
+        )
+        if watched is not None and watched.complaint:
+            self.complaint = watched.complaint
+        return candidates

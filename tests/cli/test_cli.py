@@ -1,0 +1,227 @@
+"""The command line, as a person uses it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from robust_ext.adapters.own import OwnAdapter
+from robust_ext.cli import app as cli
+from robust_ext.cli.loading import load_model
+from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.demo.network import digits_network
+
+BASE = ["binarization", "--model", "digits", "--data", "digits", "--eps", "0.1", "--no-progress"]
+QUICK = ["--samples", "6", "--inner-points", "30", "--minimum-samples", "1", "--canaries", "2"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def test_binarization(tmp_path):
+    out = tmp_path / "run"
+    attacks = ["--attack", "foolbox:LinfPGD(steps=10, rel_stepsize=0.25)", "--attack", "art:FastGradientMethod"]
+    done = invoke(*BASE, *QUICK, *attacks, "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert "verdict" in done.output
+    content = json.loads((out / "result.json").read_text())
+    assert [attack["name"] for attack in content["attacks"]] == [
+        "foolbox:LinfPGD(steps=10, rel_stepsize=0.25)",
+        "art:FastGradientMethod",
+    ]
+    assert content["settings"]["epsilon"] == 0.1
+    assert content["settings"]["inner_points"] == 30
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert "<svg" in (out / "report.html").read_text()
+
+
+def test_every_setting_has_an_option():
+    from dataclasses import fields
+
+    from robust_ext.evaluations.binarization import BinarizationSettings
+
+    text = CliRunner().invoke(cli.app, ["binarization", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    for entry in fields(BinarizationSettings):
+        if entry.name != "threat_model":
+            assert f"--{entry.name.replace('_', '-')}" in text, entry.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--attack", "foolbox:LinfPDG"], "LinfPGD"),
+        (["--attack", "foolbox:LinfPGD(step=3)"], "steps"),
+        (["--attack", "foolbox:LinfPGD", "--eps", "eight"], "--eps: got 'eight'"),
+        (["--attack", "foolbox:LinfPGD", "--eps", "8/0"], "--eps: got '8/0'"),
+        (["--attack", "foolbox:LinfPGD", "--norm", "l7"], "norm: got 'l7'"),
+        (["--attack", "foolbox:LinfPGD", "--bounds", "1"], "--bounds"),
+        (["--attack", "foolbox:LinfPGD", "--samples", "9999"], "500"),
+        (["--attack", "foolbox:LinfPGD", "--jobs", "2"], "--out"),
+        (["--attack", "foolbox:LinfPGD", "--device", "tpu9"], "--device"),
+        (["--attack", "foolbox:LinfPGD", "--batch-size", "big"], "--batch-size"),
+        (["--attack", "foolbox:LinfPGD", "--data", "nowhere.npz"], "nowhere.npz"),
+        (["--attack", "foolbox:LinfPGD", "--model", "nowhere.py:net"], "nowhere.py"),
+        (["--attack", "foolbox:LinfPGD", "--weights", "nowhere.pt"], "nowhere.pt"),
+        (["--attack", "nolibrary:Thing"], "nolibrary"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, monkeypatch, capsys):
+    given = [*BASE, *QUICK]
+    for option in arguments[::2]:
+        if option in given and option != "--attack":
+            at = given.index(option)
+            del given[at : at + 2]
+    monkeypatch.setattr(sys, "argv", ["robust-ext", *given, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_demo_shows_what_it_promises(tmp_path):
+    done = invoke("demo", "--samples", "24", "--no-progress", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert [attack["verdict"] for attack in content["attacks"]] == ["passed", "failed", "failed", "failed"]
+
+
+def test_attacks_are_listed(tmp_path):
+    done = invoke("attacks", "--json", str(tmp_path / "list.json"))
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "list.json").read_text())
+    names = {name for row in rows for name in (row["name"], *row["aliases"])}
+    assert {"foolbox:LinfPGD", "art:ProjectedGradientDescent", "art:SquareAttack"} <= names
+    assert all(name in done.output for name in names)
+
+
+def test_the_matrix_of_one_library(tmp_path, monkeypatch):
+    # Its other attacks are run on both targets where the documented matrix is checked.
+    listed = [entry for entry in OwnAdapter().list_attacks() if entry.name in ("APGD", "FeatureMatching")]
+    monkeypatch.setattr(OwnAdapter, "list_attacks", lambda self: listed)
+    files = ["--json", str(tmp_path / "rows.json"), "--markdown", str(tmp_path / "page.md")]
+    done = invoke("attacks", "--matrix", "--library", "robust_ext", "--no-progress", *files)
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    wanted = {"library", "attack", "target", "outcome", "reason", "verified", "seconds", "passes"}
+    assert all(wanted <= set(row) for row in rows)
+    by_name = {(row["attack"], row["target"]): row for row in rows}
+    assert by_name["APGD", "binarized"]["outcome"] == "ran"
+    assert by_name["APGD", "binarized"]["verified"] == 4
+    assert by_name["FeatureMatching", "classifier"]["outcome"] == "refused"
+    assert "has none; choose an attack on classifiers" in by_name["FeatureMatching", "classifier"]["reason"]
+    assert "robust_ext:APGD" in done.output
+    assert "## robust_ext" in (tmp_path / "page.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"rows.json", "page.md"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--library", "nobody"], "library: got 'nobody'"),
+        (["--matrix", "--library", "nobody"], "libraries: got 'nobody'"),
+        (["--markdown", "page.md"], "--markdown: got page.md, expected to be given together with --matrix"),
+        (["--seed", "-1"], "--seed: got -1"),
+    ],
+)
+def test_bad_arguments_of_attacks(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke("attacks", *arguments)
+    assert isinstance(done.exception, InvalidArgumentError)
+    assert message in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_detector_on_the_command_line(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from robust_ext.detectors import Detector\n"
+        "class Bright(Detector):\n"
+        "    def score_of(self, seen):\n"
+        "        return seen.inputs.flatten(1).mean(1)\n"
+    )
+    out = tmp_path / "run"
+    detector = ["--detector", f"{file}:Bright", "--detector-fpr", "0.2", "--detector-samples", "100"]
+    done = invoke(*BASE, *QUICK, "--attack", "robust_ext:APGD(steps=10)", *detector, "--out", str(out))
+    assert done.exit_code == 0, done.output
+    content = json.loads((out / "result.json").read_text())
+    assert set(content["attacks"][0]["tests"]) == {"regular", "inverted"}
+    assert content["settings"]["detector_calibration"]["samples"] == 100
+    assert content["settings"]["detector_calibration"]["achieved"] <= 0.2
+    assert "(inverted)" in done.output
+    assert {path.name for path in out.iterdir()} == {"regular", "inverted", "result.json", "report.html"}
+    few = ["--detector", f"{file}:Bright", "--detector-samples", "5"]
+    refused = invoke(*BASE, *QUICK, "--attack", "robust_ext:APGD", *few)
+    assert "at least 20 clean inputs" in str(refused.exception)
+
+
+def test_version():
+    from robust_ext import __version__
+
+    assert __version__ in invoke("--version").output
+
+
+def test_models_from_files_and_weights(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from robust_ext.demo.network import digits_network\n"
+        "def make(trained=False):\n    return digits_network(trained=trained)\n"
+        "ready = digits_network()\n"
+    )
+    state = digits_network().state_dict()
+    save_file(state, tmp_path / "w.safetensors")
+    torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "w.pt")
+    x = torch.rand(2, 1, 8, 8)
+    expected = digits_network()(x)
+    for spec, weights in [
+        ("digits", None),
+        (f"{file}:ready", None),
+        (f"{file}:make(trained=True)", None),
+        (f"{file}:make", "w.safetensors"),
+        (f"{file}:make", "w.pt"),
+    ]:
+        model = load_model(spec, weights=None if weights is None else str(tmp_path / weights))
+        assert torch.equal(model(x), expected)
+
+
+def test_bad_weights(tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "harm"), "w"))
+
+    torch.save(Harm(), tmp_path / "harmful.pt")
+    (tmp_path / "damaged.pt").write_bytes(b"\x00\x01")
+    (tmp_path / "damaged.safetensors").write_bytes(b"\x00\x01")
+    torch.save({"0.weight": torch.zeros(3)}, tmp_path / "other.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    for name in ("harmful.pt", "damaged.pt", "damaged.safetensors", "other.pt", "list.pt"):
+        with pytest.raises(DataError, match=name):
+            load_model("digits", weights=str(tmp_path / name))
+    assert not (tmp_path / "harm").exists()
+
+
+def test_numbers():
+    assert cli.number("--eps", "8/255") == 8 / 255
+    assert cli.pair("--bounds", "-1,1") == (-1.0, 1.0)
+    assert cli.share("--shard", "1/2") == (1, 2)
+    for text in ("2/2", "a/2", "1", "-1/2"):
+        with pytest.raises(InvalidArgumentError):
+            cli.share("--shard", text)
+
+
+def test_import_is_light():
+    """Importing the package imports neither hosts nor plotting, and the adapters only by entry point."""
+    code = (
+        "import sys, robust_ext; "
+        "print([m for m in ('foolbox', 'art', 'matplotlib', 'sklearn', 'typer', 'scipy.stats', 'robust_ext.adapters') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

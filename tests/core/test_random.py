@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import derive_seed, seeded_globals, stream
+
+
+def drawn(seed: int, *keys: int | str) -> list[float]:
+    return torch.rand(5, generator=stream(seed, *keys)).tolist()
+
+
+def test_a_stream_does_not_depend_on_what_was_drawn_before() -> None:
+    expected = drawn(3, 7, "inner")
+    torch.rand(1000)
+    torch.rand(1000, generator=stream(3, 7, "inner"))
+    torch.manual_seed(99)
+    random.seed(1)
+    np.random.seed(1)
+    assert drawn(3, 7, "inner") == expected
+
+
+def test_making_a_stream_leaves_the_global_generators_alone() -> None:
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    drawn(0, 1, "boundary")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.random.get_state()[1].tolist() == before[2]
+
+
+def test_every_part_of_the_key_counts() -> None:
+    keys: list[tuple[int | str, ...]] = [
+        (),
+        (0,),
+        ("0",),
+        (0, 0),
+        (0, "a"),
+        ("a", 0),
+        ("a",),
+        ("ab",),
+        ("a", "b"),
+        (1,),
+    ]
+    keys += [(seed, purpose) for seed in range(200) for purpose in ("inner", "boundary")]
+    seeds = {derive_seed(seed, *key) for seed in (0, 1, 2) for key in keys}
+    assert len(seeds) == 3 * len(set(keys))
+    assert derive_seed(1, 2) != derive_seed(12)
+    assert derive_seed(0, 1, 2) != derive_seed(0, 12)
+
+
+@given(st.integers(0, 2**80), st.lists(st.one_of(st.integers(), st.text(max_size=5)), max_size=3))
+def test_seeds_are_fit_for_torch_and_stable(seed: int, keys: list[int | str]) -> None:
+    derived = derive_seed(seed, *keys)
+    assert 0 <= derived < 2**63
+    assert derive_seed(seed, *keys) == derived
+    assert stream(seed, *keys).initial_seed() == derived
+
+
+def test_seeds_are_the_same_on_every_machine() -> None:
+    """Fixed once and for all: a change would give everyone other points."""
+    assert derive_seed(0, 7, "inner") == 4608928784374938213
+
+
+def test_integers_of_other_libraries_are_integers() -> None:
+    assert derive_seed(np.int64(5), 1) == derive_seed(5, 1) == derive_seed(torch.tensor(5), 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [-1, 1.0, "0", None, True])
+def test_a_seed_is_an_integer_of_at_least_0(seed: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^seed: got .*, expected an integer of at least 0"):
+        derive_seed(seed, 1)  # type: ignore[arg-type]
+
+
+def test_derived_draws_look_independent() -> None:
+    """Neighbouring samples and purposes are no more alike than chance: 4000 means of pairs of uniform numbers."""
+    a = np.array([drawn(0, i, "inner")[0] for i in range(2000)])
+    b = np.array([drawn(0, i, "boundary")[0] for i in range(2000)])
+    limit = 5 / np.sqrt(2000)
+    assert abs(a.mean() - 0.5) < limit * np.sqrt(1 / 12)
+    assert abs(np.corrcoef(a, b)[0, 1]) < limit
+    assert abs(np.corrcoef(a[:-1], a[1:])[0, 1]) < limit
+
+
+def globals_drawn() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 + 5, 2**63 - 1, 2**64 + 3])
+def test_the_guard_seeds_and_restores(seed: int) -> None:
+    torch.manual_seed(77)
+    random.seed(77)
+    np.random.seed(77)
+    expected = globals_drawn()
+    torch.manual_seed(77)
+    random.seed(77)
+    np.random.seed(77)
+    with seeded_globals(seed):
+        inside = globals_drawn()
+        np.random.randn()
+    assert globals_drawn() == expected
+    with seeded_globals(seed):
+        assert globals_drawn() == inside != expected
+
+
+def test_the_guard_restores_after_an_exception() -> None:
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+    def fail() -> None:
+        globals_drawn()
+        np.random.randn()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), seeded_globals(4):
+        fail()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    np.testing.assert_equal(np.random.get_state(), before[2])
+
+
+def test_guards_can_be_nested() -> None:
+    with seeded_globals(1):
+        plain = [globals_drawn(), globals_drawn()]
+    with seeded_globals(1):
+        first = globals_drawn()
+        with seeded_globals(2):
+            globals_drawn()
+        assert [first, globals_drawn()] == plain

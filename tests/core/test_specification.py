@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.objects import load_object, resolve_object
+from robust_ext.core.specification import check_keywords, did_you_mean, parse_call
+
+
+def test_parse_reads_scope_name_and_literals() -> None:
+    text = "foolbox:LinfPGD(steps=40, rel_stepsize=-.1, a=8/255, b=None, c=True, d='x:y(1)', "
+    text += "e=(1, [2]), f={'k': -3}, g=+2)"
+    spec = parse_call(text)
+    assert (spec.scope, spec.name, spec.text) == ("foolbox", "LinfPGD", text)
+    assert spec.arguments == {
+        "steps": 40,
+        "rel_stepsize": -0.1,
+        "a": 8 / 255,
+        "b": None,
+        "c": True,
+        "d": "x:y(1)",
+        "e": (1, [2]),
+        "f": {"k": -3},
+        "g": 2,
+    }
+
+
+@pytest.mark.parametrize("text", ["foolbox:FGSM", "foolbox:FGSM()", " foolbox : FGSM ( ) "])
+def test_parentheses_may_be_left_out(text: str) -> None:
+    spec = parse_call(text)
+    assert (spec.scope, spec.name, spec.arguments) == ("foolbox", "FGSM", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "scope", "name"),
+    [
+        ("C:\\files\\mine.py:make(depth=3)", "C:\\files\\mine.py", "make"),
+        ("a (1)/mine.py:Group.make(depth=3)", "a (1)/mine.py", "Group.make"),
+        ("a.b:make(x='c:d(1)')", "a.b", "make"),
+    ],
+)
+def test_colons_and_parentheses_elsewhere_do_not_confuse(text: str, scope: str, name: str) -> None:
+    spec = parse_call(text)
+    assert (spec.scope, spec.name) == (scope, name)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "__import__('os').system('true')",
+        "__import__('os')",
+        "lambda: 0",
+        "inf",
+        "steps",
+        "[x for x in (1, 2)]",
+        "f'{1}'",
+        "b'x'",
+        "...",
+        "1j",
+        "9**9**9",
+        "2*3",
+        "'a'/2",
+        "True/2",
+        "-True",
+        "-'a'",
+        "1/0",
+        "~1",
+        "{**{}}",
+        "{[]: 1}",
+        "{1, 2}",
+        "(1).real",
+        "1 if 1 else 2",
+        "not 1",
+        "(y := 1)",
+        "*[1]",
+        "-" * 100_000 + "1",
+        "(" * 500 + ")" * 500,
+        "1\x00",
+    ],
+)
+def test_anything_but_literals_is_refused(value: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_call(f"foolbox:FGSM(a={value})", argument="--attack")
+    assert str(caught.value).startswith("--attack: got ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "foolbox",
+        "foolbox:",
+        ":FGSM",
+        "foolbox:1a",
+        "foolbox:a b",
+        "foolbox:FGSM(a=1",
+        "foolbox:FGSM(a=1)(b=2)",
+        "foolbox:FGSM(a=1) + f()",
+        "foolbox:FGSM(a=1, a=2)",
+        "foolbox:FGSM(**{})",
+        "foolbox:FGSM(a=1); f()",
+    ],
+)
+def test_other_forms_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        parse_call(text)
+
+
+def test_a_positional_argument_is_shown() -> None:
+    with pytest.raises(InvalidArgumentError, match="positional argument 40"):
+        parse_call("foolbox:LinfPGD(40)")
+
+
+def test_text_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="got int"):
+        parse_call(3)  # type: ignore[arg-type]
+
+
+def test_load_from_a_module_follows_dots() -> None:
+    assert load_object("pathlib:Path.home") == Path.home
+
+
+def test_load_from_a_file_and_call_it(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_mine.py").write_text("BASE = 10\n")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from neighbour_of_mine import BASE\n\n"
+        "class Group:\n    @staticmethod\n    def make(depth=1):\n        return BASE + depth\n"
+    )
+    before = list(sys.path)
+    assert resolve_object(f"{file}:Group.make(depth=3)") == 13
+    assert resolve_object(f"{file}:Group.make") is load_object(f"{file}:Group.make")
+    assert sys.path == before
+
+
+def test_an_edited_file_is_loaded_afresh(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("VALUE = 1\n")
+    assert load_object(f"{file}:VALUE") == 1
+    file.write_text("VALUE = 'longer'\n")
+    assert load_object(f"{file}:VALUE") == "longer"
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_beside_me.py").write_text("VALUE = 5\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_object("module_beside_me:VALUE") == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no_such_file.py:make", "there is none at"),
+        ("no_such_package.module:make", "there is no no_such_package"),
+        ("pathlib:Paht", "did you mean Path"),
+        ("pathlib:Path.hmoe", "did you mean home"),
+        ("some/folder:make", "path/to/file.py:name"),
+        ("pathlib:Path(a=1)", "without parentheses"),
+    ],
+)
+def test_what_cannot_be_loaded_is_explained(text: str, expected: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        load_object(text, argument="--model")
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith("--model: got ")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("import no_such_package", "no_such_package"),
+        ("raise SystemExit(2)", "__main__"),
+        ("def", "SyntaxError"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_a_data_error(tmp_path: Path, source: str, expected: str) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(source)
+    with pytest.raises(DataError, match=expected):
+        load_object(f"{file}:make")
+    assert not any(getattr(module, "__file__", None) == str(file) for module in list(sys.modules.values()))
+
+
+def test_calls_that_fail_are_explained(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("VALUE = 1\ndef make(*, depth, width=1):\n    raise KeyError('inside')\n")
+    with pytest.raises(DataError, match="KeyError: 'inside'"):
+        resolve_object(f"{file}:make(depth=3)")
+    with pytest.raises(InvalidArgumentError, match=r"one of: depth, width; did you mean depth\?"):
+        resolve_object(f"{file}:make(dept=3)")
+    with pytest.raises(InvalidArgumentError, match=r"expected make\(depth=\.\.\., \.\.\.\)"):
+        resolve_object(f"{file}:make()")
+    with pytest.raises(InvalidArgumentError, match="no parentheses"):
+        resolve_object(f"{file}:VALUE()")
+
+
+def test_hidden_parameters_are_neither_needed_nor_accepted() -> None:
+    def make(estimator: object, depth: int = 1) -> None: ...
+
+    check_keywords(make, {"depth": 2}, argument="attack", label="make", hidden=("estimator",))
+    with pytest.raises(InvalidArgumentError, match="one of: depth"):
+        check_keywords(make, {"estimator": 2}, argument="attack", label="make", hidden=("estimator",))
+
+
+def test_did_you_mean_ignores_case_and_is_silent_without_a_near_name() -> None:
+    assert did_you_mean("linfpgd", ["LinfPGD", "FGSM"]) == "; did you mean LinfPGD?"
+    assert did_you_mean("zzz", ["LinfPGD", "FGSM"]) == ""

@@ -1,0 +1,202 @@
+"""Intervals against beta quantiles; the sequential test against numerical integration and by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.statistics import proportion_interval, sequential_decision, upper_bound
+
+COUNTS = st.integers(1, 400).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
+
+
+@settings(deadline=None)
+@given(COUNTS, st.sampled_from([0.5, 0.9, 0.95, 0.999]))
+def test_intervals_are_beta_quantiles(counts: tuple[int, int], confidence: float) -> None:
+    hits, trials = counts
+    tail = (1 - confidence) / 2
+    low = stats.beta.ppf(tail, hits, trials - hits + 1) if hits else 0.0
+    high = stats.beta.ppf(1 - tail, hits + 1, trials - hits) if hits < trials else 1.0
+    assert proportion_interval(hits, trials, confidence=confidence) == pytest.approx((low, high), abs=1e-9)
+
+
+@settings(deadline=None)
+@given(COUNTS, st.sampled_from([0.01, 0.05, 0.5]))
+def test_upper_bounds_are_beta_quantiles(counts: tuple[int, int], error_rate: float) -> None:
+    hits, trials = counts
+    expected = stats.beta.ppf(1 - error_rate, hits + 1, trials - hits) if hits < trials else 1.0
+    found = upper_bound(hits, trials, error_rate=error_rate)
+    assert found == pytest.approx(expected, abs=1e-9)
+    # What the bound means: a rate there gives so few hits with just this probability.
+    if hits < trials:
+        assert stats.binom.cdf(hits, trials, found) == pytest.approx(error_rate, abs=1e-6)
+
+
+def test_without_trials_nothing_is_known() -> None:
+    assert proportion_interval(0, 0) is None
+    assert upper_bound(0, 0) == 1.0
+    assert sequential_decision(0, 0, threshold=0.95) is None
+
+
+def test_intervals_cover() -> None:
+    """Exactly: the probabilities of the outcomes whose interval holds the truth add up to the confidence or more."""
+    for rate in (0.02, 0.5, 0.93):
+        covered = 0.0
+        for hits in range(31):
+            low, high = proportion_interval(hits, 30) or (1, 0)
+            covered += stats.binom.pmf(hits, 30, rate) * (low <= rate <= high)
+        assert 0.95 <= covered < 1
+
+
+def log_integral(hits: int, misses: int, low: float, high: float, threshold: float) -> float:
+    """Logarithm of the mean over rates in an interval of their likelihood relative to the threshold's."""
+
+    def exponent(rate: float) -> float:
+        return (
+            hits * (math.log(rate) if hits else 0.0)
+            + misses * (math.log1p(-rate) if misses else 0.0)
+            - hits * math.log(threshold)
+            - misses * math.log1p(-threshold)
+        )
+
+    tiny = 1e-12
+    best = min(max(hits / max(hits + misses, 1), low + tiny), high - tiny)
+    shift, width = exponent(best), (0.25 / (hits + misses + 1)) ** 0.5
+    inner = [p for p in (best - 8 * width, best - width, best, best + width, best + 8 * width) if low < p < high]
+    value, _ = integrate.quad(
+        lambda rate: math.exp(exponent(rate) - shift), low + tiny, high - tiny, points=inner, limit=300
+    )
+    return math.log(value / (high - low)) + shift
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.9, 0.95])
+@pytest.mark.parametrize("trials", [1, 2, 5, 20, 61, 62, 150, 400])
+def test_decisions_are_those_of_numerical_integration(threshold: float, trials: int) -> None:
+    decisions = set()
+    for hits in sorted({0, 1, trials // 2, *range(max(0, trials - 40), trials + 1)} & set(range(trials + 1))):
+        misses = trials - hits
+        above = 0.2 * math.exp(min(log_integral(hits, misses, threshold, 1, threshold), 300))
+        if not misses:
+            above += 0.8 * threshold**-trials
+        below = math.exp(min(log_integral(hits, misses, 0, threshold, threshold), 300))
+        for error_rate in (0.05, 0.2):
+            near = any(abs(bet * error_rate - 1) < 1e-4 for bet in (above, below))
+            expected = "above" if above >= 1 / error_rate else "below" if below >= 1 / error_rate else None
+            if not near:
+                assert sequential_decision(hits, trials, threshold=threshold, error_rate=error_rate) == expected
+            decisions.add(expected)
+    assert len(decisions) >= 2 or trials <= 2
+
+
+def test_how_soon_it_decides() -> None:
+    perfect = [sequential_decision(n, n, threshold=0.95) for n in range(64)]
+    assert perfect == [None] * 62 + ["above"] * 2
+    hopeless = [sequential_decision(0, n, threshold=0.95) for n in range(4)]
+    assert hopeless == [None, None, "below", "below"]
+
+
+@settings(deadline=None)
+@given(COUNTS, st.floats(0.05, 0.99))
+def test_more_hits_never_look_worse(counts: tuple[int, int], threshold: float) -> None:
+    rank = {"below": 0, None: 1, "above": 2}
+    hits, trials = counts
+    decision = sequential_decision(hits, trials, threshold=threshold)
+    if hits < trials:
+        assert rank[sequential_decision(hits + 1, trials, threshold=threshold)] >= rank[decision]
+    assert decision != ("above" if hits / trials < threshold else "below")
+
+
+@pytest.mark.parametrize("trials", [10**4, 10**6])
+def test_many_trials_are_no_trouble(trials: int) -> None:
+    assert sequential_decision(trials, trials, threshold=0.5) == "above"
+    assert sequential_decision(0, trials, threshold=0.5) == "below"
+    assert sequential_decision(trials // 2, trials, threshold=0.5) is None
+    assert sequential_decision(trials // 100, trials, threshold=0.95) == "below"
+
+
+def first_decisions(threshold: float, error_rate: float, trials: int) -> tuple[np.ndarray, np.ndarray]:
+    """For every number of trials, from how many hits on it says "above", and up to how many "below"."""
+    above, below = np.full(trials + 1, trials + 1), np.full(trials + 1, -1)
+    top, bottom = 0, -1
+    for n in range(1, trials + 1):
+        # Both limits only grow, which the test above shows: walk along them.
+        top = max(top, bottom)
+        while top <= n and sequential_decision(top, n, threshold=threshold, error_rate=error_rate) != "above":
+            top += 1
+        above[n] = top
+        while sequential_decision(bottom + 1, n, threshold=threshold, error_rate=error_rate) == "below":
+            bottom += 1
+        below[n] = bottom
+        top -= 1
+    return above, below
+
+
+def wrong_rate(rate: float, wrong: str, *, runs: int, threshold: float = 0.95, error_rate: float = 0.05) -> float:
+    """How often a look after every one of 400 samples ends, at the first decision, in the wrong one."""
+    above, below = first_decisions(threshold, error_rate, 400)
+    hits = (np.random.default_rng(1).random((runs, 400)) < rate).cumsum(1)
+    up, down = hits >= above[1:], hits <= below[1:]
+    never = 400
+    first_up = np.where(up.any(1), up.argmax(1), never)
+    first_down = np.where(down.any(1), down.argmax(1), never)
+    bad = first_up < first_down if wrong == "above" else first_down < first_up
+    return float(bad.mean())
+
+
+@pytest.mark.parametrize(
+    ("rate", "wrong"), [(0.95, "above"), (0.94, "above"), (0.9, "above"), (0.95, "below"), (0.96, "below")]
+)
+def test_errors_are_rare_however_often_one_looks(rate: float, wrong: str) -> None:
+    # Three standard deviations of 4000 runs.
+    assert wrong_rate(rate, wrong, runs=4000) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 4000)
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.9])
+@pytest.mark.parametrize("wrong", ["above", "below"])
+def test_errors_are_rare_at_other_settings(threshold: float, wrong: str) -> None:
+    assert wrong_rate(threshold, wrong, runs=4000, threshold=threshold, error_rate=0.2) <= 0.2 + 3 * math.sqrt(
+        0.16 / 4000
+    )
+
+
+def test_it_decides_rightly_when_the_rate_is_clear() -> None:
+    assert wrong_rate(1.0, "above", runs=20) == 1
+    assert wrong_rate(0.5, "below", runs=2000) > 0.999
+    assert wrong_rate(0.8, "below", runs=2000) > 0.99
+
+
+@pytest.mark.parametrize(
+    ("hits", "trials", "options", "message"),
+    [
+        (3, 2, {}, r"hits: got 3, expected an integer of at least 0 and at most 2"),
+        (-1, 2, {}, r"hits: got -1, expected"),
+        (0, -1, {}, r"trials: got -1, expected an integer of at least 0"),
+        (1.0, 2, {}, r"hits: got 1.0, expected"),
+    ],
+)
+def test_wrong_counts(hits: int, trials: int, options: dict[str, float], message: str) -> None:
+    for call in (
+        lambda: proportion_interval(hits, trials),
+        lambda: upper_bound(hits, trials),
+        lambda: sequential_decision(hits, trials, threshold=0.5),
+    ):
+        with pytest.raises(InvalidArgumentError, match="^" + message):
+            call()
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, float("nan"), "0.5", None])
+def test_wrong_probabilities(value: float) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^confidence: got .*, expected a finite number in \(0, 1\)"):
+        proportion_interval(1, 2, confidence=value)
+    with pytest.raises(InvalidArgumentError, match=r"^threshold: got .*, expected a finite number in \(0, 1\)"):
+        sequential_decision(1, 2, threshold=value)
+    with pytest.raises(InvalidArgumentError, match=r"^error_rate: got .*, expected a finite number in \(0, 1\)"):
+        upper_bound(1, 2, error_rate=value)
+    with pytest.raises(InvalidArgumentError, match=r"^error_rate: got .*, expected a finite number in \(0, 0.5\)"):
+        sequential_decision(1, 2, threshold=0.9, error_rate=value)

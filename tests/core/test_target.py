@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.classifier import check_classifier
+from robust_ext.core.errors import ModelError
+from robust_ext.core.target import Counted, PassCounter, frozen, module_device
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)).eval()
+
+
+def counts(counter: PassCounter) -> tuple[int, int]:
+    return counter.forward, counter.backward
+
+
+def test_rows_are_counted_forward_and_backward(network: nn.Module) -> None:
+    counter = PassCounter()
+    counted = Counted(network, counter)
+    x = torch.rand(5, 4)
+    assert torch.equal(counted(x), network(x))
+    assert counts(counter) == (5, 0)
+    with torch.no_grad():
+        counted(torch.rand(3, 4))
+    assert counts(counter) == (8, 0)
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(counted(leaf).sum(), leaf)
+    assert counts(counter) == (13, 5)
+    torch.testing.assert_close(gradient, torch.autograd.grad(network(leaf).sum(), leaf)[0])
+    # Two passes back through one pass forward.
+    out = counted(leaf)
+    out[:, 0].sum().backward(retain_graph=True)
+    out[:, 1].sum().backward()
+    assert counts(counter) == (18, 15)
+    # A pass forward whose gradient is never asked for.
+    counted(leaf)
+    assert counts(counter) == (23, 15)
+    counted(torch.rand(0, 4))
+    assert counts(counter) == (23, 15)
+
+
+def test_calls_within_one_graph_count_each(network: nn.Module) -> None:
+    counter = PassCounter()
+    counted = Counted(network, counter)
+    leaf = torch.rand(2, 4, requires_grad=True)
+    sum(counted(leaf + i).sum() for i in range(4)).backward()  # type: ignore[union-attr]
+    assert counts(counter) == (8, 8)
+    before = counter.snapshot()
+    counted(leaf)
+    assert counts(counter.since(before)) == (2, 0)
+    assert counts(before) == (8, 8)
+
+
+@pytest.mark.parametrize("module", [nn.Identity(), nn.Dropout(0.5).eval(), nn.Flatten()])
+def test_a_module_that_returns_its_input_leaves_no_hook_on_it(module: nn.Module) -> None:
+    """Some modules return the very tensor they got; that one belongs to the attack, which goes on using it."""
+    counter = PassCounter()
+    counted = Counted(module, counter)
+    leaf = torch.rand(3, 2, requires_grad=True)
+    for step in range(1, 5):
+        (gradient,) = torch.autograd.grad(counted(leaf).sum(), leaf)
+        assert torch.equal(gradient, torch.ones(3, 2))
+        assert counts(counter) == (3 * step, 3 * step)
+    torch.autograd.grad((leaf * 2).sum(), leaf)
+    assert counts(counter) == (12, 12)
+
+
+def test_a_counted_module_is_in_the_mode_of_the_module(network: nn.Module) -> None:
+    assert not Counted(network, PassCounter()).training
+    assert Counted(network.train(), PassCounter()).training
+
+
+def state(module: nn.Module) -> dict[str, object]:
+    return {
+        "asked": [p.requires_grad for p in module.parameters()],
+        "gradients": [p.grad for p in module.parameters()],
+        "buffers": [b.clone() for b in module.buffers()],
+        "same": [id(b) for b in module.buffers()],
+        "flags": [part.training for part in module.modules()],
+    }
+
+
+def assert_state(module: nn.Module, before: dict[str, object], gradients: list[Tensor | None]) -> None:
+    after = state(module)
+    assert after["asked"] == before["asked"]
+    assert after["flags"] == before["flags"]
+    assert after["same"] == before["same"]
+    for now, earlier in zip(after["buffers"], before["buffers"], strict=True):  # type: ignore[call-overload]
+        assert torch.equal(now, earlier)
+    for now, earlier, value in zip(after["gradients"], before["gradients"], gradients, strict=True):  # type: ignore[call-overload]
+        assert now is earlier
+        assert (now is None) == (value is None)
+        assert value is None or torch.equal(now, value)
+
+
+def mixed(network: nn.Module) -> list[Tensor | None]:
+    """Some parameters asked for gradients, some have one, some flags differ."""
+    parameters = list(network.parameters())
+    parameters[0].requires_grad_(False)
+    parameters[1].grad = torch.full_like(parameters[1], 3.0)
+    network[3].train()
+    return [None if p.grad is None else p.grad.clone() for p in parameters]
+
+
+def mistreat(network: nn.Module) -> None:
+    """What attacks do: train mode, gradients on weights, gradients zeroed in place, buffers replaced."""
+    network.train()
+    network(torch.rand(8, 4) * 5)
+    for parameter in network.parameters():
+        parameter.requires_grad_(True)
+    network(torch.rand(8, 4)).sum().backward()
+    network.zero_grad(set_to_none=False)
+    network[2].running_var = torch.zeros(6)
+    network[2].num_batches_tracked.add_(7)
+
+
+def test_frozen_leaves_no_trace(network: nn.Module) -> None:
+    gradients = mixed(network)
+    before = state(network)
+    with frozen(network):
+        assert not any(p.requires_grad for p in network.parameters())
+        mistreat(network)
+        assert float(network[2].running_mean.abs().max()) > 0
+    assert_state(network, before, gradients)
+
+
+def test_frozen_leaves_no_trace_after_an_exception(network: nn.Module) -> None:
+    gradients = mixed(network)
+    before = state(network)
+
+    def fail() -> None:
+        mistreat(network)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), frozen(network):
+        fail()
+    assert_state(network, before, gradients)
+
+
+def test_frozen_passes_gradients_of_inputs(network: nn.Module) -> None:
+    x = torch.rand(2, 4, requires_grad=True)
+    (expected,) = torch.autograd.grad(network(x).sum(), x)
+    with frozen(network):
+        out = network(x)
+        assert out.requires_grad
+        (found,) = torch.autograd.grad(out.sum(), x)
+        assert not network(x.detach()).requires_grad
+    torch.testing.assert_close(found, expected)
+    weights = copy.deepcopy(network.state_dict())
+    assert all(torch.equal(weights[name], value) for name, value in network.state_dict().items())
+
+
+def test_frozen_restores_buffers_with_nan() -> None:
+    module = nn.BatchNorm1d(2).eval()
+    module.running_mean.fill_(float("nan"))
+    with frozen(module):
+        module.running_mean.zero_()
+    assert bool(module.running_mean.isnan().all())
+
+
+def test_device_of_a_module() -> None:
+    assert module_device(nn.Linear(2, 2)) == torch.device("cpu")
+    assert module_device(nn.Linear(2, 2, device="meta")) == torch.device("meta")
+    assert module_device(nn.Flatten()) == torch.device("cpu")
+    buffered = nn.BatchNorm1d(2, affine=False, device="meta")
+    assert module_device(buffered) == torch.device("meta")
+
+
+@pytest.mark.parametrize(
+    "part", [nn.BatchNorm1d(4), nn.Dropout(0.1), nn.AlphaDropout(), nn.InstanceNorm1d(4, track_running_stats=True)]
+)
+def test_parts_in_train_mode_are_named(part: nn.Module) -> None:
+    model = nn.Sequential(nn.Identity(), part, nn.Flatten()).eval()
+    assert check_classifier(nn.Sequential(nn.Flatten()).eval(), torch.rand(2, 4)).shape == (2, 4)
+    part.train()
+    with pytest.raises(ModelError, match=r"^model: 1 is in train mode.*call model.eval\(\) first"):
+        check_classifier(model, torch.rand(2, 4))
+
+
+def test_train_flags_without_effect_are_accepted_below_the_top() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
+    model[1].train()
+    assert check_classifier(model, torch.rand(2, 4)).shape == (2, 3)
+    model.train()
+    with pytest.raises(ModelError, match=r"^model: Sequential is in train mode"):
+        check_classifier(model, torch.rand(2, 4))
+
+
+def test_logits_that_sum_to_one_by_chance_are_logits() -> None:
+    """Probabilities lie in [0, 1] in every row; these do not."""
+
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tensor([[2.0, -1.0], [0.5, 0.5]])
+
+    assert check_classifier(Fixed().eval(), torch.rand(2, 4)).tolist() == [[2.0, -1.0], [0.5, 0.5]]

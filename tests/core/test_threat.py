@@ -1,0 +1,322 @@
+"""Distances against numpy, random points against the sets and distributions that they are drawn from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
+
+NORMS = ("linf", "l2", "l1")
+BOUNDS = ((0.0, 1.0), (-1.0, 1.0), (-2.5, 3.0))
+DRAWS = ("sample_inner", "sample_surface", "sample_corners")
+ORDER = {"linf": np.inf, "l2": 2, "l1": 1}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(threat_model: ThreatModel, name: str, x: Tensor, count: int, seed: int = 0) -> Tensor:
+    return getattr(threat_model, name)(x, count, generator=generator(seed))
+
+
+def offsets(points: Tensor, x: Tensor) -> np.ndarray:
+    return (points.double() - x.double()).flatten(1).numpy()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("shape", [(5, 1), (4, 7), (3, 2, 4, 4), (0, 3), (2, 0)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_distance_is_that_of_numpy(norm: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    a, b = torch.randn(shape, generator=generator(1)).to(dtype), torch.randn(shape, generator=generator(2)).to(dtype)
+    found = ThreatModel(norm=norm, epsilon=1).distance(a, b)
+    rows = (a.double() - b.double()).numpy().reshape(shape[0], int(np.prod(shape[1:])))
+    expected = [np.linalg.norm(row, ord=ORDER[norm]) if row.size else 0.0 for row in rows]
+    assert found.dtype == torch.float64
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+
+
+def test_distance_sees_what_float32_would_round_away() -> None:
+    a = torch.tensor([[1.0]], dtype=torch.float64)
+    assert float(ThreatModel(norm="linf", epsilon=1).distance(a + 1e-12, a)) == pytest.approx(1e-12, rel=1e-3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    norm=st.sampled_from(NORMS),
+    bounds=st.sampled_from(BOUNDS),
+    name=st.sampled_from(DRAWS),
+    epsilon=st.floats(1e-3, 20),
+    shape=st.sampled_from([(), (1,), (2,), (3, 5), (1, 8, 8)]),
+    seed=st.integers(0, 2**31),
+    edge=st.booleans(),
+)
+def test_points_lie_in_bounds_and_in_the_ball(
+    norm: str,
+    bounds: tuple[float, float],
+    name: str,
+    epsilon: float,
+    shape: tuple[int, ...],
+    seed: int,
+    edge: bool,
+) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    x = torch.rand(shape, generator=generator(seed))
+    x = (x.round() if edge else x) * threat_model.width + bounds[0]
+    points = draw(threat_model, name, x, 20, seed)
+    assert points.shape == (20, *shape)
+    assert points.dtype == torch.float32
+    assert bool(((points >= bounds[0]) & (points <= bounds[1])).all())
+    assert bool(threat_model.contains(points.view(20, -1), x.reshape(1, -1).expand(20, -1)).all())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    norm=st.sampled_from(("l2", "l1")),
+    bounds=st.sampled_from(BOUNDS),
+    name=st.sampled_from(DRAWS[1:]),
+    epsilon=st.floats(1e-3, 20),
+    seed=st.integers(0, 2**31),
+    size=st.sampled_from([1, 2, 6, 64]),
+)
+def test_surface_points_lie_at_epsilon_or_at_the_end_of_their_direction(
+    norm: str, bounds: tuple[float, float], name: str, epsilon: float, seed: int, size: int
+) -> None:
+    """A point short of epsilon has no room left: every value has moved all the way to the bound it moved towards."""
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    x = torch.rand(size, generator=generator(seed)) * threat_model.width + bounds[0]
+    points = draw(threat_model, name, x, 20, seed)
+    moved = offsets(points, x)
+    tolerance = threat_model.tolerance(size)
+    for d, point in zip(moved, points.double().numpy(), strict=True):
+        distance = np.linalg.norm(d, ord=ORDER[norm])
+        at_bound = np.minimum(abs(point - bounds[0]), abs(point - bounds[1])) <= 1e-6 * threat_model.width
+        assert abs(distance - epsilon) <= tolerance or (distance < epsilon and at_bound.all())
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("epsilon", [0.05, 0.4, 3.0])
+def test_linf_corners_move_every_value_by_epsilon_or_to_its_bound(bounds: tuple[float, float], epsilon: float) -> None:
+    threat_model = ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds)
+    x = torch.rand(50, generator=generator(3)) * threat_model.width + bounds[0]
+    points = draw(threat_model, "sample_corners", x, 40).numpy()
+    lower, upper = np.clip(x.numpy() - epsilon, *bounds), np.clip(x.numpy() + epsilon, *bounds)
+    is_lower, is_upper = np.isclose(points, lower, atol=1e-6), np.isclose(points, upper, atol=1e-6)
+    assert (is_lower | is_upper).all()
+    # Both ends are drawn, evenly: 2000 fair coins stay within five standard deviations.
+    assert abs((is_upper & ~is_lower).sum() - (is_lower & ~is_upper).sum()) < 5 * np.sqrt(2000)
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_linf_surface_reaches_epsilon_in_a_value_with_room(bounds: tuple[float, float]) -> None:
+    threat_model = ThreatModel(norm="linf", epsilon=0.3 * (bounds[1] - bounds[0]), bounds=bounds)
+    # At most one side of each value lacks room for 0.3 of the width, so some value can nearly always go all the way.
+    x = torch.rand(30, generator=generator(4)) * threat_model.width + bounds[0]
+    distances = abs(offsets(draw(threat_model, "sample_surface", x, 200), x)).max(1)
+    np.testing.assert_allclose(distances, threat_model.epsilon, rtol=1e-6)
+
+
+def test_linf_surface_goes_to_the_bounds_where_no_value_has_room() -> None:
+    threat_model = ThreatModel(norm="linf", epsilon=0.9)
+    x = torch.tensor([0.5, 0.4, 0.2])
+    points = draw(threat_model, "sample_surface", x, 100)
+    assert set(points.unique().tolist()) == {0.0, 1.0}
+    assert len(points.unique(dim=0)) == 8
+
+
+def test_l2_corners_have_equal_moves_where_there_is_room() -> None:
+    threat_model = ThreatModel(norm="l2", epsilon=0.4)
+    moved = offsets(draw(threat_model, "sample_corners", torch.full((16,), 0.5), 10), torch.full((16,), 0.5))
+    np.testing.assert_allclose(abs(moved), 0.1, atol=1e-6)
+
+
+def test_l2_surface_stretches_past_clipped_values() -> None:
+    """Against bisection on the length of the direction that the unclipped point shows."""
+    x = torch.cat([torch.full((8,), 0.95), torch.full((8,), 0.5)])
+    near, far = (ThreatModel(norm="l2", epsilon=e, bounds=b) for e, b in ((1e-3, (0, 1)), (1.2, (0, 1))))
+    directions = offsets(draw(ThreatModel(norm="l2", epsilon=1.0, bounds=(-9, 9)), "sample_surface", x, 30), x)
+    points = draw(far, "sample_surface", x, 30).double().numpy()
+    for direction, point in zip(directions, points, strict=True):
+        low, high = 0.0, 1e6
+        for _ in range(200):
+            middle = (low + high) / 2
+            clipped = np.clip(x.numpy() + middle * direction, 0, 1)
+            low, high = (middle, high) if np.linalg.norm(clipped - x.numpy()) < 1.2 else (low, middle)
+        np.testing.assert_allclose(point, np.clip(x.numpy() + low * direction, 0, 1), atol=2e-5)
+    np.testing.assert_allclose(np.linalg.norm(offsets(draw(near, "sample_surface", x, 5), x), axis=1), 1e-3, rtol=1e-3)
+
+
+def test_l1_corners_are_vertices() -> None:
+    """All values but one are where they were or at a bound, and which one differs from draw to draw."""
+    threat_model = ThreatModel(norm="l1", epsilon=1.3)
+    x = torch.rand(20, generator=generator(5)) * 0.8 + 0.1
+    points = draw(threat_model, "sample_corners", x, 50).double().numpy()
+    still = np.isclose(points, x.double().numpy(), atol=1e-6)
+    bound = (points == 0) | (points == 1)
+    assert ((~still & ~bound).sum(1) <= 1).all()
+    assert (~still).any(0).all()
+    np.testing.assert_allclose(abs(offsets(torch.tensor(points), x)).sum(1), 1.3, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("size", [1, 3, 17, 64])
+def test_the_first_points_do_not_depend_on_how_many_follow(norm: str, name: str, size: int) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=0.1)
+    x = torch.full((size,), 0.5)
+    many = draw(threat_model, name, x, 300)
+    for count in (0, 1, 5, 16, 100, 299):
+        assert torch.equal(draw(threat_model, name, x, count), many[:count])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", DRAWS)
+def test_points_depend_on_the_generator_alone(norm: str, name: str) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=0.2)
+    x = torch.rand(12, generator=generator(7))
+    state = torch.get_rng_state()
+    first = draw(threat_model, name, x, 10, seed=1)
+    torch.rand(3)
+    assert torch.equal(draw(threat_model, name, x, 10, seed=1), first)
+    assert not torch.equal(draw(threat_model, name, x, 10, seed=2), first)
+    assert len(first.unique(dim=0)) > 1
+    torch.set_rng_state(state)
+    draw(threat_model, name, x, 10, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", DRAWS)
+def test_layout_and_dtype_of_the_sample_do_not_matter(norm: str, name: str) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=0.2)
+    x = torch.rand(4, 6, generator=generator(8))
+    before = x.clone()
+    expected = draw(threat_model, name, x, 9)
+    turned = x.t().contiguous().t()
+    assert not turned.is_contiguous()
+    assert torch.equal(draw(threat_model, name, turned, 9), expected)
+    assert torch.equal(draw(threat_model, name, x.double(), 9), expected)
+    assert torch.equal(draw(threat_model, name, x.clone().requires_grad_(), 9), expected)
+    assert torch.equal(x, before)
+    half = x.half()
+    assert torch.equal(draw(threat_model, name, half, 9), draw(threat_model, name, half.float(), 9))
+
+
+def inner(norm: str, size: int, count: int, radius: float = 1.0) -> np.ndarray:
+    threat_model = ThreatModel(norm=norm, epsilon=2.0, bounds=(-10, 10))
+    x = torch.zeros(size)
+    return threat_model.sample_inner(x, count, generator=generator(11), radius=radius).double().numpy() / 2.0
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("size", [1, 2, 5, 32])
+@pytest.mark.parametrize("radius", [1.0, 0.95, 0.2])
+def test_inner_radii_are_those_of_a_uniform_ball(norm: str, size: int, radius: float) -> None:
+    """In every norm the share of the ball's volume within a radius r is r ** D."""
+    points = inner(norm, size, 4000, radius)
+    radii = np.linalg.norm(points, ord=ORDER[norm], axis=1) / radius
+    assert radii.max() <= 1 + 1e-6
+    assert stats.kstest(np.minimum(radii, 1) ** size, "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_inner_points_are_distributed_like_rejection_samples(norm: str) -> None:
+    """Uniform in the cube, kept where in the ball: the same marginal, sum and sign distributions."""
+    cube = np.random.default_rng(0).uniform(-1, 1, (200_000, 3))
+    kept = cube[np.linalg.norm(cube, ord=ORDER[norm], axis=1) <= 1][:20_000]
+    points = inner(norm, 3, 6000)
+    for direction in ([1, 0, 0], [0, 0, 1], [1, 1, 1], [1, -1, 0]):
+        assert stats.ks_2samp(points @ direction, kept @ direction).pvalue > 1e-3
+    octants = np.bincount((points > 0) @ [1, 2, 4], minlength=8)
+    assert stats.chisquare(octants).pvalue > 1e-3
+
+
+def test_l2_surface_directions_are_uniform() -> None:
+    """Archimedes: a coordinate of a uniform point on the sphere in three dimensions is uniform."""
+    threat_model = ThreatModel(norm="l2", epsilon=1.0, bounds=(-5, 5))
+    points = draw(threat_model, "sample_surface", torch.zeros(3), 4000).double().numpy()
+    for axis in range(3):
+        assert stats.kstest(points[:, axis], stats.uniform(-1, 2).cdf).pvalue > 1e-3
+
+
+def test_l1_surface_is_uniform_on_the_cross_polytope() -> None:
+    """Of a uniform point on the simplex in D dimensions, a coordinate is Beta(1, D - 1)."""
+    threat_model = ThreatModel(norm="l1", epsilon=1.0, bounds=(-5, 5))
+    points = draw(threat_model, "sample_surface", torch.zeros(4), 4000).double().numpy()
+    for axis in range(4):
+        assert stats.kstest(abs(points[:, axis]), stats.beta(1, 3).cdf).pvalue > 1e-3
+    assert stats.chisquare(np.bincount((points > 0) @ [1, 2, 4, 8], minlength=16)).pvalue > 1e-3
+
+
+def test_clipping_is_all_that_bounds_do_to_inner_points() -> None:
+    x = torch.tensor([0.0, 0.5, 1.0])
+    free = draw(ThreatModel(norm="l2", epsilon=0.8, bounds=(-9, 9)), "sample_inner", x, 50)
+    assert torch.equal(draw(ThreatModel(norm="l2", epsilon=0.8), "sample_inner", x, 50), free.clamp(0, 1))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_tolerance_covers_float32_and_little_more(norm: str, bounds: tuple[float, float]) -> None:
+    threat_model = ThreatModel(norm=norm, epsilon=0.5, bounds=bounds)
+    values = 100
+    growth = {"linf": 1, "l2": 10, "l1": 100}[norm]
+    magnitude = max(map(abs, bounds))
+    assert threat_model.tolerance(values) == pytest.approx(1e-5 * 0.5 + 2e-7 * magnitude * growth)
+    direction = torch.full((1, values), 1 / growth, dtype=torch.float64)
+    x = torch.zeros(1, values, dtype=torch.float64)
+    limit = 0.5 + threat_model.tolerance(values)
+    # One part in 1e12 inside and outside.
+    assert threat_model.contains(direction * limit * (1 - 1e-12), x).tolist() == [True]
+    assert threat_model.contains(direction * limit * (1 + 1e-12), x).tolist() == [False]
+
+
+def test_what_is_no_number_is_not_contained() -> None:
+    threat_model = ThreatModel(norm="l2", epsilon=0.5)
+    x = torch.zeros(3, 2)
+    candidates = torch.tensor([[float("nan"), 0.0], [float("inf"), 0.0], [0.1, 0.1]])
+    assert threat_model.contains(candidates, x).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"norm": "L2"}, r"norm: got 'L2', expected one of 'linf', 'l2', 'l1'"),
+        ({"norm": 2}, r"norm: got 2, expected one of"),
+        ({"epsilon": 0}, r"epsilon: got 0, expected a finite number in \(0, inf\]"),
+        ({"epsilon": -0.1}, r"epsilon: got -0.1, expected"),
+        ({"epsilon": float("nan")}, r"epsilon: got nan, expected"),
+        ({"epsilon": float("inf")}, r"epsilon: got inf, expected"),
+        ({"epsilon": "0.1"}, r"epsilon: got 0.1, expected"),
+        ({"epsilon": None}, r"epsilon: got None, expected"),
+        ({"bounds": 1}, r"bounds: got 1, expected a pair \(lowest, highest\)"),
+        ({"bounds": (0, 1, 2)}, r"bounds: got \(0, 1, 2\), expected a pair"),
+        ({"bounds": (1, 1)}, r"bounds: got \(1, 1\), expected a pair whose first number is below its second"),
+        ({"bounds": (1, 0)}, r"bounds: got \(1, 0\), expected a pair whose first number"),
+        ({"bounds": (0, float("inf"))}, r"bounds: got inf, expected a finite number"),
+        ({"bounds": ("0", 1)}, r"bounds: got 0, expected a finite number"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="^" + message):
+        ThreatModel(**{"norm": "linf", "epsilon": 0.1, **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("radius", [0, -0.5, 1.01, float("nan")])
+def test_a_radius_is_a_share_of_epsilon(radius: float) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^radius: got .*, expected a finite number in \(0, 1\]"):
+        ThreatModel(norm="l2", epsilon=1).sample_inner(torch.zeros(2), 3, generator=generator(), radius=radius)
+
+
+def test_values_are_plain_after_checking() -> None:
+    threat_model = ThreatModel(norm="linf", epsilon=np.float32(0.5), bounds=[0, 2])  # type: ignore[arg-type]
+    assert (threat_model.epsilon, threat_model.bounds, threat_model.width) == (0.5, (0.0, 2.0), 2.0)
+    assert type(threat_model.epsilon) is float
+    assert threat_model == ThreatModel(norm="linf", epsilon=0.5, bounds=(0, 2))
+    assert len({threat_model, ThreatModel(norm="linf", epsilon=0.5, bounds=(0, 2))}) == 1

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from robust_ext.core.errors import InvalidArgumentError, RobustExtError
+from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels, check_number
+
+NAN, INF = math.nan, math.inf
+
+
+def refused(message: str) -> Any:
+    return pytest.raises(InvalidArgumentError, match="^" + message)
+
+
+@pytest.mark.parametrize("value", [0, 5, np.int64(5), np.uint8(5), torch.tensor(5), np.array(5)])
+def test_integers_come_back_plain(value: Any) -> None:
+    number = check_integer("count", value, minimum=0)
+    assert type(number) is int
+    assert number == int(value)
+
+
+@pytest.mark.parametrize(
+    "value", [1.0, "1", None, True, np.True_, [1], np.array([1, 2]), torch.tensor(1.5), torch.ones(2), np.array(1.5)]
+)
+def test_what_is_no_integer_is_refused(value: Any) -> None:
+    with refused(r"count: got .*, expected an integer of at least 0 and at most 9$") as caught:
+        check_integer("count", value, minimum=0, maximum=9)
+    assert caught.value.argument == "count"
+    assert caught.value.got is value
+
+
+@given(st.integers(-20, 20), st.integers(-10, 10), st.integers(-10, 10))
+def test_integers_of_an_interval(value: int, minimum: int, maximum: int) -> None:
+    if minimum <= value <= maximum:
+        assert check_integer("n", value, minimum=minimum, maximum=maximum) == value
+    else:
+        with refused(rf"n: got {value}, expected an integer of at least {minimum} and at most {maximum}$"):
+            check_integer("n", value, minimum=minimum, maximum=maximum)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, np.float32(0.25), np.int64(1), torch.tensor(0.5), np.float64(0)])
+def test_numbers_come_back_plain(value: Any) -> None:
+    number = check_number("share", value, minimum=0, maximum=1)
+    assert type(number) is float
+    assert number == float(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [NAN, INF, -INF, "0.5", None, True, [0.5], torch.ones(2), np.ones(2), 10**400, 1j, np.complex128(1), b"1", {}],
+)
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    with refused(r"share: got [\s\S]*, expected a finite number in \[-inf, inf\]$"):
+        check_number("share", value)
+
+
+@given(st.floats(-2, 2), st.sampled_from([(False, False), (True, False), (False, True), (True, True)]))
+def test_numbers_of_an_interval(value: float, ends: tuple[bool, bool]) -> None:
+    within = (value > 0 or (value == 0 and not ends[0])) and (value < 1 or (value == 1 and not ends[1]))
+    options: dict[str, Any] = {"minimum": 0, "maximum": 1, "open_minimum": ends[0], "open_maximum": ends[1]}
+    if within:
+        assert check_number("share", value, **options) == value
+    else:
+        left, right = "(" if ends[0] else "[", ")" if ends[1] else "]"
+        with pytest.raises(InvalidArgumentError) as caught:
+            check_number("share", value, **options)
+        assert str(caught.value) == f"share: got {value!r}, expected a finite number in {left}0, 1{right}"
+
+
+@pytest.mark.parametrize(("value", "end"), [(0.0, "open_minimum"), (1.0, "open_maximum")])
+def test_open_ends_are_left_out(value: float, end: str) -> None:
+    assert check_number("share", value, minimum=0, maximum=1) == value
+    with refused("share: got "):
+        check_number("share", value, minimum=0, maximum=1, **{end: True})  # type: ignore[arg-type]
+
+
+def test_choices() -> None:
+    assert check_choice("norm", "l2", ("l1", "l2")) == "l2"
+    for value in ("L2", "", 2, None, ["l2"]):
+        with pytest.raises(InvalidArgumentError) as caught:
+            check_choice("norm", value, ("l1", "l2"))
+        assert str(caught.value) == f"norm: got {value!r}, expected one of 'l1', 'l2'"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_inputs_become_contiguous_float32(dtype: torch.dtype) -> None:
+    given_inputs = torch.rand(4, 3, 5).to(dtype).transpose(1, 2).requires_grad_()
+    inputs = check_inputs("inputs", given_inputs, bounds=(0, 1))
+    assert inputs.dtype == torch.float32
+    assert inputs.is_contiguous()
+    assert not inputs.requires_grad
+    assert torch.equal(inputs, given_inputs.detach().float())
+
+
+def test_no_inputs_are_inputs() -> None:
+    assert check_inputs("inputs", torch.zeros(0, 3), bounds=(0, 1)).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (np.zeros((2, 3)), r"x: got ndarray, expected a torch.Tensor of shape \(N, ...\)"),
+        ([[0.0]], r"x: got list, expected a torch.Tensor"),
+        (torch.zeros(2, 3, dtype=torch.uint8), r"x: got dtype torch.uint8, expected a floating point tensor"),
+        (torch.zeros(2, 3, dtype=torch.int64), r"x: got dtype torch.int64, expected a floating point tensor"),
+        (torch.zeros(2, 3, dtype=torch.complex64), r"x: got dtype torch.complex64, expected a floating point tensor"),
+        (torch.zeros(3), r"x: got shape \(3,\), expected a batch of shape \(N, ...\)"),
+        (torch.zeros(()), r"x: got shape \(\), expected a batch"),
+        (torch.zeros(2, 0), r"x: got shape \(2, 0\), expected samples with at least one value"),
+        (torch.tensor([[0.0, NAN]]), r"x: got NaN or infinite values, expected finite values"),
+        (torch.tensor([[0.0, INF]]), r"x: got NaN or infinite values, expected finite values"),
+        (torch.tensor([[0.0, 255.0]]), r"x: got values in \[0, 255\], expected values in the threat .* \[0, 1\]"),
+        (torch.tensor([[-0.1, 0.5]]), r"x: got values in \[-0.1, 0.5\], expected values in the threat"),
+        (torch.tensor([[1.001]]), r"x: got values in \[1.001, 1.001\], expected values"),
+    ],
+)
+def test_wrong_inputs_are_refused(inputs: object, message: str) -> None:
+    with refused(message):
+        check_inputs("x", inputs, bounds=(0, 1))
+
+
+@given(st.floats(-5, 0), st.floats(0.01, 5))
+def test_inputs_clipped_to_any_bounds_are_in_them(low: float, high: float) -> None:
+    """Bounds are float64 and inputs are float32, so a value at a bound may lie just outside it."""
+    for dtype in (torch.float32, torch.float64):
+        inputs = torch.tensor([[-9.0, 9.0]], dtype=dtype).clamp(low, high)
+        assert check_inputs("x", inputs, bounds=(low, high)).shape == (1, 2)
+    with refused("x: got values"):
+        check_inputs("x", torch.tensor([[high * (1 + 1e-6) + 1e-6]]), bounds=(low, high))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_labels_become_int64(dtype: torch.dtype) -> None:
+    labels = check_labels("labels", torch.tensor([0, 2, 1]).to(dtype), samples=3, classes=3)
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [0, 2, 1]
+    assert check_labels("labels", torch.zeros(0, dtype=dtype), samples=0).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1], r"y: got list, expected a torch.Tensor of shape \(N,\)"),
+        (torch.zeros(2), r"y: got dtype torch.float32, expected integer class labels"),
+        (torch.zeros(2, dtype=torch.bool), r"y: got dtype torch.bool, expected integer class labels"),
+        (torch.zeros(2, dtype=torch.complex64), r"y: got dtype torch.complex64, expected integer class labels"),
+        (torch.tensor([0, 1, 1]), r"y: got shape \(3,\), expected shape \(2,\), one label an input"),
+        (torch.tensor([[0], [1]]), r"y: got shape \(2, 1\), expected shape \(2,\)"),
+        (torch.tensor([-1, 1]), r"y: got labels in -1..1, expected labels of at least 0 and below .* classes, 3"),
+        (torch.tensor([0, 3]), r"y: got labels in 0..3, expected labels of at least 0 and below the number of cl"),
+    ],
+)
+def test_wrong_labels_are_refused(labels: object, message: str) -> None:
+    with refused(message):
+        check_labels("y", labels, samples=2, classes=3)
+
+
+def test_labels_without_a_number_of_classes() -> None:
+    assert check_labels("y", torch.tensor([10**6]), samples=1).tolist() == [10**6]
+    with refused(r"y: got labels in -1..-1, expected labels of at least 0$"):
+        check_labels("y", torch.tensor([-1]), samples=1)
+
+
+def test_errors_are_value_errors_of_this_project() -> None:
+    assert issubclass(InvalidArgumentError, ValueError)
+    assert issubclass(InvalidArgumentError, RobustExtError)

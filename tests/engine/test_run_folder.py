@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robust_ext.core.errors import RunFolderError
+from robust_ext.core.files import replace_file
+from robust_ext.engine.run_folder import RunFolder
+
+
+def opened(path: Path, settings: dict[str, Any] | None = None, **options: Any) -> RunFolder:
+    given = {"kind": "test", "versions": {"torch": "1"}, **options}
+    return RunFolder(path, settings={"epsilon": 0.1, "bounds": (0, 1)} if settings is None else settings, **given)
+
+
+def tree(path: Path) -> set[str]:
+    return {str(file.relative_to(path)) for file in path.rglob("*")}
+
+
+def record(index: int, value: Any = 0) -> dict[str, Any]:
+    return {"index": index, "value": value}
+
+
+def test_records_survive_closing(tmp_path: Path) -> None:
+    with opened(tmp_path / "a" / "run") as folder:
+        assert (folder.records(), folder.timings()) == ([], [])
+        folder.append([record(3), record(1, "é\n")], {"group": 0, "seconds": 0.5})
+        folder.append([], {"group": 1, "seconds": 0.25})
+        folder.append([record(0)], {"group": 2, "seconds": 0.125})
+        before = folder.records(), folder.timings()
+    assert before[0] == [record(0), record(1, "é\n"), record(3)]
+    assert [entry["group"] for entry in before[1]] == [0, 1, 2]
+    with opened(tmp_path / "a" / "run") as folder:
+        assert (folder.records(), folder.timings()) == before
+        folder.append([record(2)], {"group": 3})
+        assert [entry["index"] for entry in folder.records()] == [0, 1, 2, 3]
+
+
+def test_what_is_appended_is_in_the_file_at_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        folder.append([record(0)], {"group": 0})
+        lines = (tmp_path / "records.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == [record(0)]
+
+
+@pytest.mark.parametrize("torn", ['{"index": 1', '{"index": 1}', "{", "\x00\x00"])
+@pytest.mark.parametrize("name", ["records.jsonl", "timings.jsonl"])
+def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: str, name: str) -> None:
+    """The last line counts only with its line break; the next record starts a line of its own."""
+    with opened(tmp_path) as folder:
+        folder.append([record(0)], {"group": 0})
+    with (tmp_path / name).open("a") as file:
+        file.write(torn)
+    with opened(tmp_path) as folder:
+        assert (folder.records(), folder.timings()) == ([record(0)], [{"group": 0}])
+        folder.append([record(1)], {"group": 1})
+        assert (folder.records(), folder.timings()) == ([record(0), record(1)], [{"group": 0}, {"group": 1}])
+
+
+def test_a_line_that_another_shard_is_writing_is_left_alone(tmp_path: Path) -> None:
+    with opened(tmp_path, shard=1) as other:
+        other.append([record(5)], {"group": 5})
+        torn = tmp_path / "records-1.jsonl"
+        with torn.open("a") as file:
+            file.write('{"index": 6')
+        content = torn.read_text()
+        with opened(tmp_path) as folder:
+            assert folder.records() == [record(5)]
+        assert torn.read_text() == content
+
+
+@pytest.mark.parametrize("damage", ["{\n", "no json\n", "[1]\n", "5\n", "{}\n", '{"index": "a"}\n', "\xff\n"])
+def test_a_damaged_line_is_an_error(tmp_path: Path, damage: str) -> None:
+    with opened(tmp_path) as folder:
+        folder.append([record(0)], {"group": 0})
+        path = tmp_path / "records.jsonl"
+        path.write_bytes(damage.encode("latin-1") + path.read_bytes())
+        with pytest.raises(RunFolderError, match=r"records\.jsonl: a (line is damaged|record has no index)"):
+            folder.records()
+
+
+def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+    first = {"epsilon": 0.1, "norm": "linf", "seed": 0, "old": 1}
+    opened(tmp_path, first).close()
+    content = (tmp_path / "run.json").read_text()
+    with pytest.raises(RunFolderError) as caught:
+        opened(tmp_path, {"epsilon": 0.2, "norm": "linf", "seed": 0, "new": "x" * 100})
+    text = str(caught.value)
+    assert "holds a run with other settings" in text
+    assert "epsilon: 0.1 there, 0.2 now" in text
+    assert "old: 1 there, None now" in text
+    assert "new: None there, 'xxx" in text
+    assert "norm" not in text
+    assert "seed" not in text
+    assert len(text) < 400 + len(str(tmp_path))
+    assert (tmp_path / "run.json").read_text() == content
+    # The refused one lets go of the folder, even while its error is kept.
+    opened(tmp_path, first).close()
+    assert caught.value is not None
+
+
+def test_settings_are_compared_as_json_keeps_them(tmp_path: Path) -> None:
+    opened(tmp_path, {"bounds": (0, 1), "share": 0.1 + 0.2, "nested": {"a": (1, 2)}}).close()
+    opened(tmp_path, {"share": 0.30000000000000004, "nested": {"a": [1, 2]}, "bounds": [0, 1]}).close()
+    with pytest.raises(RunFolderError, match="share"):
+        opened(tmp_path, {"share": 0.3, "nested": {"a": [1, 2]}, "bounds": [0, 1]})
+
+
+def test_another_kind_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with pytest.raises(RunFolderError, match="holds a run of kind 'test', not 'mead'"):
+        opened(tmp_path, kind="mead")
+
+
+def test_other_versions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    opened(tmp_path).close()
+    with caplog.at_level(logging.WARNING, logger="robust_ext"):
+        opened(tmp_path).close()
+        assert not caplog.records
+        opened(tmp_path, versions={"torch": "2"}).close()
+    assert "begun with other versions" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "5", "{}", '{"kind": "test"}', '{"kind": "test", "settings": 5, "versions": {}}', "\xff"]
+)
+def test_a_damaged_run_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(RunFolderError, match=r"run\.json: cannot be read as a run"):
+        opened(tmp_path)
+
+
+def test_records_without_a_run_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_text('{"index": 0}\n')
+    with pytest.raises(RunFolderError, match=r"holds records but no run\.json"):
+        opened(tmp_path)
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(RunFolderError, match="cannot be made a run folder"):
+            opened(path)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_cannot_be_locked_is_not_said_to_be_in_use(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(RunFolderError, match="cannot be written as a run folder"):
+        opened(tmp_path)
+
+
+HOLD = """
+import sys
+from robust_ext.engine.run_folder import RunFolder
+with RunFolder(sys.argv[1], kind="test", settings={"epsilon": 0.1, "bounds": [0, 1]}, versions={"torch": "1"},
+               shard=int(sys.argv[2])) as folder:
+    folder.append([{"index": 7}], {"group": 7})
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_processes_do_not_write_the_same_shard(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
+    command = [sys.executable, "-c", HOLD, str(tmp_path), "0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(RunFolderError, match="another process is writing this run"):
+            opened(tmp_path)
+        with opened(tmp_path, shard=1) as folder:
+            assert folder.records() == [{"index": 7}]
+        process.kill()
+    with opened(tmp_path) as folder:
+        assert folder.records() == [{"index": 7}]
+
+
+def test_the_same_process_does_not_write_a_shard_twice(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
+    with opened(tmp_path):
+        with pytest.raises(RunFolderError, match="another process is writing this run"):
+            opened(tmp_path)
+        opened(tmp_path, shard=3).close()
+
+
+def test_once_is_computed_once(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def compute() -> dict[str, Any]:
+        calls.append(1)
+        return {"value": [1, 2.5, None, "a"]}
+
+    with opened(tmp_path) as folder, opened(tmp_path, shard=1) as other:
+        expected = {"value": [1, 2.5, None, "a"]}
+        assert folder.once("plan", compute) == folder.once("plan", compute) == other.once("plan", compute) == expected
+        assert folder.once("other", lambda: None) is None
+        assert folder.once("other", lambda: 5) is None
+    with opened(tmp_path) as folder:
+        assert folder.once("plan", compute) == expected
+    assert len(calls) == 1
+
+
+def test_once_is_tried_again_when_it_failed(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with opened(tmp_path) as folder:
+        with pytest.raises(ZeroDivisionError):
+            folder.once("plan", fail)
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            folder.once("plan", lambda: float("nan"))
+        assert folder.once("plan", lambda: 3) == 3
+
+
+ONCE = """
+import sys, time, os
+from robust_ext.engine.run_folder import RunFolder
+def compute():
+    with open(sys.argv[1] + "/calls", "a") as file:
+        file.write("call\\n")
+    time.sleep(0.2)
+    return os.getpid()
+with RunFolder(sys.argv[1], kind="test", settings={}, versions={}, shard=int(sys.argv[2])) as folder:
+    print(folder.once("plan", compute))
+"""
+
+
+def test_processes_share_what_is_computed_once(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
+    processes = [
+        subprocess.Popen([sys.executable, "-c", ONCE, str(tmp_path), str(i)], stdout=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    answers = {process.communicate()[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(answers) == 1
+    assert (tmp_path / "calls").read_text() == "call\n"
+
+
+def test_finish_merges_shards_in_order(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        for shard in (1, 2, 11):
+            with opened(tmp_path, shard=shard) as other:
+                other.append([record(20 - shard, shard), record(shard, shard)], {"group": shard})
+        folder.append([record(5, 0), record(0, 0)], {"group": 0})
+        merged = folder.records()
+        assert [entry["index"] for entry in merged] == [0, 1, 2, 5, 9, 11, 18, 19]
+        assert [entry["value"] for entry in merged] == [0, 1, 2, 0, 11, 11, 2, 1]
+        folder.finish(merged)
+        assert folder.records() == merged
+        assert sorted(entry["group"] for entry in folder.timings()) == [0, 1, 2, 11]
+    assert [file.name for file in tmp_path.glob("records*")] == ["records.jsonl"]
+    lines = (tmp_path / "records.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == merged
+    with opened(tmp_path) as folder:
+        assert folder.records() == merged
+
+
+def test_a_sample_that_was_won_twice_counts_once(tmp_path: Path) -> None:
+    """As after a kill between the merged file and the removal of the shards' own."""
+    with opened(tmp_path) as folder, opened(tmp_path, shard=1) as other:
+        folder.append([record(0), record(1)], {"group": 0})
+        other.append([record(1), record(2)], {"group": 1})
+        assert folder.records() == [record(0), record(1), record(2)]
+
+
+def test_nothing_is_written_outside_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    with opened(tmp_path / "run") as folder, opened(tmp_path / "run", shard=1) as other:
+        for one in (folder, other):
+            one.append([record(0)], {"group": 0})
+        folder.once("plan", lambda: 1)
+        folder.finish(folder.records())
+    expected = {"run.json", "records.jsonl", "timings.jsonl", "timings-1.jsonl", "plan.json"}
+    locks = {".lock", ".lock-1", ".lock-once"}
+    assert tree(tmp_path) == {"elsewhere", "run", *(f"run/{name}" for name in expected | locks)}
+
+
+def test_what_is_not_json_is_not_written(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            folder.append([record(0, float("nan"))], {"group": 0})
+        assert folder.records() == []
+        folder.append([record(0)], {"group": 0})
+        assert folder.records() == [record(0)]
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file.txt"
+    replace_file(file, "one")
+    replace_file(file, "twö")
+    assert file.read_text(encoding="utf-8") == "twö"
+    assert tree(tmp_path) == {"file.txt"}
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(file, "three")
+    assert file.read_text(encoding="utf-8") == "twö"

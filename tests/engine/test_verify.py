@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.errors import AttackError
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.verify import OUTCOMES, Verification, verify
+
+NAN, INF = float("nan"), float("inf")
+
+
+class FirstValue(nn.Module):
+    """Class 1 where the first value of a sample is above .5; remembers the batches it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        first = x.flatten(1)[:, 0] - 0.5
+        return torch.stack([-first, first], 1)
+
+
+def check(
+    candidates: object, inputs: Tensor, threat_model: ThreatModel, labels: Tensor | None = None
+) -> tuple[Verification, FirstValue]:
+    module = FirstValue()
+    if labels is None:
+        labels = torch.zeros(len(inputs), dtype=torch.int64)
+    return verify(candidates, inputs, labels, module=module, threat_model=threat_model, attack="my attack"), module
+
+
+LINF = ThreatModel(norm="linf", epsilon=0.25)
+
+
+def test_what_a_detector_rejects_is_not_found() -> None:
+    inputs = torch.full((3, 1, 2, 2), 0.4)
+    candidates = inputs + 0.2
+    candidates[1] = inputs[1]
+    asked = []
+
+    def rejects(points: Tensor) -> Tensor:
+        asked.append(points)
+        return torch.tensor([True, True, False])
+
+    labels = torch.zeros(3, dtype=torch.int64)
+    result = verify(
+        candidates, inputs, labels, module=FirstValue(), threat_model=LINF, attack="my attack", rejects=rejects
+    )
+    assert result.outcomes == ("rejected", "not_adversarial", "found")
+    assert torch.equal(asked[0], result.candidates)
+
+
+def test_every_outcome() -> None:
+    inputs = torch.full((7, 1, 2, 2), 0.4)
+    candidates = inputs + 0.2
+    candidates[1] = inputs[1]
+    candidates[2] = 0.9
+    candidates[3, 0, 1, 1] = 1.1
+    candidates[4, 0, 0, 1] = NAN
+    candidates[5, 0, 0, 1] = INF
+    candidates[6, 0, 1, 0] = -INF
+    kept = candidates.clone()
+    result, module = check(candidates, inputs, LINF)
+    expected = ("found", "not_adversarial", "beyond_epsilon", "out_of_bounds", *["not_finite"] * 3)
+    assert result.outcomes == expected
+    assert {*expected, "rejected"} == set(OUTCOMES)
+    assert result.distances.dtype == torch.float64
+    np.testing.assert_allclose(result.distances, [0.2, 0, 0.5, 0.7, NAN, NAN, NAN], atol=1e-7)
+    # What is judged: the clean input in place of what is no valid input.
+    assert torch.equal(result.candidates[:3], candidates[:3])
+    assert torch.equal(result.candidates[3:], inputs[3:])
+    assert [len(batch) for batch in module.seen] == [7]
+    assert torch.equal(module.seen[0], result.candidates)
+    assert torch.equal(result.logits, FirstValue()(result.candidates))
+    assert torch.equal(candidates.nan_to_num(7), kept.nan_to_num(7))
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [(0.9, "beyond_epsilon"), (0.1, "beyond_epsilon"), (1.5, "out_of_bounds"), (NAN, "not_finite")],
+)
+def test_the_first_failure_names_the_outcome(value: float, outcome: str) -> None:
+    """Each of these fails later tests too."""
+    candidates = torch.tensor([[0.4, value]])
+    result, _ = check(candidates, torch.tensor([[0.4, 0.4]]), LINF)
+    assert result.outcomes == (outcome,)
+
+
+def test_labels_are_those_given() -> None:
+    inputs = torch.tensor([[0.45], [0.45], [0.45]])
+    candidates = torch.tensor([[0.6], [0.6], [0.45]])
+    result, _ = check(candidates, inputs, LINF, torch.tensor([0, 1, 1]))
+    assert result.outcomes == ("found", "not_adversarial", "found")
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (-2.5, 3.0)])
+def test_the_edge_of_the_ball(norm: str, bounds: tuple[float, float]) -> None:
+    """Just inside and just outside of the stated tolerance, in float64."""
+    threat_model = ThreatModel(norm=norm, epsilon=0.25, bounds=bounds)
+    inputs = torch.full((2, 4), 0.375, dtype=torch.float32)
+    growth = {"linf": 1, "l2": 2, "l1": 4}[norm]
+    limit = 0.25 + threat_model.tolerance(4)
+    each = torch.tensor([[limit - 1e-12], [limit + 1e-12]], dtype=torch.float64) / growth
+    candidates = inputs.double() + each
+    candidates[:, 0] = inputs[:, 0].double() + each[:, 0]
+    result, _ = check(candidates, inputs, threat_model, torch.tensor([2, 2]))
+    assert result.outcomes == ("found", "beyond_epsilon")
+    np.testing.assert_allclose(result.distances, [limit - 1e-12, limit + 1e-12], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_the_tolerance_covers_float32(norm: str) -> None:
+    """Candidates at epsilon in exact arithmetic are inside after rounding to float32, whatever the inputs."""
+    threat_model = ThreatModel(norm=norm, epsilon=0.3, bounds=(-9, 9))
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(200, 50, generator=generator) * 16 - 8
+    direction = torch.randn(200, 50, generator=generator, dtype=torch.float64)
+    size = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}[norm]
+    step = 0.3 * direction / direction.norm(p=size, dim=1, keepdim=True)
+    result, _ = check((inputs.double() + step).float(), inputs, threat_model, torch.full((200,), 2))
+    assert set(result.outcomes) == {"found"}
+    beyond, _ = check((inputs.double() + 1.01 * step).float(), inputs, threat_model, torch.full((200,), 2))
+    assert set(beyond.outcomes) == {"beyond_epsilon"}
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (-2.5, 3.0)])
+def test_the_edge_of_the_bounds(bounds: tuple[float, float]) -> None:
+    slack = 1e-6 * max(map(abs, bounds))
+    threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=bounds)
+    edges = [bounds[1] + 0.9 * slack, bounds[1] + 1.1 * slack, bounds[0] - 0.9 * slack, bounds[0] - 1.1 * slack]
+    candidates = torch.tensor(edges, dtype=torch.float64)[:, None]
+    inputs = torch.tensor([bounds[1], bounds[1], bounds[0], bounds[0]])[:, None]
+    result, _ = check(candidates, inputs, threat_model, torch.full((4,), 2))
+    assert result.outcomes == ("found", "out_of_bounds", "found", "out_of_bounds")
+    assert result.candidates.flatten().tolist() == [bounds[1], bounds[1], bounds[0], bounds[0]]
+
+
+def test_float64_candidates_are_judged_as_the_float32_they_become() -> None:
+    """Adversarial in float64 only is not adversarial."""
+    inputs = torch.tensor([[0.5], [0.5]])
+    candidates = torch.tensor([[0.5 + 1e-12], [0.5 + 1e-6]], dtype=torch.float64)
+    result, module = check(candidates, inputs, LINF)
+    assert result.outcomes == ("not_adversarial", "found")
+    assert module.seen[0].dtype == result.candidates.dtype == torch.float32
+    np.testing.assert_allclose(result.distances, [1e-12, 1e-6], rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_candidates_are_judged_in_float32(dtype: torch.dtype) -> None:
+    result, module = check(torch.tensor([[0.625]], dtype=dtype), torch.tensor([[0.5]]), LINF)
+    assert result.outcomes == ("found",)
+    assert module.seen[0].dtype == torch.float32
+
+
+def test_layout_and_history_do_not_matter() -> None:
+    inputs = torch.full((3, 2, 4), 0.4)
+    candidates = (inputs + 0.2).transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    assert not candidates.is_contiguous()
+    result, _ = check(candidates, inputs.transpose(1, 2).contiguous().transpose(1, 2), LINF)
+    assert result.outcomes == ("found",) * 3
+    assert not result.candidates.requires_grad
+    assert not result.logits.requires_grad
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0, 1, 2, 2)])
+def test_no_candidates(shape: tuple[int, ...]) -> None:
+    result, _ = check(torch.zeros(shape), torch.zeros(shape), LINF)
+    assert result.outcomes == ()
+    assert (result.distances.shape, result.candidates.shape, result.logits.shape) == ((0,), shape, (0, 2))
+
+
+def test_gradients_are_off_while_judging() -> None:
+    class Watching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            assert not torch.is_grad_enabled()
+            return x[:, :2]
+
+    verify(torch.rand(2, 3), torch.rand(2, 3), torch.zeros(2).long(), module=Watching(), threat_model=LINF, attack="a")
+
+
+@pytest.mark.parametrize(
+    ("candidates", "message"),
+    [
+        (None, r"my attack: returned NoneType, expected a tensor of candidates"),
+        (np.zeros((2, 3)), r"my attack: returned ndarray, expected a tensor"),
+        ((torch.zeros(2, 3),), r"my attack: returned tuple, expected a tensor"),
+        (torch.zeros(3, 3), r"my attack: returned shape \(3, 3\) for inputs of shape \(2, 3\), expected one candidate"),
+        (torch.zeros(1, 3), r"my attack: returned shape \(1, 3\)"),
+        (torch.zeros(2, 3, 1), r"my attack: returned shape \(2, 3, 1\)"),
+        (torch.zeros(3), r"my attack: returned shape \(3,\)"),
+        (torch.zeros(2, 3, dtype=torch.int64), r"my attack: returned dtype torch.int64, expected floating point"),
+        (torch.zeros(2, 3, dtype=torch.complex64), r"my attack: returned dtype torch.complex64, expected floating"),
+    ],
+)
+def test_what_is_no_batch_of_candidates(candidates: object, message: str) -> None:
+    with pytest.raises(AttackError, match="^" + message):
+        check(candidates, torch.zeros(2, 3), LINF)

@@ -1,0 +1,360 @@
+"""The evaluation of test-time defenses: masked gradients, randomness, groups, resuming, warnings, and what is shown."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from robust_ext import ThreatModel, cli
+from robust_ext.attacks.base import Attack, AttackTraits
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.adaptive import Step, evaluate_defense
+from robust_ext.evaluations.adaptive.content import _judged, _warnings
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_trace import Solution
+from robust_ext.registry.defense import FunctionPurifier, WholeDefense, as_defense
+from robust_ext.reports import defense_table, render_defense_html
+
+THREAT = ThreatModel(norm="linf", epsilon=0.15)
+SHORT = {"steps": 8, "queries": 20}
+
+
+def rounded(x):
+    return (x * 4).round() / 4
+
+
+class Noise:
+    random = True
+
+    def __call__(self, x):
+        return (x + 0.15 * torch.randn_like(x)).clamp(0, 1)
+
+
+class Centred(AdaptiveDefense):
+    """Takes the mean of its group of four off every image: what one row gets depends on the others."""
+
+    batch_level = True
+
+    def __init__(self, classifier):
+        super().__init__(classifier, group_size=4)
+
+    def solve(self, x, draws, *, record):
+        return Solution(x - 0.1 * (x.mean(0, keepdim=True) - x.mean()), (x,))
+
+
+class Leaving(Attack):
+    """Keeps the rows in order, or says that it may not."""
+
+    def __init__(self, batching="full", *, raises=False):
+        self.name = "leaving"
+        self.traits = AttackTraits(batching=batching, gradients=False)
+        self.raises, self.calls = raises, 0
+
+    def generate(self, target, inputs, labels, *, threat_model, generator):
+        self.calls += 1
+        if self.raises:
+            raise RuntimeError("stopped")
+        return inputs
+
+
+@pytest.fixture(scope="module")
+def subject():
+    inputs, labels = load_dataset("digits").take(range(24))
+    return digits_network(), inputs, labels
+
+
+def evaluate(subject, defense, **keywords):
+    network, inputs, labels = subject
+    return evaluate_defense(network, defense, inputs, labels, THREAT, **{**SHORT, **keywords})
+
+
+def accuracy(result, part="defended"):
+    return {attack["name"]: attack["robust_accuracy"] for attack in result.content[part]["attacks"]}
+
+
+def plain(content):
+    text = json.dumps({key: value for key, value in content.items() if key not in ("seconds", "cost")})
+    found = json.loads(text)
+    for attack in (*found["static"]["attacks"], *found["defended"]["attacks"]):
+        attack.pop("seconds")
+    return found
+
+
+def test_rounding_hides_from_gradients_and_from_nothing_else(subject):
+    result = evaluate(subject, rounded)
+    found = accuracy(result)
+    assert min(found[f"APGD-{loss}, plain gradients"] for loss in ("ce", "margin")) > 0.9
+    assert max(found[f"APGD-{loss}, BPDA identity"] for loss in ("ce", "margin")) < 0.3
+    assert result.defended < 0.3
+    assert any("gradients are zero on 100%" in warning for warning in result.content["warnings"])
+    # The paper's finding: no more robust than the static model.
+    low, high = result.content["gain"]["interval"]
+    assert low <= 0.05
+    assert low <= result.content["gain"]["robust_accuracy"] <= high
+
+
+def test_a_defense_without_a_graph_is_attacked_by_the_rest(subject):
+    """What needs its gradients is refused and told of, the naive attack too; the identity gets through."""
+    result = evaluate(subject, lambda x: rounded(x.detach()))
+    refused = {entry["name"] for entry in result.content["refused"]}
+    assert refused == {"PGD-20 on the defense", "APGD-ce, plain gradients", "APGD-margin, plain gradients"}
+    assert result.defended < 0.3
+    assert {row["category"] for row in result.content["categories"]} == {"naive", "transfer", "black-box", "white-box"}
+
+
+def test_no_defense_at_all(subject):
+    """It gains nothing, costs one pass, and everything that is run on the static model does the same to it."""
+    result = evaluate(subject, lambda x: x)
+    assert accuracy(result) == accuracy(result, "static")
+    assert result.content["gain"] == {"robust_accuracy": 0.0, "interval": [0.0, 0.0]}
+    assert result.static == result.defended
+    assert (result.content["cost"]["forward"], result.content["cost"]["backward"]) == (1, 0)
+    assert result.content["warnings"] == []
+
+
+def test_worst_case_is_below_every_attack(subject):
+    for defense in (rounded, Noise()):
+        result = evaluate(subject, defense, repeats=3, draws=2)
+        for part, worst in (("static", result.static), ("defended", result.defended)):
+            assert worst <= min(accuracy(result, part).values()) + 1e-12
+            assert worst <= result.content[part]["clean_accuracy"] + 1e-12
+        assert min(row["without"] for row in result.content["categories"]) >= result.defended - 0.1
+        lost = sum(result.content["defended"]["worst_case"]["by"].values())
+        assert lost == round(24 * (1 - result.content["defended"]["worst_case"]["majority"]))
+
+
+def test_a_random_defense_is_asked_afresh(subject):
+    first = evaluate(subject, Noise(), repeats=3, draws=2)
+    again = evaluate(subject, Noise(), repeats=3, draws=2)
+    other = evaluate(subject, Noise(), repeats=3, draws=2, seed=1)
+    assert plain(first.content) == plain(again.content)
+    assert plain(first.content) != plain(other.content)
+    assert first.content["random"]
+    assert any(attack["deviation"] > 0 for attack in first.content["defended"]["attacks"])
+    assert any(
+        "single draw" in warning for warning in evaluate(subject, Noise(), repeats=1, draws=1).content["warnings"]
+    )
+
+
+def test_judged_by_fresh_answers():
+    """Of attacks that do nothing, one is always lucky on a sample; fresh answers see through it."""
+    generator = torch.Generator().manual_seed(0)
+    first = (torch.rand(20, 400, 3, generator=generator) < 0.9).double().numpy()
+    second = (torch.rand(20, 400, 3, generator=generator) < 0.9).double().numpy()
+    worst, left = _judged(first, second)
+    assert first.mean(2).min(0).mean() < 0.6
+    assert 0.85 < left.mean() < 0.92
+    assert worst.shape == (400,)
+
+
+def test_groups_keep_their_composition(subject):
+    network, inputs, labels = subject
+    result = evaluate(subject, Centred, batch_size=10)
+    assert result.content["batch_level"]
+    # Blocks of two whole groups; one of ten rows would be refused by the defense.
+    assert result.content["defended"]["clean_accuracy"] == pytest.approx(
+        float((Centred(network)(inputs).argmax(1) == labels).double().mean())
+    )
+    with pytest.raises(InvalidArgumentError, match="multiple of 4"):
+        evaluate_defense(network, Centred, inputs[:6], labels[:6], THREAT, **SHORT)
+    step = Step(name="other order", category="black-box", attack=Leaving(batching="any"), view="defense")
+    with pytest.raises(AttackRefusedError, match="other batches"):
+        evaluate(subject, Centred, attacks=[step])
+
+
+@pytest.mark.parametrize("defense", [rounded, Noise()], ids=["rounded", "noise"])
+def test_stopped_and_gone_on_with(subject, tmp_path, defense):
+    def step(attack):
+        return [Step(name="mine", category="black-box", attack=attack, view="defense")]
+
+    whole = evaluate(subject, defense, repeats=2, draws=2, attacks=step(Leaving()))
+    with pytest.raises(Exception, match="stopped"):
+        evaluate(subject, defense, repeats=2, draws=2, attacks=step(Leaving(raises=True)), out=tmp_path)
+    rest = Leaving()
+    resumed = evaluate(subject, defense, repeats=2, draws=2, attacks=step(rest), out=tmp_path)
+    assert rest.calls == 1
+    assert plain(resumed.content) == plain(whole.content)
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["kind"] == "test_time"
+    assert "<svg" in (tmp_path / "report.html").read_text()
+
+
+def test_what_breaks_the_rules_is_no_attempt(subject):
+    """A candidate out of the ball is judged as the clean input."""
+
+    def far(model, x, y):
+        return 1 - x
+
+    from robust_ext import as_attack
+
+    step = Step(name="far", category="black-box", attack=as_attack(far), view="static")
+    result = evaluate(subject, rounded, attacks=[step])
+    assert accuracy(result)["far"] == result.content["defended"]["clean_accuracy"]
+
+
+class Probabilities(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.training = False
+
+    def forward(self, x):
+        return self.network(x).softmax(1)
+
+
+def test_whole_models_and_probabilities(subject):
+    network, inputs, _ = subject
+    result = evaluate(subject, Probabilities(network))
+    assert any("probabilities" in warning for warning in result.content["warnings"])
+    defense = as_defense(Probabilities(network), network, inputs[:2])
+    assert isinstance(defense, WholeDefense)
+    torch.testing.assert_close(defense(inputs), network(inputs).softmax(1))
+
+
+def test_what_defenses_can_be_made_of(subject, tmp_path):
+    network, inputs, _ = subject
+    file = tmp_path / "mine.py"
+    file.write_text("def halve(x):\n    return x / 2\n\ndef make(classifier):\n    return halve\n")
+    for given in (f"{file}:halve", f"{file}:make"):
+        made = as_defense(given, network, inputs[:2])
+        assert isinstance(made, FunctionPurifier)
+        torch.testing.assert_close(made(inputs), network(inputs / 2))
+    assert isinstance(as_defense(Centred, network, inputs[:2]), Centred)
+    for wrong in (3, lambda x: x[:, :1, :2], f"{file}:missing"):
+        with pytest.raises(InvalidArgumentError, match="defense"):
+            as_defense(wrong, network, inputs[:2])
+
+
+def test_a_defense_of_another_classifier_is_refused(subject):
+    network, inputs, _ = subject
+    other = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
+    with pytest.raises(InvalidArgumentError, match="other logits"):
+        as_defense(Centred(other), network, inputs[:2])
+    mine = Centred(network)
+    assert as_defense(mine, network, inputs[:2]) is mine
+
+
+class NumpyNoise:
+    random = True
+
+    def __call__(self, x):
+        return x + torch.from_numpy(np.random.normal(size=x.shape)).to(x)
+
+
+@pytest.mark.parametrize("noise", [Noise(), NumpyNoise()], ids=["torch", "numpy"])
+def test_a_random_purifier_draws_by_its_seed(subject, noise):
+    network, inputs, _ = subject
+    defense = as_defense(noise, network, inputs[:2])
+    with defense.seeded(3):
+        first, second = defense(inputs), defense(inputs)
+    with defense.seeded(3):
+        again = defense(inputs)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_signs_of_a_weak_evaluation():
+    def content(**kinds):
+        attacks = [
+            {"name": name, "category": kind, "robust_accuracy": value, "deviation": 0.0}
+            for name, (kind, value) in kinds.items()
+        ]
+        parts = {"clean_accuracy": 0.9, "attacks": attacks}
+        return {
+            "samples": 100,
+            "random": False,
+            "settings": {"draws": 4},
+            "static": {"clean_accuracy": 0.9},
+            "defended": parts,
+        }
+
+    white = ("white-box", 0.5)
+    assert _warnings(content(a=white)) == []
+    assert "One step" in _warnings(content(a=white, FGSM=("white-box", 0.3)))[0]
+    assert "masked" in _warnings(content(a=white, b=("black-box", 0.3)))[0]
+    assert "do not get through" in _warnings(content(a=white, b=("transfer", 0.3)))[0]
+    # One sample is no sign.
+    assert _warnings(content(a=white, b=("transfer", 0.49))) == []
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [({"steps": 0}, "steps"), ({"repeats": 0}, "repeats"), ({"step": 3}, "did you mean steps"), ({"seed": -1}, "seed")],
+)
+def test_bad_settings(subject, keywords, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        evaluate(subject, rounded, **keywords)
+    network, inputs, labels = subject
+    with pytest.raises(InvalidArgumentError, match="no samples"):
+        evaluate_defense(network, rounded, inputs[:0], labels[:0], THREAT)
+
+
+def test_table_and_page(subject):
+    step = Step(name="<script>\x07", category="black-box", attack=Leaving(), view="static")
+    content = evaluate(subject, rounded, attacks=[step]).to_dict()
+    text = defense_table(content)
+    assert max(map(len, text.splitlines())) <= 110
+    assert "\x07" not in text
+    (worst,) = (line for line in text.splitlines() if line.startswith("worst case"))
+    shown = [f"{100 * content[part]['worst_case']['robust_accuracy']:.1f}" for part in ("static", "defended")]
+    assert re.findall(r"[\d.]+", worst) == shown
+    page = render_defense_html(content)
+    assert page == render_defense_html(content)
+    assert "<script" not in page
+    for attack in content["defended"]["attacks"]:
+        assert f"{100 * attack['robust_accuracy']:.1f}" in page
+    with pytest.raises(InvalidArgumentError, match="kind"):
+        defense_table({**content, "kind": "mead"})
+
+
+class Rounding(nn.Module):
+    """A network without gradients."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return self.network(rounded(x))
+
+
+def test_points_are_transferred_from_further_networks(subject, tmp_path):
+    network, inputs, labels = subject
+    hidden = (Rounding(network).eval(), inputs, labels)
+    run = {"surrogates": {"bare": network}, "out": tmp_path}
+    result = evaluate(hidden, lambda x: x, **run)
+    static, defended = accuracy(result, "static"), accuracy(result)
+    assert min(static[f"APGD-{loss} on the static model"] for loss in ("ce", "margin")) > 0.9
+    assert max(static[f"APGD-{loss} on bare"] for loss in ("ce", "margin")) < 0.3
+    assert static["APGD-ce on bare"] == defended["APGD-ce on bare"]
+    assert result.defended <= defended["APGD-ce on bare"]
+    # Another network of that name is another run.
+    other = digits_network()
+    with torch.no_grad():
+        next(iter(other.parameters())).add_(0.01)
+    with pytest.raises(RunFolderError, match="surrogates"):
+        evaluate(hidden, lambda x: x, **run | {"surrogates": {"bare": other}})
+    with pytest.raises(InvalidArgumentError, match=r"^surrogates: got"):
+        evaluate(hidden, lambda x: x, surrogates={"bare": 3})
+
+
+def test_command_line(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def rounded(x):\n    return (x * 4).round() / 4\n")
+    out = tmp_path / "run"
+    command = ["test-time", "--model", "digits", "--defense", f"{file}:rounded", "--data", "digits", "--eps", "0.15"]
+    small = ["--samples", "8", "--steps", "4", "--queries", "10", "--no-progress", "--surrogate", "digits"]
+    done = CliRunner().invoke(cli.app, [*command, *small, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "worst case" in done.output
+    assert "APGD-ce on digits" in done.output
+    saved = json.loads((out / "result.json").read_text())
+    assert saved["settings"]["defense_origin"] == f"{file}:rounded"
+    bad = CliRunner().invoke(cli.app, [*command, "--samples", "0"])
+    assert "--samples" in str(bad.exception)

@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import seeded_globals
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_draws import Draws, row_seeds
+from robust_ext.models.adaptive_gradients import row_gradient
+from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.adaptive_trace import Solution
+
+
+def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval().to(dtype)
+
+
+def data(rows: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+    return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+class Descent(Purifier):
+    """Gradient steps on the squared logits, from a random start; every step differentiable."""
+
+    random = True
+    needs_gradients = True
+    noise = 0.3
+
+    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return x + self.noise * draws.uniform(x, "start", low=-1, high=1), {"scale": 0.2 * x.flatten(1).mean(1)}
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        gradient = row_gradient(lambda p: self.classifier(p).square().sum(1), point, differentiable=True)
+        return point - state["scale"][:, None, None] * gradient + 0.01 * draws.normal(x, "step", number)
+
+
+class Smooth(Descent):
+    """The same without chance."""
+
+    random = False
+    noise = 0.0
+
+
+class Centred(AdaptiveDefense):
+    """Subtracts the mean of the group; its random part is one number a group."""
+
+    batch_level = True
+
+    def __init__(self, *args: Any, random: bool = False, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.random = random
+
+    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+        shift = torch.rand((), generator=draws.generator(0, "shift")) if self.random else 0.0
+        final = x - x.mean(0, keepdim=True) + shift
+        return Solution(final, (x, final), {"rows": torch.full((len(x),), float(len(x)))})
+
+
+class Probable(Purifier):
+    output = "probabilities"
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        return point / 2
+
+    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        return super().readout(point, state).softmax(1)
+
+
+def test_the_steps_are_done_in_order() -> None:
+    net, x = network(), data(4)
+    defense = Smooth(net, steps=3)
+    trace = defense.trace(x)
+    assert len(trace.iterates) == 4
+    point = x
+    for number in range(3):
+        assert torch.equal(trace.iterates[number], point)
+        leaf = point.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(net(leaf).square().sum(), leaf)
+        noise = Draws(trace.seeds).normal(x, "step", number)
+        point = point - 0.2 * x.flatten(1).mean(1)[:, None, None] * gradient + 0.01 * noise
+    torch.testing.assert_close(trace.final, point)
+    torch.testing.assert_close(trace.logits, net(point))
+    assert torch.equal(trace.final, trace.iterates[-1])
+    assert torch.equal(defense(x), trace.logits)
+    assert torch.equal(defense.with_steps(1).trace(x).final, trace.iterates[1])
+    assert torch.equal(defense.with_steps(0)(x), net(x))
+    assert defense.steps == 3
+
+
+def test_with_steps_shares_the_networks_and_nothing_else() -> None:
+    defense = Descent(network(), steps=3, seed=1)
+    other = defense.with_steps(2, checkpoint=True)
+    assert other.classifier is defense.classifier
+    assert (other.steps, other.checkpoint, defense.checkpoint) == (2, True, False)
+    other(data(2))
+    assert (other.draw, defense.draw) == (1, 0)
+    other.extra = nn.Linear(1, 1)
+    assert not hasattr(defense, "extra")
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_gradients_through_the_steps_are_those_of_finite_differences(checkpoint: bool, steps: int) -> None:
+    defense = Smooth(network(torch.float64), steps=steps, checkpoint=checkpoint)
+    x = data(2, torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(defense, x)
+    random = Descent(network(torch.float64), steps=steps, checkpoint=checkpoint)
+    seeds = torch.tensor([4, 5])
+    assert torch.autograd.gradcheck(lambda x: random.trace(x, seeds=seeds).logits, x)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_the_callers_mode_changes_nothing(mode: Any) -> None:
+    class Careless(Smooth):
+        """Differentiates as if gradients were always on."""
+
+        def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+            leaf = point.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.classifier(leaf).square().sum(), leaf)
+            return point - 0.1 * gradient
+
+    for kind in (Careless, Smooth):
+        defense = kind(network(), steps=3)
+        expected = defense(data(3)).detach()
+        with mode():
+            x = data(3)
+            answer = defense(x)
+            trace = defense.trace(x)
+        assert torch.equal(answer, expected)
+        assert answer.requires_grad == trace.final.requires_grad or mode is torch.enable_grad
+        assert x.grad is None
+        if mode is not torch.enable_grad:
+            assert not answer.requires_grad
+            assert not any(tensor.requires_grad for tensor in (trace.final, *trace.iterates, *trace.state.values()))
+
+
+def test_parameters_keep_their_gradients() -> None:
+    net = network()
+    given = torch.full_like(net[1].weight, 7.0)
+    net[1].weight.grad = given
+    defense = Descent(net, steps=2, checkpoint=True)
+    x = data(3).requires_grad_()
+    defense(x)
+    with torch.no_grad():
+        defense(x)
+    (gradient,) = torch.autograd.grad(defense(x).sum(), x)
+    assert bool(gradient.abs().sum() > 0)
+    assert x.grad is None
+    assert net[1].weight.grad is given
+    assert bool((given == 7).all())
+    assert all(p.grad is None for name, p in net.named_parameters() if name != "1.weight")
+    assert all(p.requires_grad for p in net.parameters())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_row_gradients_need_no_gradients_around_them(mode: Any, differentiable: bool) -> None:
+    net = network()
+    with mode():
+        x = data(3)
+        found = row_gradient(lambda p: net(p).square().sum(1), x, differentiable=differentiable)
+    assert not found.requires_grad
+    assert x.grad is None
+    assert all(p.grad is None for p in net.parameters())
+    leaf = data(3).requires_grad_()
+    torch.testing.assert_close(found, torch.autograd.grad(net(leaf).square().sum(), leaf)[0])
+
+
+def test_inner_gradients_do_not_depend_on_the_batch() -> None:
+    defense = Smooth(network(torch.float64), steps=2)
+    x = data(6, torch.float64)
+    torch.testing.assert_close(defense(x), torch.cat([defense(row[None]) for row in x]))
+    with pytest.raises(ModelError, match="one loss for each row"):
+        row_gradient(lambda p: p.square().mean(), x)
+    with pytest.raises(ModelError, match="does not depend on the point"):
+        row_gradient(lambda p: x.flatten(1).sum(1), data(6))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**9), st.integers(0, 50), st.integers(1, 5), st.integers(0, 4))
+def test_draws_depend_on_seed_draw_and_position(seed: int, draw: int, rows: int, more: int) -> None:
+    defense = Descent(network(), steps=0)
+    x = data(rows + more)
+    with defense.seeded(seed, draw=draw):
+        first, second = defense.trace(x), defense.trace(x)
+    assert (defense.seed, defense.draw) == (None, 0)
+    with defense.seeded(seed, draw=draw + 1):
+        repeated = defense.trace(x[:rows])
+    assert torch.equal(repeated.final, second.final[:rows])
+    assert torch.equal(repeated.seeds, second.seeds[:rows])
+    assert not bool((first.final == second.final).flatten(1).any(1).any())
+    assert len(set(first.seeds.tolist())) == rows + more
+    assert torch.equal(defense.trace(x, seeds=first.seeds).final, first.final)
+    # The noise of a row is its seed's, whatever its position and its input.
+    turned = defense.trace(x.flip(0), seeds=first.seeds.flip(0).tolist())
+    assert torch.equal(turned.final.flip(0), first.final)
+
+
+def test_seeds_can_be_fixed_free_or_given() -> None:
+    x = data(3)
+    defense = Descent(network(), steps=1, seed=3)
+    first, second = defense(x), defense(x)
+    assert defense.draw == 2
+    assert not torch.equal(first, second)
+    with defense.seeded(3, fixed=True):
+        assert torch.equal(defense(x), first)
+        assert torch.equal(defense(x), first)
+    free = Descent(network(), steps=1)
+    assert not torch.equal(free(x), free(x))
+    with seeded_globals(5):
+        one, two = free(x), free(x)
+    with seeded_globals(5):
+        assert torch.equal(free(x), one)
+        assert torch.equal(free(x), two)
+    seeds = torch.tensor([1, 2, 3])
+    with row_seeds(seeds):
+        one, two = free(x), free(x)
+    assert torch.equal(one, free.trace(x, seeds=seeds).logits)
+    assert not torch.equal(one, two)
+    with row_seeds(seeds):
+        free(x)
+        assert torch.equal(free(x), two)
+        with pytest.raises(ModelError, match="2 rows where seeds were given for 3"):
+            free(x[:2])
+
+
+def test_what_is_not_random_draws_the_same_everywhere() -> None:
+    defense, x = Smooth(network(), steps=2), data(3)
+    before = torch.get_rng_state()
+    assert torch.equal(defense(x), defense(x))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(defense(x.flip(0)).flip(0), defense(x))
+
+
+def test_draws_have_their_distributions() -> None:
+    draws = Draws(torch.arange(4000))
+    like = torch.zeros(4000, 2, dtype=torch.float64)
+    uniform, normal = draws.uniform(like, "a", low=-1, high=3), draws.normal(like, "a")
+    assert uniform.dtype == normal.dtype == torch.float64
+    assert -1 <= float(uniform.min()) < -0.98
+    assert 2.98 < float(uniform.max()) <= 3
+    assert abs(float(uniform.mean()) - 1) < 0.06
+    assert abs(float(normal.mean())) < 0.05
+    assert abs(float(normal.std()) - 1) < 0.05
+    counts = draws.integers(3, "b").bincount(minlength=3)
+    assert counts.sum() == 4000
+    assert bool(((counts - 4000 / 3).abs() < 150).all())
+    assert torch.equal(draws.uniform(like, "a", low=-1, high=3), uniform)
+    assert not torch.equal(draws.normal(like, "b"), normal)
+    with pytest.raises(InvalidArgumentError, match="like: got 2 rows, expected 4000 rows"):
+        draws.normal(like[:2])
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_groups_are_whole_and_stay_together(random: bool) -> None:
+    net, x = network(), data(6)
+    defense = Centred(net, group_size=3, random=random, seed=2)
+    seeds = torch.arange(6) if random else torch.zeros(6, dtype=torch.int64)
+    trace = defense.trace(x, seeds=seeds)
+    for rows in (slice(0, 3), slice(3, 6)):
+        alone = defense.trace(x[rows], seeds=seeds[rows])
+        assert torch.equal(alone.final, trace.final[rows])
+        torch.testing.assert_close(alone.logits, trace.logits[rows])
+        first = x[rows] - x[rows].mean(0)
+        shift = (trace.final[rows] - first).flatten()
+        torch.testing.assert_close(shift, shift[0].expand(18))
+        assert (abs(float(shift[0])) > 1e-3) == random
+    assert [len(point) for point in trace.iterates] == [6, 6]
+    assert torch.equal(trace.state["rows"], torch.full((6,), 3.0))
+    for rows in (1, 2, 4, 5):
+        with pytest.raises(ModelError, match=f"batch of {rows} rows, expected a whole number of groups of 3"):
+            defense(x[:rows])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 5])
+def test_missing_rows_are_copies_of_the_first(rows: int) -> None:
+    x = data(rows)
+    padded = Centred(network(), group_size=3, pad=True)
+    filled = torch.cat([x, torch.cat([x, x])[: -rows % 3]])
+    expected = Centred(network(), group_size=3).trace(filled)
+    trace = padded.trace(x)
+    assert torch.equal(trace.final, expected.final[:rows])
+    torch.testing.assert_close(trace.logits, expected.logits[:rows])
+    assert len(trace.iterates[0]) == len(trace.state["rows"]) == rows
+
+
+def test_copies_draw_numbers_of_their_own() -> None:
+    class Noisy(Centred):
+        def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+            noise = draws.normal(x, "noise")
+            return Solution(x + noise.mean(0), (), {})
+
+    x = data(1)
+    trace = Noisy(network(), group_size=4, pad=True, random=True).trace(x, seeds=[9])
+    noise = Draws(torch.tensor([9])).normal(x, "noise")
+    assert not torch.allclose(trace.final - x, noise)
+
+
+def test_probabilities_become_logits() -> None:
+    net, x = network(), data(5)
+    defense = Probable(net, steps=1)
+    torch.testing.assert_close(defense(x), net(x / 2).log_softmax(1))
+    leaf = x.clone().requires_grad_()
+    found = torch.autograd.grad(nn.functional.cross_entropy(defense(leaf), torch.zeros(5, dtype=torch.int64)), leaf)
+    wanted = torch.autograd.grad(nn.functional.cross_entropy(net(leaf / 2), torch.zeros(5, dtype=torch.int64)), leaf)
+    torch.testing.assert_close(found, wanted)
+    sure = Probable(nn.Sequential(nn.Flatten(), nn.Linear(6, 2)))
+    with torch.no_grad():
+        sure.classifier[1].weight.copy_(torch.tensor([[1e4], [-1e4]]).expand(2, 6))
+    leaf = x.clone().requires_grad_()
+    assert bool(torch.isfinite(sure(leaf)).all())
+    assert bool(torch.isfinite(torch.autograd.grad(sure(leaf).sum(), leaf)[0]).all())
+
+
+def test_zero_rows_one_row_and_other_types() -> None:
+    for defense in (Descent(network(), steps=2), Centred(network(), group_size=2), Probable(network(), steps=1)):
+        empty = data(0).requires_grad_()
+        assert defense(empty).shape == (0, 3)
+        assert torch.autograd.grad(defense(empty).sum(), empty)[0].shape == (0, 2, 3)
+        assert defense.trace(empty).final.shape == (0, 2, 3)
+    assert Smooth(network(), steps=2)(data(1)).shape == (1, 3)
+    x = data(3, torch.float64).requires_grad_()
+    answer = Smooth(network(), steps=2)(x)
+    assert answer.dtype == torch.float32
+    assert torch.equal(answer, Smooth(network(), steps=2)(x.detach().float()))
+    assert torch.autograd.grad(answer.sum(), x)[0].dtype == torch.float64
+    half = Descent(network(torch.bfloat16), steps=2, seed=0)
+    assert half(data(3)).dtype == torch.bfloat16
+    assert torch.isfinite(half(data(3, torch.float16))).all()
+
+
+class Held:
+    """A tensor saved for a backward pass."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # Without its graph, which would keep itself alive through an output that it saves.
+        self.tensor = tensor.detach()
+
+
+def most_saved(work: Callable[[], object]) -> int:
+    """The most numbers that graphs held at any one time while something was done."""
+    alive: weakref.WeakSet[Held] = weakref.WeakSet()
+    most = 0
+
+    def pack(tensor: Tensor) -> Held:
+        nonlocal most
+        held = Held(tensor)
+        alive.add(held)
+        most = max(most, sum(other.tensor.numel() for other in alive))
+        return held
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
+        work()
+    return most
+
+
+def test_checkpoints_hold_one_step() -> None:
+    def gradient(steps: int, checkpoint: bool) -> Tensor:
+        x = data(5).requires_grad_()
+        found: Tensor
+        (found,) = torch.autograd.grad(Smooth(network(), steps=steps, checkpoint=checkpoint)(x).sum(), x)
+        return found
+
+    plain = [most_saved(lambda steps=steps: gradient(steps, False)) for steps in (1, 40)]
+    checked = [most_saved(lambda steps=steps: gradient(steps, True)) for steps in (1, 40)]
+    assert plain[1] > 20 * plain[0]
+    assert checked[1] <= 2 * checked[0]
+    torch.testing.assert_close(gradient(40, True), gradient(40, False))
+
+
+def test_what_is_wrong_is_said() -> None:
+    net = network()
+    with pytest.raises(InvalidArgumentError, match="steps: got -1"):
+        Smooth(net, steps=-1)
+    with pytest.raises(InvalidArgumentError, match="group_size: got None, expected the number of rows"):
+        Centred(net)
+    with pytest.raises(InvalidArgumentError, match="group_size: got 2, expected None"):
+        Smooth(net, group_size=2)
+    with pytest.raises(InvalidArgumentError, match=r"x: got dtype torch\.int64"):
+        Smooth(net)(torch.zeros(2, 6, dtype=torch.int64))
+    with pytest.raises(InvalidArgumentError, match=r"x: got .*shape \(6,\)"):
+        Smooth(net)(torch.zeros(6))
+    with pytest.raises(InvalidArgumentError, match=r"seeds: .*2 integers of at least 0"):
+        Descent(net).trace(data(2), seeds=[1])
+    with pytest.raises(InvalidArgumentError, match="seeds"):
+        Descent(net).trace(data(2), seeds=[1, -1])
+
+    class Wrong(Smooth):
+        def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+            return super().readout(point, state)[0]
+
+    with pytest.raises(ModelError, match="readout: got shape"):
+        Wrong(net)(data(2))

@@ -1,0 +1,364 @@
+"""Splitting classifiers into features and readout: what is found, what is refused, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from robust_ext.core.errors import InvalidArgumentError, ModelError, SplitError
+from robust_ext.models.features import LayerInput, split
+
+INPUTS = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def sequential() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 5))
+
+
+class Skips(nn.Module):
+    """Functional code with a skip connection; the layers are registered in another order than they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 4)
+        self.second = nn.Linear(6, 6)
+        self.first = nn.Linear(16, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(x.flatten(1)))
+        return self.head(h + torch.tanh(self.second(h)))
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
+        self.heads = nn.ModuleDict({"main": nn.Sequential(nn.Dropout(0.5), nn.Linear(12, 4)), "aux": nn.Linear(12, 4)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads["main"](self.body(x))
+
+
+class Wrapped(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.wrapped = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wrapped((x - 0.3) / 0.4)
+
+
+class Auxiliary(nn.Module):
+    """A second head that is called last but is not what is returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.side = nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.main(x.flatten(1))
+        self.side(x.flatten(1))
+        return out
+
+
+class ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(input=x.flatten(1))
+
+
+def hooks(module: nn.Module) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
+
+
+def checked(model: nn.Module, **options: Any) -> Any:
+    """Split, and compare with the model on inputs that the split has not seen."""
+    found = split(model, INPUTS, **options)
+    fresh = torch.rand(7, 1, 4, 4)
+    with torch.no_grad():
+        features = found.features(fresh)
+        assert features.dim() == 2
+        torch.testing.assert_close(found.readout(features), model(fresh))
+        if found.layer:
+            layer = dict(model.named_modules())[found.layer]
+            assert found.readout is layer
+            torch.testing.assert_close(F.linear(features, layer.weight, layer.bias), model(fresh))
+    assert hooks(model) == 0
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "layer"),
+    [
+        (sequential, "3"),
+        (Skips, "head"),
+        (Nested, "heads.main.1"),
+        (Auxiliary, "main"),
+        (ByName, "head"),
+        (lambda: Wrapped(Nested()), "wrapped.heads.main.1"),
+        (lambda: Wrapped(Wrapped(sequential())), "wrapped.wrapped.3"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3, bias=False)), "1"),
+        (lambda: nn.Sequential(sequential(), nn.Identity(), nn.Dropout(0.5)), "0.3"),
+    ],
+)
+def test_the_last_linear_layer_is_found(model: Any, layer: str) -> None:
+    assert checked(model().eval()).layer == layer
+
+
+def test_a_single_linear_layer_is_its_own_readout() -> None:
+    model = nn.Linear(6, 3).eval()
+    inputs = torch.rand(4, 6)
+    found = split(model, inputs)
+    assert found.readout is model
+    assert torch.equal(found.features(inputs), inputs)
+    assert hooks(model) == 0
+
+
+def test_gradients_flow_through_both_parts() -> None:
+    model = Skips().eval()
+    found = split(model, INPUTS)
+    x = INPUTS.clone().requires_grad_()
+    (through_parts,) = torch.autograd.grad(found.readout(found.features(x))[:, 1].sum(), x)
+    (expected,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
+    torch.testing.assert_close(through_parts, expected)
+    assert float(expected.abs().max()) > 0
+
+
+def test_a_named_layer() -> None:
+    assert checked(Skips().eval(), layer="head").layer == "head"
+    for name in ("first", "second"):
+        with pytest.raises(SplitError, match=rf"^layer '{name}': got outputs of shape \(3, 6\), expected .*\(3, 4\)"):
+            split(Skips().eval(), INPUTS, layer=name)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 4)).eval()
+    with pytest.raises(
+        SplitError, match=r"^layer '1': the logits differ from the model's by up to .*follows that layer"
+    ):
+        split(model, INPUTS, layer="1")
+    assert hooks(model) == 0
+
+
+@pytest.mark.parametrize("name", ["head2", "", "body", "0"])
+def test_wrong_names_list_the_right_ones(name: str) -> None:
+    with pytest.raises(SplitError, match=rf"^layer: got '{name}', expected the name of an nn.Linear .*second, first"):
+        split(Skips().eval(), INPUTS, layer=name)
+
+
+def test_a_model_without_linear_layers_names_none() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten()).eval()
+    with pytest.raises(SplitError, match=r"the last ones: none"):
+        split(model, INPUTS, layer="0")
+    with pytest.raises(SplitError, match=r"^model: no nn.Linear takes part in a forward pass.*give a pair"):
+        split(model, INPUTS)
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.body, self.scale = sequential(), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) * self.scale
+
+
+@pytest.mark.parametrize("scale", [10.0, 0.5, 1.01, -1.0])
+def test_what_follows_the_last_layer_is_an_error(scale: float) -> None:
+    model = Scaled(scale).eval()
+    with pytest.raises(SplitError, match=r"^model: the last linear layer 'body.3' does not produce the logits"):
+        split(model, INPUTS)
+    with pytest.raises(SplitError, match=r"^layer 'body.3': the logits differ from the model's by up to"):
+        split(model, INPUTS, layer="body.3")
+    assert hooks(model) == 0
+    assert checked(Scaled(1.0).eval()).layer == "body.3"
+
+
+@pytest.mark.parametrize("head", [nn.Softmax(1), nn.LogSoftmax(1), nn.Tanh()])
+def test_squashed_logits_are_an_error(head: nn.Module) -> None:
+    text = (
+        "^model: returns probabilities.*expected logits; leave out the softmax" if isinstance(head, nn.Softmax) else ""
+    )
+    with pytest.raises(ModelError, match=text or "does not produce the logits"):
+        split(nn.Sequential(sequential(), head).eval(), INPUTS)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(16, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.head(self.first(x.flatten(1)))))
+
+
+def test_a_layer_that_is_called_twice_is_no_readout() -> None:
+    model = Twice().eval()
+    for options in ({}, {"layer": "head"}):
+        with pytest.raises(SplitError, match=r"^layer 'head' was called 2 times in one forward pass, expected once"):
+            split(model, INPUTS, **options)  # type: ignore[arg-type]
+    assert hooks(model) == 0
+
+
+def test_a_layer_that_is_not_called_is_no_readout() -> None:
+    model = Nested().eval()
+    with pytest.raises(SplitError, match=r"^layer 'heads.aux' was called 0 times"):
+        split(model, INPUTS, layer="heads.aux")
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.squeeze(1))[:, 0]
+
+
+def test_features_of_more_than_two_dimensions_are_refused() -> None:
+    with pytest.raises(SplitError, match=r"^features: got shape \(3, 4, 4\) for 3 inputs, expected \(3, F\)"):
+        split(Tokens().eval(), INPUTS, layer="head")
+
+
+def test_a_pair_is_taken_as_it_is() -> None:
+    body, head = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()).eval(), nn.Linear(12, 4).eval()
+    found = split((body, head), INPUTS)
+    assert (found.features, found.readout, found.layer) == (body, head, "")
+    # A readout need not be linear, nor a linear layer, when it is given.
+    assert split((body, nn.Sequential(head, nn.Tanh()).eval()), INPUTS).layer == ""
+
+
+class Pair(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.flatten(1), x
+
+
+class First(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0]
+
+
+def test_wrong_pairs() -> None:
+    body, head = nn.Flatten().eval(), nn.Linear(16, 4).eval()
+    for wrong in ((body,), (body, head, head), (body, lambda x: x), (body, "head")):
+        with pytest.raises(InvalidArgumentError, match=r"^model: got .*, expected a pair \(features, readout\)"):
+            split(wrong, INPUTS)  # type: ignore[arg-type]
+    with pytest.raises(SplitError, match=r"^features: got shape \(3, 1, 4, 4\) for 3 inputs"):
+        split((nn.Identity().eval(), nn.Sequential(body, head).eval()), INPUTS)
+    with pytest.raises(SplitError, match=r"^features: got tuple, expected a tensor"):
+        split((Pair().eval(), First().eval()), INPUTS)
+    with pytest.raises(ModelError, match="is in train mode"):
+        split((body, nn.Linear(16, 4).train()), INPUTS)
+    with pytest.raises(ModelError, match="raised RuntimeError on inputs of shape"):
+        split((body, nn.Linear(15, 4).eval()), INPUTS)
+
+
+def test_train_mode_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"is in train mode.*call model.eval\(\) first"):
+        split(sequential(), INPUTS)
+    model = Nested().eval()
+    model.body[1].train()
+    with pytest.raises(ModelError, match=r"^model: body.1 is in train mode"):
+        split(model, INPUTS)
+
+
+class Returns(nn.Module):
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: Tensor) -> Any:
+        return self.make(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: x[:, :1], r"returned shape \(3, 1\) for 3 inputs, expected logits of shape \(3, K\)"),
+        (lambda x: x[:, 0], r"returned shape \(3,\) for 3 inputs"),
+        (lambda x: x[:2], r"returned shape \(2, 16\) for 3 inputs"),
+        (lambda x: x[:, None], r"returned shape \(3, 1, 16\) for 3 inputs"),
+        (lambda x: x.argmax(1), r"returned dtype torch.int64, expected a floating point tensor of logits"),
+        (lambda x: (x, x), r"returned tuple, expected a floating point tensor of logits"),
+        (lambda x: x.numpy(), r"returned ndarray, expected"),
+        (lambda x: x * float("nan"), r"returned NaN or infinite logits on clean inputs"),
+        (lambda x: x / 0, r"returned NaN or infinite logits on clean inputs"),
+        (lambda x: x.softmax(1), r"returns probabilities"),
+        (lambda x: x.missing, r"raised AttributeError on inputs of shape \(3, 1, 4, 4\) and dtype float32"),
+    ],
+)
+def test_what_is_no_classifier_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ModelError, match="^model: " + message):
+        split(Returns(make).eval(), INPUTS)
+
+
+def test_a_model_is_a_module() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^model: got function, expected a torch.nn.Module"):
+        split(lambda x: x, INPUTS)  # type: ignore[arg-type]
+
+
+class Fails(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 3)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        out = self.head(x.flatten(1))
+        if self.calls > 1:
+            raise RuntimeError("only once")
+        return out
+
+
+def test_hooks_are_removed_when_the_model_raises() -> None:
+    model = Fails().eval()
+    with pytest.raises(RuntimeError, match="only once"):
+        split(model, INPUTS)
+    assert hooks(model) == 0
+    with pytest.raises(RuntimeError, match="only once"):
+        LayerInput(model, "head")(INPUTS)
+    assert hooks(model) == 0
+
+
+def test_hooks_of_the_user_stay() -> None:
+    model = sequential().eval()
+    seen: list[int] = []
+    model[3].register_forward_hook(lambda *_: seen.append(1))
+    found = split(model, INPUTS)
+    before = len(seen)
+    found.features(INPUTS)
+    assert (hooks(model), len(seen)) == (1, before + 1)
+
+
+def test_copies_watch_their_own_network() -> None:
+    found = split(sequential().eval(), INPUTS)
+    other = copy.deepcopy(found.features)
+    with torch.no_grad():
+        before = found.features(INPUTS)
+        for parameter in other.parameters():
+            parameter.zero_()
+        assert torch.equal(found.features(INPUTS), before)
+        assert not other(INPUTS).any()
+
+
+def test_the_model_is_not_changed() -> None:
+    model = Nested().eval()
+    before = copy.deepcopy(model.state_dict())
+    split(model, INPUTS)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    assert not any(part.training for part in model.modules())

@@ -1,0 +1,370 @@
+"""Whatever detects becomes a detector: objects, scores, factories, text, and detectors of other libraries."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.detectors import Detector
+from robust_ext.detectors.dla import DLADetector
+from robust_ext.detectors.scored import ScoreDetector
+from robust_ext.registry.detector import as_detector
+
+
+class Largest(Detector):
+    def __init__(self, classifier: nn.Module, *, factor: float = 1.0) -> None:
+        super().__init__(classifier)
+        self.factor = factor
+
+    def score_of(self, seen):
+        return -seen.logits.amax(1) * self.factor
+
+
+class Brightness(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).mean(1)
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+
+
+def data(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def brightness(x: Tensor) -> Tensor:
+    return x.flatten(1).mean(1)
+
+
+# Objects, scores, factories.
+
+
+def test_a_detector_is_returned_if_it_watches_the_classifier() -> None:
+    classifier, x = network(), data(4)
+    detector = Largest(classifier)
+    assert as_detector(detector, classifier) is detector
+    same = copy.deepcopy(classifier)
+    assert as_detector(detector, same, inputs=x) is detector
+    with pytest.raises(
+        InvalidArgumentError, match=r"detector: got Largest beside another module, Sequential, expected"
+    ):
+        as_detector(detector, same)
+    for other in (network(1), nn.Sequential(nn.Flatten(), nn.Linear(64, 5)).eval()):
+        with pytest.raises(InvalidArgumentError, match="guard: got Largest beside a classifier with other logits"):
+            as_detector(detector, other, inputs=x, argument="guard")
+
+
+@pytest.mark.parametrize("score", [brightness, Brightness().eval(), lambda batch: batch.flatten(1).mean(1)])
+def test_a_score_is_wrapped(score) -> None:
+    classifier, x = network(), data(60)
+    detector = as_detector(score, classifier)
+    assert isinstance(detector, ScoreDetector)
+    assert torch.equal(detector.score(x), x.flatten(1).mean(1))
+    assert detector.calibrate(x).achieved == pytest.approx(0.05)
+    assert (detector.differentiable, detector.random) == (True, False)
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(detector.score(x).sum(), x)
+    torch.testing.assert_close(gradient, torch.full_like(x, 1 / 64))
+
+
+def test_scores_say_what_they_are() -> None:
+    def score(x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy().mean((1, 2, 3))) + torch.rand(())
+
+    score.differentiable = False
+    score.random = True
+    detector = as_detector(score, network())
+    assert (detector.differentiable, detector.random) == (False, True)
+    assert not detector.score(data(2).requires_grad_()).requires_grad
+
+
+def test_scores_of_another_shape_are_refused_when_asked() -> None:
+    with pytest.raises(ModelError, match=r"returned shape \(2, 3\) for 2 inputs"):
+        as_detector(network(), network()).score(data(2))
+
+
+def test_modules_move_along_and_code_is_not_saved(tmp_path) -> None:
+    score = nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.Flatten(0)).eval()
+    detector = as_detector(score, network())
+    detector.threshold = torch.tensor(0.25)
+    assert detector.double().scorer[1].weight.dtype == torch.float64
+    with pytest.raises(ModelError, match=r"Sequential: wraps code of yours.*torch\.tensor\(0\.25\)"):
+        detector.save(tmp_path / "no.safetensors")
+    assert not list(tmp_path.iterdir())
+    assert "Sequential" in repr(detector)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        Largest,
+        functools.partial(Largest, factor=2.0),
+        lambda classifier: Largest(classifier, factor=2.0),
+        lambda model: lambda x: -model(x).amax(1) * 2,
+    ],
+)
+def test_a_factory_is_called_with_the_classifier(factory) -> None:
+    classifier, x = network(), data(5)
+    detector = as_detector(factory, classifier)
+    assert detector.classifier is classifier
+    factor = 1.0 if factory is Largest else 2.0
+    torch.testing.assert_close(detector.score(x), -classifier(x).amax(1) * factor)
+
+
+@pytest.mark.parametrize(
+    ("obj", "message"),
+    [
+        (3, "detector: got int, expected a Detector, a callable score"),
+        (None, "detector: got NoneType"),
+        (Brightness().train(), r"Brightness in train mode, expected a score in eval mode; call its eval\(\)"),
+        (DLADetector, r"DLADetector\(classifier.*layers.*missing a required argument: 'layers'"),
+        (lambda model: "abc", "<lambda>, which made 'abc', expected a Detector"),
+        (lambda model: Largest, "<lambda>, which made the class Largest, expected a Detector"),
+        (lambda model: lambda model: 3, "<lambda>, which made <function"),
+        (lambda model: 3, "got int, expected a Detector"),
+    ],
+)
+def test_other_things_are_refused(obj, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        as_detector(obj, network())
+    with pytest.raises(InvalidArgumentError, match="classifier: got str, expected a torch"):
+        as_detector(obj, "network")
+
+
+# Text.
+
+FILE = """
+import torch
+from robust_ext.detectors import Detector
+
+NAME = "text"
+
+class Largest(Detector):
+    def __init__(self, classifier, *, factor=1.0):
+        super().__init__(classifier)
+        self.factor = factor
+    def score_of(self, seen):
+        return -seen.logits.amax(1) * self.factor
+
+def make(classifier):
+    return Largest(classifier, factor=2.0)
+
+def with_factor(factor):
+    return lambda classifier: Largest(classifier, factor=factor)
+
+def score(x):
+    return x.flatten(1).amax(1)
+"""
+
+
+def test_text_names_any_of_these(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(FILE)
+    classifier, x = network(), data(3)
+    top = -classifier(x).amax(1)
+    for name, expected in [
+        ("Largest", top),
+        ("make", top * 2),
+        ("with_factor(factor=3.0)", top * 3),
+        ("score", x.flatten(1).amax(1)),
+    ]:
+        torch.testing.assert_close(as_detector(f"{tmp_path}/mine.py:{name}", classifier).score(x), expected)
+    named = as_detector("torch.special:entr", classifier)
+    with pytest.raises(ModelError, match="for 2 inputs, expected one floating point score"):
+        named.score(x[:2])
+    for text, message in [
+        (f"{tmp_path}/mine.py:NAME", "it names a string"),
+        (f"{tmp_path}/mine.py:nothing", "a name that .* defines"),
+        (f"{tmp_path}/none.py:make", "an existing Python file"),
+        ("nonsense", "detector: got 'nonsense', expected scope:name"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=message):
+            as_detector(text, classifier)
+    (tmp_path / "bad.py").write_text("raise ValueError('no')")
+    with pytest.raises(DataError, match="detector: importing"):
+        as_detector(f"{tmp_path}/bad.py:make", classifier)
+
+
+# Adapters.
+
+
+def test_adapters_are_asked(monkeypatch) -> None:
+    class Theirs:
+        pass
+
+    def adapt_detector(obj, classifier):
+        return Largest(classifier, factor=5.0) if isinstance(obj, Theirs) else None
+
+    known = {"old": SimpleNamespace(), "new": SimpleNamespace(adapt_detector=adapt_detector)}
+    monkeypatch.setattr("robust_ext.registry.base.adapters", lambda: known)
+    assert as_detector(Theirs(), network()).factor == 5.0
+    assert as_detector(lambda model: Theirs(), network()).factor == 5.0
+    assert isinstance(as_detector(brightness, network()), ScoreDetector)
+
+
+def test_pytorch_ood_scores_are_taken_as_they_are() -> None:
+    class Energy:
+        """As of pytorch-ood: ``predict``, which a call leads to, is higher for outliers."""
+
+        def __init__(self, model: nn.Module, t: float = 1.0) -> None:
+            self.model, self.t = model, t
+
+        def predict(self, x: Tensor) -> Tensor:
+            return -self.t * torch.logsumexp(self.model(x) / self.t, 1)
+
+    Energy.__module__ = "pytorch_ood.detector"
+    classifier, x = network(), data(7)
+    for obj in (Energy(classifier), Energy):
+        detector = as_detector(obj, classifier)
+        torch.testing.assert_close(detector.score(x), -classifier(x).logsumexp(1))
+        assert detector.name == "Energy"
+    Energy.__module__ = "elsewhere"
+    with pytest.raises(InvalidArgumentError, match="got Energy, expected a Detector"):
+        as_detector(Energy(classifier), classifier)
+
+
+# ART.
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
+    part = importlib.import_module("robust_ext.adapters.art.detector")
+    evasion = importlib.import_module("art.defences.detector.evasion")
+    return SimpleNamespace(
+        adapt=part.adapt_detector, make_classifier=part.art.estimators.classification, **vars(evasion)
+    )
+
+
+def wrapped(theirs, module: nn.Module, *, shape: tuple[int, ...], classes: int):
+    return theirs.make_classifier.PyTorchClassifier(
+        module,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.Adam(module.parameters(), 0.01),
+        input_shape=shape,
+        nb_classes=classes,
+        device_type="cpu",
+    )
+
+
+def art_detectors(theirs, classifier: nn.Module):
+    """Each of ART's detectors for torch, fitted to tell bright noise from dark."""
+    clean, bad = data(80).numpy() * 0.5, data(80, 1).numpy() * 0.5 + 0.5
+    both, kinds = np.concatenate([clean, bad]), np.eye(2, dtype=np.float32)[np.repeat([0, 1], 80)]
+    estimator = wrapped(theirs, classifier, shape=(1, 8, 8), classes=3)
+    pixels = wrapped(theirs, nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), shape=(1, 8, 8), classes=2)
+    by_input = theirs.BinaryInputDetector(pixels)
+    units = wrapped(theirs, nn.Sequential(nn.Linear(16, 2)), shape=(16,), classes=2)
+    by_units = theirs.BinaryActivationDetector(estimator, units, layer=2)
+    for detector in (by_input, by_units):
+        detector.fit(both, kinds, nb_epochs=15, batch_size=32)
+    classifier.eval()
+    learner = nn.Module()
+    learner.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+    learner.classifier, learner.projector = nn.Linear(8, 3), nn.Linear(8, 4)
+    neighbours = theirs.BeyondDetectorPyTorch(
+        estimator, SimpleNamespace(model=learner), lambda x: x + 0.1 * torch.randn_like(x), aug_num=6, var_K=3
+    )
+    neighbours.fit(clean, None)
+    scan = theirs.SubsetScanningDetector(estimator, clean, layer=2, verbose=False)
+    return {"input": by_input, "activation": by_units, "scan": scan, "beyond": neighbours}
+
+
+@pytest.mark.parametrize("kind", ["input", "activation", "scan", "beyond"])
+def test_art_detectors_decide_as_art_does(theirs, kind: str) -> None:
+    classifier = network()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        original = art_detectors(theirs, classifier)[kind]
+        detector = theirs.adapt(original, classifier)
+        x = torch.cat([data(30, 5) * 0.5, data(30, 6) * 0.5 + 0.5])
+        torch.manual_seed(1)
+        report, decided = original.detect(x.numpy())
+        torch.manual_seed(1)
+        decisions = detector.decide(x)
+        torch.manual_seed(1)
+        scores = detector.score(x.clone().requires_grad_())
+        torch.manual_seed(1)
+        hooks = [len(part._forward_hooks) for part in classifier.modules()]
+        detector.score(x)
+    assert decisions.tolist() == np.asarray(decided).tolist()
+    if kind in ("input", "activation"):
+        assert 20 < sum(decided[30:]) > sum(decided[:30])
+        expected = report["predictions"][:, 1] - report["predictions"][:, 0]
+    elif kind == "scan":
+        assert sum(decided) > 0
+        expected = report["scores"] - original.bgd_scores.max()
+    else:
+        expected = original.threshold - report
+    np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert not scores.requires_grad
+    assert not detector.differentiable
+    assert detector.random == (kind == "beyond")
+    assert detector.score(x[:0]).shape == (0,)
+    assert [len(part._forward_hooks) for part in classifier.modules()] == hooks
+    assert detector.calibrate(x[:30], false_positive_rate=0.1).achieved <= 0.1
+
+
+def test_art_detectors_are_resolved_through_the_adapter(theirs, monkeypatch) -> None:
+    classifier = network()
+    original = art_detectors(theirs, classifier)["input"]
+    monkeypatch.setattr(
+        "robust_ext.registry.base.adapters", lambda: {"art": SimpleNamespace(adapt_detector=theirs.adapt)}
+    )
+    detector = as_detector(original, classifier)
+    assert detector.detector is original
+    assert detector.name == "ART BinaryInputDetector"
+    assert theirs.adapt(brightness, classifier) is None
+
+
+def test_art_detectors_of_another_network_are_refused(theirs) -> None:
+    found = art_detectors(theirs, network())
+    for kind in ("activation", "scan", "beyond"):
+        with pytest.raises(InvalidArgumentError, match="beside another network, Sequential, expected one made with an"):
+            theirs.adapt(found[kind], network())
+    inside = nn.Sequential(found["scan"].classifier.model).eval()
+    assert theirs.adapt(found["scan"], inside).classifier is inside
+
+
+def own_detector(theirs, answer):
+    class Own(theirs.EvasionDetector):
+        def fit(self, x, y, batch_size=128, nb_epochs=20, **kwargs) -> None:
+            pass
+
+        def detect(self, x, batch_size=128, **kwargs):
+            return answer(x)
+
+    return theirs.adapt(Own(), network())
+
+
+def test_art_detectors_of_ones_own(theirs) -> None:
+    x = data(6)
+    bright = x.mean((1, 2, 3)) > x.mean((1, 2, 3)).median()
+    decided = own_detector(theirs, lambda a: ({}, a.mean((1, 2, 3)) > float(x.mean((1, 2, 3)).median())))
+    assert torch.equal(decided.decide(x), bright)
+    assert set(decided.score(x).tolist()) == {0.5, -0.5}
+    several = own_detector(theirs, lambda a: ({"predictions": np.array([[1, 0, 2], [3, 0, 2.0]])}, [True, False]))
+    assert several.score(x[:2]).tolist() == [1, -1]
+    backwards = own_detector(theirs, lambda a: ({"predictions": np.array([[0.9, 0.1]] * len(a))}, [True] * len(a)))
+    with pytest.raises(ModelError, match="ART Own: its report and its decisions contradict each other; hand over"):
+        backwards.score(x)
+    with pytest.raises(ModelError, match="contradict"):
+        own_detector(theirs, lambda a: ({}, [True])).score(x)
+
+
+def test_art_detectors_that_are_not_fitted_say_so(theirs) -> None:
+    found = art_detectors(theirs, network())["beyond"]
+    found.threshold = None
+    detector = theirs.adapt(found, nn.Sequential(found.target_model))
+    with pytest.raises(ModelError, match=r"has not been fitted.*; fit it first"):
+        detector.score(data(2))

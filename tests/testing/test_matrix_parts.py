@@ -1,0 +1,194 @@
+"""The matrix sees what goes wrong: attacks made for that are run in it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from robust_ext.attacks.base import Attack, AttackTraits, CallableAttack
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, MissingDependencyError
+from robust_ext.registry.base import Adapter, AttackListing
+from robust_ext.reports.conformance import matrix_page, matrix_table
+from robust_ext.testing.conformance import TARGETS, conformance, conformance_row, matrix
+from robust_ext.testing.conformance.rows import WatchedRows
+from robust_ext.testing.conformance.subjects import digits, planted, threat_model
+
+
+def pgd(model, x, y, threat_model):
+    adversarial = x.clone()
+    for _ in range(20):
+        adversarial.requires_grad_()
+        loss = torch.nn.functional.cross_entropy(model(adversarial), y, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, adversarial)
+        adversarial = adversarial.detach() + threat_model.epsilon / 5 * gradient.sign()
+        adversarial = (x + (adversarial - x).clamp(-threat_model.epsilon, threat_model.epsilon)).clamp(0, 1)
+    return adversarial
+
+
+def nothing(model, x, y):
+    model(x)
+    return x
+
+
+def shuffled(model, x, y, threat_model):
+    order = torch.arange(len(x)).roll(1)
+    return pgd(model, x[order], y[order], threat_model)[order.argsort()]
+
+
+def half_way(model, x, y):
+    model((x + x.roll(1, 0)) / 2)
+    return x
+
+
+def broken(model, x, y):
+    raise ValueError("not today")
+
+
+FUNCTIONS = {function.__name__: function for function in (pgd, nothing, shuffled, half_way, broken)}
+
+
+class Fake(Adapter):
+    name = "fake"
+
+    def __init__(self, *listings: AttackListing) -> None:
+        self.listings = list(listings)
+
+    def list_attacks(self):
+        if not self.listings:
+            raise MissingDependencyError("fake is not installed")
+        return self.listings
+
+    def build_attack(self, attack, settings, *, name) -> Attack:
+        if attack == "picky":
+            raise InvalidArgumentError("attack", "picky", "something else")
+        if attack == "reluctant":
+            raise AttackRefusedError("no; use pgd")
+        built = CallableAttack(FUNCTIONS[attack], name=name)
+        built.traits = next(one.traits for one in self.listings if one.name == attack)
+        return built
+
+    def adapt_attack(self, attack, *, name=None):
+        return None
+
+    def adapt_model(self, model):
+        return None
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def one(name, target="binarized", **listed):
+        listing = AttackListing(name=name, **listed)
+        monkeypatch.setattr(matrix, "adapters", lambda: {"fake": Fake(listing)})
+        return conformance_row("fake", listing, target)
+
+    return one
+
+
+def ordered(**more) -> AttackTraits:
+    return AttackTraits(batching="full", **more)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_problems_can_be_solved(norm, channels):
+    problems = planted(norm, channels)
+    assert len(problems) == 4
+    assert problems.score(problems.planted[:, 0]) == 1
+    assert problems.inputs.shape == (4, channels, 8, 8)
+    assert problems.settings.threat_model == threat_model(norm, channels)
+
+
+@pytest.mark.parametrize(("rows", "norms"), [("full", ("linf",)), ("any", ("linf", "l2")), ("single", ("linf",))])
+def test_what_runs_is_verified_and_counted(run, rows, norms):
+    row = run("pgd", traits=AttackTraits(batching=rows, norms=norms))
+    assert (row.outcome, row.reason, row.norm, row.samples, row.verified) == ("ran", "", "linf", 4, 4)
+    assert row.alone == ("" if rows == "single" else "same")
+    # Twenty steps on four rows; the planted points were made before.
+    assert row.passes == {"forward": 80, "backward": 80}
+    assert row.seconds > 0
+    assert run("nothing", traits=ordered()).verified == 0
+
+
+def test_the_ordinary_classifier_has_ten_classes_and_true_labels(run):
+    row = run("pgd", "classifier", traits=ordered())
+    _, labels = digits(1)
+    assert (row.target, row.outcome, row.samples) == ("classifier", "ran", 4)
+    assert row.verified > 0
+    assert int(labels.max()) > 1
+
+
+def test_rows_that_are_treated_otherwise_than_said_fail(run):
+    row = run("shuffled", traits=ordered())
+    assert row.outcome == "failed"
+    assert "belongs to another" in row.reason
+    # The same attack, rightly described.
+    assert run("shuffled", traits=AttackTraits(batching="any")).outcome == "ran"
+    row = run("half_way", traits=AttackTraits(batching="any"))
+    assert row.outcome == "failed"
+    assert "as close to two inputs" in row.reason
+    assert run("half_way", traits=AttackTraits(batching="single")).outcome == "ran"
+
+
+def test_what_raises_fails_with_its_error(run):
+    row = run("broken", traits=ordered())
+    assert (row.outcome, row.verified) == ("failed", 0)
+    assert "not today" in row.reason
+    row = run("picky")
+    assert (row.outcome, row.reason) == ("failed", "attack: got picky, expected something else")
+
+
+def test_refusals_come_before_any_work(run):
+    row = run("anything", reason="it is made for tables; use pgd")
+    assert (row.outcome, row.reason) == ("refused", "it is made for tables; use pgd")
+    assert run("reluctant").reason == "no; use pgd"
+    row = run("pgd", traits=ordered(packages=("no_such_package",)))
+    assert (row.outcome, row.passes["forward"]) == ("refused", 0)
+    assert "no_such_package" in row.reason
+
+
+def test_the_whole_matrix_shows_progress_and_prints(monkeypatch):
+    listings = [
+        AttackListing(name="pgd", traits=ordered(norms=("linf",)), aliases=("also | called",), defect="none"),
+        AttackListing(name="odd", reason="because"),
+        AttackListing(name="broken", traits=ordered(minimum_classes=3, packages=("torch",)), channels=3),
+    ]
+    monkeypatch.setattr(matrix, "adapters", lambda: {"fake": Fake(*listings), "gone": Fake()})
+    seen = []
+    rows = conformance(progress=lambda row, total: seen.append((row, total)))
+    assert seen == [(None, 6), *((row, 6) for row in rows)]
+    assert [(row.attack, row.target) for row in rows] == [(one.name, target) for one in listings for target in TARGETS]
+    assert rows[0].to_dict()["passes"]["forward"] == 80
+    with pytest.raises(MissingDependencyError, match="fake is not installed"):
+        conformance(["gone"])
+    with pytest.raises(InvalidArgumentError, match="libraries: got 'other'"):
+        conformance(["other"])
+    plain = [row.to_dict() for row in rows]
+    text = matrix_table(plain)
+    assert "fake:pgd     binarized   ran      linf  4/4" in text
+    assert "refused: fake:odd: because" in text
+    assert "fake on the binarized target: 1 ran, 1 refused, 1 failed" in text
+    page = matrix_page({"fake": listings}, {(row.library, row.attack, row.target): row.outcome for row in rows})
+    assert page.split("## fake\n\n")[1].splitlines()[2:] == [
+        "| pgd / also \\| called | linf | fixed epsilon | ordered | gradients | last | ran | ran | none |",
+        "| odd |  |  |  |  |  | refused | refused | because |",
+        "| broken | linf l2 l1 | fixed epsilon | ordered | gradients, 3 classes, 3 channels, torch | last | failed "
+        "| failed |  |",
+    ]
+
+
+def test_remarks_say_why_an_attack_that_could_run_was_refused():
+    refused = {("fake", name, target): "refused" for name in ("aware", "picky") for target in TARGETS}
+    listings = [
+        AttackListing(name="aware", traits=AttackTraits(detector=True)),
+        AttackListing(name="picky", traits=AttackTraits(packages=("cv9",)), defect="slow"),
+    ]
+    lines = matrix_page({"fake": listings}, refused).splitlines()[-2:]
+    assert lines[0].endswith("| refused | refused | these targets have no detector |")
+    assert lines[1].endswith("| refused | refused | cv9 was not installed when this page was written |")
+
+
+def test_single_rows_are_never_out_of_order():
+    watched = WatchedRows(torch.nn.Flatten(), torch.zeros(1, 2), batching="full", norm="l2")
+    watched(torch.ones(7, 2))
+    watched(torch.ones(0, 2))
+    assert watched.complaint == ""
