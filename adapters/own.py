@@ -5,46 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
-from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
-from robust_ext.attacks.feature_matching import FeatureMatching
-from robust_ext.attacks.joint_loss import JointLoss
-from robust_ext.attacks.linear_region.attack import LinearRegion
-from robust_ext.attacks.logit_matching import LogitMatching
-from robust_ext.attacks.native import NativeAttack
-from robust_ext.attacks.objective_pgd import ObjectivePGD
-from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
-from robust_ext.attacks.random_search import RandomSearch
-from robust_ext.attacks.rays import RayS
-from robust_ext.attacks.spatial import SpatialTransformation
-from robust_ext.attacks.square import Square
+from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import trial_settings
 from robust_ext.core.specification import check_keywords, did_you_mean
 from robust_ext.registry.base import AdaptedModel, Adapter, AttackListing
 
-_TRIALS: Mapping[type[NativeAttack], Mapping[str, Any]] = {
-    APGD: {"steps": 20},
-    RandomSearch: {"points": 40},
-    ObjectivePGD: {"steps": 20},
-    CarliniWagnerLinf: {
-        "steps": 20,
-        "learning_rate": 0.05,
-        "initial_const": 0.1,
-        "const_factor": 8,
-        "decrease_factor": 0.8,
-    },
-    LinearRegion: {"starts": 4, "walk": 10, "hops": 2, "hop_steps": 5, "regions": 4},
-    RayS: {"queries": 100},
-    Square: {"queries": 40},
-    SpatialTransformation: {"translation": 2, "translation_steps": 3, "rotation_steps": 5},
-    FeatureMatching: {"steps": 20},
-    LogitMatching: {"steps": 20, "samples": 2},
-    OrthogonalPGD: {"steps": 20},
-    SelectivePGD: {"steps": 20},
-    JointLoss: {"steps": 10, "restarts": 3},
-}
-_CLASSES = {attack_class.__name__: attack_class for attack_class in _TRIALS}
+_CLASSES = {attack_class.__name__: attack_class for attack_class in ATTACKS}
 
 
 class OwnAdapter(Adapter):
@@ -55,7 +23,7 @@ class OwnAdapter(Adapter):
     def list_attacks(self) -> list[AttackListing]:
         """Every attack of this project."""
         return [
-            AttackListing(name=name, traits=attack_class().traits, trial=_TRIALS[attack_class])
+            AttackListing(name=name, traits=attack_class().traits, trial=trial_settings(attack_class))
             for name, attack_class in _CLASSES.items()
         ]
 
@@ -66,7 +34,7 @@ class OwnAdapter(Adapter):
             raise InvalidArgumentError("attack", f"robust_ext:{attack}", expected)
         check_keywords(_CLASSES[attack], settings, argument="attack", label=attack)
         built = _CLASSES[attack](**settings)
-        built.name = name
+        object.__setattr__(built, "name", name)  # Attacks are frozen dataclasses.
         return built
 
     def adapt_attack(self, attack: object, *, name: str | None = None) -> Attack | None:
@@ -74,7 +42,7 @@ class OwnAdapter(Adapter):
         settings: object = {}
         if isinstance(attack, tuple) and len(attack) == 2:
             attack, settings = attack
-        if not isinstance(attack, type) or attack not in _TRIALS:
+        if not isinstance(attack, type) or attack not in ATTACKS:
             return None
         if not isinstance(settings, Mapping):
             raise InvalidArgumentError(

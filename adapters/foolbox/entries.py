@@ -1,7 +1,8 @@
 """What is known of each of Foolbox's attack classes, as data.
 
 Batching, ``batch_dependent``, ``leaves_ball`` and ``failure`` were measured with Foolbox 3.3.4, by recording what each
-class queries of a model and by attacking rows alone, together, and next to other rows. All classes query full batches in row order.
+class queries of a model and by attacking rows alone, together, and next to other rows. All classes query full batches
+in row order.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.settings import Settings
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 
@@ -36,8 +37,13 @@ class Step:
 Watch = Callable[[Step], None]
 
 
-class NativeAttack(Attack):
-    """An attack of this project: untargeted or targeted, and open to whoever wants to watch its steps."""
+class NativeAttack(Settings, Attack):
+    """An attack of this project, declared once: its settings are fields, each a :func:`~robust_ext.core.settings.setting`.
+
+    A subclass is a :func:`robust_ext.core.settings.settings_class` with ``name`` and ``traits`` and one method,
+    :meth:`search`. Where name or traits depend on settings, its ``__post_init__`` sets them. The Foolbox and ART
+    classes, the command line's names and the documentation are made from the declaration.
+    """
 
     @abstractmethod
     def search(

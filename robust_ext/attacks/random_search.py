@@ -10,14 +10,15 @@ from torch import Tensor
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import NativeAttack, Step, Watch
 from robust_ext.core.random import stream
+from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_choice, check_integer, check_number
 
 # Rounds whose points are drawn together. It does not follow `points`, or other numbers would draw other points.
 _BLOCK = 10
 
 
+@settings_class
 class RandomSearch(NativeAttack):
     """Draws points in the ball and keeps the first adversarial one, or else the one with the highest margin.
 
@@ -31,29 +32,22 @@ class RandomSearch(NativeAttack):
     Source: the random attack of Zimmermann et al., "Increasing Confidence in Adversarial Robustness Evaluations"
     (2022), section 3.1, as an attack of its own.
 
-    Args:
-        points: Most points drawn for a row, at least 1.
-        outer: ``"corners"`` (:meth:`ThreatModel.sample_corners`) or ``"surface"``
-            (:meth:`ThreatModel.sample_surface`).
-        outer_share: Share of these among the points, in [0, 1].
-
     Example:
-        >>> RandomSearch(points=40).description
-        'RandomSearch(points=40, outer=corners, outer_share=0.5)'
+        >>> RandomSearch(points=40)
+        RandomSearch(points=40, outer='corners', outer_share=0.5)
     """
 
     name = "RandomSearch"
     traits = AttackTraits(batching="full", gradients=False, failure="best", seeds="generator")
 
-    def __init__(self, *, points: int = 400, outer: str = "corners", outer_share: float = 0.5) -> None:
-        self.points = check_integer("points", points, minimum=1)
-        self.outer = check_choice("outer", outer, ("corners", "surface"))
-        self.outer_share = check_number("outer_share", outer_share, minimum=0, maximum=1)
-
-    @property
-    def description(self) -> str:
-        """The attack with its settings."""
-        return f"RandomSearch(points={self.points}, outer={self.outer}, outer_share={self.outer_share:g})"
+    points: int = setting(400, "Most points drawn for a row, at least 1.", minimum=1, trial=40, art="max_iter")
+    outer: str = setting(
+        "corners",
+        'Where every other point is drawn: ``"corners"`` (:meth:`ThreatModel.sample_corners`) or ``"surface"`` '
+        "(:meth:`ThreatModel.sample_surface`).",
+        choices=("corners", "surface"),
+    )
+    outer_share: float = setting(0.5, "Share of these among the points, in [0, 1].", minimum=0, maximum=1)
 
     def search(
         self,

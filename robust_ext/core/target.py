@@ -120,6 +120,7 @@ class Target:
         device: Where inputs must lie.
         counter: Rows sent through ``module``, kept by the module itself.
         defended: The classifier together with its detector, where there is one; ``module`` is a view of it.
+        starting_points: Adversarial points to begin at, ``(N, S, *input_shape)``, S for each row.
         references: Points of other classes that the detector lets pass, ``(N, R, *input_shape)``, one group a row.
     """
 
@@ -130,6 +131,7 @@ class Target:
     device: torch.device
     counter: PassCounter = field(default_factory=PassCounter)
     defended: Defended | None = None
+    starting_points: Tensor | None = None
     references: Tensor | None = None
 
 

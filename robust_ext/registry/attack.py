@@ -58,7 +58,7 @@ def as_attack(obj: object, *, name: str | None = None, argument: str = "attack")
 
 def _renamed(attack: Attack, name: str) -> Attack:
     renamed = copy.copy(attack)
-    renamed.name = name
+    object.__setattr__(renamed, "name", name)  # Own attacks are frozen dataclasses.
     return renamed
 
 

@@ -58,10 +58,10 @@ def attack_table(rows: Sequence[Mapping[str, Any]]) -> str:
         rows: As :func:`list_attacks` gives them.
     """
     width = max((len(row["name"]) for row in rows), default=6)
-    lines = [f"{'attack':<{width}}  {'kind':<13}  {'norms':<12}  {'rows':<7}  also called"]
+    lines = [f"{'attack':<{width}}  {'kind':<13}  {'norms':<12}  {'batching':<8}  also called"]
     for row in rows:
         if not row["reason"]:
-            line = f"{row['name']:<{width}}  {row['kind']:<13}  {' '.join(row['norms']):<12}  {row['rows']:<7}  "
+            line = f"{row['name']:<{width}}  {row['kind']:<13}  {' '.join(row['norms']):<12}  {row['batching']:<8}  "
             lines.append((line + " ".join(row["aliases"])).rstrip())
     refused = [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]
     if refused:

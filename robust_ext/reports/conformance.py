@@ -70,9 +70,9 @@ that it is refused before any work, with the reason under *remark*. What an atta
 whatever it was made for.
 
 - **kind**: *fixed epsilon* attacks are given epsilon; *minimum norm* attacks look for the smallest perturbation.
-- **rows**: *ordered*: every query is the whole batch in order; *any*: it may ask about subsets, permutations or repeats
-  of rows; *single*: rows are attacked one at a time on a binarized target. *Coupled*: the rows of a batch influence one
-  another's result. *Leaves the ball*: it asks about points outside the ball.
+- **batching**: *full*: every query is the whole batch in order; *any*: it may query subsets, permutations or repeats
+  of rows; *single*: rows are attacked one at a time on a binarized target. *Batch-dependent*: the rows of a batch
+  influence one another's result. *Leaves the ball*: it queries points outside the ball.
 - **needs**: targets with too few classes are padded with classes that can never win; starting points and references are
   searched for; the packages are to be installed.
 - **fails with**: what the library returns for a row where the attack fails: the *best* or *last* point tried, the

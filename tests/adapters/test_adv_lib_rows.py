@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks import Attack, as_attack
+from robust_ext.attacks import Attack
 from robust_ext.attacks.base import draw_seed
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError, AttackRefusedError
@@ -21,6 +21,7 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.padded import PaddedClasses
+from robust_ext.registry import as_attack
 
 if find_spec("adv_lib") is None:
     pytest.skip("adv-lib is not installed", allow_module_level=True)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks import Attack, as_attack
+from robust_ext.attacks import Attack
 from robust_ext.attacks.base import draw_seed
 from robust_ext.core.errors import (
     AttackError,
@@ -26,6 +26,7 @@ from robust_ext.core.errors import (
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
 from robust_ext.registry.base import adapters
 from robust_ext.registry.model import as_module
 

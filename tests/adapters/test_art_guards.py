@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robust_ext.attacks import Attack, as_attack
+from robust_ext.attacks import Attack
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
 
 library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
 evasion = library.art.attacks.evasion

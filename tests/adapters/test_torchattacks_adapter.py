@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks import Attack, as_attack
+from robust_ext.attacks import Attack
 from robust_ext.attacks.base import draw_seed
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
 from robust_ext.registry.base import adapters
 
 torchattacks = pytest.importorskip("torchattacks", reason="torchattacks is not installed")

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from robust_ext.attacks import Attack, as_attack
+from robust_ext.attacks import Attack
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
 
 torchattacks = pytest.importorskip("torchattacks", reason="torchattacks is not installed")
 adapter = pytest.importorskip("robust_ext.adapters.torchattacks.attack", reason="torchattacks is not installed")

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks import Attack, as_attack
+from robust_ext.attacks import Attack
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.verify import verify
 from robust_ext.models.binarized import BinarizedClassifier
+from robust_ext.registry import as_attack
 from robust_ext.registry.base import AttackListing, adapters
 
 torchattacks = pytest.importorskip("torchattacks", reason="torchattacks is not installed")

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robust_ext.attacks import Attack, as_attack
+from robust_ext.attacks import Attack
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.verify import verify
+from robust_ext.registry import as_attack
 
 THREAT_MODEL = ThreatModel(norm="l2", epsilon=0.5)
 INPUTS = torch.full((2, 3), 0.25)

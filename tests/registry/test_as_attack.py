@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks import Attack, CallableAttack, as_attack
+from robust_ext.attacks import Attack, CallableAttack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.registry.model import as_module
+from robust_ext.registry import as_attack, as_module
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.25)
 

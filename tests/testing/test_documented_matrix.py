@@ -11,7 +11,7 @@ from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.reports.conformance import matrix_page
 from robust_ext.testing.conformance import TARGETS, conformance_row
 
-PAGE = Path(__file__).parents[3] / "docs" / "attacks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "attacks.md"
 LIBRARIES = ("adv_lib", "art", "foolbox", "robust_ext", "torchattacks")
 
 

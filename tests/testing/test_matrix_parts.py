@@ -169,7 +169,7 @@ def test_the_whole_matrix_shows_progress_and_prints(monkeypatch):
     assert "fake on the binarized target: 1 ran, 1 refused, 1 failed" in text
     page = matrix_page({"fake": listings}, {(row.library, row.attack, row.target): row.outcome for row in rows})
     assert page.split("## fake\n\n")[1].splitlines()[2:] == [
-        "| pgd / also \\| called | linf | fixed epsilon | ordered | gradients | last | ran | ran | none |",
+        "| pgd / also \\| called | linf | fixed epsilon | full | gradients | last | ran | ran | none |",
         "| odd |  |  |  |  |  | refused | refused | because |",
         "| broken | linf l2 l1 | fixed epsilon | ordered | gradients, 3 classes, 3 channels, torch | last | failed "
         "| failed |  |",

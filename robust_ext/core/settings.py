@@ -1,0 +1,202 @@
+"""Settings declared once: type, default, range, words and host names of each, in one place.
+
+A class of settings is a frozen dataclass whose fields are made by :func:`setting`. Its constructor validates them, and
+the command line's options, the documentation and the Foolbox and ART classes are made from the same declarations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from typing_extensions import dataclass_transform
+
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_choice, check_integer, check_number
+
+C = TypeVar("C")
+_KEY = "robust_ext"
+_WIDTH = 112
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingInfo:
+    """What is declared of one setting beside its type and default; see :func:`setting`."""
+
+    help: str
+    minimum: float | None
+    maximum: float | None
+    above: float | None
+    below: float | None
+    choices: tuple[str, ...] | None
+    trial: Any
+    names: Mapping[str, str | None]
+
+
+def setting(
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    trial: Any = dataclasses.MISSING,
+    **names: str | None,
+) -> Any:
+    """Declare one field of a :func:`settings_class`.
+
+    Args:
+        default: Its value where none is given; left out for a required setting.
+        help: One or more sentences: what it is, in which units.
+        minimum: Lowest value, itself allowed.
+        maximum: Highest value, itself allowed.
+        above: Lower end, itself not allowed.
+        below: Upper end, itself not allowed.
+        choices: The strings that are accepted.
+        trial: A value with which an attack runs fast, for tests of every attack.
+        **names: Its name in a host library or on the command line, where that differs (``foolbox="steps"``,
+            ``art="max_iter"``, ``cli="--C"``); None hides it there.
+
+    Returns:
+        A ``dataclasses.field``.
+    """
+    info = SettingInfo(
+        help=help,
+        minimum=minimum,
+        maximum=maximum,
+        above=above,
+        below=below,
+        choices=choices,
+        trial=trial,
+        names=types.MappingProxyType(names),
+    )
+    return dataclasses.field(default=default, metadata={_KEY: info})
+
+
+class Settings:
+    """Base of classes of settings: validation, a description, plain values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        """Validate each setting; a subclass that checks more calls this first.
+
+        Raises:
+            InvalidArgumentError: A setting is outside what is declared.
+        """
+        for name, info in declared(type(self)).items():
+            object.__setattr__(self, name, check_setting(type(self), name, info, getattr(self, name)))
+
+    @property
+    def description(self) -> str:
+        """The class with all its settings, as in ``APGD(steps=100, ...)``; the same in every process."""
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
+
+    def __repr__(self) -> str:
+        return self.description
+
+    def _set(self, name: str, value: object) -> None:
+        """Set an attribute that follows from the settings; for ``__post_init__``, as the class is frozen."""
+        object.__setattr__(self, name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings by name."""
+        return {name: getattr(self, name) for name in declared(type(self))}
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(setting, dataclasses.field))
+def settings_class(cls: type[C]) -> type[C]:
+    """Make a subclass of :class:`Settings` a frozen keyword-only dataclass, its docstring completed with ``Args:``.
+
+    Example:
+        >>> @settings_class
+        ... class Search(Settings):
+        ...     steps: int = setting(100, "Gradients a run takes.", minimum=1, art="max_iter")
+        >>> Search(steps=5).description
+        'Search(steps=5)'
+        >>> Search(steps=0)
+        Traceback (most recent call last):
+        ...
+        robust_ext.core.errors.InvalidArgumentError: steps: got 0, expected an integer of at least 1
+    """
+    made = dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
+    documented = "\n".join(_documented(name, info) for name, info in declared(made).items())
+    if documented and "Args:" not in (made.__doc__ or ""):
+        head, mark, rest = (made.__doc__ or "").rstrip().partition("\n\n    Example:")
+        made.__doc__ = f"{head}\n\n    Args:\n{documented}\n{mark}{rest}"
+    return made
+
+
+def declared(cls: type) -> Mapping[str, SettingInfo]:
+    """The settings that a class declares, by name, in order."""
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return {field.name: field.metadata[_KEY] for field in fields if _KEY in field.metadata}
+
+
+def setting_types(cls: type) -> Mapping[str, Any]:
+    """The annotated types of a class's settings, resolved."""
+    hints = typing.get_type_hints(cls)
+    return {name: hints[name] for name in declared(cls)}
+
+
+def default_of(cls: type, name: str) -> Any:
+    """The default of a setting; ``dataclasses.MISSING`` where it is required."""
+    return cls.__dataclass_fields__[name].default  # type: ignore[attr-defined]
+
+
+def trial_settings(cls: type) -> dict[str, Any]:
+    """The values with which a class of attacks runs fast, of those settings that state one."""
+    return {name: info.trial for name, info in declared(cls).items() if info.trial is not dataclasses.MISSING}
+
+
+def check_setting(cls: type, name: str, info: SettingInfo, value: Any) -> Any:
+    """The value of a setting, checked against its declaration; values of other types than these are left as they are.
+
+    ``int``, ``float``, ``bool``, ``str`` with choices, and each of them ``| None``, are checked.
+
+    Raises:
+        InvalidArgumentError: It is outside what is declared.
+    """
+    annotation = setting_types(cls)[name]
+    kinds = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) else {annotation}
+    if value is None and type(None) in kinds:
+        return None
+    if bool in kinds and not isinstance(value, bool):
+        raise InvalidArgumentError(name, value, "True or False")
+    if info.choices is not None and str in kinds and (kinds <= {str, type(None)} or isinstance(value, str)):
+        return check_choice(name, value, info.choices)
+    if kinds & {int, float} and bool not in kinds:
+        return _check_numeric(name, info, value, integer=float not in kinds)
+    return value
+
+
+def _check_numeric(name: str, info: SettingInfo, value: Any, *, integer: bool) -> int | float:
+    if integer:
+        maximum = None if info.maximum is None else int(info.maximum)
+        # Every integer setting states where it begins.
+        return check_integer(name, value, minimum=int(info.minimum or 0), maximum=maximum)
+    limits: dict[str, Any] = {}
+    if info.minimum is not None or info.above is not None:
+        limits |= {
+            "minimum": info.minimum if info.above is None else info.above,
+            "open_minimum": info.above is not None,
+        }
+    if info.maximum is not None or info.below is not None:
+        limits |= {
+            "maximum": info.maximum if info.below is None else info.below,
+            "open_maximum": info.below is not None,
+        }
+    return check_number(name, value, **limits)
+
+
+def _documented(name: str, info: SettingInfo) -> str:
+    text = f"{name}: {info.help}"
+    wrap: Callable[..., str] = textwrap.fill
+    return wrap(text, _WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
