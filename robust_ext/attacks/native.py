@@ -38,7 +38,7 @@ Watch = Callable[[Step], None]
 
 
 class NativeAttack(Settings, Attack):
-    """An attack of this project, declared once: its settings are fields, each a :func:`~robust_ext.core.settings.setting`.
+    """An attack of this project, declared once: its settings are fields, each made by :func:`setting`.
 
     A subclass is a :func:`robust_ext.core.settings.settings_class` with ``name`` and ``traits`` and one method,
     :meth:`search`. Where name or traits depend on settings, its ``__post_init__`` sets them. The Foolbox and ART

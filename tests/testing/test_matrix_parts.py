@@ -171,7 +171,7 @@ def test_the_whole_matrix_shows_progress_and_prints(monkeypatch):
     assert page.split("## fake\n\n")[1].splitlines()[2:] == [
         "| pgd / also \\| called | linf | fixed epsilon | full | gradients | last | ran | ran | none |",
         "| odd |  |  |  |  |  | refused | refused | because |",
-        "| broken | linf l2 l1 | fixed epsilon | ordered | gradients, 3 classes, 3 channels, torch | last | failed "
+        "| broken | linf l2 l1 | fixed epsilon | full | gradients, 3 classes, 3 channels, torch | last | failed "
         "| failed |  |",
     ]
 
