@@ -124,6 +124,12 @@ class ArmRun:
         }
 
     @property
+    def stream_keys(self) -> tuple[str, ...]:
+        """What its draws depend on beside seed and sample: names, but not how settings are written down."""
+        model = self.threat_model
+        return self.arms[0].short, model.norm, f"{model.epsilon:g}", self.knows or ""
+
+    @property
     def key(self) -> str:
         """A name for files, the same for the same run in any suite."""
         digest = hashlib.blake2b(repr(sorted(self.described.items())).encode(), digest_size=5).hexdigest()

@@ -167,7 +167,7 @@ def _run_block(run: ArmRun, rows: range, subject: Subject, target: Target, store
             inputs,
             labels,
             threat_model=run.threat_model,
-            generator=stream(subject.seed, first, "arm", run.key),
+            generator=stream(subject.seed, first, "arm", *run.stream_keys),
         )
     middle = time.perf_counter()
     passes = counter.since(before)

@@ -1,0 +1,946 @@
+"""Results at fixed seeds, of every evaluation, attack, detector and defense, as they were written down.
+
+They tell whether a change that is meant to leave results alone does. Only names in the next lines and in the cases may
+be changed for that; the values in ``fixed_seed_results.json`` stay. They are those of one thread; see ``SENSITIVE`` for
+those of one machine. Where results are meant to change:
+
+    python tests/test_fixed_seed_results.py --record [--only WORD] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import robust_ext
+from robust_ext import ThreatModel, binarization_test, defenses, detectors, estimators, mead, robust_accuracy
+from robust_ext.adapters.libraries import load_foolbox
+from robust_ext.attacks.running import run_attack
+from robust_ext.attacks.through import Through
+from robust_ext.attacks.transfer import Transfer
+from robust_ext.core.random import seeded_globals, stream
+from robust_ext.core.target import Target
+from robust_ext.datasets import load_dataset
+from robust_ext.defenses.soap import flipped_crop
+from robust_ext.defenses.training_contrastive import ContrastiveHead
+from robust_ext.defenses.training_pca import fit_projections
+from robust_ext.defenses.training_score import ScoreNetwork
+from robust_ext.defenses.training_sodef import StableHead
+from robust_ext.defenses.training_views import RandomViews
+from robust_ext.demo.network import digits_network
+from robust_ext.demo.run import run_demo
+from robust_ext.evaluations.adaptive import Step, evaluate_defense
+from robust_ext.evaluations.binarization import plant
+from robust_ext.evaluations.mead import Arm
+from robust_ext.evaluations.mead.fitting import fit_detector
+from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.bpda import BPDA
+from robust_ext.models.defended import Defended
+from robust_ext.models.eot import EoT
+from robust_ext.models.features import split
+from robust_ext.registry.base import adapters
+from robust_ext.registry.defense import as_defense
+from robust_ext.testing.conformance import conformance_row
+from robust_ext.testing.defenses import small_defense
+from robust_ext.testing.networks import small_batch, small_network
+
+for needed in ("eagerpy", "foolbox", "art", "torchattacks", "adv_lib", "sklearn", "torchdiffeq", "PIL"):
+    pytest.importorskip(needed, reason=f"{needed} is not installed")
+art_attacks = pytest.importorskip("robust_ext.adapters.art.attacks")
+foolbox_attacks = pytest.importorskip("robust_ext.adapters.foolbox.attacks")
+
+RESULTS = Path(__file__).with_name("fixed_seed_results.json")
+# Times, words, and what depends on where the package is.
+LEFT_OUT = {"seconds", "versions", "settings", "description", "attack", "reason", "origin", "seed", "kind"}
+NORMS = {"linf": np.inf, "l2": 2, "l1": 1}
+EPSILON = {"linf": 0.15, "l2": 1.0, "l1": 4.0}
+# Searches and trainings in which rounding grows: the same on one machine and one thread, not on another machine.
+SENSITIVE = ("LinearRegion", "linear region", "APGD targeted", "detector dla", "detector m", "defense reverse")
+SENSITIVE += ("defense hd", "attack losses")
+CASES: dict[str, Callable[[], Any]] = {}
+
+
+def case(name: str, function: Callable[..., Any], *arguments: Any, **settings: Any) -> None:
+    assert name not in CASES
+    CASES[name] = partial(function, *arguments, **settings)
+
+
+# ---- What the cases are about.
+
+
+@cache
+def network() -> nn.Sequential:
+    return digits_network()
+
+
+def digits(count: int, start: int = 0, part: str = "test") -> tuple[Tensor, Tensor]:
+    return load_dataset("digits", split=part).take(range(start, start + count))
+
+
+def right_digits(count: int) -> tuple[Tensor, Tensor]:
+    inputs, labels = digits(2 * count)
+    with torch.no_grad():
+        right = network()(inputs).argmax(1) == labels
+    return inputs[right][:count], labels[right][:count]
+
+
+class Widened(nn.Module):
+    """The network for inputs in [-1, 2]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network((x + 1) / 3)
+
+
+class Pattern(detectors.Detector):
+    """How much of a fixed pattern of pixels there is in an image."""
+
+    def score_of(self, seen: Any) -> Tensor:
+        signs = torch.zeros(64)
+        signs[20:44] = torch.tensor([1.0, -1.0] * 12)
+        return seen.inputs.flatten(1) @ signs
+
+
+class Noisy(Pattern):
+    random = True
+
+    def score_of(self, seen: Any) -> Tensor:
+        return super().score_of(seen) + 0.02 * torch.randn(len(seen.inputs))
+
+
+class Unsure(detectors.Detector):
+    def score_of(self, seen: Any) -> Tensor:
+        first, second = seen.logits.topk(2).values.unbind(1)
+        return second - first
+
+
+class Rounding(Purifier):
+    """A little towards grey, and 32 levels: plain gradients are zero."""
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Any, draws: Any) -> Tensor:
+        return ((point + 0.02 * (0.5 - point)) * 31).round() / 31
+
+
+class NoisyDefense:
+    random = True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x + 0.1 * torch.randn_like(x)).clamp(0, 1)
+
+
+def rounded(x: Tensor) -> Tensor:
+    return (x * 4).round() / 4
+
+
+def spread(x: Tensor) -> Tensor:
+    return x.flatten(1).std(1)
+
+
+def callable_pgd(model: Any, x: Tensor, y: Tensor, threat_model: ThreatModel) -> Tensor:
+    adversarial = x.clone()
+    for _ in range(10):
+        adversarial.requires_grad_()
+        loss = nn.functional.cross_entropy(model(adversarial), y, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, adversarial)
+        adversarial = adversarial.detach() + threat_model.epsilon / 5 * gradient.sign()
+        adversarial = x + (adversarial - x).clamp(-threat_model.epsilon, threat_model.epsilon)
+        adversarial = adversarial.clamp(*threat_model.bounds)
+    return adversarial
+
+
+def predicted_labels(model: Any, x: Tensor, y: Tensor, threat_model: ThreatModel) -> Tensor:
+    return callable_pgd(model, x, model(x).argmax(1), threat_model)
+
+
+def plain(found: Any) -> Any:
+    """Results as JSON data, without times and words; of a curve only the sum."""
+    if isinstance(found, Mapping):
+        kept = {str(key): plain(value) for key, value in found.items() if key not in LEFT_OUT}
+        if isinstance(kept.get("curve"), dict) and "tpr" in kept["curve"]:
+            kept["curve"] = math.fsum(kept["curve"]["tpr"])
+        return kept
+    if isinstance(found, (list, tuple)):
+        return [plain(value) for value in found]
+    if isinstance(found, (np.generic, Tensor)):
+        found = found.item()
+    return str(found) if isinstance(found, float) and not math.isfinite(found) else found
+
+
+def numbers(values: Tensor) -> dict[str, Any]:
+    """Size and first three values of a tensor; what cancels in a plain sum would be noise."""
+    flat = values.detach().double().flatten()
+    return {"size": float(flat.abs().sum()), "first": flat[:3].tolist()}
+
+
+def moved(candidates: Tensor, inputs: Tensor, labels: Tensor, module: nn.Module) -> dict[str, Any]:
+    """Candidates in a few numbers."""
+    distance = (candidates - inputs).detach().double().flatten(1)
+    with torch.no_grad():
+        wrong = module(candidates).argmax(1) != labels
+    return {
+        "sum": float(candidates.detach().double().sum()),
+        "linf": float(distance.abs().amax(1).sum()),
+        "l2": float(distance.norm(dim=1).sum()),
+        "l1": float(distance.abs().sum()),
+        "misclassified": int(wrong.sum()),
+    }
+
+
+# ---- The binarization test.
+
+QUICK = {"inner_points": 80, "random_inner": 20, "random_corners": 20, "canaries": 2, "minimum_samples": 5}
+
+
+def binarization(attack: Any, norm: str = "linf", *, model: Any = None, wide: bool = False, **settings: Any) -> Any:
+    inputs, _ = digits(settings.pop("samples", 8))
+    epsilon = settings.pop("epsilon", {"linf": 0.1, "l2": 0.8, "l1": 4.0}[norm]) * (3 if wide else 1)
+    model = Widened() if wide else network() if model is None else model()
+    bounds = (-1.0, 2.0) if wide else (0.0, 1.0)
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    inputs = inputs * 3 - 1 if wide else inputs
+    result = binarization_test(model, attack, inputs, threat_model, **{**QUICK, **settings})
+    return {**plain(result.content), "records": plain(result.records)}
+
+
+def detected(attack: Any, kind: Any = Pattern, **settings: Any) -> Any:
+    data, _ = digits(60, 100)
+    return binarization(attack, detector=kind, detector_data=data, detector_fpr=0.3, **settings)
+
+
+case("binarization foolbox linf", binarization, "foolbox:LinfPGD(steps=10, rel_stepsize=0.2)", kappa=0.99)
+case("binarization foolbox tiny steps", binarization, "foolbox:LinfPGD(steps=10, rel_stepsize=0.005)")
+case("binarization foolbox l2", binarization, "foolbox:L2DeepFoolAttack(steps=10, overshoot=0.02)", "l2", kappa=0.9)
+case("binarization foolbox l1", binarization, "foolbox:SparseL1DescentAttack(steps=10)", "l1", kappa=0.5)
+case("binarization art linf", binarization, "art:ProjectedGradientDescent(max_iter=10, eps_step=0.03)", kappa=0.9)
+case("binarization art l2", binarization, "art:DeepFool(max_iter=10)", "l2", kappa=0.9, samples=4)
+case("binarization torchattacks", binarization, "torchattacks:PGD(steps=10, alpha=0.03)", kappa=0.9)
+case("binarization adv_lib l2", binarization, "adv_lib:ddn(steps=20)", "l2", kappa=0.9)
+case("binarization adv_lib l1", binarization, "adv_lib:fmn(steps=20)", "l1", kappa=0.9)
+OWN = {
+    "apgd": "robust_ext:APGD(steps=10)",
+    "square": "robust_ext:Square(queries=30)",
+    "rays": "robust_ext:RayS(queries=60)",
+}
+case("binarization own linf", binarization, OWN)
+case("binarization own l2", binarization, ["robust_ext:APGD(steps=10)", "robust_ext:RandomSearch(points=30)"], "l2")
+case("binarization own l1", binarization, ["robust_ext:APGD(steps=10)", "robust_ext:Square(queries=20)"], "l1")
+REGIONS = "robust_ext:LinearRegion(starts=2, walk=5, hops=2, hop_steps=3, regions=3)"
+case("binarization linear region", binarization, REGIONS, "l2", samples=4, kappa=0.9)
+case("binarization callables", binarization, {"pgd": callable_pgd, "predicted": predicted_labels}, kappa=0.9)
+case("binarization wide bounds", binarization, ["robust_ext:APGD(steps=10)", "foolbox:LinfPGD(steps=10)"], wide=True)
+case("binarization wide bounds l2", binarization, ["robust_ext:APGD(steps=10)", callable_pgd], "l2", wide=True)
+case("binarization reference", binarization, callable_pgd, kappa=0.5, kappa_convention="reference", logit_scale="unit")
+OTHER = {"readout": "max-margin", "boundary": "surface", "boundary_points": 3, "gap": 0.2, "seed": 7, "batch_size": 3}
+case("binarization other settings", binarization, "robust_ext:APGD(steps=10)", kappa=0.9, **OTHER)
+case("binarization calibrated", binarization, [callable_pgd, OWN["apgd"]], calibrate_on=6, samples=12)
+case("binarization sequential", binarization, callable_pgd, sequential=True, samples=24, kappa=0.9)
+case("binarization batch norm", binarization, OWN["apgd"], model=lambda: small_network((1, 8, 8), 5), kappa=0.9)
+case(
+    "binarization BPDA",
+    binarization,
+    [callable_pgd, Through(callable_pgd), Through(callable_pgd, view="trajectory")],
+    model=lambda: Rounding(network(), steps=2),
+    kappa=0.9,
+)
+case(
+    "binarization hd",
+    binarization,
+    Through(callable_pgd, view="trajectory"),
+    samples=6,
+    kappa=0.9,
+    model=lambda: defenses.HedgeDefense(network(), steps=1, step_size=0.02),
+)
+case(
+    "binarization EoT",
+    binarization,
+    Through(callable_pgd, draws=2),
+    samples=6,
+    kappa=0.5,
+    model=lambda: as_defense("resize-pad(smallest=0.5, largest=1.0)", network(), digits(2)[0]),
+)
+case("binarization detector, blind", detected, callable_pgd)
+case("binarization detector, margin", detected, {"own": OWN["apgd"], "pgd": callable_pgd}, view="margin")
+case("binarization detector, reject", detected, callable_pgd, view="reject", kappa=0.9)
+case("binarization detector, random", detected, callable_pgd, Noisy, view="margin", detector_draws=3)
+AWARE_NAMES = ["OrthogonalPGD(steps=10)", "SelectivePGD(steps=10)", "JointLoss(steps=5, restarts=2)"]
+case("binarization detector, aware", detected, [f"robust_ext:{name}" for name in AWARE_NAMES], samples=6)
+MATCHING = ["FeatureMatching(steps=10)", "LogitMatching(steps=10, samples=2, check_every=2)"]
+case("binarization detector, matching", detected, [f"robust_ext:{name}" for name in MATCHING], samples=6, kappa=0.9)
+case("demo", lambda: plain(run_demo(samples=6).content))
+
+
+def planted() -> Any:
+    inputs, _ = digits(6)
+    found = plant(network(), inputs, ThreatModel(norm="l2", epsilon=0.8), inner_points=60)
+    with torch.no_grad():
+        logits = found.module(found.inputs), found.module(found.planted[:, 0])
+    return {"points": numbers(found.planted), "clean": numbers(logits[0]), "adversarial": numbers(logits[1])}
+
+
+def binarized_foolbox() -> Any:
+    inputs, _ = digits(6)
+    model = load_foolbox().PyTorchModel(network(), bounds=(0, 1), device="cpu")
+    shown = estimators.BinarizedPyTorchModel.from_model(model, inputs, epsilon=0.1, inner_points=60, kappa=0.9)
+    raw, _, found = foolbox_attacks.LinfAPGD(steps=10, seed=1)(shown, shown.inputs, shown.labels, epsilons=0.1)
+    return {**moved(raw, inputs, shown.labels, shown), "found": int(found.sum()), "samples": list(shown.samples)}
+
+
+def binarized_art() -> Any:
+    shown = estimators.BinarizedPyTorchClassifier.from_classifier(
+        art_model(network(), (1, 8, 8), 10), digits(6)[0].numpy(), eps=0.1, inner_points=60, kappa=0.9
+    )
+    found = art_attacks.APGD(shown, eps=0.1, steps=10, seed=1, verbose=False).generate(shown.x, shown.y)
+    return {"points": numbers(torch.from_numpy(found)), "score": plain(shown.score(found))}
+
+
+case("binarization planted points", planted)
+case("binarization as a Foolbox model", binarized_foolbox)
+case("binarization as an ART classifier", binarized_art)
+
+# ---- MEAD.
+
+
+def objective_arms(norm: str, epsilon: float, *names: str) -> list[Arm]:
+    text = "robust_ext:ObjectivePGD(objective='{}', steps=5)"
+    return [Arm(attack=text.format(name), norm=norm, epsilon=epsilon, objective=name, label=name) for name in names]
+
+
+def mead_of(watched: Any, arms: list[Arm], *, samples: int = 16, wide: bool = False, **settings: Any) -> Any:
+    (inputs, labels), (data, _) = digits(samples), digits(60, 100)
+    settings = {"suite": (), "resamples": 20, "batch_size": 10, **settings}
+    bounds, model = ((-1.0, 2.0), Widened()) if wide else ((0.0, 1.0), network())
+    inputs, data = (inputs * 3 - 1, data * 3 - 1) if wide else (inputs, data)
+    result = mead(model, watched, inputs, labels, arms=arms, detector_data=data, bounds=bounds, **settings)
+    found = plain(result.content)
+    if len(found["arms"]) > 9:
+        found = {**found, "arms": len(found["arms"]), "detectors": [one["results"] for one in found["detectors"]]}
+    return found
+
+
+BOTH = {"unsure": Unsure, "spread": spread}
+FOUR = ("ace", "kl", "gini", "fisher-rao")
+DEEPFOOL = "foolbox:L2DeepFoolAttack(steps=10, overshoot=0.02)"
+case("mead objectives", lambda: mead_of(BOTH, objective_arms("linf", 0.2, *FOUR), published=True))
+case(
+    "mead norms",
+    lambda: mead_of(BOTH, [*objective_arms("l2", 1.0, "ace", "kl"), *objective_arms("l1", 6.0, "ace", "gini")]),
+)
+case("mead filtered", lambda: mead_of(BOTH, objective_arms("linf", 0.2, *FOUR[:2]), naturals="filtered", seed=3))
+case(
+    "mead combined",
+    lambda: mead_of(
+        {**BOTH, "fs": fitted("fs")}, objective_arms("linf", 0.2, *FOUR[:2]), combine=("mean", "max", "mixture")
+    ),
+)
+case("mead wide bounds", lambda: mead_of(BOTH, objective_arms("linf", 0.6, *FOUR[:2]), wide=True))
+case(
+    "mead minimum norm",
+    lambda: mead_of(
+        BOTH, [Arm(attack=DEEPFOOL, norm="l2", epsilon=epsilon, label="DF") for epsilon in (0.5, 1.0, None)]
+    ),
+)
+case(
+    "mead aware",
+    lambda: mead_of(
+        {"unsure": Unsure, "pattern": Pattern},
+        [
+            *objective_arms("linf", 0.2, "ace"),
+            Arm(attack="robust_ext:SelectivePGD(steps=10)", norm="linf", epsilon=0.2, label="Selective"),
+            Arm(attack="robust_ext:OrthogonalPGD(steps=10)", norm="l2", epsilon=1.0, label="Orthogonal"),
+            Arm(attack="robust_ext:JointLoss(steps=5, restarts=2)", norm="linf", epsilon=0.2, label="Joint"),
+        ],
+    ),
+)
+case("mead suite", lambda: mead_of(BOTH, [], suite="quick", samples=10, resamples=0))
+
+# ---- Robust accuracy.
+
+
+def robust(attacks: Any, norm: str, epsilons: list[float], *, samples: int = 12, **settings: Any) -> Any:
+    inputs, labels = digits(samples)
+    result = robust_accuracy(network(), attacks, inputs, labels, norm=norm, epsilons=epsilons, batch_size=8, **settings)
+    return plain(result.content)
+
+
+case(
+    "robust accuracy linf",
+    robust,
+    {
+        "apgd": "robust_ext:APGD(steps=10)",
+        "pgd": callable_pgd,
+        "fmn": "adv_lib:fmn(steps=20)",
+        "rays": "robust_ext:RayS(queries=60)",
+        "cw": "robust_ext:CarliniWagnerLinf(steps=10, learning_rate=0.05)",
+    },
+    "linf",
+    [0.05, 0.1, 0.2],
+)
+case(
+    "robust accuracy l2",
+    robust,
+    {
+        "apgd": "robust_ext:APGD(steps=10, loss='margin')",
+        "df": DEEPFOOL,
+        "ddn": "adv_lib:ddn(steps=20)",
+        "torchattacks": "torchattacks:PGDL2(steps=10)",
+        "art": "art:DeepFool(max_iter=10)",
+    },
+    "l2",
+    [0.5, 1.0],
+)
+case(
+    "robust accuracy l1",
+    robust,
+    {
+        "apgd": "robust_ext:APGD(steps=10)",
+        "search": "robust_ext:RandomSearch(points=30)",
+        "ead": "foolbox:EADAttack(steps=20, binary_search_steps=2)",
+    },
+    "l1",
+    [2.0, 6.0],
+    seed=4,
+)
+for norm, budgets in {"linf": [0.05, 0.1], "l2": [0.5, 1.0], "l1": [2.0, 4.0]}.items():
+    case(
+        f"robust accuracy linear region {norm}", robust, [REGIONS, "robust_ext:APGD(steps=5)"], norm, budgets, samples=4
+    )
+
+# ---- Test-time defenses.
+
+
+def defended(defense: Any, norm: str = "linf", *, samples: int = 8, **settings: Any) -> Any:
+    inputs, labels = digits(samples)
+    settings = {"steps": 3, "queries": 10, "draws": 2, "repeats": 2, **settings}
+    defense = defense() if callable(defense) and getattr(defense, "__name__", "") == "<lambda>" else defense
+    result = evaluate_defense(
+        network(), defense, inputs, labels, ThreatModel(norm=norm, epsilon=EPSILON[norm] / 1.5), **settings
+    )
+    found = plain(result.content)
+    found.pop("cost")
+    cost = {key: result.content["cost"][key] for key in ("forward", "backward")}
+    return {**found, "warnings": len(found.pop("warnings")), "cost": cost}
+
+
+case("test time hd", defended, "hd(steps=2)")
+case("test time jpeg", defended, "jpeg(quality=50)", "l2")
+case("test time random", defended, NoisyDefense(), repeats=3)
+case("test time smoothing", defended, "randomized-smoothing(samples=3)", "l2", samples=6)
+case("test time purifier", defended, lambda: Rounding(network(), steps=2))
+case("test time l1", defended, rounded, "l1", seed=2)
+case("test time groups", defended, lambda: defense_of("clc"))
+EXTRA = Step(
+    name="more", category="white-box", attack=robust_ext.as_attack("foolbox:LinfPGD(steps=3)"), view="trajectory"
+)
+case(
+    "test time surrogates",
+    lambda: defended(rounded, attacks=[EXTRA], surrogates={"rounding": Rounding(network(), steps=1)}),
+)
+
+# ---- Attacks of this project, by themselves and as Foolbox's and ART's.
+
+BLIND: dict[str, tuple[str, tuple[str, ...]]] = {
+    "APGD": ("steps=8", ("linf", "l2", "l1")),
+    "RandomSearch": ("points=20", ("linf", "l2", "l1")),
+    "ObjectivePGD": ("steps=8", ("linf", "l2", "l1")),
+    "LinearRegion": ("starts=2, walk=5, hops=2, hop_steps=3, regions=3", ("linf", "l2", "l1")),
+    "RayS": ("queries=80", ("linf",)),
+    "Square": ("queries=30", ("linf", "l2", "l1")),
+    "CarliniWagnerLinf": ("steps=10, learning_rate=0.05, initial_const=0.1, const_factor=8", ("linf",)),
+    "SpatialTransformation": ("translation=2, translation_steps=3, rotation_steps=5", ("linf",)),
+}
+AWARE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "OrthogonalPGD": ("steps=12, step_size=0.2", ("linf", "l2")),
+    "SelectivePGD": ("steps=12, step_size=0.2", ("linf", "l2", "l1")),
+    "JointLoss": ("steps=8, restarts=2", ("linf", "l2", "l1")),
+    "FeatureMatching": ("features='2', steps=12, step_size=0.1", ("linf", "l2", "l1")),
+    "LogitMatching": ("steps=12, step_size=0.1, samples=2, level=0.02, check_every=2", ("linf", "l2", "l1")),
+}
+MORE = {
+    "APGD": (
+        "steps=8, loss='margin', restarts=2, stop_early=True",
+        "steps=8, loss='targeted-dlr', target_classes=2, start='input'",
+    ),
+    "ObjectivePGD": tuple(f"objective='{name}', algorithm='{how}'" for name in FOUR for how in ("fgsm", "bim", "pgd")),
+    "SpatialTransformation": ("translation=2, search='random', samples=5",),
+    "LinearRegion": (
+        "starts=2, walk=5, hops=2, hop_steps=3, regions=3, survivors=1, q=0.5, batch=2",
+        "starts=2, walk=0, hops=0, regions=2, classes='all'",
+    ),
+}
+WIDTHS = {"linf": 0.3, "l2": 0.8, "l1": 2.4}
+
+
+def core(name: str, settings: str, norms: tuple[str, ...], *, wide: bool = True) -> Any:
+    found = {}
+    for norm in norms:
+        for bounds in [(0.0, 1.0), (-1.0, 2.0)] if wide else [(0.0, 1.0)]:
+            epsilon = {"linf": 0.1, "l2": 0.4, "l1": 1.6}[norm] * (bounds[1] - bounds[0])
+            model = small_network((1, 8, 8), 4, bounds=bounds)
+            inputs = small_batch(6, (1, 8, 8), bounds=bounds)
+            with torch.no_grad():
+                labels = model(inputs).argmax(1)
+            target = Target(module=model, bounds=bounds, classes=4, input_shape=(1, 8, 8), device=inputs.device)
+            points = run_attack(
+                robust_ext.as_attack(f"robust_ext:{name}({settings})"),
+                target,
+                inputs,
+                labels,
+                threat_model=ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds),
+                generator=stream(3, name),
+            )
+            found[f"{norm} {bounds}"] = moved(points, inputs, labels, model)
+    return found
+
+
+def core_targeted(name: str, settings: str, norm: str) -> Any:
+    inputs, labels = right_digits(5)
+    target = Target(module=network(), bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
+    points = robust_ext.as_attack(f"robust_ext:{name}({settings})").search(
+        target,
+        inputs,
+        (labels + 1) % 10,
+        threat_model=ThreatModel(norm=norm, epsilon=2 * EPSILON[norm]),
+        generator=stream(3, name),
+        targeted=True,
+    )
+    return moved(points, inputs, labels, network())
+
+
+def aware(name: str, settings: str, norms: tuple[str, ...]) -> Any:
+    found = {}
+    for norm in norms:
+        for inverted in (False, True):
+            problem = small_defense(6, norm=norm, epsilon=WIDTHS[norm], inverted=inverted)
+            points = run_attack(
+                robust_ext.as_attack(f"robust_ext:{name}({settings})"),
+                problem.target,
+                problem.inputs,
+                problem.labels,
+                threat_model=problem.threat_model,
+                generator=stream(3, name),
+            )
+            kept = moved(points, problem.inputs, problem.labels, problem.defended.classifier)
+            found[f"{norm} {inverted}"] = {**kept, "successes": int(problem.successes(points).sum())}
+    return found
+
+
+def art_model(model: nn.Module, shape: tuple[int, ...], classes: int) -> Any:
+    from art.estimators.classification import PyTorchClassifier
+
+    return PyTorchClassifier(
+        model=model,
+        loss=nn.CrossEntropyLoss(),
+        input_shape=shape,
+        nb_classes=classes,
+        clip_values=(0, 1),
+        device_type="cpu",
+    )
+
+
+def made_of(settings: str) -> dict[str, Any]:
+    call = ast.parse(f"dict({settings})", mode="eval").body
+    return {word.arg: ast.literal_eval(word.value) for word in call.keywords}  # type: ignore[attr-defined]
+
+
+def as_foolbox(name: str, settings: str, norms: tuple[str, ...]) -> Any:
+    found = {}
+    for norm in norms:
+        kind = {"linf": "Linf", "l2": "L2", "l1": "L1"}[norm] + ("RayS" if name == "RayS" else name)
+        attack = getattr(foolbox_attacks, kind, None) or getattr(foolbox_attacks, f"{kind}Attack")
+        attack = attack(**made_of(settings), **({} if name == "RayS" else {"seed": 5}))
+        if name in AWARE:
+            problem = small_defense(6, norm=norm, epsilon=WIDTHS[norm])
+            inputs, labels, epsilon = problem.inputs, problem.labels, problem.threat_model.epsilon
+            shown = Defended(problem.defended.classifier, problem.defended.detector, view="reject")
+            model, criterion = estimators.DefendedPyTorchModel(shown, bounds=(0, 1)), estimators.Undetected(labels)
+            judge = problem.defended.classifier
+            more = {"references": problem.target.references} if name.endswith("Matching") else {}
+        else:
+            inputs, labels = right_digits(5)
+            judge, epsilon, criterion, more = network(), EPSILON[norm], labels, {}
+            model = load_foolbox().PyTorchModel(judge, bounds=(0, 1), device="cpu")
+        raw, clipped, success = attack(model, inputs, criterion, epsilons=epsilon, **more)
+        found[norm] = {
+            "raw": moved(raw, inputs, labels, judge),
+            "clipped": moved(clipped, inputs, labels, judge),
+            "success": int(success.sum()),
+        }
+    return found
+
+
+def as_art(name: str, settings: str, norms: tuple[str, ...]) -> Any:
+    found = {}
+    for norm in norms:
+        chosen = {"norm": NORMS[norm], "verbose": False, "seed": 5, **made_of(settings)}
+        if name in AWARE:
+            problem = small_defense(6, norm=norm, epsilon=WIDTHS[norm])
+            inputs, labels, epsilon = problem.inputs, problem.labels, problem.threat_model.epsilon
+            shown = Defended(problem.defended.classifier, problem.defended.detector, view="reject")
+            shape = tuple(inputs.shape[1:])
+            model = estimators.DefendedPyTorchClassifier(shown, input_shape=shape, nb_classes=4, clip_values=(0, 1))
+            judge = problem.defended.classifier
+            more = {"references": problem.target.references.numpy()} if name.endswith("Matching") else {}
+        else:
+            inputs, labels = right_digits(5)
+            judge, epsilon, more = network(), EPSILON[norm], {}
+            model = art_model(judge, (1, 8, 8), 10)
+        if name == "RayS":
+            chosen.pop("norm")
+        attack = getattr(art_attacks, name)(model, eps=epsilon, **chosen)
+        points = attack.generate(inputs.numpy(), labels.numpy(), **more)
+        found[norm] = moved(torch.from_numpy(points), inputs, labels, judge)
+    return found
+
+
+def with_objectives() -> Any:
+    foolbox, (inputs, labels) = load_foolbox(), right_digits(5)
+    found = {}
+    for name in FOUR:
+        model = foolbox.PyTorchModel(network(), bounds=(0, 1), device="cpu")
+        torch.manual_seed(0)
+        attack = foolbox_attacks.with_objective(foolbox.attacks.LinfPGD, name)(steps=5)
+        raw, _, _ = attack(model, inputs, labels, epsilons=0.15)
+        found[f"foolbox {name}"] = moved(raw, inputs, labels, network())
+        estimator = art_attacks.objective_estimator(art_model(network(), (1, 8, 8), 10), name, inputs.numpy())
+        x, y = (0.9 * inputs + 0.05).numpy(), np.eye(10)[labels.numpy()]
+        found[f"art {name}"] = numbers(torch.from_numpy(estimator.loss_gradient(x, y)))
+    return found
+
+
+def transfer() -> Any:
+    inputs, labels = right_digits(6)
+    target = Target(module=network(), bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
+    found = {}
+    for title, attack in {
+        "transfer": Transfer(surrogates={"rounding": small_network((1, 8, 8), 10)}, steps=5),
+        "one attack": Transfer(surrogates={"a": network()}, attacks=["robust_ext:APGD(steps=5)"], loss="ce"),
+    }.items():
+        threat_model = ThreatModel(norm="linf", epsilon=0.15)
+        points = run_attack(attack, target, inputs, labels, threat_model=threat_model, generator=stream(3, "transfer"))
+        found[title] = moved(points, inputs, labels, network())
+    return found
+
+
+for name, (settings, norms) in BLIND.items():
+    case(f"attack {name}", core, name, settings, norms)
+    if name not in ("CarliniWagnerLinf", "SpatialTransformation"):
+        case(f"attack {name} as Foolbox's", as_foolbox, name, settings, norms)
+        case(f"attack {name} as ART's", as_art, name, settings, norms)
+    if name not in ("ObjectivePGD", "RayS"):
+        case(f"attack {name} targeted", core_targeted, name, settings, norms[0])
+for name, (settings, norms) in AWARE.items():
+    case(f"attack {name}", aware, name, settings, norms)
+    case(f"attack {name} as Foolbox's", as_foolbox, name, settings, norms)
+    case(f"attack {name} as ART's", as_art, name, settings, norms)
+for name, choices in MORE.items():
+    for number, settings in enumerate(choices):
+        case(f"attack {name}, settings {number + 1}", core, name, settings, ("linf",), wide=False)
+case("attack losses in Foolbox and ART", with_objectives)
+case("attack Transfer", transfer)
+
+# ---- Attacks of the libraries.
+
+
+def libraries(names: list[str], norm: str) -> Any:
+    inputs, labels = right_digits(4)
+    target = Target(module=network(), bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
+    threat_model = ThreatModel(norm=norm, epsilon=EPSILON[norm])
+    found = {}
+    for name in names:
+        attack, generator = robust_ext.as_attack(name), stream(3, "libraries")
+        points = run_attack(attack, target, inputs, labels, threat_model=threat_model, generator=generator)
+        found[name] = moved(points, inputs, labels, network())
+    return found
+
+
+case(
+    "libraries linf",
+    libraries,
+    [
+        "foolbox:LinfFastGradientAttack()",
+        "foolbox:LInfFMNAttack(steps=10)",
+        "art:SquareAttack(max_iter=10)",
+        "art:MomentumIterativeMethod(max_iter=5)",
+        "torchattacks:FGSM()",
+        "torchattacks:APGD(steps=5)",
+        "adv_lib:apgd(n_iter=5)",
+    ],
+    "linf",
+)
+case(
+    "libraries l2",
+    libraries,
+    [
+        "foolbox:L2CarliniWagnerAttack(steps=10, binary_search_steps=2)",
+        "foolbox:BoundaryAttack(steps=20)",
+        "art:CarliniL2Method(max_iter=5, binary_search_steps=2)",
+        "torchattacks:CW(steps=10)",
+        "adv_lib:fab(n_iter=5)",
+    ],
+    "l2",
+)
+
+# ---- Conformance.
+
+
+def conformance(library: str, names: list[str]) -> Any:
+    listed = {listing.name: listing for listing in adapters()[library].list_attacks()}
+    rows = [conformance_row(library, listed[name], target) for name in names for target in ("binarized", "classifier")]
+    found = []
+    for row in rows:
+        kept = row.to_dict()
+        found.append(
+            {key: kept[key] for key in ("target", "outcome", "norm", "samples", "verified", "alone", "passes")}
+        )
+    return found
+
+
+CONFORMANCE = {
+    "robust_ext": ["APGD", "RayS", "Square", "OrthogonalPGD"],
+    "foolbox": ["LinfProjectedGradientDescentAttack", "L2DeepFoolAttack", "DDNAttack", "L1FMNAttack"],
+    "art": ["ProjectedGradientDescentPyTorch", "FastGradientMethod", "AdversarialPatch"],
+    "torchattacks": ["FGSM", "MIFGSM", "APGD"],
+    "adv_lib": ["ddn", "fmn", "pgd_linf"],
+}
+for library, names in CONFORMANCE.items():
+    case(f"conformance {library}", conformance, library, names)
+
+# ---- Detectors.
+
+
+@cache
+def attacked() -> tuple[Tensor, Tensor, Tensor]:
+    """Training digits, their labels, and adversarial ones made of the first hundred."""
+    inputs, labels = digits(300, part="train")
+    return inputs, labels, callable_pgd(network(), inputs[:100], labels[:100], ThreatModel(norm="linf", epsilon=0.15))
+
+
+def fitted(name: str, **settings: Any) -> Any:
+    inputs, labels, adversarial = attacked()
+    if name in ("nss", "kd-bu", "lid"):
+        settings = {"adversarial": adversarial, "rows": 60, **settings}
+    return fit_detector(name, network(), inputs, labels, **settings)
+
+
+def fit(kind: str) -> Any:
+    inputs, labels, adversarial = attacked()
+    if kind == "odds":
+        detector = detectors.OddsDetector(network(), noises=[("normal", 0.1), ("uniform", 0.1)], draws=8)
+        detector.fit(inputs, labels)
+    elif kind == "trapdoor":
+        detector = detectors.TrapdoorDetector(network(), layer="6")
+        detector.fit(inputs[:40], detectors.make_triggers(10, (1, 8, 8), generator=stream(1, "triggers")))
+    elif kind == "ml-loo":
+        detector = detectors.MLLOODetector(network(), layers=["3", "6"], fill=0.5, stride=2, units=32)
+        detector.fit(inputs[100:140], adversarial[:40])
+    elif kind == "dla":
+        detector = detectors.DLADetector(network(), layers=["3", "6"])
+        detector.fit(inputs[100:200], adversarial, epochs=3)
+    elif kind in ("mean", "max", "mixture"):
+        detector = detectors.CombinedDetector(network(), [spread, Unsure, fitted("fs")], method=kind)
+        detector.fit_clean(inputs[:60])
+    elif kind == "fs cifar10":
+        detector = fitted("fs", preset="cifar10")
+    else:
+        detector = fitted(kind, **({"epochs": 3} if kind == "magnet" else {}))
+    return detector
+
+
+def detector_scores(kind: str) -> Any:
+    clean, _ = digits(60, 100)
+    with seeded_globals(0):
+        detector = fit(kind)
+        calibration = detector.calibrate(clean, false_positive_rate=0.1, per_class=False)
+        x = attacked()[2][:20]
+        with torch.no_grad():
+            scores, usual = detector.score(x), detector.score(clean[:20])
+        if detector.differentiable:
+            point = x[:4].clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(detector.excess(point).sum(), point)
+        else:
+            gradient = torch.zeros(1)
+        return {
+            "scores": numbers(scores),
+            "clean": numbers(usual),
+            "threshold": numbers(detector.threshold),
+            "detected": int(detector.decide(x).sum()),
+            "gradient": float(gradient.double().norm()),
+            "calibration": plain(calibration.to_dict()),
+        }
+
+
+KINDS = (
+    "odds",
+    "trapdoor",
+    "ml-loo",
+    "dla",
+    "nss",
+    "kd-bu",
+    "lid",
+    "fs",
+    "fs cifar10",
+    "magnet",
+    "mean",
+    "max",
+    "mixture",
+)
+for kind in KINDS:
+    case(f"detector {kind}", detector_scores, kind)
+
+# ---- Defenses.
+
+
+def part_of(name: str) -> Any:
+    """A part of the right sizes whose weights were drawn."""
+    if name in ("imf", "aid"):
+        layers = ("2", "5") if name == "aid" else ()
+        return defenses.Discriminator([32, 128] if layers else [10], layers=layers, width=8, after=1).eval()
+    return {
+        "sodef": lambda: StableHead(128, 10, dimension=6, hidden=7),
+        "clc": lambda: fit_projections(network(), digits(4)[0], layers=["", "5"]),
+        "reverse": lambda: ContrastiveHead(128, width=5, dimension=3, views=RandomViews(area=0.5, flip=0.0)),
+        "adp": lambda: ScoreNetwork(1, width=5, depth=2, noise=0.2),
+    }[name]().eval()
+
+
+def defense_of(name: str) -> Any:
+    net, (inputs, _) = network(), digits(4)
+    with seeded_globals(len(name)):
+        part = part_of(name) if name in ("imf", "aid", "sodef", "clc", "reverse", "adp") else None
+    features = split(net, inputs).features
+    return {
+        "hd": lambda: defenses.HedgeDefense(net, steps=3),
+        "anti-adversary": lambda: defenses.AntiAdversary(net),
+        "soap": lambda: defenses.SOAP(net, view=partial(flipped_crop, crop=1)),
+        "imf": lambda: defenses.IMF(net, part),
+        "aid": lambda: defenses.AIDPurifier(net, part),
+        "sodef": lambda: defenses.SODEF(net, features, part, solver="rk4", steps=2),
+        "clc": lambda: defenses.ClosedLoopControl(net, part, group_size=4),
+        "reverse": lambda: defenses.ContrastiveReversal(
+            net, nn.Sequential(features, part), augment=part.views, group_size=4, steps=2
+        ),
+        "adp": lambda: defenses.AdaptiveDenoising(net, part, runs=2, steps=2),
+        "purifier": lambda: Rounding(net, steps=2),
+    }.get(name, lambda: as_defense(name, net, inputs))()
+
+
+def defense_logits(name: str) -> Any:
+    defense, (inputs, labels) = defense_of(name), digits(4)
+    found = {}
+    with defense.seeded(3), torch.no_grad():
+        logits = defense(inputs)
+        found["logits"] = {**numbers(logits), "classes": logits.argmax(1).tolist(), "again": numbers(defense(inputs))}
+    for view in ("identity", "frozen", "trajectory"):
+        shown = BPDA(defense, backward=view)
+        shown = EoT(shown, draws=2) if defense.random else shown
+        point = inputs.clone().requires_grad_()
+        with defense.seeded(3):
+            loss = nn.functional.cross_entropy(shown(point), labels, reduction="sum")
+            (gradient,) = torch.autograd.grad(loss, point)
+        found[view] = numbers(gradient)
+    return found
+
+
+NAMED = ("hd", "anti-adversary", "soap", "imf", "aid", "sodef", "clc", "reverse", "adp", "purifier")
+NAMED += (
+    "bit-depth",
+    "median",
+    "jpeg(quality=50)",
+    "resize-pad(smallest=0.5, largest=1.0)",
+    "randomized-smoothing(samples=4)",
+)
+for name in NAMED:
+    case(f"defense {name}", defense_logits, name)
+
+# ---- What was written down, against what is found.
+
+
+def differences(found: Any, wanted: Any, where: str = "") -> list[str]:
+    """Where results differ: integers and words exactly, other numbers up to rounding."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        keys = sorted(set(found) | set(wanted))
+        missing = object()
+        return [
+            line
+            for key in keys
+            for line in differences(found.get(key, missing), wanted.get(key, missing), f"{where}/{key}")
+        ]
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        return [
+            line
+            for number, pair in enumerate(zip(found, wanted, strict=True))
+            for line in differences(*pair, f"{where}/{number}")
+        ]
+    if isinstance(wanted, float) and isinstance(found, (int, float)) and not isinstance(found, bool):
+        same = found == wanted or abs(found - wanted) <= max(1e-6, 1e-5 * abs(wanted))
+    else:
+        same = type(found) is type(wanted) and found == wanted
+    return [] if same else [f"{where}: {found!r}, was {wanted!r}"]
+
+
+def machine() -> str:
+    """What rounding depends on."""
+    return f"torch {torch.__version__}, numpy {np.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def result_of(name: str) -> Any:
+    """A case's result as it is after a journey through JSON; the global generators start the same."""
+    torch.set_num_threads(1)
+    with seeded_globals(0):
+        return json.loads(json.dumps(plain(CASES[name]()), allow_nan=False))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_that_were_written_down(name: str) -> None:
+    written = json.loads(RESULTS.read_text())
+    if written["machine"] != machine() and any(part in name for part in SENSITIVE):
+        pytest.skip(f"written down on {written['machine']}, and rounding makes another result of this one elsewhere")
+    assert not differences(result_of(name), written[name])
+
+
+def test_every_case_is_written_down() -> None:
+    assert sorted(json.loads(RESULTS.read_text())) == sorted([*CASES, "machine"])
+
+
+def record(only: str, out: Path) -> None:
+    found, seconds = {}, {}
+    for name in sorted(CASES):
+        if only in name:
+            start = time.perf_counter()
+            try:
+                found[name] = result_of(name)
+            except Exception as error:
+                print(f"{name}: {type(error).__name__}: {error}"[:400])
+            seconds[name] = time.perf_counter() - start
+    for name in sorted(seconds, key=lambda name: -seconds[name])[:12]:
+        print(f"{seconds[name]:6.2f} s  {name}")
+    print(f"{sum(seconds.values()):6.2f} s  {len(found)} of {len(CASES)} cases")
+    old = json.loads(out.read_text()) if only and out.exists() else {}
+    kept = sorted({**old, **found, "machine": machine()}.items())
+    text = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in kept)
+    out.write_text(f"{{\n{text}\n}}\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", action="store_true", required=True)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    chosen = parser.parse_args()
+    record(chosen.only, chosen.out)
