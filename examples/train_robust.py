@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from robust_ext.attacks.apgd_steps import unit
-from robust_ext.attacks.projections import project
+from robust_ext.attacks._common.apgd_steps import unit
+from robust_ext.attacks._common.projections import project
 from robust_ext.cli.loading import load_model
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset

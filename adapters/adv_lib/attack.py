@@ -14,9 +14,9 @@ from robust_ext.adapters.adv_lib.catalogue import find_entry, norm_value, traits
 from robust_ext.adapters.adv_lib.entries import Entry
 from robust_ext.adapters.adv_lib.library import adv_lib
 from robust_ext.adapters.adv_lib.repairs import repaired
+from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.attacks.base import Attack, draw_seed
 from robust_ext.attacks.running import restore_failed
-from robust_ext.attacks.unit_space import UnitSpace
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords

@@ -21,10 +21,10 @@ from robust_ext.adapters.art.guards import constructible, repair, seeded_states,
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.objects import ESTIMATORS, settings_of
 from robust_ext.adapters.art.settings import Scene, nothing
+from robust_ext.adapters.starting_points import starting_points
+from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
 from robust_ext.attacks.running import restore_failed
-from robust_ext.attacks.starting_points import starting_points
-from robust_ext.attacks.unit_space import UnitSpace
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from robust_ext.adapters.art.native import NativeEvasionAttack
 from robust_ext.adapters.aware import check_references, find_defended, search_defended, settings_of
 from robust_ext.attacks import joint_loss, orthogonal
-from robust_ext.attacks.aware import AwareAttack
+from robust_ext.attacks._common.detector_aware import AwareAttack
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import InvalidArgumentError
 
@@ -188,7 +188,7 @@ class JointLoss(AwareEvasionAttack):
         eps: At least 0, in units of the inputs.
         steps: In each run, at least 1.
         restarts: Runs, and so values of alpha that can be tried.
-        loss: Of the classifier, by a name of :data:`robust_ext.attacks.objectives.OBJECTIVES`.
+        loss: Of the classifier, by a name of :data:`robust_ext.attacks._common.objectives.OBJECTIVES`.
         alpha: Weight of the detector in the first run, above 0.
         step_size: Relative to ``eps``.
         step: ``"l2"``, the gradient divided by its length, or ``"sign"``, for linf only.

@@ -14,7 +14,7 @@ from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.model import adapt_model
 from robust_ext.adapters.art.native import NativeEvasionAttack
 from robust_ext.attacks import objective_pgd
-from robust_ext.attacks.divergences import find_divergence
+from robust_ext.attacks._common.divergences import find_divergence
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import frozen
 from robust_ext.core.validation import check_choice, check_inputs, check_number
@@ -33,7 +33,7 @@ class ObjectivePGD(NativeEvasionAttack):
         estimator: A ``PyTorchClassifier`` with ``clip_values``.
         norm: ``np.inf``, ``"inf"``, 2 or 1.
         eps: At least 0, in units of the inputs.
-        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``, see :mod:`robust_ext.attacks.divergences`.
+        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.
         algorithm: ``"pgd"``, ``"bim"`` or ``"fgsm"``: what the four settings below are where they are None.
         steps: At least 1; ART's other attacks say ``max_iter``.
         eps_step: In units of the inputs, above 0.
@@ -128,7 +128,7 @@ class ObjectiveLoss(nn.Module):
     rounding noise, and its sign would decide the first step. Only ``"ace"`` makes sense with ``targeted=True``.
 
     Args:
-        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``, see :mod:`robust_ext.attacks.divergences`.
+        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.
         natural: For ``"kl"`` and ``"fisher-rao"``: logits of the natural inputs, floating point ``(N, K)``, finite.
         reduction: ``"sum"``, with which each row's gradient is its own whatever the batch, ``"mean"`` or ``"none"``.
             ART sets it where it asks for the losses of single rows.

@@ -18,10 +18,10 @@ from robust_ext.adapters.foolbox.hosting import describe, quiet
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.modules import LowLogits, NeverFlat
 from robust_ext.adapters.foolbox.starting import Anything, Misclassified, needs_start, with_start
+from robust_ext.adapters.starting_points import starting_points
+from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.attacks.base import Attack, draw_seed
 from robust_ext.attacks.running import restore_failed
-from robust_ext.attacks.starting_points import starting_points
-from robust_ext.attacks.unit_space import UnitSpace
 from robust_ext.core.errors import AttackError, InvalidArgumentError, MissingDependencyError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords

@@ -12,7 +12,7 @@ from robust_ext.adapters.aware import search_defended, settings_of
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.model import FoolboxModule
 from robust_ext.adapters.foolbox.native import NORM_OF_DISTANCE, NativeFixedEpsilonAttack, torch_tensor
-from robust_ext.attacks.aware import AwareAttack
+from robust_ext.attacks._common.detector_aware import AwareAttack
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
@@ -149,7 +149,7 @@ class BaseJointLoss(AwareFixedEpsilonAttack):
     Args:
         steps: In each run, at least 1.
         restarts: Runs, and so values of alpha that can be tried.
-        loss: Of the classifier, by a name of :data:`robust_ext.attacks.objectives.OBJECTIVES`.
+        loss: Of the classifier, by a name of :data:`robust_ext.attacks._common.objectives.OBJECTIVES`.
         alpha: Weight of the detector in the first run, above 0.
         step_size: Relative to epsilon.
         step: ``"l2"``, the gradient divided by its length, or ``"sign"``, for linf only.

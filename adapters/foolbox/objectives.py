@@ -15,7 +15,7 @@ from torch import Tensor
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.model import FoolboxModule
 from robust_ext.adapters.foolbox.native import NativeFixedEpsilonAttack, torch_tensor
-from robust_ext.attacks.divergences import find_divergence
+from robust_ext.attacks._common.divergences import find_divergence
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.target import frozen
@@ -34,7 +34,7 @@ class BaseObjectivePGD(NativeFixedEpsilonAttack):
     Its subclasses have a norm. Only ``"ace"`` takes :class:`foolbox.criteria.TargetedMisclassification`.
 
     Args:
-        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``, see :mod:`robust_ext.attacks.divergences`.
+        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.
         algorithm: ``"pgd"``, ``"bim"`` or ``"fgsm"``: what settings are where they are None.
         steps: At least 1.
         rel_stepsize: Relative to epsilon, above 0.

@@ -16,8 +16,8 @@ from torch import Tensor
 from robust_ext.adapters.torchattacks.catalogue import NORM_NAMES, NORM_VALUES, UNKNOWN, Entry, find_class, find_entry
 from robust_ext.adapters.torchattacks.objects import is_attack, settings_of, training_of
 from robust_ext.adapters.torchattacks.subject import Subject, check_shape
+from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
-from robust_ext.attacks.unit_space import UnitSpace
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords, parse_call

@@ -14,11 +14,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.apgd_ascent import ApgdResult, Ascent, RowLoss, Rows
-from robust_ext.attacks.apgd_steps import steps_for
+from robust_ext.attacks._common.apgd_ascent import ApgdResult, Ascent, RowLoss, Rows
+from robust_ext.attacks._common.apgd_steps import steps_for
+from robust_ext.attacks._common.objectives import Objective, aimed_dlr, find_objective
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import NativeAttack, Watch
-from robust_ext.attacks.objectives import Objective, aimed_dlr, find_objective
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -37,7 +37,7 @@ class ApgdSettings:
         steps: Gradients a run takes, at least 1.
         restarts: Runs from starts of their own, at least 1.
         loss: What is maximised: ``"ce"``, ``"margin"``, ``"dlr"`` (needs 3 classes) or ``"targeted-dlr"`` (needs 4),
-            see :mod:`robust_ext.attacks.objectives`. An untargeted attack with ``"targeted-dlr"`` makes one run for
+            see :mod:`~._common.objectives`. An untargeted attack with ``"targeted-dlr"`` makes one run for
             each of the ``target_classes`` most likely other classes at the input.
         target_classes: How many classes ``"targeted-dlr"`` aims at, one after another.
         rho: Share of steps that must raise the loss for the step size to stay, in [0, 1] (linf, l2).
@@ -85,7 +85,7 @@ def apgd(
     A run of S steps sends each row forward S + 1 times and back S times; choosing the classes that ``"targeted-dlr"``
     aims at takes one forward pass more. Steps for linf never wait for a GPU, those for l2 and l1 do. Unlike the papers'
     code, gradients and losses that are no numbers are taken for zero and for no improvement, and the projections are
-    exact, see :mod:`robust_ext.attacks.projections`.
+    exact, see :mod:`robust_ext.attacks._common.projections`.
 
     Args:
         target: What may be queried; its parameters get no gradients.

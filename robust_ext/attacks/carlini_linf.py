@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.aware_queries import gradient_of, no_classifier_gradients
+from robust_ext.attacks._common.best_tracker import gradient_of, no_classifier_gradients
+from robust_ext.attacks._common.objectives import margin, towards
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import NativeAttack, Step, Watch
-from robust_ext.attacks.objectives import margin, towards
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel

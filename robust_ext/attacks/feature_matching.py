@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.aware import AwareAttack
-from robust_ext.attacks.aware_climb import REFERENCES, choose_reference, climb
-from robust_ext.attacks.aware_queries import Queries, Task, gradient_of, no_classifier_gradients
-from robust_ext.attacks.aware_steps import STARTS
+from robust_ext.attacks._common.best_tracker import Queries, Task, gradient_of, no_classifier_gradients
+from robust_ext.attacks._common.detector_aware import AwareAttack
+from robust_ext.attacks._common.detector_aware_steps import STARTS
+from robust_ext.attacks._common.objectives import margin
+from robust_ext.attacks._common.projected_ascent import REFERENCES, choose_reference, climb
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.feature_maps import FeatureMap, Features, check_features, feature_map
-from robust_ext.attacks.objectives import margin
 from robust_ext.core.validation import check_choice, check_integer, check_number
 
 # Differences of zero have no scale; every other difference is far above.

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.aware import AwareAttack, check_flag
-from robust_ext.attacks.aware_queries import Queries, Task
-from robust_ext.attacks.aware_steps import STARTS, STEPS, start_of, step_along
+from robust_ext.attacks._common.best_tracker import Queries, Task
+from robust_ext.attacks._common.detector_aware import AwareAttack, check_flag
+from robust_ext.attacks._common.detector_aware_steps import STARTS, STEPS, start_of, step_along
+from robust_ext.attacks._common.objectives import Loss, find_objective
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Step
-from robust_ext.attacks.objectives import Loss, find_objective
 from robust_ext.core.threat import NORMS
 from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.models.padded import PaddedClasses
@@ -43,7 +43,7 @@ class JointLoss(AwareAttack):
     Args:
         steps: In each run, at least 1.
         restarts: Runs, and so values of alpha that can be tried.
-        loss: Of the classifier, by a name of :data:`robust_ext.attacks.objectives.OBJECTIVES`; targets with fewer
+        loss: Of the classifier, by a name of :data:`.objectives.OBJECTIVES`; targets with fewer
             classes than it needs are padded.
         alpha: In the first run, above 0.
         step_size: Relative to epsilon: Euclidean, and for linf times the root of the number of values, or with

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.apgd_steps import unit
+from robust_ext.attacks._common.apgd_steps import unit
+from robust_ext.attacks._common.divergences import find_divergence
+from robust_ext.attacks._common.projections import project
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.divergences import find_divergence
 from robust_ext.attacks.native import NativeAttack, Step, Watch
-from robust_ext.attacks.projections import project
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -42,7 +42,7 @@ class ObjectivePGD(NativeAttack):
     ``"ace"`` has a meaning for, the labels are the classes to aim at, and the objective is lowered.
 
     Args:
-        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``, see :mod:`robust_ext.attacks.divergences`.
+        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.
         algorithm: What the settings below are where they are left out. ``"pgd"``: 100 steps from a random start.
             ``"bim"``: ``int(320 epsilon)`` steps, at least 1, from the input. ``"fgsm"``: one step of epsilon from the
             input.

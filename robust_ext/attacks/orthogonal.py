@@ -11,12 +11,12 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.aware import AwareAttack, check_flag
-from robust_ext.attacks.aware_queries import Queries, Task
-from robust_ext.attacks.aware_steps import STARTS, STEPS, start_of, step_along
+from robust_ext.attacks._common.best_tracker import Queries, Task
+from robust_ext.attacks._common.detector_aware import AwareAttack, check_flag
+from robust_ext.attacks._common.detector_aware_steps import STARTS, STEPS, start_of, step_along
+from robust_ext.attacks._common.objectives import cross_entropy, margin, towards
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Step
-from robust_ext.attacks.objectives import cross_entropy, margin, towards
 from robust_ext.core.threat import NORMS
 from robust_ext.core.validation import check_choice, check_integer, check_number
 

@@ -12,8 +12,8 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+from robust_ext.attacks._common.best_points import BestPoints
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.best_points import BestPoints
 from robust_ext.attacks.native import NativeAttack, Step, Watch
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import stream

@@ -1,7 +1,7 @@
 """The Square attack: random search by square windows, without gradients.
 
 Source: Andriushchenko et al., "Square Attack: a query-efficient black-box adversarial attack via random search" (2020),
-algorithm 1; what is tried is in :mod:`robust_ext.attacks.square_windows`.
+algorithm 1; what is tried is in :mod:`robust_ext.attacks._common.square_windows`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from bisect import bisect_left
 import torch
 from torch import Tensor
 
+from robust_ext.attacks._common.best_points import BestPoints
+from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, Windows
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.best_points import BestPoints
 from robust_ext.attacks.native import NativeAttack, Step, Watch
-from robust_ext.attacks.square_windows import L1Windows, L2Windows, LinfWindows, Windows
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from robust_ext.attacks._common.best_points import BestPoints
+from robust_ext.attacks._common.projections import project
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
-from robust_ext.attacks.best_points import BestPoints
-from robust_ext.attacks.projections import project
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.random import stream

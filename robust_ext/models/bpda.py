@@ -157,7 +157,7 @@ def trajectory_gradient(
         defense: Goes through at least one point.
         x: Floating point ``(N, ...)``.
         labels: int64 ``(N,)``.
-        loss: From logits ``(N, K)`` and labels to losses ``(N,)``, see :mod:`robust_ext.attacks.objectives`.
+        loss: From logits ``(N, K)`` and labels to losses ``(N,)``, see :mod:`robust_ext.attacks._common.objectives`.
         seeds: int64 ``(N,)``, for random defenses; the defense's next ones when left out.
 
     Returns:

@@ -123,7 +123,7 @@ class EoT(nn.Module):
             x: Floating point ``(N, ...)``; gets no gradient itself.
             labels: int64 ``(N,)``.
             loss: From logits ``(N, K)`` and labels ``(N,)`` to losses ``(N,)``, see
-                :mod:`robust_ext.attacks.objectives`.
+                :mod:`robust_ext.attacks._common.objectives`.
         """
         key = self._next_key(len(x))
         with torch.no_grad():

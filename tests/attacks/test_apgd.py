@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from robust_ext.attacks._common.objectives import OBJECTIVES, find_objective
 from robust_ext.attacks.apgd import APGD, ApgdResult, ApgdSettings, apgd
 from robust_ext.attacks.native import Step
-from robust_ext.attacks.objectives import OBJECTIVES, find_objective
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.random import stream

@@ -13,8 +13,8 @@ import torch
 from scipy.optimize import linprog, minimize_scalar
 from torch import Tensor, nn
 
+from robust_ext.attacks._common.apgd_steps import checkpoints
 from robust_ext.attacks.apgd import ApgdSettings, apgd
-from robust_ext.attacks.apgd_steps import checkpoints
 from robust_ext.attacks.native import Step
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.target import Target, frozen

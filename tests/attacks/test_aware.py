@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext.attacks._common.detector_aware import AwareAttack
 from robust_ext.attacks.apgd import APGD
-from robust_ext.attacks.aware import AwareAttack
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching

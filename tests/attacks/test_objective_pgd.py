@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robust_ext.attacks.divergences import DIVERGENCES
+from robust_ext.attacks._common.divergences import DIVERGENCES
+from robust_ext.attacks._common.projections import project
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ALGORITHMS, ObjectivePGD
-from robust_ext.attacks.projections import project
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import stream

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 from torch import Tensor
 
-from robust_ext.attacks.objectives import OBJECTIVES, aimed_dlr, cross_entropy, dlr, find_objective, margin
+from robust_ext.attacks._common.objectives import OBJECTIVES, aimed_dlr, cross_entropy, dlr, find_objective, margin
 from robust_ext.core.errors import InvalidArgumentError
 
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from robust_ext.attacks._common.objectives import cross_entropy, margin
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.native import Step
-from robust_ext.attacks.objectives import cross_entropy, margin
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD, without_component
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import NORMS

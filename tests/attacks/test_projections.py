@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize
 from torch import Tensor
 
-from robust_ext.attacks.projections import project
+from robust_ext.attacks._common.projections import project
 from robust_ext.core.threat import ThreatModel
 
 NORMS = ("linf", "l2", "l1")

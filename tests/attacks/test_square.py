@@ -12,10 +12,10 @@ from scipy.ndimage import gaussian_filter
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, pattern
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.square import Square, window_share
-from robust_ext.attacks.square_windows import L1Windows, L2Windows, LinfWindows, pattern
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS, ThreatModel

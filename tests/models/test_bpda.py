@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.objectives import cross_entropy
+from robust_ext.attacks._common.objectives import cross_entropy
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robust_ext.attacks.objectives import cross_entropy, margin
+from robust_ext.attacks._common.objectives import cross_entropy, margin
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.objectives import cross_entropy
+from robust_ext.attacks._common.objectives import cross_entropy
 from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.adaptive_gradients import row_gradient
 from robust_ext.models.adaptive_purifier import Purifier

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.starting_points import starting_points
+from robust_ext.adapters.starting_points import starting_points
 from robust_ext.core.target import Target
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.aware_queries import Task, no_score_gradients
+from robust_ext.attacks._common.best_tracker import Task, no_score_gradients
 from robust_ext.attacks.base import draw_seed
 from robust_ext.attacks.native import NativeAttack, Watch
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError

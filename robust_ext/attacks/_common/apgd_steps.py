@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.projections import project
+from robust_ext.attacks._common.projections import project
 from robust_ext.core.threat import ThreatModel
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.objectives import cross_entropy
+from robust_ext.attacks._common.objectives import cross_entropy
 from robust_ext.core.validation import check_choice
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.aware_queries import Queries, Task
-from robust_ext.attacks.aware_steps import start_of, step_along
+from robust_ext.attacks._common.best_tracker import Queries, Task
+from robust_ext.attacks._common.detector_aware_steps import start_of, step_along
 from robust_ext.attacks.native import Step
 from robust_ext.core.validation import check_choice
 

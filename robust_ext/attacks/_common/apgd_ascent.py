@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.apgd_steps import Steps
+from robust_ext.attacks._common.apgd_steps import Steps
 from robust_ext.attacks.native import Step, Watch
 from robust_ext.core.errors import AttackError
 from robust_ext.core.target import PassCounter, Target

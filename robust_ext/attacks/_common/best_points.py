@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.objectives import find_objective
+from robust_ext.attacks._common.objectives import find_objective
 
 
 class BestPoints:
@@ -16,7 +16,7 @@ class BestPoints:
     Args:
         inputs: ``(N, ...)``, what is kept until something was asked.
         labels: int64 ``(N,)``, on the device of the inputs.
-        loss: Name of the loss, see :func:`robust_ext.attacks.objectives.find_objective`.
+        loss: Name of the loss, see :func:`robust_ext.attacks._common.objectives.find_objective`.
         targeted: Whether rows should be classified as their label instead of as anything else.
 
     Attributes:

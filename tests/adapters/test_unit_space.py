@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext.attacks.unit_space import UnitSpace
+from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.apgd_steps import unit
-from robust_ext.attacks.aware_queries import Task
-from robust_ext.attacks.projections import project
+from robust_ext.attacks._common.apgd_steps import unit
+from robust_ext.attacks._common.best_tracker import Task
+from robust_ext.attacks._common.projections import project
 from robust_ext.core.validation import check_choice
 
 STARTS = ("random", "input")

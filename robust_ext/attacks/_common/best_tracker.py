@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robust_ext.attacks._common.objectives import Loss, margin
 from robust_ext.attacks.native import Watch
-from robust_ext.attacks.objectives import Loss, margin
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.models.defended import Defended
@@ -103,7 +103,7 @@ class Queries:
 
         Args:
             points: ``(N, ...)``.
-            loss: Of logits and labels, as :mod:`robust_ext.attacks.objectives` has them.
+            loss: Of logits and labels, as :mod:`robust_ext.attacks._common.objectives` has them.
 
         Raises:
             AttackRefusedError: One of the two has no gradients.
