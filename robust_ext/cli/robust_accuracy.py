@@ -19,7 +19,7 @@ from robust_ext.engine.arm import Arm, plan_runs
 from robust_ext.engine.workers import count_records, end_with_parent, run_shards
 from robust_ext.evaluations.binarization.preparation import as_attacks
 from robust_ext.evaluations.robust_accuracy import robust_accuracy
-from robust_ext.evaluations.robust_accuracy.api import check_epsilons
+from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 
 
 def robust_accuracy_command(
@@ -55,7 +55,7 @@ def robust_accuracy_command(
     check_integer("--samples", samples, minimum=1)
     check_integer("--jobs", jobs, minimum=1)
     limits, where, part = pair("--bounds", bounds), torch_device(device), share("--shard", shard)
-    epsilons = check_epsilons([number("--eps", text) for text in eps.split(",")])
+    epsilons = RobustAccuracySettings(epsilons=tuple(number("--eps", text) for text in eps.split(","))).epsilons or ()
     if jobs > 1 and out is None:
         raise InvalidArgumentError("--jobs", jobs, "a run folder (--out) when there is more than one")
     if part[1] > 1:

@@ -10,16 +10,18 @@ import dataclasses
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import dataclass_transform
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.specification import did_you_mean
 from robust_ext.core.validation import check_choice, check_integer, check_number
 
 C = TypeVar("C")
+S = TypeVar("S", bound="Settings")
 _KEY = "robust_ext"
 _WIDTH = 112
 
@@ -59,10 +61,12 @@ def setting(
         maximum: Highest value, itself allowed.
         above: Lower end, itself not allowed.
         below: Upper end, itself not allowed.
-        choices: The strings that are accepted.
+        choices: The strings that are accepted; of a number, those accepted besides (``"auto"``); of a tuple, those
+            that it may hold.
         trial: A value with which an attack runs fast, for tests of every attack.
         **names: Its name in a host library or on the command line, where that differs (``foolbox="steps"``,
-            ``art="max_iter"``, ``cli="--C"``); None hides it there.
+            ``art="max_iter"``, ``cli="--C"``); None hides it there. ``panel`` is the command line's panel that shows
+            it, ``"test"`` where left out.
 
     Returns:
         A ``dataclasses.field``.
@@ -84,6 +88,7 @@ class Settings:
     """Base of classes of settings: validation, a description, plain values."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+    label: ClassVar[str]
 
     def __post_init__(self) -> None:
         """Validate each setting; a subclass that checks more calls this first.
@@ -151,6 +156,27 @@ def default_of(cls: type, name: str) -> Any:
     return cls.__dataclass_fields__[name].default  # type: ignore[attr-defined]
 
 
+def make_settings(cls: type[S], options: Mapping[str, Any], *, base: S | None = None, **fixed: Any) -> S:
+    """Settings from keywords.
+
+    Args:
+        cls: Their class; its ``label`` is what error messages call the whole.
+        options: Settings by name, as a caller wrote them.
+        base: Where the other settings come from; the defaults when left out.
+        **fixed: Fields of the class that are no settings.
+
+    Raises:
+        InvalidArgumentError: One is unknown, or outside what is declared.
+    """
+    known = declared(cls)
+    for name in options:
+        if name not in known:
+            listed = f"a setting of {cls.label}: {', '.join(known)}{did_you_mean(name, known)}"
+            raise InvalidArgumentError(name, "an unknown setting", listed)
+    given = {} if base is None else {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
+    return cls(**{**given, **fixed, **options})
+
+
 def trial_settings(cls: type) -> dict[str, Any]:
     """The values with which a class of attacks runs fast, of those settings that state one."""
     return {name: info.trial for name, info in declared(cls).items() if info.trial is not dataclasses.MISSING}
@@ -159,7 +185,8 @@ def trial_settings(cls: type) -> dict[str, Any]:
 def check_setting(cls: type, name: str, info: SettingInfo, value: Any) -> Any:
     """The value of a setting, checked against its declaration; values of other types than these are left as they are.
 
-    ``int``, ``float``, ``bool``, ``str`` with choices, and each of them ``| None``, are checked.
+    ``int``, ``float``, ``bool``, ``str`` with choices, tuples ``tuple[float, ...]`` of them, and each ``| None``, are
+    checked.
 
     Raises:
         InvalidArgumentError: It is outside what is declared.
@@ -168,13 +195,29 @@ def check_setting(cls: type, name: str, info: SettingInfo, value: Any) -> Any:
     kinds = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) else {annotation}
     if value is None and type(None) in kinds:
         return None
+    for kind in kinds:
+        if typing.get_origin(kind) is tuple:
+            return _check_tuple(name, info, value, typing.get_args(kind)[0])
+    return _check_plain(name, info, value, kinds - {type(None)})
+
+
+def _check_plain(name: str, info: SettingInfo, value: Any, kinds: set[Any]) -> Any:
     if bool in kinds and not isinstance(value, bool):
         raise InvalidArgumentError(name, value, "True or False")
-    if info.choices is not None and str in kinds and (kinds <= {str, type(None)} or isinstance(value, str)):
+    numeric = kinds & {int, float} and bool not in kinds
+    if info.choices is not None and str in kinds and (isinstance(value, str) or kinds <= {str}):
+        if numeric and value not in info.choices:
+            choices = " or ".join(map(repr, info.choices))
+            raise InvalidArgumentError(name, repr(value), f"{choices} or an integer of at least {info.minimum}")
         return check_choice(name, value, info.choices)
-    if kinds & {int, float} and bool not in kinds:
-        return _check_numeric(name, info, value, integer=float not in kinds)
-    return value
+    return _check_numeric(name, info, value, integer=float not in kinds) if numeric else value
+
+
+def _check_tuple(name: str, info: SettingInfo, value: Any, kind: Any) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Collection):
+        entries = "numbers" if info.choices is None else f"some of {', '.join(info.choices)}"
+        raise InvalidArgumentError(name, repr(value), f"a tuple of {entries}")
+    return tuple(_check_plain(name, info, entry, {kind}) for entry in value)
 
 
 def _check_numeric(name: str, info: SettingInfo, value: Any, *, integer: bool) -> int | float:

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.specification import check_keywords
+from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.samples import check_samples
 from robust_ext.evaluations.adaptive.content import make_content
@@ -89,8 +89,7 @@ def evaluate_defense(
         (1.0, True)
     """
     begun = time.perf_counter()
-    check_keywords(AdaptiveSettings, settings, argument="settings", label="evaluate_defense")
-    checked = AdaptiveSettings(**settings)
+    checked = make_settings(AdaptiveSettings, settings)
     given = check_samples(
         model,
         inputs,

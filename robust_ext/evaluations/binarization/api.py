@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import make_settings
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs, check_integer
@@ -16,7 +17,7 @@ from robust_ext.engine.identity import check_ids, describe, inputs_digest, model
 from robust_ext.evaluations.binarization.pair import prepare_detector, run_pair
 from robust_ext.evaluations.binarization.preparation import as_attacks, counted_parts
 from robust_ext.evaluations.binarization.result import BinarizationResult
-from robust_ext.evaluations.binarization.settings import make_settings
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.single import Subject, run_test
 
 
@@ -91,7 +92,7 @@ def binarization_test(
         >>> binarization_test(model.eval(), nothing, torch.rand(12, 1, 4, 4), threat_model, inner_points=50).verdict
         'failed'
     """
-    checked = make_settings(threat_model, settings)
+    checked = make_settings(BinarizationSettings, settings, threat_model=threat_model)
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
     samples = check_ids(sample_ids, len(inputs))
     check_integer("calibrate_on", calibrate_on, minimum=0)

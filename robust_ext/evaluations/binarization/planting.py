@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.settings import make_settings
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs
@@ -17,7 +18,7 @@ from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import choose_forward
 from robust_ext.evaluations.binarization.preparation import counted_parts
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
-from robust_ext.evaluations.binarization.settings import BinarizationSettings, make_settings
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
 
 
@@ -123,7 +124,7 @@ def plant(
         >>> planted.score(planted.inputs), planted.score(planted.planted[:, 0])
         (0.0, 1.0)
     """
-    checked = make_settings(threat_model, settings)
+    checked = make_settings(BinarizationSettings, settings, threat_model=threat_model)
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
     features, readout, device = counted_parts(model, inputs, threat_model, layer, PassCounter())
     forward = choose_forward(features, inputs[:2].to(device), rows=checked.forward_batch, fold=checked.fold)

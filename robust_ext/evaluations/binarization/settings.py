@@ -1,126 +1,135 @@
-"""Settings of the binarization test, checked at the door."""
+"""Settings of the binarization test."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.models.readouts import READOUTS
 
-BOUNDARIES = ("auto", "corners", "surface")
-CONVENTIONS = ("paper", "reference")
-LOGIT_SCALES = ("original", "unit")
 
-
-@dataclass(frozen=True, kw_only=True)
-class BinarizationSettings:
+@settings_class
+class BinarizationSettings(Settings):
     """How problems are built, attacked and judged; the defaults are those of the paper's appendix B.
 
-    Args:
-        threat_model: Norm, epsilon and bounds.
-        inner_points: N_i, random points of class 0 beside the clean sample, at least 1.
-        boundary_points: N_b, planted points of class 1, at least 1.
-        boundary: Where they are planted: ``"corners"``, ``"surface"``, or ``"auto"`` (corners for linf, else surface).
-        gap: Margin between inner points and the boundary, relative to epsilon, in [0, 1): inner points lie within
-            ``(1 - gap) epsilon`` (section 3.1, equation 1).
-        kappa: Closeness of the decision boundary to the planted points, in [0, 1): the share of the way from the
-            closest inner point to the closest planted one (section 4.3). Harder towards 1.
-        kappa_convention: ``"paper"``, as above; ``"reference"``: the paper's public code, which starts half way, so
-            that the same kappa gives a boundary at ``(1 + kappa) / 2``.
-        readout: ``"logistic"`` or ``"max-margin"``.
-        C: Weight of the losses in logistic regression, see :func:`robust_ext.models.readouts.fit_directions`; raised
-            for the samples that it keeps from being separated.
-        logit_scale: ``"original"``: the two logits span the range of the network's own (section 3.1, footnote 3).
-            ``"unit"``: they span [-1, 1].
-        reference_points: N_r, points outside the ball in class 1 for attacks that imitate some; with a detector only.
-        reference_distance: Where they lie, in units of epsilon, above 1 (the paper's xi, appendix B).
-        planting_tries: Most points drawn for one that the detector lets pass (or detects, in the inverted test).
-        detector_draws: How often a random detector is asked; the majority decides.
-        random_inner: Points the random attack draws within the ball.
-        random_corners: Points it draws from where points are planted.
-        canaries: Samples that are also posed with the wrong label, see below.
-        threshold: Test score that passes, in (0, 1).
-        maximum_random_score: R-ASR above which a test is too easy to pass anything, in [0, 1].
-        minimum_samples: Planted problems below which nothing passes.
-        sequential: Stop drawing samples once each attack's score is above or below the threshold.
-        error_rate: Of that decision, in (0, .5).
-        confidence: Of the intervals, in (0, 1).
-        seed: Of every draw.
-        batch_size: Problems attacked at once, or ``"auto"`` (32, or 8 when sequential).
-        forward_batch: Rows of a forward pass while points are measured, or ``"auto"`` (by the size of an input).
-        fold: Measure points through a copy of the network with batch normalisation folded into convolutions, where
-            there is any and the copy gives the same features, see :mod:`robust_ext.evaluations.binarization.forward`.
+    ``threat_model`` holds the norm, epsilon and bounds.
 
     A canary is a planted problem with label 1 although the clean sample is class 0: it starts misclassified, and an
     attack has nothing to do. One that moves it into class 1 attacks the predicted labels instead of the given ones,
     the integration bug of section 4.2.
     """
 
+    label = "the binarization test"
+
     threat_model: ThreatModel
-    inner_points: int = 999
-    boundary_points: int = 1
-    boundary: str = "auto"
-    gap: float = 0.05
-    kappa: float = 0.999
-    kappa_convention: str = "paper"
-    readout: str = "logistic"
-    C: float = 10.0
-    logit_scale: str = "original"
-    reference_points: int = 1
-    reference_distance: float = 1.75
-    planting_tries: int = 200
-    detector_draws: int = 5
-    random_inner: int = 200
-    random_corners: int = 200
-    canaries: int = 8
-    threshold: float = 0.95
-    maximum_random_score: float = 0.5
-    minimum_samples: int = 10
-    sequential: bool = False
-    error_rate: float = 0.05
-    confidence: float = 0.95
-    seed: int = 0
-    batch_size: int | str = "auto"
-    forward_batch: int | str = "auto"
-    fold: bool = True
+    inner_points: int = setting(
+        999, "N_i, random points of class 0 for each sample, beside the clean sample.", minimum=1
+    )
+    boundary_points: int = setting(1, "N_b, planted points of class 1 for each sample.", minimum=1)
+    boundary: str = setting(
+        "auto",
+        'Where points are planted: ``"corners"``, ``"surface"``, or ``"auto"`` (corners for linf, else surface).',
+        choices=("auto", "corners", "surface"),
+    )
+    gap: float = setting(
+        0.05,
+        "Margin between inner points and the boundary, relative to epsilon, in [0, 1): inner points lie within "
+        "``(1 - gap) epsilon`` (section 3.1, equation 1).",
+        minimum=0,
+        below=1,
+    )
+    kappa: float = setting(
+        0.999,
+        "Closeness of the decision boundary to the planted points, in [0, 1): the share of the way from the closest "
+        "inner point to the closest planted one (section 4.3). Harder towards 1.",
+        minimum=0,
+        below=1,
+    )
+    kappa_convention: str = setting(
+        "paper",
+        '``"paper"``, as above; ``"reference"``: the paper\'s public code, which starts half way, so that the same '
+        "kappa gives a boundary at ``(1 + kappa) / 2``.",
+        choices=("paper", "reference"),
+    )
+    readout: str = setting("logistic", 'How it is fitted: ``"logistic"`` or ``"max-margin"``.', choices=READOUTS)
+    C: float = setting(
+        10.0,
+        "Weight of the losses in logistic regression, see :func:`robust_ext.models.readouts.fit_directions`; raised "
+        "for the samples that it keeps from being separated.",
+        above=0,
+        cli="--C",
+    )
+    logit_scale: str = setting(
+        "original",
+        '``"original"``: the two logits span the range of the network\'s own (section 3.1, footnote 3). ``"unit"``: '
+        "they span [-1, 1].",
+        choices=("original", "unit"),
+    )
+    reference_points: int = setting(
+        1,
+        "N_r, points outside the ball in class 1 for attacks that imitate some; with a detector only.",
+        minimum=0,
+        panel="detector",
+    )
+    reference_distance: float = setting(
+        1.75,
+        "Where they lie, in units of epsilon, above 1 (the paper's xi, appendix B).",
+        above=1,
+        panel="detector",
+    )
+    planting_tries: int = setting(
+        200,
+        "Most points drawn for one that the detector lets pass (or detects, in the inverted test).",
+        minimum=1,
+        panel="detector",
+    )
+    detector_draws: int = setting(
+        5,
+        "How often a random detector is queried for each point; the majority decides.",
+        minimum=1,
+        panel="detector",
+    )
+    random_inner: int = setting(200, "Points the random attack draws within the ball.", minimum=0)
+    random_corners: int = setting(200, "Points it draws from where points are planted.", minimum=0)
+    canaries: int = setting(8, "Samples that are also posed with the wrong label.", minimum=0)
+    threshold: float = setting(0.95, "Test score that passes, in (0, 1).", above=0, below=1)
+    maximum_random_score: float = setting(
+        0.5, "R-ASR above which a test is too easy to pass anything, in [0, 1].", minimum=0, maximum=1
+    )
+    minimum_samples: int = setting(10, "Planted problems below which nothing passes.", minimum=0)
+    sequential: bool = setting(False, "Stop drawing samples once each attack's score is above or below the threshold.")
+    error_rate: float = setting(0.05, "Of that decision, in (0, .5).", above=0, below=0.5)
+    confidence: float = setting(0.95, "Of the intervals, in (0, 1).", above=0, below=1)
+    seed: int = setting(0, "Of every draw.", minimum=0, panel="run")
+    batch_size: int | str = setting(
+        "auto",
+        'Problems attacked at once, or ``"auto"`` (32, or 8 when sequential).',
+        minimum=1,
+        choices=("auto",),
+        panel="run",
+    )
+    forward_batch: int | str = setting(
+        "auto",
+        'Rows of a forward pass while points are measured, or ``"auto"`` (by the size of an input).',
+        minimum=1,
+        choices=("auto",),
+        panel="run",
+    )
+    fold: bool = setting(
+        True,
+        "Measure points through a copy of the network with batch normalisation folded into convolutions, where there "
+        "is any and the copy gives the same features, see :mod:`robust_ext.evaluations.binarization.forward`.",
+        panel="run",
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.threat_model, ThreatModel):
             raise InvalidArgumentError("threat_model", type(self.threat_model).__name__, "a ThreatModel")
-        check_integer("inner_points", self.inner_points, minimum=1)
-        check_integer("boundary_points", self.boundary_points, minimum=1)
-        check_choice("boundary", self.boundary, BOUNDARIES)
-        check_number("gap", self.gap, minimum=0, maximum=1, open_maximum=True)
-        check_number("kappa", self.kappa, minimum=0, maximum=1, open_maximum=True)
-        check_choice("kappa_convention", self.kappa_convention, CONVENTIONS)
-        check_choice("readout", self.readout, READOUTS)
-        check_number("C", self.C, minimum=0, open_minimum=True)
-        check_choice("logit_scale", self.logit_scale, LOGIT_SCALES)
-        check_integer("planting_tries", self.planting_tries, minimum=1)
-        check_integer("detector_draws", self.detector_draws, minimum=1)
-        check_integer("reference_points", self.reference_points, minimum=0)
-        check_number("reference_distance", self.reference_distance, minimum=1, open_minimum=True)
-        for name in ("random_inner", "random_corners", "canaries", "minimum_samples", "seed"):
-            check_integer(name, getattr(self, name), minimum=0)
         if self.random_inner + self.random_corners == 0:
             raise InvalidArgumentError("random_inner", 0, "at least one random point, inner or corner, for the R-ASR")
-        check_number("threshold", self.threshold, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
-        check_number("maximum_random_score", self.maximum_random_score, minimum=0, maximum=1)
-        check_number("error_rate", self.error_rate, minimum=0, maximum=0.5, open_minimum=True, open_maximum=True)
-        check_number("confidence", self.confidence, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
-        for name in ("sequential", "fold"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidArgumentError(name, getattr(self, name), "True or False")
-        for name in ("batch_size", "forward_batch"):
-            if getattr(self, name) != "auto":
-                if isinstance(getattr(self, name), str):
-                    raise InvalidArgumentError(name, repr(getattr(self, name)), "'auto' or an integer of at least 1")
-                check_integer(name, getattr(self, name), minimum=1)
 
     @property
     def corners(self) -> bool:
@@ -141,21 +150,5 @@ class BinarizationSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as plain values, the threat model's among them."""
-        values = asdict(self)
-        threat = values.pop("threat_model")
-        return {"norm": threat["norm"], "epsilon": threat["epsilon"], "bounds": list(threat["bounds"]), **values}
-
-
-def make_settings(threat_model: ThreatModel, settings: Mapping[str, Any]) -> BinarizationSettings:
-    """Settings from keyword arguments.
-
-    Raises:
-        InvalidArgumentError: One is unknown, or outside what is accepted.
-    """
-    known = {entry.name for entry in fields(BinarizationSettings)} - {"threat_model"}
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ": " + ", ".join(sorted(known))
-            raise InvalidArgumentError(name, "an unknown setting", f"a setting of the binarization test{hint}")
-    return BinarizationSettings(threat_model=threat_model, **settings)
+        threat = self.threat_model
+        return {"norm": threat.norm, "epsilon": threat.epsilon, "bounds": list(threat.bounds), **super().to_dict()}

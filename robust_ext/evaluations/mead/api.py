@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
-from robust_ext.core.specification import check_keywords
+from robust_ext.core.settings import make_settings
 from robust_ext.core.validation import check_inputs
 from robust_ext.detectors.base import Detector
 from robust_ext.engine.arm import Arm, check_arms, plan_runs
@@ -102,8 +102,7 @@ def mead(
         ('mead', 8)
     """
     begun = time.perf_counter()
-    check_keywords(MeadSettings, settings, argument="settings", label="mead")
-    checked = MeadSettings(**settings)
+    checked = make_settings(MeadSettings, settings)
     given = check_samples(model, inputs, labels, bounds=bounds, sample_ids=sample_ids, batch_size=checked.batch_size)
     chosen = check_arms([*_suites(suite, bounds), *arms])
     watched = prepare_detectors(

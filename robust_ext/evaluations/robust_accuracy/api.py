@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import NORMS
-from robust_ext.core.validation import check_choice, check_integer, check_number
+from robust_ext.core.validation import check_choice
 from robust_ext.engine.arm import Arm, check_arms, plan_runs
 from robust_ext.engine.running import run_everything
 from robust_ext.engine.samples import check_samples
@@ -20,6 +20,7 @@ from robust_ext.engine.subject import Subject
 from robust_ext.evaluations.binarization.preparation import as_attacks
 from robust_ext.evaluations.robust_accuracy.content import make_content
 from robust_ext.evaluations.robust_accuracy.result import RobustAccuracyResult
+from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 
 
 def robust_accuracy(
@@ -86,9 +87,8 @@ def robust_accuracy(
     """
     begun = time.perf_counter()
     check_choice("norm", norm, NORMS)
-    check_integer("batch_size", batch_size, minimum=1)
-    check_integer("seed", seed, minimum=0)
-    budgets = check_epsilons(epsilons)
+    checked = make_settings(RobustAccuracySettings, {"epsilons": epsilons, "batch_size": batch_size, "seed": seed})
+    budgets = list(checked.epsilons or ())
     given = check_samples(model, inputs, labels, bounds=bounds, sample_ids=sample_ids, batch_size=batch_size)
     named = as_attacks(attacks)
     arms = check_arms(
@@ -133,17 +133,3 @@ def robust_accuracy(
     if folder is not None:
         result.save(folder)
     return result
-
-
-def check_epsilons(epsilons: Sequence[float]) -> list[float]:
-    """Budgets above 0, in rising order, all different.
-
-    Raises:
-        InvalidArgumentError: They are not.
-    """
-    if isinstance(epsilons, (str, int, float)) or not len(epsilons):
-        raise InvalidArgumentError("epsilons", epsilons, "a list of at least one budget")
-    budgets = [check_number("epsilons", value, minimum=0, open_minimum=True) for value in epsilons]
-    if len(set(budgets)) < len(budgets):
-        raise InvalidArgumentError("epsilons", epsilons, "each budget once")
-    return sorted(budgets)

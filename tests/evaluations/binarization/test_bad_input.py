@@ -48,7 +48,7 @@ def test_inputs(inputs, message, network, linf):
         ({"batch_size": "big"}, "batch_size"),
         ({"threshold": 0.0}, "threshold"),
         ({"random_inner": 0, "random_corners": 0}, "random_inner"),
-        ({"inner_point": 5}, "inner_point: got an unknown setting, expected .* did you mean 'inner_points'"),
+        ({"inner_point": 5}, "inner_point: got an unknown setting, expected .* did you mean inner_points"),
         ({"sample_ids": [1, 1]}, "sample_ids: got an id twice"),
         ({"sample_ids": [1]}, "sample_ids: got 1 ids"),
         ({"calibrate_on": -1}, "calibrate_on"),

@@ -16,7 +16,7 @@ from robust_ext.datasets import load_dataset
 from robust_ext.detectors import Detector, Observation
 from robust_ext.evaluations.binarization.defense import Defense, draw_accepted
 from robust_ext.evaluations.binarization.pair import judge_pair
-from robust_ext.evaluations.binarization.settings import make_settings
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 QUICK = {"inner_points": 100, "canaries": 2, "minimum_samples": 5}
 PGD = "foolbox:LinfPGD(steps=30, rel_stepsize=0.1)"
@@ -75,7 +75,7 @@ def test_points_are_drawn_until_the_detector_agrees(network, digits, further, li
     detector = kind(network)
     detector.calibrate(further, false_positive_rate=0.3)
     defense = Defense(detector=detector, inverted=inverted, draws=5)
-    settings = make_settings(linf, {"boundary_points": 3, "reference_points": 2})
+    settings = BinarizationSettings(threat_model=linf, boundary_points=3, reference_points=2)
     found = 0
     for sample in range(8):
         drawn = draw_accepted(digits[sample], sample, settings, defense)
@@ -108,7 +108,7 @@ def test_where_random_points_are_never_detected_an_attack_finds_some(network, di
     detector = Confident(network)
     detector.threshold = torch.tensor(-1.0)
     zeros = digits[network(digits).argmax(1) == 0][:3]
-    settings = make_settings(ThreatModel(norm="linf", epsilon=0.3), {"planting_tries": 32, "gap": 0.0})
+    settings = BinarizationSettings(threat_model=ThreatModel(norm="linf", epsilon=0.3), planting_tries=32, gap=0.0)
     drawn = [draw_accepted(x, i, settings, Defense(detector=detector, inverted=True)) for i, x in enumerate(zeros)]
     sources = [one.source for one in drawn if one.planted is not None]
     assert "attack" in sources
@@ -312,7 +312,7 @@ def test_the_random_attack_counts_the_detector(network, digits, linf, pattern):
 
     parts = split(network, digits[:2])
     forward = Forward(Counted(parts.features, PassCounter()), 256)
-    settings = make_settings(linf, {"inner_points": 100})
+    settings = BinarizationSettings(threat_model=linf, inner_points=100)
     problems = fit(measure(forward, digits[:12], range(12), settings), parts.readout, settings)
 
     def solved(defense=None) -> Tensor:

@@ -70,7 +70,7 @@ def test_what_cannot_be_planted_is_said(digits, linf):
     nn.init.zeros_(flat[1].weight)
     with pytest.raises(ModelError, match="in none of the 3 inputs could anything be planted"):
         plant(flat, digits[:3], linf, **QUICK)
-    with pytest.raises(InvalidArgumentError, match="did you mean 'inner_points'"):
+    with pytest.raises(InvalidArgumentError, match="did you mean inner_points"):
         plant(flat, digits[:3], linf, inner_point=3)
     with pytest.raises(InvalidArgumentError, match="inputs: got no samples"):
         plant(flat, digits[:0], linf)

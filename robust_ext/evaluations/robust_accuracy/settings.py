@@ -1,0 +1,37 @@
+"""Settings of robust accuracy."""
+
+from __future__ import annotations
+
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import Settings, setting, settings_class
+
+
+@settings_class
+class RobustAccuracySettings(Settings):
+    """At which budgets robust accuracy is stated, and how attacks are run."""
+
+    label = "robust accuracy"
+
+    epsilons: tuple[float, ...] | None = setting(
+        None,
+        "Budgets above 0, in the units of the inputs, each once; the epsilon of the threat model alone where left out.",
+        above=0,
+        cli="--eps",
+        panel="attack",
+    )
+    batch_size: int = setting(
+        100,
+        "Samples attacked at once. Results of attacks that draw random numbers depend on it.",
+        minimum=1,
+        panel="run",
+    )
+    seed: int = setting(0, "Of every draw.", minimum=0, panel="run")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilons is not None:
+            if not self.epsilons:
+                raise InvalidArgumentError("epsilons", self.epsilons, "a list of at least one budget")
+            if len(set(self.epsilons)) < len(self.epsilons):
+                raise InvalidArgumentError("epsilons", self.epsilons, "each budget once")
+            self._set("epsilons", tuple(sorted(self.epsilons)))
