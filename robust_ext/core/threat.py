@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.validation import check_choice, check_number
 
 NORMS = ("linf", "l2", "l1")
@@ -41,12 +41,7 @@ class ThreatModel:
     def __post_init__(self) -> None:
         check_choice("norm", self.norm, NORMS)
         object.__setattr__(self, "epsilon", check_number("epsilon", self.epsilon, minimum=0, open_minimum=True))
-        if not isinstance(self.bounds, (tuple, list)) or len(self.bounds) != 2:
-            raise InvalidArgumentError("bounds", self.bounds, "a pair (lowest, highest)")
-        low, high = (check_number("bounds", value) for value in self.bounds)
-        if low >= high:
-            raise InvalidArgumentError("bounds", self.bounds, "a pair whose first number is below its second")
-        object.__setattr__(self, "bounds", (low, high))
+        object.__setattr__(self, "bounds", check_bounds(self.bounds))
 
     @property
     def width(self) -> float:

@@ -12,11 +12,11 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds, from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed
 from robust_ext.core.validation import check_integer, check_number
 from robust_ext.defenses.sign_steps import over_rows
-from robust_ext.detectors.scaling import check_bounds, from_unit, to_unit
 from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.adaptive_purifier import Purifier
 from robust_ext.models.adaptive_trace import Solution

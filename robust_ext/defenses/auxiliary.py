@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.running import run_attack
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals, stream
@@ -25,7 +26,6 @@ from robust_ext.core.validation import check_inputs, check_integer, check_labels
 from robust_ext.defenses.discriminator import Discriminator
 from robust_ext.defenses.sign_steps import over_rows
 from robust_ext.detectors.observation import observe
-from robust_ext.detectors.scaling import check_bounds
 
 Examples = Callable[[Tensor], tuple[Tensor, Tensor]]
 """From numbers of rows to training inputs ``(M, ...)`` and how clean each is, ``(M,)`` in [0, 1]."""

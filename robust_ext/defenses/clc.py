@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import ModelError
 from robust_ext.core.validation import check_choice, check_number
 from robust_ext.defenses.training_pca import INPUT, Projections, edited_inputs
-from robust_ext.detectors.scaling import check_bounds
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.adaptive_gradients import wants_gradient

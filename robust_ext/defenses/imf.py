@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.validation import check_number
 from robust_ext.defenses.sign_steps import keep_in, over_rows
-from robust_ext.detectors.scaling import check_bounds
 from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.adaptive_gradients import row_gradient
 from robust_ext.models.adaptive_purifier import Purifier

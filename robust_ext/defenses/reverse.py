@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds, from_unit, to_unit
 from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.defenses.sign_steps import keep_in
 from robust_ext.defenses.training_contrastive import POSITIVES, contrastive_losses
 from robust_ext.defenses.training_views import RandomViews
-from robust_ext.detectors.scaling import check_bounds, from_unit, to_unit
 from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.adaptive_gradients import row_gradient
 from robust_ext.models.adaptive_purifier import Purifier

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds, from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
 from robust_ext.defenses.training_loop import train_module
 from robust_ext.defenses.training_views import RandomViews
-from robust_ext.detectors.scaling import check_bounds, from_unit, to_unit
 from robust_ext.models.adaptive_draws import Draws, seeds_of
 
 POSITIVES = ("first", "all")

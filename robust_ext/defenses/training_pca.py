@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_inputs, check_labels, check_number
-from robust_ext.detectors.scaling import check_bounds
 
 INPUT = ""
 """Name of the input itself among layers: a module's name for itself."""

@@ -13,11 +13,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds, to_unit
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.validation import check_inputs, check_integer, check_number
 from robust_ext.defenses.training_loop import train_module
-from robust_ext.detectors.scaling import check_bounds, to_unit
 
 
 class ScoreNetwork(nn.Module):

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
 from robust_ext.defenses.training_loop import train_module
 from robust_ext.defenses.training_ode import StableField, integrate
-from robust_ext.detectors.scaling import check_bounds
 
 # As in the authors' code: sharpness of the three penalties, and how far below 0 the Jacobian is pushed.
 _DIAGONAL, _OFF_DIAGONAL, _SPEED, _SHIFT = 1.0, 0.1, 50.0, 1.0

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds, from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.validation import check_choice, check_integer, check_number
-from robust_ext.detectors.scaling import check_bounds, from_unit, to_unit
-from robust_ext.detectors.squeezers import BitDepth, Median
+from robust_ext.detectors import BitDepth, Median
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.adaptive_purifier import Purifier

@@ -1,5 +1,10 @@
 """Detectors of adversarial examples, as modules."""
 
+from robust_ext.detectors._features.non_local_means import NonLocalMeans as NonLocalMeans
+from robust_ext.detectors._features.non_local_means import OpenCVNonLocalMeans as OpenCVNonLocalMeans
+from robust_ext.detectors._features.squeezers import BitDepth as BitDepth
+from robust_ext.detectors._features.squeezers import Median as Median
+from robust_ext.detectors._features.squeezers import Squeezer as Squeezer
 from robust_ext.detectors.base import Calibration as Calibration
 from robust_ext.detectors.base import Detector as Detector
 from robust_ext.detectors.combined import CombinedDetector as CombinedDetector
@@ -9,16 +14,11 @@ from robust_ext.detectors.kd_bu import KDBUDetector as KDBUDetector
 from robust_ext.detectors.lid import LIDDetector as LIDDetector
 from robust_ext.detectors.magnet import MagNetDetector as MagNetDetector
 from robust_ext.detectors.ml_loo import MLLOODetector as MLLOODetector
-from robust_ext.detectors.non_local_means import NonLocalMeans as NonLocalMeans
-from robust_ext.detectors.non_local_means import OpenCVNonLocalMeans as OpenCVNonLocalMeans
 from robust_ext.detectors.nss import NSSDetector as NSSDetector
 from robust_ext.detectors.observation import Observation as Observation
 from robust_ext.detectors.observation import observe as observe
 from robust_ext.detectors.odds import OddsDetector as OddsDetector
 from robust_ext.detectors.scored import ScoreDetector as ScoreDetector
-from robust_ext.detectors.squeezers import BitDepth as BitDepth
-from robust_ext.detectors.squeezers import Median as Median
-from robust_ext.detectors.squeezers import Squeezer as Squeezer
 from robust_ext.detectors.trapdoor import TrapdoorDetector as TrapdoorDetector
 from robust_ext.detectors.triggers import Triggers as Triggers
 from robust_ext.detectors.triggers import make_triggers as make_triggers

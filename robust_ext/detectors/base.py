@@ -104,7 +104,7 @@ class Detector(nn.Module, ABC):
             )
         return scores
 
-    def excess_of(self, seen: Observation) -> Tensor:
+    def score_margin_of(self, seen: Observation) -> Tensor:
         """How far the score of a forward pass lies above the threshold, ``(N,)``: detected where above 0.
 
         Raises:
@@ -118,9 +118,9 @@ class Detector(nn.Module, ABC):
         limit = self.threshold if self.threshold.dim() == 0 else self.threshold[seen.predicted]
         return self.checked(seen) - limit
 
-    def excess(self, x: Tensor) -> Tensor:
+    def score_margin(self, x: Tensor) -> Tensor:
         """How far the score of inputs ``(N, ...)`` lies above the threshold, ``(N,)``."""
-        return self.excess_of(observe(self.classifier, x, self.layers))
+        return self.score_margin_of(observe(self.classifier, x, self.layers))
 
     def decide(self, x: Tensor) -> Tensor:
         """Which inputs ``(N, ...)`` are detected, bool ``(N,)``.
@@ -129,17 +129,17 @@ class Detector(nn.Module, ABC):
             ModelError: The detector has no threshold yet, or scores NaN.
         """
         with torch.no_grad():
-            return self.detected(self.excess(x))
+            return self.detected(self.score_margin(x))
 
-    def detected(self, excess: Tensor) -> Tensor:
-        """Which inputs of this excess ``(N,)`` are detected, bool ``(N,)``.
+    def detected(self, margin: Tensor) -> Tensor:
+        """Which inputs of this margin ``(N,)`` are detected, bool ``(N,)``.
 
         Raises:
             ModelError: It is NaN.
         """
-        if bool(excess.isnan().any()):
+        if bool(margin.isnan().any()):
             raise ModelError(f"detector {type(self).__name__}: scored NaN, which is neither detected nor let pass")
-        return excess > 0
+        return margin > 0
 
     def calibrate(
         self,

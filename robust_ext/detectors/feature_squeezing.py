@@ -12,13 +12,13 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.validation import check_choice, check_integer
+from robust_ext.detectors._features.non_local_means import NonLocalMeans, OpenCVNonLocalMeans
+from robust_ext.detectors._features.squeezers import BitDepth, Median, Squeezer
 from robust_ext.detectors.base import Detector
-from robust_ext.detectors.non_local_means import NonLocalMeans, OpenCVNonLocalMeans
 from robust_ext.detectors.observation import Observation
-from robust_ext.detectors.scaling import check_bounds
-from robust_ext.detectors.squeezers import BitDepth, Median, Squeezer
 
 SQUEEZERS: dict[str, Callable[..., Squeezer]] = {
     kind.kind: kind for kind in (BitDepth, Median, NonLocalMeans, OpenCVNonLocalMeans)
@@ -45,7 +45,7 @@ class FeatureSqueezingDetector(Detector):
         squeezers: The name of a published choice: ``"mnist"`` (1 bit; 2 x 2 median) or ``"cifar10"`` (5 bits; 2 x 2
             median; non-local means 13-3-2 by OpenCV). Or a list of any of these: a pair of a name (``"bit_depth"``,
             ``"median"``, ``"non_local_means"``, ``"opencv_non_local_means"``) and its settings, as in
-            ``("bit_depth", {"bits": 3})``; a :class:`~robust_ext.detectors.squeezers.Squeezer`; a callable from inputs
+            ``("bit_depth", {"bits": 3})``; a :class:`~robust_ext.detectors._features.squeezers.Squeezer`; a callable from inputs
             ``(N, ...)`` to squeezed ones of the same shape, whose attributes ``differentiable`` (True when it has
             none) and ``random`` (False) are heeded.
         bounds: Of the inputs; squeezers that are named work in them.

@@ -16,12 +16,12 @@ from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_integer, check_labels, check_number
+from robust_ext.detectors._features.density import log_density
+from robust_ext.detectors._features.dropout import dropout_layers, dropout_variance
+from robust_ext.detectors._features.regression import Regression
+from robust_ext.detectors._features.three_sets import three_sets
 from robust_ext.detectors.base import Detector
-from robust_ext.detectors.density import log_density
-from robust_ext.detectors.dropout import dropout_layers, dropout_variance
 from robust_ext.detectors.observation import Observation, observe
-from robust_ext.detectors.regression import Regression
-from robust_ext.detectors.three_sets import three_sets
 from robust_ext.models.features import LayerInput, split
 
 logger = logging.getLogger(__name__)

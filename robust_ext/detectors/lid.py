@@ -16,17 +16,17 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import stream
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_integer
+from robust_ext.detectors._features.dimension import local_dimension
+from robust_ext.detectors._features.regression import Regression
+from robust_ext.detectors._features.three_sets import three_sets
 from robust_ext.detectors.base import Detector
-from robust_ext.detectors.dimension import local_dimension
 from robust_ext.detectors.observation import Observation, observe
-from robust_ext.detectors.regression import Regression
-from robust_ext.detectors.three_sets import three_sets
 
 
 class LIDDetector(Detector):
     """Logistic regression on the local intrinsic dimensionality of several layers (Ma et al. 2018).
 
-    One feature for the input and one for each named layer: the estimate :func:`~robust_ext.detectors.dimension.
+    One feature for the input and one for each named layer: the estimate :func:`~robust_ext.detectors._features.dimension.
     local_dimension` among reference inputs, of flattened activations. Features are moved to [0, 1]. The score is the
     regression's log-odds: above 0 where it holds an input for adversarial.
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds, to_unit
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
-from robust_ext.detectors.autoencoder import Autoencoder, check_structure, train_autoencoder
+from robust_ext.detectors._features.autoencoder import Autoencoder, check_structure, train_autoencoder
+from robust_ext.detectors._features.divergence import jensen_shannon
 from robust_ext.detectors.base import Calibration, Detector
-from robust_ext.detectors.divergence import jensen_shannon
 from robust_ext.detectors.observation import Observation, observe
-from robust_ext.detectors.scaling import check_bounds, to_unit
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class MagNetDetector(Detector):
 
     Args:
         classifier: The network it watches.
-        structures: The encoder of each autoencoder, see :class:`~robust_ext.detectors.autoencoder.Autoencoder`.
+        structures: The encoder of each autoencoder, see :class:`~robust_ext.detectors._features.autoencoder.Autoencoder`.
         powers: p of each autoencoder's error, above 0.
         temperatures: T of each divergence, above 0.
         reformer: Index of the autoencoder of the divergences.
@@ -143,7 +143,7 @@ class MagNetDetector(Detector):
         learning_rate: float = 1e-3,
         seed: int = 0,
     ) -> list[list[float]]:
-        """Train the autoencoders on clean images, see :func:`~robust_ext.detectors.autoencoder.train_autoencoder`.
+        """Train the autoencoders on clean images, see :func:`~robust_ext.detectors._features.autoencoder.train_autoencoder`.
 
         Args:
             inputs: Clean training images ``(N, C, H, W)`` in the bounds.

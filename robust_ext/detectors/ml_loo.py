@@ -17,11 +17,11 @@ from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError,
 from robust_ext.core.random import stream
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
+from robust_ext.detectors._features.blanking import blanked, squares_of
+from robust_ext.detectors._features.dispersion import MEASURES
+from robust_ext.detectors._features.units import units_of
 from robust_ext.detectors.base import Detector
-from robust_ext.detectors.blanking import blanked, squares_of
-from robust_ext.detectors.dispersion import MEASURES
 from robust_ext.detectors.observation import Observation, observe
-from robust_ext.detectors.units import units_of
 
 OUTPUTS = ("probability", "logit")
 _ANY = (-float("inf"), float("inf"))

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds, to_unit
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
+from robust_ext.detectors._features.naturalness import natural_features
 from robust_ext.detectors.base import Detector
-from robust_ext.detectors.naturalness import natural_features
 from robust_ext.detectors.observation import Observation
-from robust_ext.detectors.scaling import check_bounds, to_unit
 
 OUTPUTS = ("decision", "probability")
 # Of the probability: the cross-validation on which the sigmoid is fitted.
@@ -28,7 +28,7 @@ _FOLDS = 5
 class NSSDetector(Detector):
     """A support vector machine on 18 natural scene statistics of the image (Kherchouche et al. 2020).
 
-    The features are those of :func:`~robust_ext.detectors.naturalness.natural_features`, scaled to [-1, 1] by their
+    The features are those of :func:`~robust_ext.detectors._features.naturalness.natural_features`, scaled to [-1, 1] by their
     lowest and highest training values; beyond these they are not clipped. The score is the machine's decision value
     ``sum_i d_i tanh(gamma s_i . f) + b``: above 0 where it holds an input for adversarial. The classifier plays no
     part in it. Gradients are exact where no coefficient changes its sign.

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels, check_number
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation, observe
-from robust_ext.detectors.scaling import check_bounds
 
 KINDS = ("normal", "sign", "uniform")
 NOISES = tuple((kind, level) for level in (0.003, 0.005, 0.008) for kind in KINDS)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_inputs, check_integer, check_number
+from robust_ext.detectors._features.units import units_of
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation, observe
 from robust_ext.detectors.triggers import Triggers
-from robust_ext.detectors.units import units_of
 
 _ANY = (-float("inf"), float("inf"))
 

@@ -81,8 +81,8 @@ class Defended(nn.Module):
         with _overhearing(network, self.detector.layers) as heard:
             logits: Tensor = self.classifier(x)
         if len(heard) == 1 and heard[0].inputs.shape == x.shape:
-            return logits, self.detector.excess_of(heard[0])
-        return logits, self.detector.excess_of(observe(network, x, self.detector.layers))
+            return logits, self.detector.score_margin_of(heard[0])
+        return logits, self.detector.score_margin_of(observe(network, x, self.detector.layers))
 
 
 class SuccessMargin(nn.Module):

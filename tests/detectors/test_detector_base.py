@@ -110,7 +110,7 @@ def test_classes_may_have_thresholds_of_their_own() -> None:
         mine = flagged[predicted == label]
         assert float(mine.float().mean()) == pytest.approx(math.floor(0.1 * len(mine) + 1e-9) / len(mine))
     assert found.per_class
-    torch.testing.assert_close(detector.excess(x), detector.score(x) - detector.threshold[predicted])
+    torch.testing.assert_close(detector.score_margin(x), detector.score(x) - detector.threshold[predicted])
 
 
 def test_too_little_data_and_constant_scores_are_said() -> None:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.detectors._features.lab import from_lab, to_lab
+from robust_ext.detectors._features.non_local_means import NonLocalMeans, OpenCVNonLocalMeans
+from robust_ext.detectors._features.squeezers import BitDepth, Median, Squeezer
 from robust_ext.detectors.feature_squeezing import PRESETS, FeatureSqueezingDetector
-from robust_ext.detectors.lab import from_lab, to_lab
-from robust_ext.detectors.non_local_means import NonLocalMeans, OpenCVNonLocalMeans
-from robust_ext.detectors.squeezers import BitDepth, Median, Squeezer
 
 
 def images(count: int, *shape: int, seed: int = 0) -> Tensor:

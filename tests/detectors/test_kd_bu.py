@@ -18,12 +18,12 @@ from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError, 
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors.density import log_density
-from robust_ext.detectors.dropout import dropout_layers, dropout_variance, dropping
+from robust_ext.detectors._features.density import log_density
+from robust_ext.detectors._features.dropout import dropout_layers, dropout_variance, dropping
+from robust_ext.detectors._features.regression import Regression
+from robust_ext.detectors._features.three_sets import three_sets
 from robust_ext.detectors.kd_bu import KDBUDetector
 from robust_ext.detectors.observation import observe
-from robust_ext.detectors.regression import Regression
-from robust_ext.detectors.three_sets import three_sets
 from robust_ext.models.defended import Defended
 
 
@@ -312,9 +312,9 @@ def test_saved_and_loaded(tmp_path) -> None:
     assert loaded.settings == detector.settings
     with torch.no_grad():
         with seeded_globals(0):
-            expected = detector.excess(x)
+            expected = detector.score_margin(x)
         with seeded_globals(0):
-            assert torch.equal(loaded.excess(x), expected)
+            assert torch.equal(loaded.score_margin(x), expected)
 
 
 def test_attackers_see_the_same_score() -> None:
@@ -322,7 +322,7 @@ def test_attackers_see_the_same_score() -> None:
     for layer in (None, "3"):
         detector = fitted(classifier, layer=layer)
         detector.calibrate(data(60, 3), false_positive_rate=0.1)
-        torch.testing.assert_close(Defended(classifier, detector).both(x)[1], detector.excess(x))
+        torch.testing.assert_close(Defended(classifier, detector).both(x)[1], detector.score_margin(x))
 
 
 def test_what_is_refused() -> None:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors.dimension import LARGEST, local_dimension
+from robust_ext.detectors._features.dimension import LARGEST, local_dimension
+from robust_ext.detectors._features.three_sets import three_sets
 from robust_ext.detectors.lid import LIDDetector
 from robust_ext.detectors.observation import observe
-from robust_ext.detectors.three_sets import three_sets
 from robust_ext.models.defended import Defended
 
 
@@ -224,14 +224,14 @@ def test_saved_and_loaded(tmp_path) -> None:
     detector.save(tmp_path / "detector.safetensors")
     loaded = LIDDetector.load(tmp_path / "detector.safetensors", classifier)
     assert loaded.settings == detector.settings
-    assert torch.equal(loaded.excess(x), detector.excess(x))
+    assert torch.equal(loaded.score_margin(x), detector.score_margin(x))
 
 
 def test_attackers_see_the_same_score() -> None:
     classifier, x = network(), data(5, seed=8)
     detector = fitted(classifier)
     detector.calibrate(data(60, 3), false_positive_rate=0.1)
-    torch.testing.assert_close(Defended(classifier, detector).both(x)[1], detector.excess(x))
+    torch.testing.assert_close(Defended(classifier, detector).both(x)[1], detector.score_margin(x))
 
 
 def test_what_is_refused() -> None:

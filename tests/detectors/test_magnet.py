@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors.autoencoder import Autoencoder, train_autoencoder
-from robust_ext.detectors.divergence import jensen_shannon
+from robust_ext.detectors._features.autoencoder import Autoencoder, train_autoencoder
+from robust_ext.detectors._features.divergence import jensen_shannon
 from robust_ext.detectors.magnet import PRESETS, MagNetDetector
 from robust_ext.models.defended import Defended
 
@@ -294,14 +294,14 @@ def test_saved_and_loaded(tmp_path) -> None:
     detector.save(tmp_path / "detector.safetensors")
     loaded = MagNetDetector.load(tmp_path / "detector.safetensors", classifier)
     assert loaded.settings == detector.settings
-    assert torch.equal(loaded.excess(x), detector.excess(x))
+    assert torch.equal(loaded.score_margin(x), detector.score_margin(x))
 
 
 def test_attackers_see_the_same_score() -> None:
     classifier, x = ready(), data(5, seed=8)
     detector = fitted(classifier)
     detector.calibrate(data(60, 3), false_positive_rate=0.1)
-    torch.testing.assert_close(Defended(classifier, detector).both(x)[1], detector.excess(x))
+    torch.testing.assert_close(Defended(classifier, detector).both(x)[1], detector.score_margin(x))
 
 
 @pytest.mark.parametrize(
@@ -356,5 +356,5 @@ def test_what_is_refused() -> None:
 def test_on_a_gpu() -> None:
     detector = fitted(ready().cuda())
     detector.calibrate(data(60, 3), false_positive_rate=0.1)
-    expected = detector.excess(data(5, 8).cuda()).cpu()
-    torch.testing.assert_close(detector.cpu().excess(data(5, 8)), expected, rtol=1e-3, atol=1e-3)
+    expected = detector.score_margin(data(5, 8).cuda()).cpu()
+    torch.testing.assert_close(detector.cpu().score_margin(data(5, 8)), expected, rtol=1e-3, atol=1e-3)

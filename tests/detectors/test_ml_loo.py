@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors.dispersion import MEASURES, interquartile_range, quantile, standard_deviation
+from robust_ext.detectors._features.dispersion import MEASURES, interquartile_range, quantile, standard_deviation
 from robust_ext.detectors.ml_loo import MLLOODetector
 from robust_ext.models.defended import Defended
 
@@ -262,7 +262,7 @@ def test_it_works_beside_the_classifier_as_one_module() -> None:
     x = data(3, 5).requires_grad_()
     logits, excess = Defended(classifier, detector).both(x)
     torch.testing.assert_close(logits, classifier(x))
-    torch.testing.assert_close(excess, detector.excess(x))
+    torch.testing.assert_close(excess, detector.score_margin(x))
     (gradient,) = torch.autograd.grad(excess.sum(), x)
     assert float(gradient.abs().max()) > 0
     assert not any(part._forward_hooks for part in classifier.modules())

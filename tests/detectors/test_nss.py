@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors.aggd import HIGHEST_SHAPE, LOWEST_SHAPE, fit_aggd
-from robust_ext.detectors.naturalness import contrast_of, grey_of, natural_features
+from robust_ext.detectors._features.aggd import HIGHEST_SHAPE, LOWEST_SHAPE, fit_aggd
+from robust_ext.detectors._features.naturalness import contrast_of, grey_of, natural_features
 from robust_ext.detectors.nss import NSSDetector
 
 

@@ -71,14 +71,14 @@ def test_other_networks_are_run_beside() -> None:
     x = data(4)
     logits, excess = Defended(other, detector).both(x)
     torch.testing.assert_close(logits, other(x))
-    torch.testing.assert_close(excess, detector.excess(x))
+    torch.testing.assert_close(excess, detector.score_margin(x))
 
     # A network that asks twice, about noise too, is not mistaken for one pass.
     class Twice(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return detector.classifier(x) + detector.classifier(x * 0.5)
 
-    torch.testing.assert_close(Defended(Twice(), detector).both(x)[1], detector.excess(x))
+    torch.testing.assert_close(Defended(Twice(), detector).both(x)[1], detector.score_margin(x))
     assert not detector.classifier._forward_hooks
 
 

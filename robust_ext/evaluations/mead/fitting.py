@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import InvalidArgumentError, SplitError
 from robust_ext.core.random import stream
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels
 from robust_ext.detectors import feature_squeezing, magnet
+from robust_ext.detectors._features.layers import activation_layers, hidden_layer
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.kd_bu import KDBUDetector
-from robust_ext.detectors.layers import activation_layers, hidden_layer
 from robust_ext.detectors.lid import LIDDetector
 from robust_ext.detectors.nss import NSSDetector
 from robust_ext.detectors.observation import observe
-from robust_ext.detectors.scaling import check_bounds
 from robust_ext.evaluations.mead.training import training_adversarials
 
 NAMED = ("nss", "kd-bu", "lid", "fs", "magnet")
@@ -103,8 +103,8 @@ def fit_detector(
         bounds: Of the inputs.
         seed: Of the rows, the adversarial inputs and whatever the fit draws.
         **settings: Keyword arguments of the detector's class or of its ``fit``, in place of the above. LID's ``layers``
-            are else those of :func:`~robust_ext.detectors.layers.activation_layers`, and KD-BU's ``layer`` that of
-            :func:`~robust_ext.detectors.layers.hidden_layer`.
+            are else those of :func:`~robust_ext.detectors._features.layers.activation_layers`, and KD-BU's ``layer`` that of
+            :func:`~robust_ext.detectors._features.layers.hidden_layer`.
 
     Raises:
         InvalidArgumentError: There is no such detector, preset or setting, or these are no such tensors; the layer

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.running import run_attack
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target, module_device
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
-from robust_ext.detectors.scaling import check_bounds
 
 
 def training_adversarials(

@@ -25,7 +25,7 @@ from robust_ext.detectors import (
     NSSDetector,
     observe,
 )
-from robust_ext.detectors.layers import activation_layers, hidden_layer
+from robust_ext.detectors._features.layers import activation_layers, hidden_layer
 from robust_ext.evaluations.mead.fitting import NAMED, fit_detector, load_detector
 from robust_ext.evaluations.mead.training import training_adversarials
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.detectors.aggd import fit_aggd
+from robust_ext.detectors._features.aggd import fit_aggd
 
 FEATURES = 18
 WINDOW, SIGMA = 7, 7 / 6

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds, from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.validation import check_integer
-from robust_ext.detectors.scaling import check_bounds, from_unit, to_unit
 
 
 class Squeezer(nn.Module, ABC):

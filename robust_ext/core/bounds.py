@@ -1,4 +1,4 @@
-"""Inputs in bounds as numbers in [0, 1], and back."""
+"""The bounds of inputs: checked, and inputs in them as numbers in [0, 1] and back."""
 
 from __future__ import annotations
 

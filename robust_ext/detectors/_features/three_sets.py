@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.validation import check_inputs, check_integer, check_number
-from robust_ext.detectors.scaling import check_bounds
 
 _ANY = (-float("inf"), float("inf"))
 _ROWS = 1000

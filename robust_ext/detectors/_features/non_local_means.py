@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from robust_ext.core.bounds import from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.validation import check_integer, check_number
-from robust_ext.detectors.lab import from_lab, to_lab
-from robust_ext.detectors.scaling import from_unit, to_unit
-from robust_ext.detectors.squeezers import Squeezer
+from robust_ext.detectors._features.lab import from_lab, to_lab
+from robust_ext.detectors._features.squeezers import Squeezer
 
 
 class _Windows(Squeezer):

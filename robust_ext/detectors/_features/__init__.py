@@ -1,0 +1,1 @@
+"""What detectors compute of inputs, logits and layers."""
