@@ -45,7 +45,7 @@ class FeatureSqueezingDetector(Detector):
         squeezers: The name of a published choice: ``"mnist"`` (1 bit; 2 x 2 median) or ``"cifar10"`` (5 bits; 2 x 2
             median; non-local means 13-3-2 by OpenCV). Or a list of any of these: a pair of a name (``"bit_depth"``,
             ``"median"``, ``"non_local_means"``, ``"opencv_non_local_means"``) and its settings, as in
-            ``("bit_depth", {"bits": 3})``; a :class:`~robust_ext.detectors._features.squeezers.Squeezer`; a callable from inputs
+            ``("bit_depth", {"bits": 3})``; a ``Squeezer``; a callable from inputs
             ``(N, ...)`` to squeezed ones of the same shape, whose attributes ``differentiable`` (True when it has
             none) and ``random`` (False) are heeded.
         bounds: Of the inputs; squeezers that are named work in them.

@@ -26,8 +26,8 @@ from robust_ext.detectors.observation import Observation, observe
 class LIDDetector(Detector):
     """Logistic regression on the local intrinsic dimensionality of several layers (Ma et al. 2018).
 
-    One feature for the input and one for each named layer: the estimate :func:`~robust_ext.detectors._features.dimension.
-    local_dimension` among reference inputs, of flattened activations. Features are moved to [0, 1]. The score is the
+    One feature for the input and one for each named layer: the estimate
+    ``local_dimension`` among reference inputs, of flattened activations. Features are moved to [0, 1]. The score is the
     regression's log-odds: above 0 where it holds an input for adversarial.
 
     References are one fixed set of training data. The authors' code takes the minibatch at hand, in which every noisy

@@ -47,7 +47,7 @@ class MagNetDetector(Detector):
 
     Args:
         classifier: The network it watches.
-        structures: The encoder of each autoencoder, see :class:`~robust_ext.detectors._features.autoencoder.Autoencoder`.
+        structures: The encoder of each autoencoder, see ``Autoencoder``.
         powers: p of each autoencoder's error, above 0.
         temperatures: T of each divergence, above 0.
         reformer: Index of the autoencoder of the divergences.
@@ -143,7 +143,7 @@ class MagNetDetector(Detector):
         learning_rate: float = 1e-3,
         seed: int = 0,
     ) -> list[list[float]]:
-        """Train the autoencoders on clean images, see :func:`~robust_ext.detectors._features.autoencoder.train_autoencoder`.
+        """Train the autoencoders on clean images, see ``train_autoencoder``.
 
         Args:
             inputs: Clean training images ``(N, C, H, W)`` in the bounds.

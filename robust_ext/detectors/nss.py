@@ -28,7 +28,7 @@ _FOLDS = 5
 class NSSDetector(Detector):
     """A support vector machine on 18 natural scene statistics of the image (Kherchouche et al. 2020).
 
-    The features are those of :func:`~robust_ext.detectors._features.naturalness.natural_features`, scaled to [-1, 1] by their
+    The features are those of ``natural_features``, scaled to [-1, 1] by their
     lowest and highest training values; beyond these they are not clipped. The score is the machine's decision value
     ``sum_i d_i tanh(gamma s_i . f) + b``: above 0 where it holds an input for adversarial. The classifier plays no
     part in it. Gradients are exact where no coefficient changes its sign.

@@ -103,8 +103,8 @@ def fit_detector(
         bounds: Of the inputs.
         seed: Of the rows, the adversarial inputs and whatever the fit draws.
         **settings: Keyword arguments of the detector's class or of its ``fit``, in place of the above. LID's ``layers``
-            are else those of :func:`~robust_ext.detectors._features.layers.activation_layers`, and KD-BU's ``layer`` that of
-            :func:`~robust_ext.detectors._features.layers.hidden_layer`.
+            are else those of ``activation_layers``, and KD-BU's ``layer`` that of
+            ``hidden_layer``.
 
     Raises:
         InvalidArgumentError: There is no such detector, preset or setting, or these are no such tensors; the layer
