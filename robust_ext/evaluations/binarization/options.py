@@ -1,0 +1,36 @@
+"""Keywords of :class:`BinarizationSettings`; written by .ci/generate_settings.py."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class BinarizationOptions(TypedDict, total=False):
+    """Settings of the binarization test; each may be left out."""
+
+    inner_points: int
+    boundary_points: int
+    boundary: Literal["auto", "corners", "surface"]
+    gap: float
+    kappa: float
+    kappa_convention: Literal["paper", "reference"]
+    readout: Literal["logistic", "max-margin"]
+    C: float
+    logit_scale: Literal["original", "unit"]
+    reference_points: int
+    reference_distance: float
+    planting_tries: int
+    detector_draws: int
+    random_inner: int
+    random_corners: int
+    canaries: int
+    threshold: float
+    maximum_random_score: float
+    minimum_samples: int
+    sequential: bool
+    error_rate: float
+    confidence: float
+    seed: int
+    batch_size: int | Literal["auto"]
+    forward_batch: int | Literal["auto"]
+    fold: bool
