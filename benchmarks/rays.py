@@ -21,7 +21,7 @@ import torch
 from common import load, parser
 from torch import Tensor, nn
 
-from robust_ext.attacks.rays import RaysSettings, rays
+from robust_ext.attacks.rays import RayS
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target, frozen
 from robust_ext.core.threat import ThreatModel
@@ -82,8 +82,8 @@ Run = Callable[[nn.Module, Tensor, Tensor], object]
 def by_rays(module: nn.Module, x: Tensor, y: Tensor) -> object:
     """RayS with no epsilon that would stop it."""
     target = Target(module=module, bounds=(0.0, 1.0), classes=10, input_shape=tuple(x.shape[1:]), device=x.device)
-    settings = RaysSettings(queries=100_000, stop=False)
-    return rays(target, x, y, threat_model=ThreatModel(norm="linf", epsilon=1e-9), settings=settings)
+    attack = RayS(queries=100_000, stop=False)
+    return attack.run(target, x, y, threat_model=ThreatModel(norm="linf", epsilon=1e-9))
 
 
 def by_foolbox(module: nn.Module, x: Tensor, y: Tensor) -> object:

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.apgd_steps import unit
 from robust_ext.attacks._common.projections import project
+from robust_ext.attacks._common.rows import l2_normalize
 from robust_ext.cli.loading import load_model
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
@@ -38,7 +38,7 @@ def pgd(network: nn.Module, inputs: Tensor, labels: Tensor, threat_model: Threat
         points.requires_grad_()
         loss = nn.functional.cross_entropy(network(points), labels, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, points)
-        step = gradient.sign() if threat_model.norm == "linf" else unit(gradient.flatten(1)).view_as(gradient)
+        step = gradient.sign() if threat_model.norm == "linf" else l2_normalize(gradient.flatten(1)).view_as(gradient)
         points = project(points.detach() + size * step, inputs, threat_model)
     return points
 

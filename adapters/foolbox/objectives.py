@@ -19,7 +19,6 @@ from robust_ext.attacks._common.divergences import find_divergence
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.target import frozen
-from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_labels, check_number
 
 _distances: Any = foolbox.distances
@@ -80,8 +79,8 @@ class BaseObjectivePGD(NativeFixedEpsilonAttack):
                 check_number(name, getattr(self, name), minimum=0, open_minimum=True)
         if not isinstance(self.random_start, bool | None):
             raise InvalidArgumentError("random_start", self.random_start, "True, False or None")
-        return _RelativeSteps(
-            rel_stepsize=self.rel_stepsize if self.abs_stepsize is None else None,
+        return ObjectivePGD(
+            rel_step_size=self.rel_stepsize,
             objective=self.objective,
             algorithm=self.algorithm,
             steps=self.steps,
@@ -260,26 +259,6 @@ def _subclass(attack_class: Any, objective: str) -> Any:
     name = f"{attack_class.__name__}With{_TITLES[objective]}"
     parts = {"objective": objective, "__module__": __name__, "__doc__": f"{attack_class.__name__} on {objective!r}."}
     return type(attack_class)(name, (WithObjective, attack_class), parts)
-
-
-class _RelativeSteps(ObjectivePGD):
-    """An attack whose steps may be relative to epsilon."""
-
-    def __init__(self, *, rel_stepsize: float | None, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.rel_stepsize = rel_stepsize
-
-    @property
-    def description(self) -> str:
-        """All settings."""
-        shown = "" if self.rel_stepsize is None else f", rel_stepsize={self.rel_stepsize!r}"
-        return f"{super().description[:-1]}{shown})"
-
-    def step_size_for(self, threat_model: ThreatModel) -> float:
-        """How large steps are, in the units of the inputs."""
-        if self.rel_stepsize is None:
-            return super().step_size_for(threat_model)
-        return self.rel_stepsize * threat_model.epsilon
 
 
 def _refuse_aims(criterion: Any, objective: str) -> None:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.best_points import BestPoints
+from robust_ext.attacks._common.rows import check_batch, check_images, query
 from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, Windows
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import NativeAttack, Step, Watch
-from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import stream
+from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels, check_number
 
 LOSSES = ("margin", "ce")
 
@@ -47,6 +47,7 @@ def window_share(changes: int, *, queries: int, p: float) -> float:
     return float(p / 2 ** bisect_left(_HALVED_AFTER, changes * 10_000 // queries))
 
 
+@settings_class
 class Square(NativeAttack):
     """Changes one square window of the perturbation at a time, and keeps what raises the loss.
 
@@ -57,48 +58,41 @@ class Square(NativeAttack):
     In linf a window that would change nothing turns its signs, which the paper's sampling allows to happen. Images may
     have any height and width: windows are squares of the same share of the pixels.
 
-    Args:
-        queries: Points asked about in each run, the first one among them, at least 1.
-        p: Share of the pixels in the first windows, in (0, 1]; it falls as in :func:`window_share`. The paper has .05
-            for linf and .1 for l2 on ImageNet, and .8 is in wide use.
-        restarts: Runs from first points of their own, at least 1; later runs are for rows that are not solved.
-        loss: What is raised: ``"margin"``, or ``"ce"``, the paper's for attacks that aim at a class.
-        stop_early: Whether rows that are misclassified stay as they are. If not, their loss is raised further, and
-            all queries are made.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
-
     Example:
-        >>> Square(queries=200).description
-        "Square(queries=200, p=0.8, restarts=1, loss='margin', stop_early=True)"
+        >>> Square(queries=200)
+        Square(queries=200, p=0.8, restarts=1, loss='margin', stop_early=True)
     """
 
     name = "Square"
     traits = AttackTraits(batching="full", gradients=False, failure="best", seeds="generator")
 
-    def __init__(
-        self,
-        *,
-        queries: int = 5000,
-        p: float = 0.8,
-        restarts: int = 1,
-        loss: str = "margin",
-        stop_early: bool = True,
-    ) -> None:
-        self.queries = check_integer("queries", queries, minimum=1)
-        self.p = check_number("p", p, minimum=0, maximum=1, open_minimum=True)
-        self.restarts = check_integer("restarts", restarts, minimum=1)
-        self.loss = check_choice("loss", loss, LOSSES)
-        if not isinstance(stop_early, bool):
-            raise InvalidArgumentError("stop_early", stop_early, "True or False")
-        self.stop_early = stop_early
-
-    @property
-    def description(self) -> str:
-        """All settings."""
-        names = ("queries", "p", "restarts", "loss", "stop_early")
-        return "Square(" + ", ".join(f"{name}={getattr(self, name)!r}" for name in names) + ")"
+    queries: int = setting(
+        5000, "Points queried in each run, the first one among them.", minimum=1, trial=40, art="max_iter"
+    )
+    p: float = setting(
+        0.8,
+        "Share of the pixels in the first windows; it falls as in :func:`window_share`. The paper has .05 for linf and "
+        ".1 for l2 on ImageNet, and .8 is in wide use.",
+        above=0,
+        maximum=1,
+        art="p_init",
+    )
+    restarts: int = setting(
+        1,
+        "Runs from first points of their own; later runs are for rows that are not solved.",
+        minimum=1,
+        art="num_random_init",
+    )
+    loss: str = setting(
+        "margin",
+        'What is raised: ``"margin"``, or ``"ce"``, the paper\'s for attacks that aim at a class.',
+        choices=LOSSES,
+    )
+    stop_early: bool = setting(
+        True,
+        "Whether rows that are misclassified stay as they are. If not, their loss is raised further, and all queries "
+        "are made.",
+    )
 
     def search(
         self,
@@ -117,41 +111,33 @@ class Square(NativeAttack):
             AttackRefusedError: The inputs are no images ``(N, C, H, W)``.
             InvalidArgumentError: Inputs or labels are not as described.
         """
-        inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-        labels = check_labels("labels", labels, samples=len(inputs), classes=target.classes).to(inputs.device)
-        if inputs.dim() != 4:
-            raise AttackRefusedError(
-                f"{self.name}: works on images (N, C, H, W), and inputs here are {tuple(inputs.shape)}; reshape them "
-                "inside the model, or choose robust_ext:RandomSearch"
-            )
+        inputs, labels = check_batch(target, inputs, labels, threat_model)
+        check_images(self.name, inputs, "robust_ext:RandomSearch")
         seeds = [draw_seed(generator) for _ in range(len(inputs))]
         windows = _WINDOWS[threat_model.norm](inputs, threat_model)
         best = BestPoints(inputs, labels, loss=self.loss, targeted=targeted)
         for restart in range(self.restarts):
             run = BestPoints(inputs, labels, loss=self.loss, targeted=targeted)
             draws = _Draws(seeds, restart)
-            for query in range(self.queries):
-                known = run if query else best
+            for turn in range(self.queries):
+                known = run if turn else best
                 closed = known.solved if self.stop_early else torch.zeros_like(known.solved)
                 if bool(closed.all()):
                     break
-                tried = self._try(windows, query, draws, run.points, closed)
+                tried = self._try(windows, turn, draws, run.points, closed)
                 points = torch.where(closed[:, None, None, None], known.points, tried)
-                with torch.no_grad():
-                    # A copy, as a module may work on its input in place.
-                    logits = target.module(points.clone())
-                loss = run.update(points, logits, closed=closed if query else None)
+                loss = run.update(points, query(target, points), closed=closed if turn else None)
                 if watch is not None:
-                    number = restart * self.queries + query
+                    number = restart * self.queries + turn
                     watch(Step(number=number, total=self.restarts * self.queries, points=points, loss=loss))
             best.merge(run)
         return best.points
 
-    def _try(self, windows: Windows, query: int, draws: _Draws, points: Tensor, closed: Tensor) -> Tensor:
-        if query == 0:
+    def _try(self, windows: Windows, turn: int, draws: _Draws, points: Tensor, closed: Tensor) -> Tensor:
+        if turn == 0:
             return windows.first(draws.first(windows.first_numbers, closed))
-        side = windows.side(window_share(query - 1, queries=self.queries, p=self.p))
-        return windows.change(points, side, draws.of(query, windows.numbers, closed))
+        side = windows.side(window_share(turn - 1, queries=self.queries, p=self.p))
+        return windows.change(points, side, draws.of(turn, windows.numbers, closed))
 
 
 class _Draws:

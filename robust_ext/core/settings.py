@@ -7,6 +7,7 @@ the command line's options, the documentation and the Foolbox and ART classes ar
 from __future__ import annotations
 
 import dataclasses
+import functools
 import textwrap
 import types
 import typing
@@ -14,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from torch import Tensor
 from typing_extensions import dataclass_transform
 
 from robust_ext.core.errors import InvalidArgumentError
@@ -102,7 +104,9 @@ class Settings:
     @property
     def description(self) -> str:
         """The class with all its settings, as in ``APGD(steps=100, ...)``; the same in every process."""
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={_shown(value)}' for name, value in self.to_dict().items())})"
+        )
 
     def __repr__(self) -> str:
         return self.description
@@ -145,6 +149,7 @@ def declared(cls: type) -> Mapping[str, SettingInfo]:
     return {field.name: field.metadata[_KEY] for field in fields if _KEY in field.metadata}
 
 
+@functools.cache
 def setting_types(cls: type) -> Mapping[str, Any]:
     """The annotated types of a class's settings, resolved."""
     hints = typing.get_type_hints(cls)
@@ -237,6 +242,17 @@ def _check_numeric(name: str, info: SettingInfo, value: Any, *, integer: bool) -
             "open_maximum": info.below is not None,
         }
     return check_number(name, value, **limits)
+
+
+def _shown(value: object) -> str:
+    """A value in words that are the same in every process: a callable by where it is defined, a tensor by its shape."""
+    description = getattr(value, "description", None)
+    if isinstance(description, str):
+        return description
+    if callable(value):
+        named = value if hasattr(value, "__qualname__") else type(value)
+        return f"{named.__module__}.{named.__qualname__}"
+    return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def _documented(name: str, info: SettingInfo) -> str:

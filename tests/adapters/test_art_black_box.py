@@ -170,7 +170,7 @@ def test_as_attacks_of_this_project_they_are_the_core_attacks() -> None:
     _, estimator, _, _ = problem()
     core = as_attack(black_box.RayS(estimator, queries=9, stop=False), name="mine")
     assert isinstance(core, rays.RayS)
-    assert (core.name, core.settings.queries, core.settings.stop) == ("mine", 9, False)
+    assert (core.name, core.queries, core.stop) == ("mine", 9, False)
     other = as_attack(black_box.Square(estimator, queries=9))
     assert isinstance(other, square.Square)
     assert other.queries == 9

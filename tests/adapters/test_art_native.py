@@ -260,4 +260,4 @@ def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
     attack = as_attack(attacks.APGD(estimator, steps=7, loss="margin"), name="mine")
     assert isinstance(attack, APGD)
     assert (attack.name, attack.traits.batching) == ("mine", "full")
-    assert attack.settings.steps == 7
+    assert attack.steps == 7

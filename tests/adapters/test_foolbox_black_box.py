@@ -178,7 +178,7 @@ def test_names_and_distances_are_foolbox_like() -> None:
 def test_as_attacks_of_this_project_they_are_the_core_attacks() -> None:
     rays = as_attack(black_box.LinfRaySAttack(queries=9, keep_rows=False), name="mine")
     assert isinstance(rays, RayS)
-    assert (rays.name, rays.settings.queries, rays.settings.keep_rows, rays.settings.stop) == ("mine", 9, False, True)
+    assert (rays.name, rays.queries, rays.keep_rows, rays.stop) == ("mine", 9, False, True)
     square = as_attack(black_box.L2SquareAttack(queries=9))
     assert isinstance(square, Square)
     assert square.queries == 9

@@ -14,7 +14,7 @@ from robust_ext.registry.base import adapters
 def test_names_build_them_with_settings() -> None:
     attack = as_attack("robust_ext:APGD(steps=7, loss='margin')")
     assert isinstance(attack, APGD)
-    assert (attack.settings.steps, attack.settings.loss) == (7, "margin")
+    assert (attack.steps, attack.loss) == (7, "margin")
     assert attack.name == "robust_ext:APGD(steps=7, loss='margin')"
     for form in (APGD, (APGD, {"steps": 7})):
         found = as_attack(form, name="mine")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.objectives import OBJECTIVES, find_objective
-from robust_ext.attacks.apgd import APGD, ApgdResult, ApgdSettings, apgd
+from robust_ext.attacks.apgd import APGD, ApgdResult
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError, InvalidArgumentError
@@ -61,14 +61,8 @@ def attack(
     watch: object = None,
     **chosen: object,
 ) -> ApgdResult:
-    return apgd(
-        *parts,
-        threat_model=threat_model,
-        generator=stream(seed),
-        settings=ApgdSettings(**chosen),  # type: ignore[arg-type]
-        targeted=targeted,
-        watch=watch,  # type: ignore[arg-type]
-    )
+    built = APGD(**chosen)  # type: ignore[arg-type]
+    return built.run(*parts, threat_model=threat_model, generator=stream(seed), targeted=targeted, watch=watch)  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)
@@ -161,13 +155,8 @@ def test_a_row_alone_is_as_in_its_batch(norm: str, loss: str) -> None:
         generator = stream(0)
         for _ in range(row):
             torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64)
-        alone = apgd(
-            target,
-            inputs[row : row + 1],
-            labels[row : row + 1],
-            threat_model=threat_model,
-            generator=generator,
-            settings=ApgdSettings(loss=loss, steps=12, restarts=2),
+        alone = APGD(loss=loss, steps=12, restarts=2).run(
+            target, inputs[row : row + 1], labels[row : row + 1], threat_model=threat_model, generator=generator
         )
         torch.testing.assert_close(alone.candidates[0], together.candidates[row], rtol=0, atol=1e-6)
         assert bool(alone.found[0]) == bool(together.found[row])

@@ -14,7 +14,7 @@ from scipy.optimize import linprog, minimize_scalar
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.apgd_steps import checkpoints
-from robust_ext.attacks.apgd import ApgdSettings, apgd
+from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.native import Step
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.target import Target, frozen
@@ -70,13 +70,12 @@ def test_linear_classifiers_are_attacked_as_well_as_can_be(
             out = x @ weights
             return torch.stack([-out, out], 1)
 
-    result = apgd(
+    result = APGD(steps=100, loss=loss, start=start).run(
         target_of(Linear(), (90,), 2, bounds),
         x,
         torch.zeros(8, dtype=torch.int64),
         threat_model=threat_model,
         generator=stream(0),
-        settings=ApgdSettings(steps=100, loss=loss, start=start),
     )
     gains = ((result.best_points.double() - x.double()) * weights.double()).sum(1)
     best = [largest_gain(weights.double().numpy(), row.double().numpy(), threat_model) for row in x]
@@ -108,13 +107,12 @@ def test_targets_are_reached_exactly_where_a_linear_program_reaches_them(norm: s
         expected.append(gain > abs(float(row.double() @ weights.double() - 0.5)))
     assert 3 < sum(expected) < 27
     for targeted in (False, True):
-        result = apgd(
+        result = APGD(steps=60, loss=loss).run(
             target_of(module, (40,), 4, (0.0, 1.0)),
             x,
             1 - decided if targeted else decided,
             threat_model=threat_model,
             generator=stream(0),
-            settings=ApgdSettings(steps=60, loss=loss),
             targeted=targeted,
         )
         assert result.found.tolist() == expected
@@ -176,13 +174,12 @@ def test_the_path_is_that_of_the_algorithm_written_down_plainly() -> None:
             return torch.stack([torch.zeros_like(out), out], 1)
 
     shown: list[Step] = []
-    apgd(
+    APGD(steps=50, loss="margin", start="input").run(
         target_of(Bowl(), (12,), 2, (0.0, 1.0)),
         x,
         torch.zeros(4, dtype=torch.int64),
         threat_model=ThreatModel(norm="linf", epsilon=0.1),
         generator=stream(0),
-        settings=ApgdSettings(steps=50, loss="margin", start="input"),
         watch=shown.append,
     )
     assert len(shown) == 51
@@ -214,13 +211,12 @@ def left(network: nn.Module, candidates: Tensor, inputs: Tensor, labels: Tensor,
 def ours(digits: tuple[nn.Module, Tensor, Tensor], threat_model: ThreatModel, loss: str, steps: int = 50) -> int:
     network, inputs, labels = digits
     with frozen(network):
-        result = apgd(
+        result = APGD(steps=steps, loss=loss).run(
             target_of(network, (1, 8, 8), 10, (0.0, 1.0)),
             inputs,
             labels,
             threat_model=threat_model,
             generator=stream(0),
-            settings=ApgdSettings(steps=steps, loss=loss),
         )
     return left(network, result.candidates, inputs, labels, threat_model)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Step
-from robust_ext.attacks.rays import RayS, RaysResult, RaysSettings, rays
+from robust_ext.attacks.rays import RayS, RaysResult
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -97,7 +97,7 @@ def run(
         module=module, bounds=bounds, classes=classes, input_shape=tuple(x.shape[1:]), device=torch.device("cpu")
     )
     threat_model = ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds)
-    return rays(target, x, y, threat_model=threat_model, settings=RaysSettings(**chosen), watch=watch)
+    return RayS(**chosen).run(target, x, y, threat_model=threat_model, watch=watch)
 
 
 def by_hand(module: nn.Module, x: Tensor, label: int, bounds: Bounds, queries: int, tolerance: float) -> list[Tensor]:
@@ -409,7 +409,7 @@ def test_traits_follow_the_treatment_of_rows() -> None:
         "gradients": False,
         "minimum_norm": True,
         "norms": ("linf",),
-        "outside": True,
+        "leaves_ball": True,
         "failure": "input",
         "seeds": "none",
     }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.apgd_steps import Steps
+from robust_ext.attacks._common.rows import NO_GRADIENTS, gradient_of, query
 from robust_ext.attacks.native import Step, Watch
 from robust_ext.core.errors import AttackError
 from robust_ext.core.target import PassCounter, Target
@@ -89,7 +90,7 @@ class Ascent:
             rows = self._unsolved()
             if rows is None:
                 break
-            value, gradient, hits = self._ask(points, loss, rows, before=value)
+            value, gradient, hits = self._evaluate(points, loss, rows, before=value)
             better = top.update(points, value)
             torch.where(better[:, None], gradient, best_gradient, out=best_gradient)
             self._hits.update(points, value.where(hits, -torch.inf))
@@ -100,18 +101,15 @@ class Ascent:
             points = rule.move(points, gradient)
         rows = self._unsolved()
         if rows is not None:
-            value, _, hits = self._ask(points, loss, rows, before=value, differentiate=False)
+            value, _, hits = self._evaluate(points, loss, rows, before=value, differentiate=False)
             top.update(points, value)
             self._hits.update(points, value.where(hits, -torch.inf))
         self._tried.update(top.points, top.loss)
 
     def logits(self, points: Tensor) -> Tensor:
-        """The target's answer to ``(N, ...)``, without a gradient."""
+        """The target's logits at ``(N, ...)``, without a gradient."""
         self._passes.forward += len(points)
-        with torch.no_grad():
-            # A copy, as a module may work on its input in place.
-            answer: Tensor = self._target.module(points.clone())
-        return answer
+        return query(self._target, points)
 
     def result(self) -> ApgdResult:
         """What has been found by now."""
@@ -133,25 +131,25 @@ class Ascent:
         rows = (self._hits.loss == -torch.inf).nonzero().squeeze(1)
         return rows if len(rows) else None
 
-    def _ask(
+    def _evaluate(
         self, points: Tensor, loss: RowLoss, rows: Rows, *, before: Tensor, differentiate: bool = True
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses, gradients and which points are adversarial; rows that are not asked keep their loss and lie still."""
-        asked = points[rows].view(-1, *self.inputs.shape[1:])
+        """Losses, gradients and which points are adversarial; rows that are left out keep their loss and lie still."""
+        queried = points[rows].view(-1, *self.inputs.shape[1:])
         if differentiate:
             with torch.enable_grad():
-                asked = asked.detach().requires_grad_(True)
-                logits = self._target.module(asked)
+                queried = queried.detach().requires_grad_(True)
+                logits = self._target.module(queried)
                 value = loss(logits, rows)
-                gradient = self._differentiate(value, asked, rows)
+                gradient = self._differentiate(value, queried, rows)
             logits, value = logits.detach(), value.detach()
-            self._passes.forward += len(asked)
-            self._passes.backward += len(asked)
+            self._passes.forward += len(queried)
+            self._passes.backward += len(queried)
         else:
-            logits = self.logits(asked)
+            logits = self.logits(queried)
             value, gradient = loss(logits, rows), torch.zeros_like(points[rows])
         same = logits.argmax(1) == self.labels[rows]
-        # A target that answers NaN has decided nothing.
+        # Logits that are not finite decide nothing.
         hits = (same if self._targeted else ~same) & torch.isfinite(logits).all(1)
         value = value.to(before.dtype)
         if isinstance(rows, Tensor):
@@ -160,16 +158,9 @@ class Ascent:
         self._show(points, value, gradient if differentiate else None)
         return value, gradient, hits
 
-    def _differentiate(self, value: Tensor, asked: Tensor, rows: Rows) -> Tensor:
-        gradient = None
-        if value.requires_grad:
-            (gradient,) = torch.autograd.grad(value.sum(), asked, allow_unused=True)
-        if gradient is None:
-            raise AttackError(
-                "APGD: the target gives no gradients; attack it through a differentiable approximation (BPDA), or "
-                "choose an attack without gradients"
-            )
-        gradient = gradient.flatten(1).nan_to_num(nan=0.0)
+    def _differentiate(self, value: Tensor, queried: Tensor, rows: Rows) -> Tensor:
+        missing = AttackError(f"APGD: the target {NO_GRADIENTS}")
+        gradient = gradient_of(value, queried, missing).flatten(1)
         self._no_gradient[rows] = self._no_gradient[rows] | (gradient.abs().amax(1) == 0)
         return gradient
 

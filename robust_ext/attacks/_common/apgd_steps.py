@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.projections import project
+from robust_ext.attacks._common.rows import l2_normalize
 from robust_ext.core.threat import ThreatModel
 
 
@@ -116,7 +117,7 @@ class HalvingSteps:
     def _direction(self, gradient: Tensor) -> Tensor:
         if self._threat_model.norm == "linf":
             return gradient.sign()
-        return unit(gradient)
+        return l2_normalize(gradient)
 
     def _project(self, points: Tensor) -> Tensor:
         return project(points, self._inputs, self._threat_model)
@@ -177,14 +178,3 @@ class SparseSteps:
         moving = (chosen & free).sum(1, keepdim=True).clamp_min(1)
         chosen = gradient.sign().mul_(chosen).mul_(self._size / moving)
         return project(chosen.add_(points), self._inputs, self._threat_model)
-
-
-def unit(gradient: Tensor) -> Tensor:
-    """Rows ``(N, D)`` of length 1; zeros stay.
-
-    They are divided by their largest entry first: in float32 the squares of entries below 1e-19 are lost.
-    """
-    largest = gradient.abs().amax(1, keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
-    scaled = gradient / largest
-    length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    return scaled.div_(length.clamp_min(1))

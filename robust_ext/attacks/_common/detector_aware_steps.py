@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.apgd_steps import unit
 from robust_ext.attacks._common.best_tracker import Task
 from robust_ext.attacks._common.projections import project
+from robust_ext.attacks._common.rows import l2_normalize
 from robust_ext.core.validation import check_choice
 
 STARTS = ("random", "input")
@@ -48,7 +48,7 @@ def step_along(task: Task, points: Tensor, direction: Tensor, *, size: float, ki
     if kind == "sign" or (not kind and threat_model.norm == "linf"):
         moved = flat.sign()
     else:
-        moved = unit(flat)
+        moved = l2_normalize(flat)
         if threat_model.norm == "linf":
             length *= flat.shape[1] ** 0.5
     return project(points + moved.view(points.shape) * length, task.inputs, threat_model)

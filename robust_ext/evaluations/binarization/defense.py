@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.apgd import ApgdSettings, apgd
+from robust_ext.attacks.apgd import APGD
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -190,13 +190,12 @@ def _attacked_points(
     )
     labels = logits.argmax(1).expand(_ATTACKS).clone()
     path: list[Tensor] = []
-    apgd(
+    APGD(steps=40, loss="margin").run(
         target,
         rows,
         labels,
         threat_model=_ball(settings, radius),
         generator=stream(settings.seed, *key, block),
-        settings=ApgdSettings(steps=40, loss="margin"),
         watch=lambda step: path.append(step.points.clone()),
     )
     # The path too: what is detected best need not be where the loss is highest.

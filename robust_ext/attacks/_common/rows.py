@@ -1,0 +1,97 @@
+"""What attacks do for all rows of a batch: checks, seeds, starts, queries, gradients and directions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.base import draw_seed
+from robust_ext.core.errors import AttackRefusedError, RobustExtError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_labels
+
+STARTS = ("random", "input")
+NO_GRADIENTS = (
+    "gives no gradients; attack it through a differentiable approximation (BPDA), or choose an attack without gradients"
+)
+
+
+def check_batch(target: Target, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> tuple[Tensor, Tensor]:
+    """Inputs as contiguous float32, and labels on their device.
+
+    Raises:
+        InvalidArgumentError: Inputs are not finite and in bounds, or labels not ``(N,)`` below the target's classes.
+    """
+    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+    labels = check_labels("labels", labels, samples=len(inputs), classes=target.classes)
+    return inputs, labels.to(inputs.device)
+
+
+def check_images(name: str, inputs: Tensor, instead: str) -> None:
+    """Raise where inputs are no images.
+
+    Args:
+        name: Of the attack.
+        inputs: To be ``(N, C, H, W)``.
+        instead: What to choose where they are not.
+
+    Raises:
+        AttackRefusedError: They have another number of axes.
+    """
+    if inputs.dim() != 4:
+        raise AttackRefusedError(
+            f"{name}: works on images (N, C, H, W), and inputs here are {tuple(inputs.shape)}; reshape them inside the "
+            f"model, or choose {instead}"
+        )
+
+
+def row_streams(rows: int, generator: torch.Generator) -> list[torch.Generator]:
+    """A CPU generator for each row, seeded in order: those of the first rows do not depend on how many follow."""
+    return [torch.Generator().manual_seed(draw_seed(generator)) for _ in range(rows)]
+
+
+def random_start(inputs: Tensor, threat_model: ThreatModel, streams: list[torch.Generator]) -> Tensor:
+    """Points uniform in the balls and clipped to the bounds, ``(N, ...)``, each row's from its own stream."""
+    pairs = zip(inputs, streams, strict=True)
+    return torch.cat([threat_model.sample_inner(row, 1, generator=stream) for row, stream in pairs])
+
+
+def query(target: Target, points: Tensor) -> Tensor:
+    """The target's logits ``(N, K)``, without gradients; of a copy, as a module may work on its input in place."""
+    with torch.no_grad():
+        logits: Tensor = target.module(points.clone())
+    return logits
+
+
+def gradient_of(value: Tensor, points: Tensor, missing: RobustExtError, *, keep: bool = False) -> Tensor:
+    """The gradient of values ``(N,)`` with respect to their points ``(N, ...)``; NaN is taken for zero.
+
+    Args:
+        value: One number a row.
+        points: What they were computed from.
+        missing: Raised where there is no gradient.
+        keep: Whether the graph is needed once more.
+    """
+    gradient = None
+    if value.requires_grad:
+        (gradient,) = torch.autograd.grad(value.sum(), points, retain_graph=keep, allow_unused=True)
+    if gradient is None:
+        raise missing
+    return gradient.nan_to_num(nan=0.0)
+
+
+def l2_normalize(rows: Tensor) -> Tensor:
+    """Rows ``(N, D)`` of Euclidean length 1; zeros stay.
+
+    They are divided by their largest entry first: in float32 the squares of entries below 1e-19 are lost.
+    """
+    largest = rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    scaled = rows / largest
+    length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    return scaled.div_(length.clamp_min(1))
+
+
+def over_rows(values: Tensor, points: Tensor) -> Tensor:
+    """Values ``(N,)`` in a shape that broadcasts over points ``(N, ...)``."""
+    return values.view(-1, *[1] * (points.dim() - 1))
