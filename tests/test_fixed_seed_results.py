@@ -45,11 +45,11 @@ from robust_ext.evaluations.adaptive import Step, evaluate_defense
 from robust_ext.evaluations.binarization import plant
 from robust_ext.evaluations.mead import Arm
 from robust_ext.evaluations.mead.fitting import fit_detector
-from robust_ext.models.adaptive_purifier import Purifier
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.defended import Defended
 from robust_ext.models.eot import EoT
 from robust_ext.models.features import split
+from robust_ext.models.purifier import Purifier
 from robust_ext.registry.base import adapters
 from robust_ext.registry.defense import as_defense
 from robust_ext.testing.conformance import conformance_row
@@ -567,7 +567,7 @@ def as_foolbox(name: str, settings: str, norms: tuple[str, ...]) -> Any:
         if name in AWARE:
             problem = small_defense(6, norm=norm, epsilon=WIDTHS[norm])
             inputs, labels, epsilon = problem.inputs, problem.labels, problem.threat_model.epsilon
-            shown = Defended(problem.defended.classifier, problem.defended.detector, view="reject")
+            shown = Defended(problem.defended.classifier, problem.defended.detector, exposure="reject")
             model, criterion = estimators.DefendedPyTorchModel(shown, bounds=(0, 1)), estimators.Undetected(labels)
             judge = problem.defended.classifier
             more = {"references": problem.target.references} if name.endswith("Matching") else {}
@@ -591,7 +591,7 @@ def as_art(name: str, settings: str, norms: tuple[str, ...]) -> Any:
         if name in AWARE:
             problem = small_defense(6, norm=norm, epsilon=WIDTHS[norm])
             inputs, labels, epsilon = problem.inputs, problem.labels, problem.threat_model.epsilon
-            shown = Defended(problem.defended.classifier, problem.defended.detector, view="reject")
+            shown = Defended(problem.defended.classifier, problem.defended.detector, exposure="reject")
             shape = tuple(inputs.shape[1:])
             model = estimators.DefendedPyTorchClassifier(shown, input_shape=shape, nb_classes=4, clip_values=(0, 1))
             judge = problem.defended.classifier

@@ -53,7 +53,7 @@ class AwareEvasionAttack(NativeEvasionAttack):
 
     def _classes(self) -> int:
         classes = super()._classes()
-        return classes - (find_defended(self.estimator.model, expected=_EXPECTED).view == "reject")
+        return classes - (find_defended(self.estimator.model, expected=_EXPECTED).exposure == "reject")
 
     def _check_params(self) -> None:
         super()._check_params()

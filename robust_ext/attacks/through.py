@@ -18,8 +18,8 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_choice, check_integer
+from robust_ext.models.adaptive_features import binarized_defense
 from robust_ext.models.bpda import BACKWARDS, BPDA
-from robust_ext.models.defended_features import binarized_defense
 from robust_ext.models.eot import EoT
 from robust_ext.registry.attack import as_attack
 

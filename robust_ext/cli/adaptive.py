@@ -24,7 +24,7 @@ def defense_command(
         str,
         typer.Option(
             help=f"{', '.join(NAMED)}, with settings as in hd(steps=5); or package.module:object or file.py:object: a "
-            "function that purifies inputs, a AdaptiveDefense, or what makes one of a classifier."
+            "function that purifies inputs, an AdaptiveDefense, or what makes one of a classifier."
         ),
     ],
     data: Annotated[

@@ -17,9 +17,9 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed
 from robust_ext.core.validation import check_integer, check_number
 from robust_ext.defenses.sign_steps import over_rows
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_purifier import Purifier
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
 
 
 class AdaptiveDenoising(Purifier):
@@ -48,7 +48,7 @@ class AdaptiveDenoising(Purifier):
         clip: Whether points are clipped to the bounds after the noise and after each step, as in the authors' code.
         differentiable_lengths: Whether gradients flow through the lengths too. Croce et al. hold them (appendix B.9).
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
+        checkpoint: See :class:`~robust_ext.models.purifier.Purifier`.
         seed: Of the noise.
 
     Raises:
@@ -97,21 +97,21 @@ class AdaptiveDenoising(Purifier):
         self.differentiable_lengths = differentiable_lengths
         self.bounds = check_bounds(bounds)
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """All runs, one after another; each row's noise of a run comes from the row's seed and the run's number."""
-        first = super().solve(x, self._draws(draws, 0), record=record)
+        first = super().solve(x, self._rng_of(rng, 0), record=record)
         offsets = []
         for run in range(1, self.runs):
-            offsets.append(super().solve(x, self._draws(draws, run), record=False).final - first.final)
+            offsets.append(super().solve(x, self._rng_of(rng, run), record=False).final - first.final)
         state = {"offsets": torch.stack(offsets, 1)} if offsets else {}
         return Solution(first.final, first.iterates if record else (), state)
 
-    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The input with noise."""
         width = self.bounds[1] - self.bounds[0]
-        return self._clipped(x + width * self.noise * draws.normal(x, "noise")), {}
+        return self._clipped(x + width * self.noise * rng.normal(x, "noise")), {}
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """One step along the score."""
         unit = to_unit(point, self.bounds)
         score: Tensor = self.score(unit)
@@ -148,8 +148,8 @@ class AdaptiveDenoising(Purifier):
             total = total + self.classifier(point + offset).softmax(1)
         return total / self.runs
 
-    def _draws(self, draws: Draws, run: int) -> Draws:
-        return Draws(torch.tensor([derive_seed(seed, "run", run) for seed in draws.seeds], dtype=torch.int64))
+    def _rng_of(self, rng: RowRNG, run: int) -> RowRNG:
+        return RowRNG(torch.tensor([derive_seed(seed, "run", run) for seed in rng.seeds], dtype=torch.int64))
 
     def _clipped(self, point: Tensor) -> Tensor:
         return point.clamp(*self.bounds) if self.clip else point

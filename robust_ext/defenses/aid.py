@@ -17,9 +17,9 @@ from robust_ext.core.validation import check_number
 from robust_ext.defenses.imf import one_a_row
 from robust_ext.defenses.sign_steps import keep_in
 from robust_ext.detectors.observation import observe
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_gradients import row_gradient
-from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.vjp import row_gradient
 
 
 class AIDPurifier(Purifier):
@@ -41,7 +41,7 @@ class AIDPurifier(Purifier):
         saturating: Whether the probability is raised, as in the paper: a row stays where float32 rounds it to 1. Else
             the number itself, whose gradient vanishes nowhere.
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
+        checkpoint: See :class:`~robust_ext.models.purifier.Purifier`.
 
     Raises:
         InvalidArgumentError: A setting is not accepted, or there is no such layer.
@@ -77,7 +77,7 @@ class AIDPurifier(Purifier):
         self.step_size = step * width
         self.saturating = saturating
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """One sign step up, back into ball and bounds."""
         gradient = row_gradient(self.cleanness, point)
         return keep_in(point + self.step_size * gradient.sign(), x=x, radius=self.radius, bounds=self.bounds)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.validation import check_number
 from robust_ext.defenses.sign_steps import keep_in
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_gradients import row_gradient
-from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.vjp import row_gradient
 
 
 class AntiAdversary(Purifier):
@@ -33,7 +33,7 @@ class AntiAdversary(Purifier):
         radius: Of an linf ball to stay in, in the same units; None for no ball.
         clip: Whether every point is clipped to the bounds.
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
+        checkpoint: See :class:`~robust_ext.models.purifier.Purifier`.
 
     Raises:
         InvalidArgumentError: A setting is not accepted.
@@ -66,13 +66,13 @@ class AntiAdversary(Purifier):
         self.radius = None if radius is None else check_number("radius", radius, minimum=0) * width
         self.clip = clip
 
-    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The input; the state holds what is predicted for it, ``"predicted"``, int64 ``(N,)``."""
         with torch.no_grad():
             logits: Tensor = self.classifier(x)
         return x, {"predicted": logits.argmax(1)}
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """One sign step down."""
 
         def loss(point: Tensor) -> Tensor:

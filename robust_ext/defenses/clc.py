@@ -16,9 +16,9 @@ from robust_ext.core.errors import ModelError
 from robust_ext.core.validation import check_choice, check_number
 from robust_ext.defenses.training_pca import INPUT, Projections, edited_inputs
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_gradients import wants_gradient
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
+from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.vjp import wants_gradient
 
 CENTRES = ("batch", "training")
 REDUCTIONS = ("mean", "sum")
@@ -91,7 +91,7 @@ class ClosedLoopControl(AdaptiveDefense):
         self.reduction = check_choice("reduction", reduction, REDUCTIONS)
         self.bounds = check_bounds(bounds)
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """Adam on the offsets of one group."""
         keep = wants_gradient(x)
         controls: list[Tensor] = []

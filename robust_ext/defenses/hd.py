@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.validation import check_number
 from robust_ext.defenses.sign_steps import keep_in
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_gradients import row_gradient
-from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.vjp import row_gradient
 
 
 class HedgeDefense(Purifier):
@@ -33,7 +33,7 @@ class HedgeDefense(Purifier):
         clip_start: Whether the random start is clipped to the bounds, as the paper's constraint asks. In the case
             study's code it is not, and the first gradient is taken where it lies.
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
+        checkpoint: See :class:`~robust_ext.models.purifier.Purifier`.
         seed: Of the starts, see :class:`~robust_ext.models.adaptive.AdaptiveDefense`.
 
     Raises:
@@ -72,14 +72,14 @@ class HedgeDefense(Purifier):
         self.random = random_start
         self.clip_start = clip_start
 
-    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The input, or a point drawn uniformly from the ball around it."""
         if not self.random:
             return x, {}
-        point = x + draws.uniform(x, "start", low=-self.radius, high=self.radius)
+        point = x + rng.uniform(x, "start", low=-self.radius, high=self.radius)
         return keep_in(point, x=x, radius=self.radius, bounds=self.bounds if self.clip_start else None), {}
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """One sign step up, back into ball and bounds."""
         gradient = row_gradient(self.loss, point)
         return keep_in(point + self.step_size * gradient.sign(), x=x, radius=self.radius, bounds=self.bounds)

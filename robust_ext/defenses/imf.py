@@ -16,9 +16,9 @@ from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.validation import check_number
 from robust_ext.defenses.sign_steps import keep_in, over_rows
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_gradients import row_gradient
-from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.vjp import row_gradient
 
 
 class IMF(Purifier):
@@ -45,7 +45,7 @@ class IMF(Purifier):
         saturating: Whether the loss is that of the probability, as in the paper: a row stays where float32 rounds it to
             1. Else of the number itself, whose gradient vanishes nowhere.
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
+        checkpoint: See :class:`~robust_ext.models.purifier.Purifier`.
 
     Raises:
         InvalidArgumentError: A setting is not accepted.
@@ -81,7 +81,7 @@ class IMF(Purifier):
         self.doubtful = (low, high)
         self.saturating = saturating
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """One sign step down, back into ball and bounds."""
         said: list[Tensor] = []
 

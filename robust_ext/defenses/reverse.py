@@ -16,9 +16,9 @@ from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.defenses.sign_steps import keep_in
 from robust_ext.defenses.training_contrastive import POSITIVES, contrastive_losses
 from robust_ext.defenses.training_views import RandomViews
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_gradients import row_gradient
-from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.vjp import row_gradient
 
 
 class ContrastiveReversal(Purifier):
@@ -43,7 +43,7 @@ class ContrastiveReversal(Purifier):
         group_size: At least 2. Mao et al. have 512, Croce et al. 50.
         pad: See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.
         bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.adaptive_purifier.Purifier`.
+        checkpoint: See :class:`~robust_ext.models.purifier.Purifier`.
         seed: Of starts and views.
 
     Raises:
@@ -93,28 +93,28 @@ class ContrastiveReversal(Purifier):
         self.augment = RandomViews() if augment is None else augment
         self.random_start = random_start
 
-    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The input, or a point drawn uniformly from the ball around it, in bounds."""
         if not self.random_start:
             return x, {}
-        point = x + draws.uniform(x, "start", low=-self.radius, high=self.radius)
+        point = x + rng.uniform(x, "start", low=-self.radius, high=self.radius)
         return keep_in(point, x=x, radius=self.radius, bounds=self.bounds), {}
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """One sign step down, back into ball and bounds."""
-        gradient = row_gradient(lambda leaf: self.loss(leaf, draws, number), point)
+        gradient = row_gradient(lambda leaf: self.loss(leaf, rng, number), point)
         return keep_in(point - self.step_size * gradient.sign(), x=x, radius=self.radius, bounds=self.bounds)
 
-    def loss(self, point: Tensor, draws: Draws, number: int) -> Tensor:
+    def loss(self, point: Tensor, rng: RowRNG, number: int) -> Tensor:
         """The contrastive loss of each row of a group, ``(N,)``.
 
         Args:
             point: ``(N, C, H, W)``.
-            draws: Of these rows.
+            rng: Of these rows.
             number: Of the step.
         """
         unit = to_unit(point, self.bounds)
-        seen = torch.cat([self.augment(unit, draws, "view", number, view) for view in range(self.views)])
+        seen = torch.cat([self.augment(unit, rng, "view", number, view) for view in range(self.views)])
         embeddings: Tensor = self.encoder(from_unit(seen, self.bounds))
         return contrastive_losses(
             embeddings.view(self.views, len(point), -1), temperature=self.temperature, positives=self.positives

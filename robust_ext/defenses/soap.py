@@ -17,9 +17,9 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.defenses.sign_steps import keep_in, over_rows
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_gradients import row_gradient
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
+from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.vjp import row_gradient
 
 CHOICES = ("row", "batch")
 
@@ -115,7 +115,7 @@ class SOAP(AdaptiveDefense):
         difference: Tensor = self.classifier(point) - self.classifier(self.view(point))
         return difference.square().mean(1)
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """Try all radii, see :meth:`~robust_ext.models.adaptive.AdaptiveDefense.solve`."""
         path, lowest = self._tried(x, 0.0, record)
         chosen = torch.zeros_like(lowest)

@@ -15,8 +15,8 @@ from robust_ext.core.validation import check_choice, check_number
 from robust_ext.defenses.training_ode import SOLVERS, integrate, load_torchdiffeq
 from robust_ext.defenses.training_sodef import StableHead
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
+from robust_ext.models.row_rng import RowRNG
 
 
 class SODEF(AdaptiveDefense):
@@ -73,7 +73,7 @@ class SODEF(AdaptiveDefense):
         if solver == "dopri5":
             load_torchdiffeq()
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """The input as it is; with ``record`` also where the equation starts and ends."""
         if not record:
             return Solution(x, (x,))

@@ -17,7 +17,7 @@ from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
 from robust_ext.defenses.training_loop import train_module
 from robust_ext.defenses.training_views import RandomViews
-from robust_ext.models.adaptive_draws import Draws, seeds_of
+from robust_ext.models.row_rng import RowRNG, seeds_of
 
 POSITIVES = ("first", "all")
 
@@ -151,8 +151,8 @@ def fit_contrastive_encoder(
         head = ContrastiveHead(size, width=width, dimension=dimension, views=views).to(device)
 
     def loss(rows: Tensor) -> Tensor:
-        draws = Draws(seeds_of(len(rows)))
-        seen = from_unit(torch.cat([head.views(unit[rows], draws, "view", number) for number in range(count)]), limits)
+        rng = RowRNG(seeds_of(len(rows)))
+        seen = from_unit(torch.cat([head.views(unit[rows], rng, "view", number) for number in range(count)]), limits)
         with torch.no_grad():
             values = features(seen).flatten(1)
         return contrastive_losses(head(values).view(count, len(rows), -1), temperature=temperature).mean()

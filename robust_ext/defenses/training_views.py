@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.validation import check_number
-from robust_ext.models.adaptive_draws import Draws
+from robust_ext.models.row_rng import RowRNG
 
 _RATIOS = (3 / 4, 4 / 3)
 _TRIES = 10
@@ -82,7 +82,7 @@ class RandomViews(nn.Module):
         self.grey = check_number("grey", grey, minimum=0, maximum=1)
         self.shared = shared
 
-    def forward(self, x: Tensor, draws: Draws, *keys: int | str) -> Tensor:
+    def forward(self, x: Tensor, rng: RowRNG, *keys: int | str) -> Tensor:
         """One view of each image ``(N, C, H, W)`` in [0, 1], from the rows' numbers under the keys.
 
         Raises:
@@ -92,8 +92,8 @@ class RandomViews(nn.Module):
             raise InvalidArgumentError("x", f"shape {tuple(x.shape)}", "images (N, C, H, W)")
         size = (x.shape[-2], x.shape[-1])
         if self.shared:
-            return self.draw(size, draws.generator(0, *keys)).apply(x)
-        views = [self.draw(size, draws.generator(row, *keys)) for row in range(len(x))]
+            return self.draw(size, rng.generator(0, *keys)).apply(x)
+        views = [self.draw(size, rng.generator(row, *keys)) for row in range(len(x))]
         return torch.cat([view.apply(x[row : row + 1]) for row, view in enumerate(views)])
 
     def draw(self, size: tuple[int, int], generator: torch.Generator) -> View:

@@ -20,9 +20,9 @@ from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.validation import check_choice, check_integer, check_number
 from robust_ext.detectors import BitDepth, Median
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_purifier import Purifier
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
 
 VOTES = ("mean", "majority")
 
@@ -44,7 +44,7 @@ class InputTransformation(Purifier):
         super().__init__(classifier, steps=steps)
         self.transform = transform
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """The transformed points."""
         return self.transform(point)
 
@@ -161,11 +161,11 @@ class RandomResizePad(AdaptiveDefense):
         self.fill = check_number("fill", fill, minimum=0, maximum=1) * (high - low) + low
         self.mode = check_choice("mode", mode, ("nearest", "bilinear"))
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """Draw each row's size and place."""
         if x.dim() != 4:
             raise InvalidArgumentError("x", f"shape {tuple(x.shape)}", "images (N, C, H, W)")
-        places = torch.tensor([self._place(draws.generator(row, "place"), x) for row in range(len(x))])
+        places = torch.tensor([self._place(rng.generator(row, "place"), x) for row in range(len(x))])
         return Solution(x, (x,), {name: places[:, column].to(x.device) for column, name in enumerate(_PLACE)})
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
@@ -251,17 +251,17 @@ class RandomizedSmoothing(AdaptiveDefense):
         self.vote = check_choice("vote", vote, VOTES)
         self.chunk = check_integer("chunk", chunk, minimum=1)
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """The input as it is, and the seeds of the noise."""
-        return Solution(x, (x,), {"seeds": torch.tensor(draws.seeds, dtype=torch.int64)})
+        return Solution(x, (x,), {"seeds": torch.tensor(rng.seeds, dtype=torch.int64)})
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """Probabilities ``(N, K)``, or shares of votes."""
-        draws = Draws(state["seeds"])
+        rng = RowRNG(state["seeds"])
         parts = []
         for first in range(0, self.samples, self.chunk):
             numbers = range(first, min(first + self.chunk, self.samples))
-            noisy = torch.cat([point + self.noise * draws.normal(point, "noise", number) for number in numbers])
+            noisy = torch.cat([point + self.noise * rng.normal(point, "noise", number) for number in numbers])
             parts.append(self._shares(self.classifier(noisy)).view(len(numbers), len(point), -1).sum(0))
         return torch.stack(parts).sum(0) / self.samples
 

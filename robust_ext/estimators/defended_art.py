@@ -50,7 +50,7 @@ class DefendedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
             loss=nn.CrossEntropyLoss() if loss is None else loss,
             optimizer=None,
             input_shape=input_shape,
-            nb_classes=nb_classes + (defended.view == "reject"),
+            nb_classes=nb_classes + (defended.exposure == "reject"),
             clip_values=clip_values,
             device_type="gpu" if defended.detector.threshold.is_cuda else "cpu",
         )
@@ -78,7 +78,7 @@ class DefendedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
         low, high = (float(np.asarray(end).reshape(-1)[0]) for end in classifier.clip_values)
         probe = torch.full((2, *classifier.input_shape), (low + high) / 2)
         return cls(
-            Defended(module, as_detector(detector, module, inputs=probe), view=view),
+            Defended(module, as_detector(detector, module, inputs=probe), exposure=view),
             input_shape=classifier.input_shape,
             nb_classes=classifier.nb_classes,
             clip_values=(low, high),

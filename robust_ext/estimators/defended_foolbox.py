@@ -52,7 +52,7 @@ class DefendedPyTorchModel(PyTorchModel):  # type: ignore[misc]
             raise InvalidArgumentError("model", type(model).__name__, "a Foolbox PyTorchModel")
         adapted = as_module(model)
         some = torch.as_tensor(getattr(inputs, "raw", inputs))[:4]
-        defended = Defended(adapted.module, as_detector(detector, adapted.module, inputs=some), view=view)
+        defended = Defended(adapted.module, as_detector(detector, adapted.module, inputs=some), exposure=view)
         low, high = (float(end) for end in model.bounds)
         return cls(defended, bounds=(low, high))
 

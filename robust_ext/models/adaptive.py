@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import stream
 from robust_ext.core.validation import check_choice, check_integer
-from robust_ext.models.adaptive_draws import Draws, given_seeds, seeds_of
-from robust_ext.models.adaptive_groups import whole_groups
-from robust_ext.models.adaptive_trace import Solution, Trace
+from robust_ext.models.adaptive_solution import Solution, Trace, whole_groups
+from robust_ext.models.row_rng import RowRNG, given_seeds, seeds_of
 
 OUTPUTS = ("logits", "probabilities")
 
@@ -91,12 +90,12 @@ class AdaptiveDefense(nn.Module, ABC):
         self.training = False
 
     @abstractmethod
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """Optimise for the rows ``(N, ...)`` of one group, or of any batch where rows are on their own.
 
         Args:
             x: At least one row; not to be changed.
-            draws: The rows' random numbers; the same for all rows and batches where the defense is not random.
+            rng: The rows' random numbers; the same for all rows and batches where the defense is not random.
             record: Whether the iterates are wanted.
         """
 
@@ -226,9 +225,9 @@ class AdaptiveDefense(nn.Module, ABC):
 
     def _grouped(self, x: Tensor, seeds: Tensor, *, record: bool) -> Solution:
         if self.group_size is None:
-            return self.solve(x, Draws(seeds), record=record)
+            return self.solve(x, RowRNG(seeds), record=record)
         groups = whole_groups(x, seeds, size=self.group_size, pad=self.pad, random=self.random)
-        return Solution.joined([self.solve(part, Draws(own), record=record) for part, own in groups], len(x))
+        return Solution.joined([self.solve(part, RowRNG(own), record=record) for part, own in groups], len(x))
 
     def _as_input(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:

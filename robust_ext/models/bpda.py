@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.validation import check_integer
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import row_seeds
-from robust_ext.models.adaptive_gradients import Pull, attach, row_gradient, wants_gradient, with_pull
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
+from robust_ext.models.row_rng import row_seeds
+from robust_ext.models.vjp import VJP, attach, row_gradient, wants_gradient, with_vjp
 
 BACKWARDS = ("identity", "frozen", "trajectory", "unrolled")
 
@@ -54,7 +54,7 @@ class BPDA(nn.Module):
         steps: Defenses only: take the gradient from the defense with this many inner steps and the same draws. It costs
             that defense's forward pass besides the value's own; wrap ``defense.with_steps(k)`` to be rid of the
             latter, and judge what was found on the defense itself.
-        checkpoint: With ``"unrolled"`` and a :class:`robust_ext.models.adaptive_purifier.Purifier`: hold no graph of
+        checkpoint: With ``"unrolled"`` and a :class:`robust_ext.models.purifier.Purifier`: hold no graph of
             a step but do it again in the backward pass.
 
     Example:
@@ -90,7 +90,7 @@ class BPDA(nn.Module):
             raise InvalidArgumentError(
                 "forward",
                 f"{type(forward).__name__} with {asked}",
-                "a AdaptiveDefense for that; for other modules choose backward='identity' or a substitute",
+                "an AdaptiveDefense for that; for other modules choose backward='identity' or a substitute",
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,10 +108,10 @@ class BPDA(nn.Module):
             return attach(partial(self._of_defense, self.wrapped), x)
         return attach(self._of_preprocessor, x)
 
-    def _of_preprocessor(self, x: Tensor) -> tuple[Tensor, Pull]:
+    def _of_preprocessor(self, x: Tensor) -> tuple[Tensor, VJP]:
         value: Tensor = self.wrapped(x)
         if callable(self.backward):
-            return value, partial(_pull_substitute, self.backward, x.clone())
+            return value, partial(_vjp_of_substitute, self.backward, x.clone())
         if value.shape != x.shape:
             raise ModelError(
                 f"BPDA: {type(self.wrapped).__name__} makes shape {tuple(value.shape)} of {tuple(x.shape)}, where the "
@@ -119,22 +119,22 @@ class BPDA(nn.Module):
             )
         return value, lambda cotangent: [cotangent]
 
-    def _of_defense(self, defense: AdaptiveDefense, x: Tensor) -> tuple[Tensor, Pull]:
+    def _of_defense(self, defense: AdaptiveDefense, x: Tensor) -> tuple[Tensor, VJP]:
         seeds = defense.next_seeds(len(x))
         crafted = self._crafted(defense)
         equal = crafted.steps == defense.steps
         if len(x) == 0 or (equal and self.backward == "unrolled"):
-            return with_pull(lambda leaf: _logits(crafted, leaf, seeds), x)
+            return with_vjp(lambda leaf: _logits(crafted, leaf, seeds), x)
         found = defense.solution(x, seeds=seeds, record=equal and self.backward == "trajectory")
         if equal and self.backward == "identity":
-            return with_pull(lambda point: defense.logits(point, found.state), found.final)
+            return with_vjp(lambda point: defense.logits(point, found.state), found.final)
         # A copy, as the caller may change its input in place.
         held = x.clone()
         if callable(self.backward):
-            pull: Pull = partial(_pull_substitute, self.backward, held, seeds=seeds)
+            vjp: VJP = partial(_vjp_of_substitute, self.backward, held, seeds=seeds)
         else:
-            pull = partial(_pull_defense, crafted, self.backward, held, seeds, found if equal else None)
-        return defense.logits(found.final, found.state), pull
+            vjp = partial(_vjp_of_defense, crafted, self.backward, held, seeds, found if equal else None)
+        return defense.logits(found.final, found.state), vjp
 
     def _crafted(self, defense: AdaptiveDefense) -> AdaptiveDefense:
         if self.steps is None and not self.checkpoint:
@@ -187,34 +187,34 @@ def _logits(defense: AdaptiveDefense, x: Tensor, seeds: Tensor) -> Tensor:
     return defense.trace(x, seeds=seeds).logits
 
 
-def _pull_substitute(
+def _vjp_of_substitute(
     substitute: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor, *, seeds: Tensor | None = None
 ) -> list[Tensor | None]:
     # Defenses in the substitute draw as the defense did.
     with nullcontext() if seeds is None else row_seeds(seeds):
-        value, pull = with_pull(substitute, x)
+        value, vjp = with_vjp(substitute, x)
     if value.shape != cotangent.shape:
         raise ModelError(
             f"BPDA: the substitute returned shape {tuple(value.shape)}, expected that of the output it stands for, "
             f"{tuple(cotangent.shape)}"
         )
-    return list(pull(cotangent))
+    return list(vjp(cotangent))
 
 
-def _pull_defense(
+def _vjp_of_defense(
     defense: AdaptiveDefense, backward: str, x: Tensor, seeds: Tensor, found: Solution | None, cotangent: Tensor
 ) -> list[Tensor | None]:
-    """Pull a gradient of the logits back to the input ``x``, one readout's graph at a time."""
+    """VJP a gradient of the logits back to the input ``x``, one readout's graph at a time."""
     if backward == "unrolled":
-        return list(with_pull(lambda leaf: _logits(defense, leaf, seeds), x)[1](cotangent))
+        return list(with_vjp(lambda leaf: _logits(defense, leaf, seeds), x)[1](cotangent))
     if found is None:
         found = defense.solution(x, seeds=seeds, record=backward == "trajectory")
     if backward == "frozen":
         inputs = x.to(found.final)
-        return list(with_pull(lambda leaf: defense.frozen(leaf, inputs=inputs, solution=found), inputs)[1](cotangent))
+        return list(with_vjp(lambda leaf: defense.frozen(leaf, inputs=inputs, solution=found), inputs)[1](cotangent))
     points = _points(found) if backward == "trajectory" else (found.final,)
     total = torch.zeros_like(found.final)
     for point in points:
-        (gradient,) = with_pull(lambda leaf: defense.logits(leaf, found.state), point)[1](cotangent)
+        (gradient,) = with_vjp(lambda leaf: defense.logits(leaf, found.state), point)[1](cotangent)
         total += 0 if gradient is None else gradient
     return [total / len(points)]

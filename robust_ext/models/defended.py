@@ -1,4 +1,4 @@
-"""A classifier and a detector as one module, and the views of it for attacks that know logits only."""
+"""A classifier and a detector as one module, and what of it attacks see that use logits alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from robust_ext.core.validation import check_choice, check_number
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation, observe
 
-VIEWS = ("classifier", "reject")
+EXPOSURES = ("classifier", "reject")
 
 
 class Defended(nn.Module):
@@ -26,11 +26,11 @@ class Defended(nn.Module):
         detector: With a threshold.
         inverted: Reject what the detector lets pass, and let pass what it detects (the inverted binarization test,
             Zimmermann et al. 2022, section 3.2).
-        view: What :meth:`forward` returns. ``"classifier"``: the logits, for attacks that ignore the detector.
-            ``"reject"``: one more column, above all others exactly where an input is rejected: the largest logit plus
-            ``weight`` times the excess. Untargeted attacks take being rejected for a success there; aim them at a
-            class, or give them a :class:`SuccessMargin`.
-        weight: Logits a unit of the detector's excess, above 0.
+        exposure: What of the detector :meth:`forward` shows. ``"classifier"``: nothing, the logits alone, for attacks
+            that ignore it. ``"reject"``: one more column, above all others exactly where an input is rejected: the
+            largest logit plus ``weight`` times the score margin. Untargeted attacks take being rejected for a success
+            there; aim them at a class, or give them a :class:`SuccessMargin`.
+        weight: Logits a unit of the detector's score margin, above 0.
     """
 
     def __init__(
@@ -39,24 +39,24 @@ class Defended(nn.Module):
         detector: Detector,
         *,
         inverted: bool = False,
-        view: str = "classifier",
+        exposure: str = "classifier",
         weight: float = 1.0,
     ) -> None:
         super().__init__()
         self.classifier = classifier
         self.detector = detector
         self.inverted = inverted
-        self.view = check_choice("view", view, VIEWS)
+        self.exposure = check_choice("exposure", exposure, EXPOSURES)
         self.weight = check_number("weight", weight, minimum=0, open_minimum=True)
         self.training = False
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits ``(N, K)`` and excess ``(N,)`` of inputs ``(N, ...)``; rejected where the excess is above 0.
+        """Logits ``(N, K)`` and score margins ``(N,)`` of inputs ``(N, ...)``; rejected where they are above 0.
 
-        Inverted, the excess is negated: attackers always want it low.
+        Inverted, the margins are negated: attackers always want them low.
         """
-        logits, excess = self._run(x)
-        return logits, -excess if self.inverted else excess
+        logits, margin = self._run(x)
+        return logits, -margin if self.inverted else margin
 
     def decide(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Predicted classes, int64 ``(N,)``, and which inputs are rejected, bool ``(N,)``.
@@ -65,20 +65,20 @@ class Defended(nn.Module):
             ModelError: The detector scores NaN.
         """
         with torch.no_grad():
-            logits, excess = self._run(x)
-        return logits.argmax(1), self.detector.detected(excess) ^ self.inverted
+            logits, margin = self._run(x)
+        return logits.argmax(1), self.detector.detected(margin) ^ self.inverted
 
     def forward(self, x: Tensor) -> Tensor:
-        """The view: logits ``(N, K)``, or ``(N, K + 1)`` with the column of rejection."""
-        if self.view == "classifier":
+        """As ``exposure`` states: logits ``(N, K)``, or ``(N, K + 1)`` with the column of rejection."""
+        if self.exposure == "classifier":
             out: Tensor = self.classifier(x)
             return out
-        logits, excess = self.both(x)
-        return torch.cat([logits, (logits.amax(1) + self.weight * excess)[:, None]], 1)
+        logits, margin = self.both(x)
+        return torch.cat([logits, (logits.amax(1) + self.weight * margin)[:, None]], 1)
 
     def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
         network = self.detector.classifier
-        with _overhearing(network, self.detector.layers) as heard:
+        with _observed(network, self.detector.layers) as heard:
             logits: Tensor = self.classifier(x)
         if len(heard) == 1 and heard[0].inputs.shape == x.shape:
             return logits, self.detector.score_margin_of(heard[0])
@@ -86,9 +86,9 @@ class Defended(nn.Module):
 
 
 class SuccessMargin(nn.Module):
-    """Two columns that say whether an attack on a defended classifier succeeds, for untargeted attacks.
+    """Two columns by which an attack on a defended classifier succeeds or not, for untargeted attacks.
 
-    The first column is 0, the second ``min(largest other logit - true logit, -weight x excess)``: it is above 0
+    The first column is 0, the second ``min(largest other logit - true logit, -weight x score margin)``: it is above 0
     exactly where an input is misclassified and not rejected. An attack on label 0 thus has to achieve both.
 
     Args:
@@ -107,17 +107,17 @@ class SuccessMargin(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(N, 2)``."""
-        logits, excess = self.defended.both(x)
+        logits, margin = self.defended.both(x)
         true = self.labels.expand(len(x))[:, None]
         others = logits.scatter(1, true, -torch.inf).amax(1)
         gained = others - logits.gather(1, true).squeeze(1)
-        success = torch.minimum(gained, -self.defended.weight * excess)
+        success = torch.minimum(gained, -self.defended.weight * margin)
         return torch.stack([torch.zeros_like(success), success], 1)
 
 
 @contextmanager
-def _overhearing(network: nn.Module, layers: tuple[str, ...]) -> Iterator[list[Observation]]:
-    """Note every forward pass of a network, whoever makes it."""
+def _observed(network: nn.Module, layers: tuple[str, ...]) -> Iterator[list[Observation]]:
+    """Note every forward pass of a network, whatever calls it."""
     heard: list[Observation] = []
     outputs: dict[str, Tensor] = {}
     modules = dict(network.named_modules())

@@ -6,6 +6,7 @@ defenses Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.validation import check_choice, check_integer
-from robust_ext.models.adaptive_aggregates import VALUES, RunningMean, spread
-from robust_ext.models.adaptive_draws import given_seeds, row_seeds, seeds_of
-from robust_ext.models.adaptive_gradients import Pull, attach, row_gradient, wants_gradient, with_pull
+from robust_ext.models.row_rng import given_seeds, row_seeds, seeds_of
+from robust_ext.models.vjp import VJP, attach, row_gradient, wants_gradient, with_vjp
 
+VALUES = ("last", "logits", "softmax")
 GRADIENTS = ("mean", "logits", "softmax")
 
 
@@ -129,7 +130,7 @@ class EoT(nn.Module):
         with torch.no_grad():
             wanted = {self.loss, self.decision}
             if self.gradient == "mean":
-                mean = RunningMean(wanted, self.draws)
+                mean = _RunningMean(wanted, self.draws)
                 gradient = torch.zeros_like(x)
                 for first, count in self._chunks():
                     gradient += self._of_own_losses(x, key, first, count, partial(_losses, loss, labels), mean)
@@ -184,20 +185,20 @@ class EoT(nn.Module):
         return out.reshape(count, len(x), *out.shape[1:])
 
     def _values(self, x: Tensor, key: int, wanted: Collection[str]) -> dict[str, Tensor]:
-        mean = RunningMean(wanted, self.draws)
+        mean = _RunningMean(wanted, self.draws)
         for first, count in self._chunks():
             mean.add(self._run(key, first, count, x))
         return mean.values()
 
-    def _held(self, key: int, x: Tensor) -> tuple[Tensor, Pull]:
-        out, pull = with_pull(partial(self._run, key, 0, self.draws), x)
-        mean = RunningMean(self._wanted(), self.draws)
+    def _held(self, key: int, x: Tensor) -> tuple[Tensor, VJP]:
+        out, vjp = with_vjp(partial(self._run, key, 0, self.draws), x)
+        mean = _RunningMean(self._wanted(), self.draws)
         mean.add(out)
         values = mean.values()
         log_mean = self._log_mean(values)
-        return values[self.loss], lambda cotangent: pull(spread(out, cotangent, self.draws, log_mean))
+        return values[self.loss], lambda cotangent: vjp(_spread(out, cotangent, self.draws, log_mean))
 
-    def _repeated(self, key: int, x: Tensor) -> tuple[Tensor, Pull]:
+    def _repeated(self, key: int, x: Tensor) -> tuple[Tensor, VJP]:
         values = self._values(x, key, self._wanted())
         # A copy, as the caller may change its input in place.
         held, log_mean = x.clone(), self._log_mean(values)
@@ -219,15 +220,15 @@ class EoT(nn.Module):
         self, x: Tensor, key: int, first: int, count: int, log_mean: Tensor | None, cotangent: Tensor
     ) -> Tensor:
         # In a method of its own, so that the chunk's graph is freed before the next one's is built.
-        out, pull = with_pull(partial(self._run, key, first, count), x)
-        return _only(pull(spread(out, cotangent, self.draws, log_mean)))
+        out, vjp = with_vjp(partial(self._run, key, first, count), x)
+        return _only(vjp(_spread(out, cotangent, self.draws, log_mean)))
 
     def _of_own_losses(
-        self, x: Tensor, key: int, first: int, count: int, losses: Callable[[Tensor], Tensor], mean: RunningMean
+        self, x: Tensor, key: int, first: int, count: int, losses: Callable[[Tensor], Tensor], mean: _RunningMean
     ) -> Tensor:
-        out, pull = with_pull(partial(self._run, key, first, count), x)
+        out, vjp = with_vjp(partial(self._run, key, first, count), x)
         mean.add(out)
-        return _only(pull(row_gradient(losses, out.flatten(0, 1)).view_as(out) / self.draws))
+        return _only(vjp(row_gradient(losses, out.flatten(0, 1)).view_as(out) / self.draws))
 
 
 def _losses(loss: Callable[[Tensor, Tensor], Tensor], labels: Tensor, logits: Tensor) -> Tensor:
@@ -239,3 +240,58 @@ def _only(gradients: Sequence[Tensor | None]) -> Tensor:
     (gradient,) = gradients
     assert gradient is not None
     return gradient
+
+
+class _RunningMean:
+    """The last logits, the mean of the logits, and the logarithm of the mean softmax, over draws in chunks.
+
+    Args:
+        wanted: Which of ``"last"``, ``"logits"`` and ``"softmax"``.
+        draws: How many there will be.
+    """
+
+    def __init__(self, wanted: Collection[str], draws: int) -> None:
+        self._wanted, self._draws = wanted, draws
+        self._found: dict[str, Tensor] = {}
+
+    def add(self, out: Tensor) -> None:
+        """Take in the logits ``(count, N, K)`` of some draws."""
+        found = self._found
+        if "last" in self._wanted:
+            found["last"] = out[-1]
+        if "logits" in self._wanted:
+            total = out.sum(0)
+            found["logits"] = total + found["logits"] if "logits" in found else total
+        if "softmax" in self._wanted:
+            total = out.log_softmax(2).logsumexp(0)
+            found["softmax"] = torch.logaddexp(total, found["softmax"]) if "softmax" in found else total
+
+    def values(self) -> dict[str, Tensor]:
+        """Each aggregate, ``(N, K)``."""
+        finish: dict[str, Callable[[Tensor], Tensor]] = {
+            "last": Tensor.clone,
+            "logits": lambda total: total / self._draws,
+            "softmax": lambda total: total - math.log(self._draws),
+        }
+        return {name: finish[name](total) for name, total in self._found.items()}
+
+
+def _spread(out: Tensor, cotangent: Tensor, draws: int, log_mean: Tensor | None) -> Tensor:
+    """From the gradient by an aggregate to the gradient by the logits of some of its draws.
+
+    Args:
+        out: The logits of these draws, ``(count, N, K)``.
+        cotangent: By the aggregate, ``(N, K)``.
+        draws: How many draws the aggregate has.
+        log_mean: The aggregate where it is the logarithm of the mean softmax, ``(N, K)``; None where it is the mean of
+            the logits.
+
+    Returns:
+        As ``out``.
+    """
+    if log_mean is None:
+        return (cotangent / draws).expand_as(out)
+    logarithms = out.log_softmax(2)
+    # Each draw's part in the mean of the softmax comes from logarithms, as the mean itself may be 0 as a float.
+    share = cotangent * (logarithms - log_mean).exp() / draws
+    return share - logarithms.exp() * share.sum(2, keepdim=True)

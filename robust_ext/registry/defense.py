@@ -16,12 +16,12 @@ from robust_ext.core.objects import resolve_object
 from robust_ext.core.random import seeded_globals
 from robust_ext.defenses.named import TRAINED, is_named, named_defense
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_purifier import Purifier
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
 
 _ACCEPTED = (
-    "a AdaptiveDefense, a factory (classifier) -> AdaptiveDefense, a function that purifies inputs, a module from "
+    "an AdaptiveDefense, a factory (classifier) -> AdaptiveDefense, a function that purifies inputs, a module from "
     "inputs to logits, a name of robust_ext.defenses.named.NAMED such as 'hd(steps=5)', or a string such as "
     "'file.py:make'"
 )
@@ -43,9 +43,9 @@ class FunctionPurifier(Purifier):
         self.random = random
         self.needs_gradients = True
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """What the function makes of the point, drawing from generators seeded by the rows' seeds."""
-        with seeded_globals(draws.seeds[0]) if self.random else nullcontext():
+        with seeded_globals(rng.seeds[0]) if self.random else nullcontext():
             out = self.function(point)
         if not isinstance(out, Tensor) or out.shape != point.shape:
             shown = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
@@ -68,9 +68,9 @@ class WholeDefense(AdaptiveDefense):
         self.random = random
         self.needs_gradients = True
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """Nothing: the module does it all."""
-        return Solution(x, (x,), {"seed": torch.tensor(draws.seeds)})
+        return Solution(x, (x,), {"seed": torch.tensor(rng.seeds)})
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """The module's logits, drawing from a generator seeded by the first row's seed."""
@@ -88,10 +88,10 @@ def as_defense(
     bounds: Sequence[float] = (0.0, 1.0),
     argument: str = "defense",
 ) -> AdaptiveDefense:
-    """Turn anything that defends at test time into a :class:`AdaptiveDefense` of a classifier.
+    """Turn anything that defends at test time into an :class:`AdaptiveDefense` of a classifier.
 
     Args:
-        obj: A :class:`AdaptiveDefense` of that classifier; a factory: a class, or a function whose first parameter is
+        obj: An :class:`AdaptiveDefense` of that classifier; a factory: a class, or a function whose first parameter is
             called ``classifier``, ``model``, ``network`` or ``static``, that makes any of these; a function or module
             that purifies inputs, or a module from inputs to logits; whether such draws is read off its attribute
             ``random`` (False without one). A string: a name of :data:`robust_ext.defenses.named.NAMED`, with settings

@@ -119,7 +119,7 @@ class TestLinfLogitMatching(Aware):
 
 def estimator_of(problem: Problem, *, view: str = "reject") -> Any:
     defended = problem.defended
-    shown = Defended(defended.classifier, defended.detector, inverted=defended.inverted, view=view)
+    shown = Defended(defended.classifier, defended.detector, inverted=defended.inverted, exposure=view)
     shape, bounds = tuple(problem.inputs.shape[1:]), problem.threat_model.bounds
     return estimators.DefendedPyTorchClassifier(shown, input_shape=shape, nb_classes=4, clip_values=bounds)
 

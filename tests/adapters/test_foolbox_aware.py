@@ -139,7 +139,7 @@ class TestLinfLogitMatching(Aware):
 
 def model_of(problem: Problem, *, view: str = "reject") -> Any:
     defended = problem.defended
-    shown = Defended(defended.classifier, defended.detector, inverted=defended.inverted, view=view)
+    shown = Defended(defended.classifier, defended.detector, inverted=defended.inverted, exposure=view)
     return estimators.DefendedPyTorchModel(shown, bounds=problem.threat_model.bounds)
 
 
@@ -341,7 +341,7 @@ def test_random_detectors_draw_what_the_seed_decides() -> None:
     detector.middle = problem.defended.detector.get_buffer("middle")
     detector.threshold = problem.defended.detector.threshold
     model = estimators.DefendedPyTorchModel(
-        Defended(problem.defended.classifier, detector, view="reject"), bounds=(0.0, 1.0)
+        Defended(problem.defended.classifier, detector, exposure="reject"), bounds=(0.0, 1.0)
     )
     attack = attacks.LinfSelectivePGDAttack(steps=10, seed=4)
     points = []

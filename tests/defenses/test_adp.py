@@ -13,9 +13,9 @@ from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.adp import AdaptiveDenoising
 from robust_ext.defenses.training_score import ScoreNetwork, fit_score_network
 from robust_ext.demo.network import digits_network
-from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
+from robust_ext.models.row_rng import RowRNG
 
 
 class Quadratic(nn.Module):
@@ -44,7 +44,7 @@ def defense(**settings: Any) -> AdaptiveDenoising:
 
 def noise_of(seeds: Tensor, run: int, like: Tensor) -> np.ndarray:
     own = torch.tensor([derive_seed(seed, "run", run) for seed in seeds.tolist()])
-    return Draws(own).normal(like, "noise").numpy()
+    return RowRNG(own).normal(like, "noise").numpy()
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from robust_ext.core.random import stream
 from robust_ext.core.target import Target
 from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_purifier import Purifier
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
 from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.testing.conformance.subjects import digits, network, threat_model
 
@@ -37,15 +37,15 @@ class Rounding(Purifier):
     def __init__(self, classifier: nn.Module) -> None:
         super().__init__(classifier, steps=2)
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         return quantise(point + 0.05 * (0.5 - point))
 
 
 class NoisyRounding(Rounding):
     random = True
 
-    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return x + 0.01 * draws.normal(x, "noise"), {}
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return x + 0.01 * rng.normal(x, "noise"), {}
 
 
 WRAPPED: dict[str, Callable[[nn.Module], nn.Module]] = {

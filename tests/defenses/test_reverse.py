@@ -18,10 +18,10 @@ from robust_ext.defenses.reverse import ContrastiveReversal
 from robust_ext.defenses.training_contrastive import contrastive_losses, fit_contrastive_encoder
 from robust_ext.defenses.training_views import RandomViews, View
 from robust_ext.demo.network import digits_network
-from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
 from robust_ext.models.features import split
+from robust_ext.models.row_rng import RowRNG
 
 SHAPE = (3, 5, 4)
 
@@ -71,13 +71,13 @@ def test_steps_go_down_the_loss_of_their_own_views() -> None:
     model, x = defense(views=4), data(3)
     seeds = torch.tensor([5, 6, 7])
     trace = model.trace(x, seeds=seeds)
-    draws, encoder = Draws(seeds), model.encoder
-    point = (x + draws.uniform(x, "start", low=-16 / 255, high=16 / 255)).clamp(0, 1)
+    rng, encoder = RowRNG(seeds), model.encoder
+    point = (x + rng.uniform(x, "start", low=-16 / 255, high=16 / 255)).clamp(0, 1)
     assert len(trace.iterates) == 4
     for number in range(3):
         torch.testing.assert_close(trace.iterates[number], point)
         gradient = torch.zeros_like(x)
-        views = [model.augment.draw((5, 4), draws.generator(0, "view", number, view)) for view in range(4)]
+        views = [model.augment.draw((5, 4), rng.generator(0, "view", number, view)) for view in range(4)]
 
         def loss(leaf: Tensor, views: list[View] = views) -> Tensor:
             unit = torch.stack([nn.functional.normalize(encoder(view.apply(leaf))) for view in views])
@@ -181,7 +181,7 @@ def test_zero_rows_and_errors() -> None:
     with pytest.raises(InvalidArgumentError, match="2 views or more"):
         contrastive_losses(torch.zeros(1, 2, 3))
     with pytest.raises(InvalidArgumentError, match="images"):
-        RandomViews()(torch.rand(2, 3), Draws(torch.zeros(2, dtype=torch.int64)))
+        RandomViews()(torch.rand(2, 3), RowRNG(torch.zeros(2, dtype=torch.int64)))
 
 
 def test_views_are_crops_flips_and_colours() -> None:
@@ -248,10 +248,10 @@ def test_views_are_drawn_from_their_ranges() -> None:
     assert plain == View(crop=(0, 0, 3, 7))
     # No crop of an allowed ratio is that large: the middle is taken.
     assert RandomViews(area=0.999).draw((10, 40), stream(0)).crop == (0, 13, 10, 13)
-    own = RandomViews(shared=False)(x := data(2), Draws(torch.tensor([4, 5])), "a")
-    draws = Draws(torch.tensor([4, 5]))
+    own = RandomViews(shared=False)(x := data(2), RowRNG(torch.tensor([4, 5])), "a")
+    rng = RowRNG(torch.tensor([4, 5]))
     for row in range(2):
-        view = RandomViews().draw((5, 4), draws.generator(row, "a"))
+        view = RandomViews().draw((5, 4), rng.generator(row, "a"))
         torch.testing.assert_close(own[row : row + 1], view.apply(x[row : row + 1]))
 
 
@@ -269,7 +269,7 @@ def test_training_learns_and_depends_on_its_seed_alone() -> None:
     assert torch.equal(encoders[0](x), encoders[1](x))
     assert not torch.equal(encoders[0](x), other(x))
     rows = torch.arange(40)
-    seen = [torch.cat([views(x, Draws(rows + 100 * pair), number) for number in range(2)]) for pair in range(5)]
+    seen = [torch.cat([views(x, RowRNG(rows + 100 * pair), number) for number in range(2)]) for pair in range(5)]
 
     def loss(of: nn.Module) -> float:
         return float(torch.cat([contrastive_losses(of(pair).view(2, 40, -1)) for pair in seen]).mean())

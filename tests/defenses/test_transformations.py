@@ -25,9 +25,9 @@ from robust_ext.defenses.transformations import (
 )
 from robust_ext.demo.network import digits_network
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
+from robust_ext.models.row_rng import RowRNG
 
 
 def images(rows: int, shape: tuple[int, ...] = (3, 12, 10)) -> Tensor:
@@ -165,7 +165,7 @@ def test_smoothing_counts_votes_over_its_own_noise(chunk: int, vote: str) -> Non
     model = RandomizedSmoothing(net, noise=0.4, samples=11, vote=vote, chunk=chunk, bounds=(0, 2))
     total = torch.zeros(3, 3)
     for number in range(11):
-        logits = net(x + 0.8 * Draws(seeds).normal(x, "noise", number))
+        logits = net(x + 0.8 * RowRNG(seeds).normal(x, "noise", number))
         total += logits.softmax(1) if vote == "mean" else torch.eye(3)[logits.argmax(1)]
     found = model.trace(x, seeds=seeds).logits
     torch.testing.assert_close(found.exp(), total / 11)

@@ -101,7 +101,7 @@ def test_one_forward_pass_serves_all() -> None:
     assert len(calls) == 2
     detector.calibrate(data(40, 1))
     calls.clear()
-    Defended(classifier, detector, view="reject")(data(4))
+    Defended(classifier, detector, exposure="reject")(data(4))
     assert len(calls) == 1
     assert classifier.training is False
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws, row_seeds
-from robust_ext.models.adaptive_gradients import row_gradient
-from robust_ext.models.adaptive_purifier import Purifier
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG, row_seeds
+from robust_ext.models.vjp import row_gradient
 
 
 def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
@@ -36,12 +36,12 @@ class Descent(Purifier):
     needs_gradients = True
     noise = 0.3
 
-    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return x + self.noise * draws.uniform(x, "start", low=-1, high=1), {"scale": 0.2 * x.flatten(1).mean(1)}
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return x + self.noise * rng.uniform(x, "start", low=-1, high=1), {"scale": 0.2 * x.flatten(1).mean(1)}
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         gradient = row_gradient(lambda p: self.classifier(p).square().sum(1), point, differentiable=True)
-        return point - state["scale"][:, None, None] * gradient + 0.01 * draws.normal(x, "step", number)
+        return point - state["scale"][:, None, None] * gradient + 0.01 * rng.normal(x, "step", number)
 
 
 class Smooth(Descent):
@@ -60,8 +60,8 @@ class Centred(AdaptiveDefense):
         super().__init__(*args, **keywords)
         self.random = random
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
-        shift = torch.rand((), generator=draws.generator(0, "shift")) if self.random else 0.0
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
+        shift = torch.rand((), generator=rng.generator(0, "shift")) if self.random else 0.0
         final = x - x.mean(0, keepdim=True) + shift
         return Solution(final, (x, final), {"rows": torch.full((len(x),), float(len(x)))})
 
@@ -69,7 +69,7 @@ class Centred(AdaptiveDefense):
 class Probable(Purifier):
     output = "probabilities"
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         return point / 2
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
@@ -86,7 +86,7 @@ def test_the_steps_are_done_in_order() -> None:
         assert torch.equal(trace.iterates[number], point)
         leaf = point.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(net(leaf).square().sum(), leaf)
-        noise = Draws(trace.seeds).normal(x, "step", number)
+        noise = RowRNG(trace.seeds).normal(x, "step", number)
         point = point - 0.2 * x.flatten(1).mean(1)[:, None, None] * gradient + 0.01 * noise
     torch.testing.assert_close(trace.final, point)
     torch.testing.assert_close(trace.logits, net(point))
@@ -124,7 +124,7 @@ def test_the_callers_mode_changes_nothing(mode: Any) -> None:
     class Careless(Smooth):
         """Differentiates as if gradients were always on."""
 
-        def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
             leaf = point.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self.classifier(leaf).square().sum(), leaf)
             return point - 0.1 * gradient
@@ -243,22 +243,22 @@ def test_what_is_not_random_draws_the_same_everywhere() -> None:
 
 
 def test_draws_have_their_distributions() -> None:
-    draws = Draws(torch.arange(4000))
+    rng = RowRNG(torch.arange(4000))
     like = torch.zeros(4000, 2, dtype=torch.float64)
-    uniform, normal = draws.uniform(like, "a", low=-1, high=3), draws.normal(like, "a")
+    uniform, normal = rng.uniform(like, "a", low=-1, high=3), rng.normal(like, "a")
     assert uniform.dtype == normal.dtype == torch.float64
     assert -1 <= float(uniform.min()) < -0.98
     assert 2.98 < float(uniform.max()) <= 3
     assert abs(float(uniform.mean()) - 1) < 0.06
     assert abs(float(normal.mean())) < 0.05
     assert abs(float(normal.std()) - 1) < 0.05
-    counts = draws.integers(3, "b").bincount(minlength=3)
+    counts = rng.integers(3, "b").bincount(minlength=3)
     assert counts.sum() == 4000
     assert bool(((counts - 4000 / 3).abs() < 150).all())
-    assert torch.equal(draws.uniform(like, "a", low=-1, high=3), uniform)
-    assert not torch.equal(draws.normal(like, "b"), normal)
+    assert torch.equal(rng.uniform(like, "a", low=-1, high=3), uniform)
+    assert not torch.equal(rng.normal(like, "b"), normal)
     with pytest.raises(InvalidArgumentError, match="like: got 2 rows, expected 4000 rows"):
-        draws.normal(like[:2])
+        rng.normal(like[:2])
 
 
 @pytest.mark.parametrize("random", [False, True])
@@ -296,13 +296,13 @@ def test_missing_rows_are_copies_of_the_first(rows: int) -> None:
 
 def test_copies_draw_numbers_of_their_own() -> None:
     class Noisy(Centred):
-        def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
-            noise = draws.normal(x, "noise")
+        def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
+            noise = rng.normal(x, "noise")
             return Solution(x + noise.mean(0), (), {})
 
     x = data(1)
     trace = Noisy(network(), group_size=4, pad=True, random=True).trace(x, seeds=[9])
-    noise = Draws(torch.tensor([9])).normal(x, "noise")
+    noise = RowRNG(torch.tensor([9])).normal(x, "noise")
     assert not torch.allclose(trace.final - x, noise)
 
 

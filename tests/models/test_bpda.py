@@ -13,10 +13,10 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_purifier import Purifier
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.bpda import BPDA, trajectory_gradient
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
 
 # A linear classifier without a bias, and a purifier whose two steps scale the input: a chain rule by hand.
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5], [0.0, 1.0, 3.0]], dtype=torch.float64)
@@ -37,21 +37,21 @@ class Shrink(Purifier):
 
     random = True
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
-        return CONTRACTION * point + (0.1 * draws.normal(x, "step", number)).round(decimals=2)
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+        return CONTRACTION * point + (0.1 * rng.normal(x, "step", number)).round(decimals=2)
 
 
 class Blocking(Shrink):
     """Hides its gradient."""
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
-        return super().step(point, x=x, number=number, state=state, draws=draws).detach()
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+        return super().step(point, x=x, number=number, state=state, rng=rng).detach()
 
 
 class Controlled(AdaptiveDefense):
     """Adds a control to the hidden layer: the input as it is, the state found from it."""
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         return Solution(x, (x,), {"control": -0.5 * x.sin()})
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
@@ -146,7 +146,7 @@ def test_a_frozen_state_is_held() -> None:
 
 def test_the_frozen_final_point_is_met_to_the_last_bit() -> None:
     class Jump(Purifier):
-        def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+        def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
             return point * 1e-3 + 1e-5
 
     net = nn.Linear(3, 2, bias=False)
@@ -318,7 +318,7 @@ class _Function(nn.Module):
 class RoundedPurifier(Purifier):
     """Three steps towards the middle that end in a quantiser, as a defense of the digits network."""
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         return quantise(point + 0.05 * (0.5 - point).sign())
 
 
@@ -369,7 +369,7 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(InvalidArgumentError, match="backward: got best"):
         BPDA(torch.round, backward="best")
     for settings in ({"backward": "trajectory"}, {"steps": 2}, {"checkpoint": True}):
-        with pytest.raises(InvalidArgumentError, match="a AdaptiveDefense for that"):
+        with pytest.raises(InvalidArgumentError, match="an AdaptiveDefense for that"):
             BPDA(torch.round, **settings)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="steps: got -1"):
         BPDA(Shrink(Linear(), steps=2), steps=-1)

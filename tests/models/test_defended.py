@@ -100,7 +100,7 @@ def test_the_column_of_rejection_wins_exactly_where_rejected() -> None:
     classifier = network()
     detector = calibrated(classifier)
     x = data(100)
-    logits = Defended(classifier, detector, view="reject", weight=3.0)(x)
+    logits = Defended(classifier, detector, exposure="reject", weight=3.0)(x)
     assert logits.shape == (100, 4)
     assert torch.equal(logits[:, :3], classifier(x))
     assert torch.equal(logits.argmax(1) == 3, detector.decide(x))
@@ -126,7 +126,7 @@ def test_the_margin_is_positive_exactly_on_success(inverted: bool) -> None:
 
 def test_what_is_wrong_is_said() -> None:
     classifier = network()
-    with pytest.raises(InvalidArgumentError, match="view: got 'both'"):
-        Defended(classifier, calibrated(classifier), view="both")
+    with pytest.raises(InvalidArgumentError, match="exposure: got 'both'"):
+        Defended(classifier, calibrated(classifier), exposure="both")
     with pytest.raises(ModelError, match="has no threshold"):
         Defended(classifier, Hidden(classifier)).decide(data(2))

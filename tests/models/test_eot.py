@@ -18,11 +18,11 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_purifier import Purifier
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -49,9 +49,9 @@ class Noisy(Purifier):
         super().__init__(classifier, **{"steps": 1, **keywords})
         self.seen: list[list[int]] = []
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
-        self.seen.append(draws.seeds)
-        return point + self.size * draws.normal(x, "noise")
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+        self.seen.append(rng.seeds)
+        return point + self.size * rng.normal(x, "noise")
 
 
 class Together(AdaptiveDefense):
@@ -64,9 +64,9 @@ class Together(AdaptiveDefense):
         super().__init__(classifier, group_size=2)
         self.seen: list[list[int]] = []
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
-        self.seen.append(draws.seeds)
-        return Solution(x - x.mean(0) * draws.normal(x[:, :1, :1], "scale"))
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
+        self.seen.append(rng.seeds)
+        return Solution(x - x.mean(0) * rng.normal(x[:, :1, :1], "scale"))
 
 
 def singles(defense: Noisy | Together, x: Tensor, draws: int) -> Tensor:
@@ -292,8 +292,8 @@ class NoisyRounding(Noisy):
 
     size = 0.02
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
-        return (super().step(point, x=x, number=number, state=state, draws=draws) * 15).round() / 15
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+        return (super().step(point, x=x, number=number, state=state, rng=rng) * 15).round() / 15
 
 
 def robust_share(defense: AdaptiveDefense, found: Tensor, labels: Tensor) -> float:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.objectives import cross_entropy
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_gradients import row_gradient
-from robust_ext.models.adaptive_purifier import Purifier
 from robust_ext.models.bpda import BPDA, trajectory_gradient
 from robust_ext.models.eot import EoT
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.vjp import row_gradient
 
 LABELS = torch.tensor([0, 2, 1, 0, 1])
 
@@ -37,10 +37,10 @@ class Descent(Purifier):
     random = True
     needs_gradients = True
 
-    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return x + 0.1 * draws.normal(x, "start"), {}
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return x + 0.1 * rng.normal(x, "start"), {}
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         gradient = row_gradient(lambda p: self.classifier(p).square().sum(1), point, differentiable=True)
         return point - 0.05 * gradient
 

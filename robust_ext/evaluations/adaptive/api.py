@@ -20,7 +20,7 @@ from robust_ext.engine.samples import check_samples
 from robust_ext.evaluations.adaptive.content import make_content
 from robust_ext.evaluations.adaptive.plan import Step, plan_steps
 from robust_ext.evaluations.adaptive.probes import looks_like_probabilities, measure_cost, zero_gradients
-from robust_ext.evaluations.adaptive.result import TestTimeResult
+from robust_ext.evaluations.adaptive.result import AdaptiveResult
 from robust_ext.evaluations.adaptive.running import Subject, check_step, run_steps
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
 from robust_ext.models.adaptive import AdaptiveDefense
@@ -43,7 +43,7 @@ def evaluate_defense(
     progress: bool = False,
     origin: Mapping[str, str] | None = None,
     **settings: Any,
-) -> TestTimeResult:
+) -> AdaptiveResult:
     """Evaluate a defense that acts at test time against the static model it defends (Croce et al. 2022, section 4).
 
     Every recommended attack is run, see :func:`plan_steps`; all candidates are verified, and judged by the static model
@@ -139,7 +139,7 @@ def evaluate_defense(
             "total": time.perf_counter() - begun,
         },
     )
-    result = TestTimeResult(content)
+    result = AdaptiveResult(content)
     if folder is not None:
         result.save(folder)
     return result

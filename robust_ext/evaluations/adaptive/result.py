@@ -11,7 +11,7 @@ from robust_ext import reports
 
 
 @dataclass(frozen=True)
-class TestTimeResult:
+class AdaptiveResult:
     """What is left of a static model and of its defense.
 
     Args:

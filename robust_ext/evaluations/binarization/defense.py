@@ -81,7 +81,7 @@ class Defense:
     def defended(self, classifier: nn.Module) -> Defended:
         """A classifier together with the detector."""
         view = "classifier" if self.view == "margin" else self.view
-        return Defended(classifier, self.detector, inverted=self.inverted, view=view)
+        return Defended(classifier, self.detector, inverted=self.inverted, exposure=view)
 
 
 @dataclass(frozen=True)

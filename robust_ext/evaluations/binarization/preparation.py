@@ -12,7 +12,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import Counted, PassCounter, module_device
 from robust_ext.core.threat import ThreatModel
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.defended_features import split_defense
+from robust_ext.models.adaptive_features import split_defense
 from robust_ext.models.features import split
 from robust_ext.registry.attack import as_attack
 from robust_ext.registry.model import as_module

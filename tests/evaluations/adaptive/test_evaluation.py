@@ -17,7 +17,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.adaptive import Step, evaluate_defense
 from robust_ext.evaluations.adaptive.content import _judged, _warnings
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
 from robust_ext.registry.defense import FunctionPurifier, WholeDefense, as_defense
 from robust_ext.reports import defense_table, render_defense_html
 
@@ -44,7 +44,7 @@ class Centred(AdaptiveDefense):
     def __init__(self, classifier):
         super().__init__(classifier, group_size=4)
 
-    def solve(self, x, draws, *, record):
+    def solve(self, x, rng, *, record):
         return Solution(x - 0.1 * (x.mean(0, keepdim=True) - x.mean()), (x,))
 
 

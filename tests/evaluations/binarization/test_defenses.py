@@ -21,8 +21,8 @@ from robust_ext.defenses.hd import HedgeDefense
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization import BinarizationResult
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_purifier import Purifier
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
@@ -30,7 +30,7 @@ LINF = ThreatModel(norm="linf", epsilon=0.1)
 class Rounding(Purifier):
     """A little towards grey, and 32 levels: plain gradients are zero."""
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         return ((point + 0.02 * (0.5 - point)) * 31).round() / 31
 
 

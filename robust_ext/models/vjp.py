@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from robust_ext.core.errors import ModelError
 
-Pull = Callable[[Tensor], Sequence[Tensor | None]]
+VJP = Callable[[Tensor], Sequence[Tensor | None]]
 """From the gradient of an output to the gradients of the inputs it was computed from."""
 
 
@@ -60,7 +59,7 @@ def row_gradient(loss: Callable[[Tensor], Tensor], point: Tensor, *, differentia
     return gradient
 
 
-def attach(compute: Callable[..., tuple[Tensor, Pull]], *inputs: Tensor) -> Tensor:
+def attach(compute: Callable[..., tuple[Tensor, VJP]], *inputs: Tensor) -> Tensor:
     """A value with a gradient of one's own making; parameters get none, whoever calls ``backward``.
 
     Args:
@@ -75,31 +74,23 @@ def attach(compute: Callable[..., tuple[Tensor, Pull]], *inputs: Tensor) -> Tens
     return value
 
 
-def attach_graph(compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """The value of a function and its own gradient of the inputs alone, without those of parameters.
-
-    Args:
-        compute: Differentiable, from the inputs to the value. Its graph is held until the value's is freed.
-        inputs: At least one.
-    """
-    return attach(partial(with_pull, compute), *inputs)
-
-
 def attach_checkpoint(compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """As :func:`attach_graph`, but without a graph held: ``compute`` runs once more in each backward pass.
+    """The value of a function and its own gradient of the inputs, no graph held: each backward pass runs it once more.
+
+    Parameters get no gradients.
 
     Args:
         compute: Differentiable, gives the same each time it is called.
         inputs: At least one; all that is held.
     """
 
-    def both(*detached: Tensor) -> tuple[Tensor, Pull]:
-        return compute(*detached).detach(), lambda cotangent: with_pull(compute, *detached)[1](cotangent)
+    def both(*detached: Tensor) -> tuple[Tensor, VJP]:
+        return compute(*detached).detach(), lambda cotangent: with_vjp(compute, *detached)[1](cotangent)
 
     return attach(both, *inputs)
 
 
-def with_pull(compute: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, Pull]:
+def with_vjp(compute: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, VJP]:
     """A value, detached, and what pulls gradients back through the graph it was computed by.
 
     Raises:
@@ -109,7 +100,7 @@ def with_pull(compute: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, 
         leaves = [_leaf(tensor) if tensor.is_floating_point() else tensor for tensor in inputs]
         value = compute(*leaves)
 
-    def pull(cotangent: Tensor) -> list[Tensor | None]:
+    def vjp(cotangent: Tensor) -> list[Tensor | None]:
         with torch.inference_mode(False):
             gradients = _differentiate(value, leaves, cotangent, retain_graph=True)
         if all(gradient is None for gradient in gradients):
@@ -119,21 +110,21 @@ def with_pull(compute: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, 
             )
         return gradients
 
-    return value.detach(), pull
+    return value.detach(), vjp
 
 
 class _Attached(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, compute: Callable[..., tuple[Tensor, Pull]], *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, compute: Callable[..., tuple[Tensor, VJP]], *inputs: Tensor) -> Tensor:
         detached = [tensor.detach() for tensor in inputs]
-        value, ctx.pull = compute(*detached)
+        value, ctx.vjp = compute(*detached)
         # An output must not be its own input under another name.
         return value.clone() if any(value is tensor for tensor in detached) else value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.pull(cotangent))
+        return (None, *ctx.vjp(cotangent))
 
 
 def _leaf(tensor: Tensor) -> Tensor:

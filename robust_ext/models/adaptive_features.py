@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from robust_ext.core.errors import ModelError, SplitError
 from robust_ext.core.target import Counted
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.features import LayerInput, Split, split
+from robust_ext.models.row_rng import RowRNG
 
 _PROBLEM = "binarized problem"
 
@@ -156,8 +156,8 @@ class _Binarized(_Held):
     binarized: tuple[BinarizedClassifier]
     layer: str
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
-        found = super().solve(x, draws, record=record)  # type: ignore[safe-super]
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
+        found = super().solve(x, rng, record=record)  # type: ignore[safe-super]
         index = self.binarized[0].problems(x.to(self.binarized[0].references))
         if index is None:
             index = torch.arange(len(x), device=x.device)

@@ -15,7 +15,7 @@ from robust_ext.core.random import derive_seed, stream
 _MOST = 2**63 - 1
 
 
-class Draws:
+class RowRNG:
     """Random numbers of N rows, counted and not consumed: the same keys give the same numbers.
 
     All are drawn on the CPU in float32, so the same seeds give the same numbers on every device.
@@ -24,8 +24,8 @@ class Draws:
         seeds: int64 ``(N,)``, at least 0; rows of equal seeds draw equal numbers.
 
     Example:
-        >>> draws = Draws(torch.tensor([5, 6, 5]))
-        >>> noise = draws.normal(torch.zeros(3, 2), "noise", 0)
+        >>> rng = RowRNG(torch.tensor([5, 6, 5]))
+        >>> noise = rng.normal(torch.zeros(3, 2), "noise", 0)
         >>> bool((noise[0] == noise[2]).all()), bool((noise[0] == noise[1]).any())
         (True, False)
     """

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_gradients import attach_checkpoint, wants_gradient
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_solution import Solution
+from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.vjp import attach_checkpoint, wants_gradient
 
 
 class Purifier(AdaptiveDefense):
@@ -23,7 +23,7 @@ class Purifier(AdaptiveDefense):
 
     Example:
         >>> class Halved(Purifier):
-        ...     def step(self, point, *, x, number, state, draws):
+        ...     def step(self, point, *, x, number, state, rng):
         ...         return point / 2
         >>> defense = Halved(torch.nn.Identity(), steps=3)
         >>> defense(torch.tensor([[8.0, 16.0]]))
@@ -33,42 +33,42 @@ class Purifier(AdaptiveDefense):
     """
 
     @abstractmethod
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """The next point.
 
         It must not change its arguments, and give the same when it is called again with the same. Gradients of losses
-        at the point come from :func:`robust_ext.models.adaptive_gradients.row_gradient`.
+        at the point come from :func:`robust_ext.models.vjp.row_gradient`.
 
         Args:
             point: ``(N, ...)``.
             x: The input itself, ``(N, ...)``, for projections around it.
             number: Of the step, from 0; also a key for draws.
             state: As :meth:`start` made it.
-            draws: The rows' random numbers.
+            rng: The rows' random numbers.
         """
 
-    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The starting point ``(N, ...)``, and what all steps and the readout share: tensors of N rows, by name."""
         return x, {}
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """Do the steps, see :meth:`AdaptiveDefense.solve`."""
-        point, state = self.start(x, draws)
+        point, state = self.start(x, rng)
         iterates = [point]
         for number in range(self.steps):
-            point = self._next(point, x, number, state, draws)
+            point = self._next(point, x, number, state, rng)
             if not record:
                 iterates.clear()
             iterates.append(point)
         return Solution(point, tuple(iterates), state)
 
-    def _next(self, point: Tensor, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def _next(self, point: Tensor, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         if not (self.checkpoint and wants_gradient(point, x, *state.values())):
-            return self.step(point, x=x, number=number, state=state, draws=draws)
+            return self.step(point, x=x, number=number, state=state, rng=rng)
 
         def again(point: Tensor, x: Tensor, *values: Tensor) -> Tensor:
             with torch.set_grad_enabled(torch.is_grad_enabled() or self.needs_gradients):
                 held = dict(zip(state, values, strict=True))
-                return self.step(point, x=x, number=number, state=held, draws=draws)
+                return self.step(point, x=x, number=number, state=held, rng=rng)
 
         return attach_checkpoint(again, point, x, *state.values())

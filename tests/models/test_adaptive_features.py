@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from robust_ext.core.errors import ModelError, SplitError
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_draws import Draws
-from robust_ext.models.adaptive_gradients import row_gradient
-from robust_ext.models.adaptive_purifier import Purifier
-from robust_ext.models.adaptive_trace import Solution
+from robust_ext.models.adaptive_features import DefendedFeatures, binarized_defense, split_defense
+from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.bpda import BPDA
-from robust_ext.models.defended_features import DefendedFeatures, binarized_defense, split_defense
 from robust_ext.models.eot import EoT
 from robust_ext.models.features import split
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.vjp import row_gradient
 
 
 def network() -> nn.Sequential:
@@ -38,17 +38,17 @@ class Descent(Purifier):
     needs_gradients = True
     factor = 0.1
 
-    def start(self, x: Tensor, draws: Draws) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return x + 0.2 * draws.uniform(x, "start"), {"half": x.flatten(1).mean(1)}
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return x + 0.2 * rng.uniform(x, "start"), {"half": x.flatten(1).mean(1)}
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], draws: Draws) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         return point - self.factor * row_gradient(lambda p: self.classifier(p).square().sum(1), point)
 
 
 class Controlled(AdaptiveDefense):
     """Does its part in the readout, by a state."""
 
-    def solve(self, x: Tensor, draws: Draws, *, record: bool) -> Solution:
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         return Solution(x, (x,), {"control": -0.5 * x.sin()})
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
