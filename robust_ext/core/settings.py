@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -26,6 +27,7 @@ C = TypeVar("C")
 S = TypeVar("S", bound="Settings")
 _KEY = "robust_ext"
 _WIDTH = 112
+_SECTION = re.compile(r"\n\n    (?:Attributes|Returns|Raises|Example):")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class SettingInfo:
     above: float | None
     below: float | None
     choices: tuple[str, ...] | None
+    check: Callable[[Any], Any] | None
     trial: Any
     names: Mapping[str, str | None]
 
@@ -51,6 +54,7 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] | None = None,
+    check: Callable[[Any], Any] | None = None,
     trial: Any = dataclasses.MISSING,
     **names: str | None,
 ) -> Any:
@@ -65,6 +69,7 @@ def setting(
         below: Upper end, itself not allowed.
         choices: The strings that are accepted; of a number, those accepted besides (``"auto"``); of a tuple, those
             that it may hold.
+        check: Checks a value and returns it, in place of the checks that follow from its type.
         trial: A value with which an attack runs fast, for tests of every attack.
         **names: Its name in a host library or on the command line, where that differs (``foolbox="steps"``,
             ``art="max_iter"``, ``cli="--C"``); None hides it there. ``panel`` is the command line's panel that shows
@@ -80,6 +85,7 @@ def setting(
         above=above,
         below=below,
         choices=choices,
+        check=check,
         trial=trial,
         names=types.MappingProxyType(names),
     )
@@ -136,11 +142,30 @@ def settings_class(cls: type[C]) -> type[C]:
         robust_ext.core.errors.InvalidArgumentError: steps: got 0, expected an integer of at least 1
     """
     made = dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
-    documented = "\n".join(_documented(name, info) for name, info in declared(made).items())
-    if documented and "Args:" not in (made.__doc__ or ""):
-        head, mark, rest = (made.__doc__ or "").rstrip().partition("\n\n    Example:")
-        made.__doc__ = f"{head}\n\n    Args:\n{documented}\n{mark}{rest}"
+    complete_docstring(made)
     return made
+
+
+def complete_docstring(cls: type, *, first: Mapping[str, str] = {}, attributes: Mapping[str, str] = {}) -> None:
+    """Add ``Args:`` to the docstring of a class, unless it has them: the settings it declares.
+
+    Args:
+        cls: The class.
+        first: Arguments before the settings, with what they are.
+        attributes: What goes under ``Attributes:``, before what stands there.
+    """
+    text = (cls.__doc__ or "").rstrip()
+    lines = [*map(_documented, first, first.values())]
+    lines += [_documented(name, info.help) for name, info in declared(cls).items()]
+    if not lines or "Args:" in text:
+        return
+    found = _SECTION.search(text)
+    head, rest = (text[: found.start()], text[found.start() :]) if found else (text, "")
+    made = "\n\n    Args:\n" + "\n".join(lines)
+    if attributes:
+        made += "\n\n    Attributes:\n" + "\n".join(map(_documented, attributes, attributes.values()))
+        rest = rest.removeprefix("\n\n    Attributes:")
+    cls.__doc__ = head + made + rest
 
 
 def declared(cls: type) -> Mapping[str, SettingInfo]:
@@ -190,8 +215,8 @@ def trial_settings(cls: type) -> dict[str, Any]:
 def check_setting(cls: type, name: str, info: SettingInfo, value: Any) -> Any:
     """The value of a setting, checked against its declaration; values of other types than these are left as they are.
 
-    ``int``, ``float``, ``bool``, ``str`` with choices, tuples ``tuple[float, ...]`` of them, and each ``| None``, are
-    checked.
+    ``int``, ``float``, ``bool``, ``str`` with choices, sequences of them as in ``tuple[float, ...]``, and each
+    ``| None``, are checked.
 
     Raises:
         InvalidArgumentError: It is outside what is declared.
@@ -200,8 +225,10 @@ def check_setting(cls: type, name: str, info: SettingInfo, value: Any) -> Any:
     kinds = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) else {annotation}
     if value is None and type(None) in kinds:
         return None
+    if info.check is not None:
+        return info.check(value)
     for kind in kinds:
-        if typing.get_origin(kind) is tuple:
+        if typing.get_origin(kind) in (tuple, Sequence):
             return _check_tuple(name, info, value, typing.get_args(kind)[0])
     return _check_plain(name, info, value, kinds - {type(None)})
 
@@ -255,7 +282,6 @@ def _shown(value: object) -> str:
     return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
-def _documented(name: str, info: SettingInfo) -> str:
-    text = f"{name}: {info.help}"
+def _documented(name: str, help: str) -> str:
     wrap: Callable[..., str] = textwrap.fill
-    return wrap(text, _WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
+    return wrap(f"{name}: {help}", _WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
