@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from robust_ext.attacks.base import Attack
+from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import MissingDependencyError
 from robust_ext.registry.base import AdaptedModel, Adapter, AttackListing, comes_from
 
@@ -63,9 +64,8 @@ class HostAdapter(Adapter):
         # This project's own attacks in the library's clothes are taken out of them.
         native = None if isinstance(attack, type) else getattr(attack, "native", None)
         core = native() if callable(native) else None
-        if isinstance(core, Attack):
-            core.name = name or type(attack).__name__
-            return core
+        if isinstance(core, NativeAttack):
+            return core.named(name or type(attack).__name__)
         part = self._part("attack")
         adapted: Attack = (
             part.from_class(attack, settings, name=name)

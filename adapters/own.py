@@ -33,9 +33,7 @@ class OwnAdapter(Adapter):
             expected = f"one of {', '.join(_CLASSES)}{did_you_mean(attack, _CLASSES)}"
             raise InvalidArgumentError("attack", f"robust_ext:{attack}", expected)
         check_keywords(_CLASSES[attack], settings, argument="attack", label=attack)
-        built = _CLASSES[attack](**settings)
-        object.__setattr__(built, "name", name)  # Attacks are frozen dataclasses.
-        return built
+        return _CLASSES[attack](**settings).named(name)
 
     def adapt_attack(self, attack: object, *, name: str | None = None) -> Attack | None:
         """Make an attack of one of the classes, or of a tuple (class, settings)."""

@@ -48,32 +48,42 @@ class APGD(NativeAttack):
     name = "APGD-CE"
     traits = AttackTraits(batching="full", failure="best", seeds="generator")
 
-    steps: int = setting(100, "Gradients a run takes, at least 1.", minimum=1, trial=20, art="max_iter")
-    restarts: int = setting(1, "Runs from starts of their own, at least 1.", minimum=1, art="num_random_init")
+    steps: int = setting(default=100, help="Gradients a run takes, at least 1.", minimum=1, trial=20, art="max_iter")
+    restarts: int = setting(
+        default=1, help="Runs from starts of their own, at least 1.", minimum=1, art="num_random_init"
+    )
     loss: str = setting(
-        "ce",
-        'What is maximised: ``"ce"``, ``"margin"``, ``"dlr"`` (needs 3 classes) or ``"targeted-dlr"`` (needs 4). An '
-        'untargeted attack with ``"targeted-dlr"`` makes one run for each of the ``target_classes`` most likely other '
-        "classes at the input.",
+        default="ce",
+        help='What is maximised: ``"ce"``, ``"margin"``, ``"dlr"`` (needs 3 classes) or ``"targeted-dlr"`` (needs 4). '
+        'An untargeted attack with ``"targeted-dlr"`` makes one run for each of the ``target_classes`` most '
+        "likely other classes at the input.",
         choices=tuple(OBJECTIVES),
     )
-    target_classes: int = setting(9, 'How many classes ``"targeted-dlr"`` aims at, one after another.', minimum=1)
+    target_classes: int = setting(
+        default=9, help='How many classes ``"targeted-dlr"`` aims at, one after another.', minimum=1
+    )
     rho: float = setting(
-        0.75, "Share of steps that must raise the loss for the step size to stay (linf, l2).", minimum=0, maximum=1
+        default=0.75,
+        help="Share of steps that must raise the loss for the step size to stay (linf, l2).",
+        minimum=0,
+        maximum=1,
     )
     momentum: float = setting(
-        0.75, "Weight of the new step against the movement before it; 1 is none (linf, l2).", above=0, maximum=1
+        default=0.75,
+        help="Weight of the new step against the movement before it; 1 is none (linf, l2).",
+        above=0,
+        maximum=1,
     )
     start: str = setting(
-        "random",
-        '``"random"``: uniform in the ball, clipped to the bounds. ``"input"``: the input itself in the first run, '
-        "random in the restarts.",
+        default="random",
+        help='``"random"``: uniform in the ball, clipped to the bounds. ``"input"``: the input itself in the first '
+        "run, random in the restarts.",
         choices=STARTS,
     )
     stop_early: bool = setting(
-        False,
-        "Whether rows are left out of the queries once they are solved. No row's result depends on the others either "
-        "way, but queries are then no longer the full batch.",
+        default=False,
+        help="Whether rows are left out of the queries once they are solved. No row's result depends on the others "
+        "either way, but queries are then no longer the full batch.",
     )
 
     def __post_init__(self) -> None:

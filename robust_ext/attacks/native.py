@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.settings import Settings
@@ -44,6 +46,12 @@ class NativeAttack(Settings, Attack):
     :meth:`search`. Where name or traits depend on settings, its ``__post_init__`` sets them. The Foolbox and ART
     classes, the command line's names and the documentation are made from the declaration.
     """
+
+    def named(self, name: str) -> Self:
+        """A copy of this attack that tables and files call ``name``."""
+        made = copy.copy(self)
+        object.__setattr__(made, "name", name)
+        return made
 
     @abstractmethod
     def search(

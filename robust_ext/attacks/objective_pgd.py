@@ -60,41 +60,48 @@ class ObjectivePGD(NativeAttack):
     name = "PGD-ACE"
     traits = AttackTraits(batching="full", failure="last", seeds="generator")
 
-    objective: str = setting("ace", '``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.', choices=tuple(DIVERGENCES))
+    objective: str = setting(
+        default="ace", help='``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.', choices=tuple(DIVERGENCES)
+    )
     algorithm: str = setting(
-        "pgd",
-        'What the settings below are where they are left out. ``"pgd"``: 100 steps from a random start. ``"bim"``: '
-        '``int(320 epsilon)`` steps, at least 1, from the input. ``"fgsm"``: one step of epsilon from the input.',
+        default="pgd",
+        help='What the settings below are where they are left out. ``"pgd"``: 100 steps from a random start. '
+        '``"bim"``: ``int(320 epsilon)`` steps, at least 1, from the input. ``"fgsm"``: one step of epsilon from '
+        "the input.",
         choices=ALGORITHMS,
     )
-    steps: int | None = setting(None, "At least 1.", minimum=1, trial=20, art="max_iter")
+    steps: int | None = setting(default=None, help="At least 1.", minimum=1, trial=20, art="max_iter")
     step_size: float | None = setting(
-        None,
-        "In the units of the inputs. Left out, for PGD and BIM: .01 for linf, .1 for l2 and 4 for l1. These, and the "
-        "steps of BIM, are for bounds (0, 1), and follow the width of others.",
+        default=None,
+        help="In the units of the inputs. Left out, for PGD and BIM: .01 for linf, .1 for l2 and 4 for l1. These, and "
+        "the steps of BIM, are for bounds (0, 1), and follow the width of others.",
         above=0,
         foolbox="abs_stepsize",
         art="eps_step",
     )
     rel_step_size: float | None = setting(
-        None, "Step size relative to epsilon; ``step_size`` goes before it.", above=0, foolbox="rel_stepsize"
+        default=None,
+        help="Step size relative to epsilon; ``step_size`` goes before it.",
+        above=0,
+        foolbox="rel_stepsize",
     )
     start: str | None = setting(
-        None,
-        '``"random"``, uniform in the ball and clipped to the bounds, or ``"input"``. Left out, ``"kl"`` and '
+        default=None,
+        help='``"random"``, uniform in the ball and clipped to the bounds, or ``"input"``. Left out, ``"kl"`` and '
         '``"fisher-rao"`` start at random with every algorithm: they have no gradient at the input.',
         choices=STARTS,
     )
     best: bool = setting(
-        False,
-        "Whether to return the misclassified point of highest objective instead of the last point, where there is one. "
-        "In the paper it is the last.",
+        default=False,
+        help="Whether to return the misclassified point of highest objective instead of the last point, where there "
+        "is one. In the paper it is the last.",
     )
     projection: str = setting(
-        "nearest",
-        'How a step that leaves the ball is taken back. ``"nearest"``: to the nearest point in ball and bounds, which '
-        'in l1 makes perturbations sparse, and the attack stronger. ``"scaled"``: the perturbation is scaled down to '
-        "epsilon and the point then clipped to the bounds, as in Foolbox. For linf they are the same.",
+        default="nearest",
+        help='How a step that leaves the ball is taken back. ``"nearest"``: to the nearest point in ball and bounds, '
+        'which in l1 makes perturbations sparse, and the attack stronger. ``"scaled"``: the perturbation is '
+        "scaled down to epsilon and the point then clipped to the bounds, as in Foolbox. For linf they are the "
+        "same.",
         choices=PROJECTIONS,
     )
 

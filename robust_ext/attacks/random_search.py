@@ -40,14 +40,16 @@ class RandomSearch(NativeAttack):
     name = "RandomSearch"
     traits = AttackTraits(batching="full", gradients=False, failure="best", seeds="generator")
 
-    points: int = setting(400, "Most points drawn for a row, at least 1.", minimum=1, trial=40, art="max_iter")
+    points: int = setting(
+        default=400, help="Most points drawn for a row, at least 1.", minimum=1, trial=40, art="max_iter"
+    )
     outer: str = setting(
-        "corners",
-        'Where every other point is drawn: ``"corners"`` (:meth:`ThreatModel.sample_corners`) or ``"surface"`` '
+        default="corners",
+        help='Where every other point is drawn: ``"corners"`` (:meth:`ThreatModel.sample_corners`) or ``"surface"`` '
         "(:meth:`ThreatModel.sample_surface`).",
         choices=("corners", "surface"),
     )
-    outer_share: float = setting(0.5, "Share of these among the points, in [0, 1].", minimum=0, maximum=1)
+    outer_share: float = setting(default=0.5, help="Share of these among the points, in [0, 1].", minimum=0, maximum=1)
 
     def search(
         self,

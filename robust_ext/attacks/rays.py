@@ -71,27 +71,27 @@ class RayS(NativeAttack):
     )
 
     queries: int = setting(
-        10_000,
-        "Most points queried for each row, the input among them; the default is the paper's.",
+        default=10_000,
+        help="Most points queried for each row, the input among them; the default is the paper's.",
         minimum=1,
         trial=100,
         art="max_iter",
     )
     tolerance: float = setting(
-        1e-3,
-        "How near to the boundary a binary search ends: Euclidean length along the ray as in the paper, for bounds one "
-        "apart. In linf it is ``tolerance`` divided by the square root of the number of values.",
+        default=1e-3,
+        help="How near to the boundary a binary search ends: Euclidean length along the ray as in the paper, for "
+        "bounds one apart. In linf it is ``tolerance`` divided by the square root of the number of values.",
         above=0,
     )
     stop: bool = setting(
-        True,
-        "Whether a row is finished once a misclassified point within epsilon is found. If not, it is searched on for a "
-        "nearer one until its queries are used up.",
+        default=True,
+        help="Whether a row is finished once a misclassified point within epsilon is found. If not, it is searched on "
+        "for a nearer one until its queries are used up.",
     )
     keep_rows: bool = setting(
-        True,
-        "Whether every query sends the whole batch in row order, finished rows as they are. If not, finished rows are "
-        "left out, which is cheaper, but changes what defenses that look at the batch see.",
+        default=True,
+        help="Whether every query sends the whole batch in row order, finished rows as they are. If not, finished "
+        "rows are left out, which is cheaper, but changes what defenses that look at the batch see.",
     )
 
     def __post_init__(self) -> None:

@@ -67,31 +67,31 @@ class Square(NativeAttack):
     traits = AttackTraits(batching="full", gradients=False, failure="best", seeds="generator")
 
     queries: int = setting(
-        5000, "Points queried in each run, the first one among them.", minimum=1, trial=40, art="max_iter"
+        default=5000, help="Points queried in each run, the first one among them.", minimum=1, trial=40, art="max_iter"
     )
     p: float = setting(
-        0.8,
-        "Share of the pixels in the first windows; it falls as in :func:`window_share`. The paper has .05 for linf and "
-        ".1 for l2 on ImageNet, and .8 is in wide use.",
+        default=0.8,
+        help="Share of the pixels in the first windows; it falls as in :func:`window_share`. The paper has .05 for "
+        "linf and .1 for l2 on ImageNet, and .8 is in wide use.",
         above=0,
         maximum=1,
         art="p_init",
     )
     restarts: int = setting(
-        1,
-        "Runs from first points of their own; later runs are for rows that are not solved.",
+        default=1,
+        help="Runs from first points of their own; later runs are for rows that are not solved.",
         minimum=1,
         art="num_random_init",
     )
     loss: str = setting(
-        "margin",
-        'What is raised: ``"margin"``, or ``"ce"``, the paper\'s for attacks that aim at a class.',
+        default="margin",
+        help='What is raised: ``"margin"``, or ``"ce"``, the paper\'s for attacks that aim at a class.',
         choices=LOSSES,
     )
     stop_early: bool = setting(
-        True,
-        "Whether rows that are misclassified stay as they are. If not, their loss is raised further, and all queries "
-        "are made.",
+        default=True,
+        help="Whether rows that are misclassified stay as they are. If not, their loss is raised further, and all "
+        "queries are made.",
     )
 
     def search(

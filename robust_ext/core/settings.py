@@ -58,7 +58,7 @@ def setting(
     trial: Any = dataclasses.MISSING,
     **names: str | None,
 ) -> Any:
-    """Declare one field of a :func:`settings_class`.
+    """Declare one field of a :func:`settings_class`; by keywords alone, as type checkers look for ``default``.
 
     Args:
         default: Its value where none is given; left out for a required setting.
@@ -133,7 +133,7 @@ def settings_class(cls: type[C]) -> type[C]:
     Example:
         >>> @settings_class
         ... class Search(Settings):
-        ...     steps: int = setting(100, "Gradients a run takes.", minimum=1, art="max_iter")
+        ...     steps: int = setting(default=100, help="Gradients a run takes.", minimum=1, art="max_iter")
         >>> Search(steps=5).description
         'Search(steps=5)'
         >>> Search(steps=0)

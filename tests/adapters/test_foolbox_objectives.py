@@ -271,7 +271,7 @@ def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
     relative = as_attack(objectives.L2ObjectivePGD(rel_stepsize=0.25))
     assert isinstance(relative, ObjectivePGD)
     assert relative.step_size_for(ThreatModel(norm="l2", epsilon=2.0)) == 0.5
-    assert relative.description == f"{ObjectivePGD().description[:-1]}, rel_stepsize=0.25)"
+    assert relative.description == ObjectivePGD(rel_step_size=0.25).description
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,19 @@ class AdaptiveSettings(Settings):
 
     label = "the evaluation of a test-time defense"
 
-    steps: int = setting(50, "Of APGD in each run.", minimum=1)
-    queries: int = setting(500, "Of Square and RayS for each sample.", minimum=1)
-    draws: int = setting(8, "Draws that gradients of a random defense are averaged over.", minimum=1)
+    steps: int = setting(default=50, help="Of APGD in each run.", minimum=1)
+    queries: int = setting(default=500, help="Of Square and RayS for each sample.", minimum=1)
+    draws: int = setting(default=8, help="Draws that gradients of a random defense are averaged over.", minimum=1)
     repeats: int = setting(
-        5,
-        "How often a random defense is queried about each candidate: so often to choose the worst attack on each "
+        default=5,
+        help="How often a random defense is queried about each candidate: so often to choose the worst attack on each "
         "sample, and so often again, afresh, to state what is left.",
         minimum=1,
     )
     batch_size: int = setting(
-        64,
-        "Samples attacked and judged at once; for batch-level defenses the nearest number of whole groups.",
+        default=64,
+        help="Samples attacked and judged at once; for batch-level defenses the nearest number of whole groups.",
         minimum=1,
         panel="run",
     )
-    seed: int = setting(0, "Of every draw.", minimum=0, panel="run")
+    seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")

@@ -25,102 +25,107 @@ class BinarizationSettings(Settings):
 
     threat_model: ThreatModel
     inner_points: int = setting(
-        999, "N_i, random points of class 0 for each sample, beside the clean sample.", minimum=1
+        default=999, help="N_i, random points of class 0 for each sample, beside the clean sample.", minimum=1
     )
-    boundary_points: int = setting(1, "N_b, planted points of class 1 for each sample.", minimum=1)
+    boundary_points: int = setting(default=1, help="N_b, planted points of class 1 for each sample.", minimum=1)
     boundary: str = setting(
-        "auto",
-        'Where points are planted: ``"corners"``, ``"surface"``, or ``"auto"`` (corners for linf, else surface).',
+        default="auto",
+        help='Where points are planted: ``"corners"``, ``"surface"``, or ``"auto"`` (corners for linf, else surface).',
         choices=("auto", "corners", "surface"),
     )
     gap: float = setting(
-        0.05,
-        "Margin between inner points and the boundary, relative to epsilon, in [0, 1): inner points lie within "
+        default=0.05,
+        help="Margin between inner points and the boundary, relative to epsilon, in [0, 1): inner points lie within "
         "``(1 - gap) epsilon`` (section 3.1, equation 1).",
         minimum=0,
         below=1,
     )
     kappa: float = setting(
-        0.999,
-        "Closeness of the decision boundary to the planted points, in [0, 1): the share of the way from the closest "
-        "inner point to the closest planted one (section 4.3). Harder towards 1.",
+        default=0.999,
+        help="Closeness of the decision boundary to the planted points, in [0, 1): the share of the way from the "
+        "closest inner point to the closest planted one (section 4.3). Harder towards 1.",
         minimum=0,
         below=1,
     )
     kappa_convention: str = setting(
-        "paper",
-        '``"paper"``, as above; ``"reference"``: the paper\'s public code, which starts half way, so that the same '
-        "kappa gives a boundary at ``(1 + kappa) / 2``.",
+        default="paper",
+        help='``"paper"``, as above; ``"reference"``: the paper\'s public code, which starts half way, so that the '
+        "same kappa gives a boundary at ``(1 + kappa) / 2``.",
         choices=("paper", "reference"),
     )
-    readout: str = setting("logistic", 'How it is fitted: ``"logistic"`` or ``"max-margin"``.', choices=READOUTS)
+    readout: str = setting(
+        default="logistic", help='How it is fitted: ``"logistic"`` or ``"max-margin"``.', choices=READOUTS
+    )
     C: float = setting(
-        10.0,
-        "Weight of the losses in logistic regression, see :func:`robust_ext.models.readouts.fit_directions`; raised "
-        "for the samples that it keeps from being separated.",
+        default=10.0,
+        help="Weight of the losses in logistic regression, see :func:`robust_ext.models.readouts.fit_directions`; "
+        "raised for the samples that it keeps from being separated.",
         above=0,
         cli="--C",
     )
     logit_scale: str = setting(
-        "original",
-        '``"original"``: the two logits span the range of the network\'s own (section 3.1, footnote 3). ``"unit"``: '
-        "they span [-1, 1].",
+        default="original",
+        help='``"original"``: the two logits span the range of the network\'s own (section 3.1, footnote 3). '
+        '``"unit"``: they span [-1, 1].',
         choices=("original", "unit"),
     )
     reference_points: int = setting(
-        1,
-        "N_r, points outside the ball in class 1 for attacks that imitate some; with a detector only.",
+        default=1,
+        help="N_r, points outside the ball in class 1 for attacks that imitate some; with a detector only.",
         minimum=0,
         panel="detector",
     )
     reference_distance: float = setting(
-        1.75,
-        "Where they lie, in units of epsilon, above 1 (the paper's xi, appendix B).",
+        default=1.75,
+        help="Where they lie, in units of epsilon, above 1 (the paper's xi, appendix B).",
         above=1,
         panel="detector",
     )
     planting_tries: int = setting(
-        200,
-        "Most points drawn for one that the detector lets pass (or detects, in the inverted test).",
+        default=200,
+        help="Most points drawn for one that the detector lets pass (or detects, in the inverted test).",
         minimum=1,
         panel="detector",
     )
     detector_draws: int = setting(
-        5,
-        "How often a random detector is queried for each point; the majority decides.",
+        default=5,
+        help="How often a random detector is queried for each point; the majority decides.",
         minimum=1,
         panel="detector",
     )
-    random_inner: int = setting(200, "Points the random attack draws within the ball.", minimum=0)
-    random_corners: int = setting(200, "Points it draws from where points are planted.", minimum=0)
-    canaries: int = setting(8, "Samples that are also posed with the wrong label.", minimum=0)
-    threshold: float = setting(0.95, "Test score that passes, in (0, 1).", above=0, below=1)
+    random_inner: int = setting(default=200, help="Points the random attack draws within the ball.", minimum=0)
+    random_corners: int = setting(default=200, help="Points it draws from where points are planted.", minimum=0)
+    canaries: int = setting(default=8, help="Samples that are also posed with the wrong label.", minimum=0)
+    threshold: float = setting(default=0.95, help="Test score that passes, in (0, 1).", above=0, below=1)
     maximum_random_score: float = setting(
-        0.5, "R-ASR above which a test is too easy to pass anything, in [0, 1].", minimum=0, maximum=1
+        default=0.5, help="R-ASR above which a test is too easy to pass anything, in [0, 1].", minimum=0, maximum=1
     )
-    minimum_samples: int = setting(10, "Planted problems below which nothing passes.", minimum=0)
-    sequential: bool = setting(False, "Stop drawing samples once each attack's score is above or below the threshold.")
-    error_rate: float = setting(0.05, "Of that decision, in (0, .5).", above=0, below=0.5)
-    confidence: float = setting(0.95, "Of the intervals, in (0, 1).", above=0, below=1)
-    seed: int = setting(0, "Of every draw.", minimum=0, panel="run")
+    minimum_samples: int = setting(default=10, help="Planted problems below which nothing passes.", minimum=0)
+    sequential: bool = setting(
+        default=False, help="Stop drawing samples once each attack's score is above or below the threshold."
+    )
+    error_rate: float = setting(default=0.05, help="Of that decision, in (0, .5).", above=0, below=0.5)
+    confidence: float = setting(default=0.95, help="Of the intervals, in (0, 1).", above=0, below=1)
+    seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")
     batch_size: int | str = setting(
-        "auto",
-        'Problems attacked at once, or ``"auto"`` (32, or 8 when sequential).',
+        default="auto",
+        help='Problems attacked at once, or ``"auto"`` (32, or 8 when sequential).',
         minimum=1,
         choices=("auto",),
         panel="run",
     )
     forward_batch: int | str = setting(
-        "auto",
-        'Rows of a forward pass while points are measured, or ``"auto"`` (by the size of an input).',
+        default="auto",
+        help='Rows of a forward pass while points are measured, or ``"auto"`` (by the size of an input).',
         minimum=1,
         choices=("auto",),
         panel="run",
     )
     fold: bool = setting(
-        True,
-        "Measure points through a copy of the network with batch normalisation folded into convolutions, where there "
-        "is any and the copy gives the same features, see :mod:`robust_ext.evaluations.binarization.forward`.",
+        default=True,
+        help="Measure points through a copy of the network with batch normalisation folded into convolutions, where "
+        "there is any and the copy gives the same features, see "
+        ":mod:`robust_ext.evaluations.binarization.forward`.",
         panel="run",
     )
 

@@ -16,37 +16,38 @@ class MeadSettings(Settings):
     label = "mead"
 
     naturals: str = setting(
-        "kept",
-        '``"kept"``: samples that are misclassified as they are count like the others, as in the paper. '
+        default="kept",
+        help='``"kept"``: samples that are misclassified as they are count like the others, as in the paper. '
         '``"filtered"``: they are left out.',
         choices=NATURALS,
     )
-    resamples: int = setting(500, "Of the bootstrap intervals; 0 leaves the intervals out.", minimum=0)
+    resamples: int = setting(default=500, help="Of the bootstrap intervals; 0 leaves the intervals out.", minimum=0)
     combine: tuple[str, ...] = setting(
-        (),
-        "Ways to make one detector of all of them, see :mod:`robust_ext.detectors.combining`: "
+        default=(),
+        help="Ways to make one detector of all of them, see :mod:`robust_ext.detectors.combining`: "
         '``"mean"``, ``"max"``, ``"mixture"``. They need clean inputs to calibrate on.',
         choices=METHODS,
         panel="detector",
     )
     detector_fpr: float = setting(
-        0.05,
-        "Share of clean inputs that a detector without a threshold may flag, in (0, 1).",
+        default=0.05,
+        help="Share of clean inputs that a detector without a threshold may flag, in (0, 1).",
         above=0,
         below=1,
         panel="detector",
     )
     published: bool = setting(
-        False,
-        "Whether to state too what the paper's public code computes, see :mod:`robust_ext.evaluations.mead.published`.",
+        default=False,
+        help="Whether to state too what the paper's public code computes, see "
+        ":mod:`robust_ext.evaluations.mead.published`.",
     )
     batch_size: int = setting(
-        100,
-        "Samples attacked at once. Results of attacks that draw random numbers depend on it.",
+        default=100,
+        help="Samples attacked at once. Results of attacks that draw random numbers depend on it.",
         minimum=1,
         panel="run",
     )
-    seed: int = setting(0, "Of every draw.", minimum=0, panel="run")
+    seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values."""

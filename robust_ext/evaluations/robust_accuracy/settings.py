@@ -13,19 +13,20 @@ class RobustAccuracySettings(Settings):
     label = "robust accuracy"
 
     epsilons: tuple[float, ...] | None = setting(
-        None,
-        "Budgets above 0, in the units of the inputs, each once; the epsilon of the threat model alone where left out.",
+        default=None,
+        help="Budgets above 0, in the units of the inputs, each once; the epsilon of the threat model alone where "
+        "left out.",
         above=0,
         cli="--eps",
         panel="attack",
     )
     batch_size: int = setting(
-        100,
-        "Samples attacked at once. Results of attacks that draw random numbers depend on it.",
+        default=100,
+        help="Samples attacked at once. Results of attacks that draw random numbers depend on it.",
         minimum=1,
         panel="run",
     )
-    seed: int = setting(0, "Of every draw.", minimum=0, panel="run")
+    seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")
 
     def __post_init__(self) -> None:
         super().__post_init__()
