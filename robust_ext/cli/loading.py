@@ -1,16 +1,166 @@
-"""Models named on the command line, and their weights; nothing is unpickled."""
+"""What the commands of all evaluations have in common: the model, the data, the run; nothing is unpickled."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from torch import Tensor, nn
 
+from robust_ext.cli.options import HIDDEN, number, pair
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.objects import resolve_object
+from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.threat import ThreatModel
+from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.engine.workers import end_with_parent, run_shards
+
+
+@settings_class
+class RunOptions(Settings):
+    """Options of every evaluation."""
+
+    model: str = setting(
+        help="digits, package.module:object or file.py:object; a model or what makes one.", panel="model"
+    )
+    weights: str | None = setting(
+        default=None, help="State dict of the model: .safetensors, or a torch file.", panel="model"
+    )
+    bounds: str = setting(default="0,1", help="Lowest and highest input value of the model.", panel="model")
+    data: str = setting(help="digits, mnist, fashion-mnist, cifar10, cifar100, an .npz file or a folder.", panel="data")
+    data_root: str | None = setting(default=None, help="Folder with the data's files.", panel="data")
+    data_split: str = setting(default="test", help="test or train.", panel="data")
+    samples: int = setting(default=100, help="Number of samples.", minimum=1, panel="data")
+    order: str = setting(default="random", help="Which samples: random (by the seed) or first.", panel="data")
+    out: Path | None = setting(
+        default=None, help="Run folder; a killed run goes on there. result.json, report.html.", panel="run"
+    )
+    device: str = setting(default="cpu", help="As torch names it: cpu, cuda, cuda:1.", panel="run")
+    progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The bounds as numbers."""
+        return pair("--bounds", self.bounds)
+
+    def threat_model(self, norm: str, eps: str) -> ThreatModel:
+        """The threat model within the bounds; epsilon may be a fraction."""
+        return ThreatModel(norm=norm, epsilon=number("--eps", eps), bounds=self.limits)
+
+    def load_model(self) -> object:
+        """The model with its weights, on the device."""
+        return load_model(self.model, weights=self.weights, device=torch_device(self.device))
+
+    def load_samples(self, *, seed: int, further: int = 0) -> Samples:
+        """The samples, and so many further ones where the data has them."""
+        dataset = load_dataset(self.data, root=self.data_root, split=self.data_split)
+        count = min(self.samples + further, max(self.samples, len(dataset)))
+        rows = dataset.choose(count, seed=seed, order=self.order)
+        inputs, labels = dataset.take(rows, bounds=self.limits)
+        n = self.samples
+        return Samples(dataset, [int(row) for row in rows[:n]], inputs[:n], labels[:n], inputs[n:] if further else None)
+
+    def origin(self, samples: Samples, **more: str | None) -> dict[str, str]:
+        """Where things came from, in words."""
+        words = {
+            "model": self.model if self.weights is None else f"{self.model}, weights {self.weights}",
+            "data": f"{samples.dataset.name}, order {self.order}",
+            **more,
+        }
+        return {name: text for name, text in words.items() if text is not None}
+
+    def show(self, result: object) -> None:
+        """Write a result to the terminal."""
+        typer.echo(str(result))
+        if self.out is not None:
+            typer.echo(f"{self.out / 'result.json'} and {self.out / 'report.html'} hold the details.")
+
+
+@settings_class
+class ShardedOptions(RunOptions):
+    """Options of evaluations that several processes may share."""
+
+    jobs: int = setting(default=1, help="Processes; needs --out.", minimum=1, panel="run")
+    shard: str = setting(default="0/1", help="Number of this process, and of how many.", panel=HIDDEN)
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Number of this process, and of how many."""
+        parts = self.shard.split("/")
+        if len(parts) != 2 or not all(part.isdecimal() for part in parts) or not 0 <= int(parts[0]) < int(parts[1]):
+            raise InvalidArgumentError("--shard", repr(self.shard), "K/N with K from 0 to N - 1")
+        return int(parts[0]), int(parts[1])
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What the evaluations' functions take of these."""
+        alone = self.part[1] == 1 and self.jobs == 1
+        return {"out": self.out, "progress": self.progress and alone, "shard": self.part}
+
+    def begin(self) -> None:
+        """Check that processes have a folder to share; one of several ends with the process that started it."""
+        if self.jobs > 1 and self.out is None:
+            raise InvalidArgumentError("--jobs", self.jobs, "a run folder (--out) when there is more than one")
+        if self.part[1] > 1:
+            end_with_parent()
+
+    def run_shards(self, *, total: int, done: Callable[[], int], **words: str) -> None:
+        """Let several processes fill the run folder, where there are to be several."""
+        if self.jobs > 1:
+            arguments = _without_jobs(sys.argv[1:])
+            run_shards(arguments, jobs=self.jobs, total=total, done=done, progress=self.progress, **words)
+
+    def show(self, result: object) -> None:
+        """Write a result to the terminal, unless another process does."""
+        if self.part[1] == 1:
+            super().show(result)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of a data set.
+
+    Args:
+        dataset: They come from.
+        ids: Their numbers in it.
+        inputs: float32 ``(N, ...)``.
+        labels: int64 ``(N,)``.
+        further: More inputs of the data, or None.
+    """
+
+    dataset: Dataset
+    ids: list[int]
+    inputs: Tensor
+    labels: Tensor
+    further: Tensor | None
+
+
+def torch_device(text: str) -> torch.device:
+    """A device that this torch can use."""
+    try:
+        device = torch.device(text)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidArgumentError("--device", repr(text), f"a device this torch can use ({error})") from error
+    return device
+
+
+def _without_jobs(arguments: list[str]) -> list[str]:
+    """The same command without ``--jobs N`` or ``--jobs=N``."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip or argument == "--jobs":
+            skip = not skip
+        elif not argument.startswith("--jobs="):
+            kept.append(argument)
+    return kept
 
 
 def load_model(spec: str, *, weights: str | None = None, device: str | torch.device = "cpu") -> object:

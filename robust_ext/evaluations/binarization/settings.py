@@ -54,7 +54,7 @@ class BinarizationSettings(Settings):
         choices=("paper", "reference"),
     )
     readout: str = setting(
-        default="logistic", help='How it is fitted: ``"logistic"`` or ``"max-margin"``.', choices=READOUTS
+        default="logistic", help='How a readout is fitted: ``"logistic"`` or ``"max-margin"``.', choices=READOUTS
     )
     C: float = setting(
         default=10.0,

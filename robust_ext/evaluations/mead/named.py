@@ -76,7 +76,7 @@ def find_detectors(
         if name not in NAMED:
             if ":" not in name:
                 expected = f"one of {', '.join(NAMED)}, package.module:object or file.py:object"
-                raise InvalidArgumentError("--detector", name, expected + did_you_mean(name, NAMED))
+                raise InvalidArgumentError("detector", name, expected + did_you_mean(name, NAMED))
             found[name] = name
             continue
         file = None if folder is None else folder / f"{name}-{data.identity(module)}.safetensors"

@@ -17,8 +17,7 @@ class RobustAccuracySettings(Settings):
         help="Budgets above 0, in the units of the inputs, each once; the epsilon of the threat model alone where "
         "left out.",
         above=0,
-        cli="--eps",
-        panel="attack",
+        cli=None,
     )
     batch_size: int = setting(
         default=100,

@@ -1,0 +1,74 @@
+"""``robust-ext binarization``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from robust_ext.cli.loading import ShardedOptions
+from robust_ext.cli.options import command
+from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.threat import NORMS
+from robust_ext.engine.workers import count_records
+from robust_ext.evaluations.binarization import BinarizationSettings, binarization_test
+
+
+@settings_class
+class BinarizationOptions(Settings):
+    """Options of this command alone."""
+
+    layer: str | None = setting(
+        default=None, help="Name of the linear layer that makes the logits; found by itself.", panel="model"
+    )
+    attack: tuple[str, ...] = setting(
+        help="library:Name(key=value), module:callable or file.py:callable; repeatable.", panel="attack"
+    )
+    eps: str = setting(help="Budget in the units of the inputs; fractions such as 8/255 are fine.", panel="attack")
+    norm: str = setting(default="linf", help=f"One of {', '.join(NORMS)}.", panel="attack")
+    view: str = setting(
+        default="classifier",
+        help="What attacks on logits see of model and detector: classifier, reject or margin.",
+        panel="attack",
+    )
+    detector: str | None = setting(
+        default=None,
+        help="package.module:object or file.py:object: a detector, or what makes one of a model.",
+        panel="detector",
+    )
+    detector_fpr: float = setting(default=0.05, help="Share of clean inputs that it may detect.", panel="detector")
+    detector_samples: int = setting(
+        default=200,
+        help="Further samples of the data to calibrate a detector without a threshold.",
+        minimum=1,
+        panel="detector",
+    )
+    calibrate: bool = setting(default=False, help="Find the hardness first, on --calibration-samples.")
+    calibration_samples: int = setting(default=16, help="Samples for --calibrate.", minimum=1)
+
+
+@command(BinarizationSettings, samples=64)
+def binarization(run: ShardedOptions, own: BinarizationOptions, settings: dict[str, Any]) -> None:
+    """Plant adversarial examples in a model and see whether an attack finds them."""
+    threat_model = run.threat_model(own.norm, own.eps)
+    run.begin()
+    samples = run.load_samples(seed=settings["seed"], further=0 if own.detector is None else own.detector_samples)
+    model = run.load_model()
+    if run.out is not None:
+        run.run_shards(total=run.samples, done=partial(count_records, run.out))
+    result = binarization_test(
+        model,
+        list(own.attack),
+        samples.inputs,
+        threat_model,
+        layer=own.layer,
+        sample_ids=samples.ids,
+        calibrate_on=min(own.calibration_samples, run.samples) if own.calibrate else 0,
+        origin=run.origin(samples, detector=own.detector),
+        detector=own.detector,
+        detector_data=samples.further,
+        detector_fpr=own.detector_fpr,
+        view=own.view,
+        **run.keywords,
+        **settings,
+    )
+    run.show(result)

@@ -1,0 +1,259 @@
+"""Every option of every command reaches the function behind it, under its own name and with the value it was given."""
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import typer.main
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from robust_ext.cli import app as cli
+from robust_ext.cli.loading import ShardedOptions
+from robust_ext.cli.options import number, option_name, pair
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import declared, setting_types
+from robust_ext.core.threat import ThreatModel
+from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.adaptive import AdaptiveSettings
+from robust_ext.evaluations.binarization import BinarizationSettings
+from robust_ext.evaluations.mead import MeadSettings
+from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
+
+COMMANDS = {
+    "binarization": ("binarization", "binarization_test", BinarizationSettings),
+    "mead": ("mead", "mead", MeadSettings),
+    "robust-accuracy": ("robust_accuracy", "robust_accuracy", RobustAccuracySettings),
+    "test-time": ("adaptive", "evaluate_defense", AdaptiveSettings),
+}
+RUN = ("model", "weights", "bounds", "data", "data_root", "data_split", "samples", "order", "out", "device", "progress")
+TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
+OTHERS = {
+    "binarization": (
+        *("layer", "attack", "eps", "norm", "view", "detector", "detector_fpr", "detector_samples"),
+        *("calibrate", "calibration_samples", "jobs", "shard"),
+    ),
+    "mead": ("detector", "suite", "arm", "jobs", "shard", *TRAINING),
+    "robust-accuracy": ("attack", "eps", "norm", "jobs", "shard"),
+    "test-time": ("defense", "defense_weights", "surrogate", "eps", "norm"),
+}
+"""The options that are no settings of an evaluation; each is named in a test below."""
+
+GROUP = typer.main.get_command(cli.app)
+
+
+def other_value(kind, info, default):
+    """A value that a setting may have and does not have by default, and how it is written on the command line."""
+    if kind is bool:
+        return not default, []
+    if info.choices is not None and kind is str:
+        value = next(choice for choice in info.choices if choice != default)
+    elif info.choices is not None and kind == tuple[str, ...]:
+        return info.choices[:2], list(info.choices[:2])
+    elif kind is float:
+        upper = info.maximum if info.maximum is not None else info.below
+        value = (default + upper) / 2 if upper is not None else default + 1.5
+    else:
+        value = 7 if isinstance(default, str) else default + 3
+    return value, [str(value)]
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from robust_ext.demo.network import digits_network\n"
+        "from robust_ext.detectors import Detector\n"
+        "def make():\n    return digits_network(trained=False)\n"
+        "class Unsure(Detector):\n"
+        "    def score_of(self, seen):\n        return seen.logits.amax(1)\n"
+    )
+    save_file({key: value + 1 for key, value in digits_network().state_dict().items()}, tmp_path / "w.safetensors")
+    return tmp_path
+
+
+@pytest.fixture
+def invoke(monkeypatch, files):
+    """Run a command with its evaluation replaced, and return what that was called with."""
+
+    def run(command, *arguments):
+        module, function, _ = COMMANDS[command]
+        calls = []
+
+        def evaluation(*positional, **keywords):
+            calls.append(SimpleNamespace(positional=positional, **keywords))
+            return "the result"
+
+        monkeypatch.setattr(importlib.import_module(f"robust_ext.cli.{module}"), function, evaluation)
+        own = {
+            "binarization": ["--attack", "a:b", "--eps", "8/255"],
+            "mead": [
+                *("--detector", f"{files / 'mine.py'}:Unsure", "--train-samples", "50"),
+                *("--calibration-samples", "40", "--samples", "8", "--no-progress"),
+            ],
+            "robust-accuracy": ["--attack", "a:b", "--eps", "0.2,8/255"],
+            "test-time": ["--defense", "hd", "--eps", "8/255"],
+        }[command]
+        done = CliRunner().invoke(cli.app, [command, "--model", "digits", "--data", "digits", *own, *arguments])
+        if done.exception is not None:
+            raise done.exception
+        (call,) = calls
+        call.output = done.output
+        return call
+
+    return run
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_setting_reaches_the_evaluation(command, invoke):
+    cls = COMMANDS[command][2]
+    kinds = setting_types(cls)
+    expected, arguments = {}, []
+    for name, info in declared(cls).items():
+        if info.names.get("cli", "") is None:
+            continue
+        default = cls.__dataclass_fields__[name].default
+        expected[name], words = other_value(kinds[name], info, default)
+        option = option_name(name, info)
+        arguments += [part for word in words for part in (option, word)]
+        if not words:
+            arguments.append(option if expected[name] else option.replace("--", "--no-"))
+    call = vars(invoke(command, *arguments))
+    assert {name: call[name] for name in expected} == expected
+    call = vars(invoke(command))
+    assert all(call[name] == cls.__dataclass_fields__[name].default for name in expected), "defaults are those declared"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_in_a_test_here(command):
+    settings = [name for name, info in declared(COMMANDS[command][2]).items() if info.names.get("cli", "") is not None]
+    options = [parameter.name for parameter in GROUP.commands[command].params]
+    assert sorted(options) == sorted({*settings, *RUN, *OTHERS[command]})
+    text = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    shown = {option for parameter in GROUP.commands[command].params for option in parameter.opts}
+    assert all(option in text for option in shown - {"--shard"})
+    assert "--shard" not in text
+    assert all(f"─ {panel} ─" in text for panel in ("Model", "Data", "Attack", "Test", "Run") if panel in text)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_model_and_data_options(command, invoke, files):
+    call = invoke(command)
+    inputs = call.positional[2]
+    assert len(inputs) == {"mead": 8, "robust-accuracy": 100}.get(command, 64)
+    assert float(inputs.min()) == 0.0
+    assert call.origin["model"] == "digits"
+    assert call.origin["data"] == "digits-test, order random"
+    assert call.out is None
+    assert call.output == "the result\n"
+    model = ["--model", f"{files / 'mine.py'}:make", "--weights", str(files / "w.safetensors"), "--device", "cpu"]
+    data = ["--bounds=-1,1", "--data-root", str(files), "--samples", "5", "--order", "first", "--data-split"]
+    # The commands that fit detectors take the train split for that.
+    split = "test" if command == "mead" else "train"
+    call = invoke(command, *model, *data, split, "--out", str(files / "run"), "--no-progress")
+    weights = digits_network().state_dict()
+    assert all(torch.equal(value, weights[key] + 1) for key, value in call.positional[0].state_dict().items())
+    assert call.sample_ids == [0, 1, 2, 3, 4]
+    assert float(call.positional[2].min()) == -1.0
+    assert call.origin["data"] == f"digits-{split}, order first"
+    assert call.origin["model"].endswith("w.safetensors")
+    assert (call.out, call.progress) == (files / "run", False)
+    assert "report.html hold the details." in call.output
+
+
+def test_options_of_binarization(invoke):
+    assert invoke("binarization").calibrate_on == 0
+    own = ["--attack", "c:d", "--norm", "l2", "--layer", "fc", "--view", "reject", "--detector", "x.py:y"]
+    sizes = ["--detector-fpr", "0.2", "--detector-samples", "30", "--calibrate", "--calibration-samples", "9"]
+    call = invoke("binarization", *own, *sizes)
+    assert call.positional[1] == ["a:b", "c:d"]
+    assert call.positional[3] == ThreatModel(norm="l2", epsilon=8 / 255)
+    assert (call.layer, call.view, call.detector, call.detector_fpr) == ("fc", "reject", "x.py:y", 0.2)
+    assert len(call.detector_data) == 30
+    assert call.calibrate_on == 9
+    assert call.origin["detector"] == "x.py:y"
+
+
+def test_options_of_robust_accuracy(invoke):
+    call = invoke("robust-accuracy", "--norm", "l1", "--attack", "mine=c:d(e=1)")
+    assert call.positional[1] == {"a:b": "a:b", "mine": "c:d(e=1)"}
+    assert (call.norm, call.epsilons) == ("l1", (8 / 255, 0.2))
+
+
+def test_options_of_test_time(invoke, files):
+    surrogate = f"digits@{files / 'w.safetensors'}"
+    call = invoke("test-time", "--norm", "l2", "--defense-weights", "d.safetensors", "--surrogate", surrogate)
+    assert call.positional[1] == "hd"
+    assert call.positional[4] == ThreatModel(norm="l2", epsilon=8 / 255)
+    assert call.defense_weights == "d.safetensors"
+    assert list(call.surrogates) == [surrogate]
+    assert call.origin["defense"] == "hd, weights d.safetensors"
+
+
+def test_options_of_mead(invoke, monkeypatch):
+    made = {}
+    monkeypatch.setattr(
+        "robust_ext.cli.mead.find_detectors",
+        lambda names, module, data, **keywords: made.update(names=names, data=data) or {"mine": None},
+    )
+    call = invoke("mead")
+    assert (call.suite, call.arms) == (["quick"], [])
+    own = [
+        "--detector",
+        "lid",
+        "--suite",
+        "white-box",
+        "--arm",
+        "linf:0.1,0.2=robust_ext:APGD()",
+        "--train-data",
+        "digits",
+    ]
+    call = invoke("mead", *own, "--preset", "mnist", "--adversarial-samples", "11")
+    assert call.suite == ["white-box"]
+    assert [(arm.norm, arm.epsilon) for arm in call.arms] == [("linf", 0.1), ("linf", 0.2)]
+    assert len(call.detector_data) == 40
+    assert made["names"][-1] == "lid"
+    assert (len(made["data"].clean), made["data"].attacked, made["data"].preset) == (50, 11, "mnist")
+    assert call.origin["training_data"] == "digits-train, 50 samples, and 40 to calibrate"
+
+
+@pytest.mark.parametrize("command", ["binarization", "mead", "robust-accuracy"])
+def test_jobs_repeat_the_command(command, invoke, files, monkeypatch):
+    started, ended = [], []
+    monkeypatch.setattr("robust_ext.cli.loading.run_shards", lambda *given, **keywords: started.append(keywords))
+    monkeypatch.setattr("robust_ext.cli.loading.end_with_parent", lambda: ended.append(True))
+    attack = ["--attack", "robust_ext:APGD()"] if command == "robust-accuracy" else []
+    arguments = ["--out", str(files / "run"), "--samples", "4", *attack]
+    if command == "robust-accuracy":
+        monkeypatch.setattr("robust_ext.cli.robust_accuracy.as_attacks", lambda attacks: {})
+    call = invoke(command, *arguments, "--jobs", "2")
+    assert (call.shard, call.progress) == ((0, 1), False)
+    assert started[0]["jobs"] == 2
+    assert started[0]["done"]() == 0
+    assert not ended
+    call = invoke(command, *arguments, "--shard", "1/2")
+    assert (call.shard, call.progress) == ((1, 2), False)
+    assert (call.output, ended, len(started)) == ("", [True], 1)
+
+
+def test_demo_and_attacks(monkeypatch, tmp_path):
+    called = []
+    saved = SimpleNamespace(save=called.append)
+    monkeypatch.setattr("robust_ext.cli.demo.run_demo", lambda **keywords: called.append(keywords) or saved)
+    arguments = ["demo", "--samples", "3", "--seed", "4", "--no-progress", "--out", str(tmp_path)]
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    assert called == [{"samples": 3, "seed": 4, "progress": False}, Path(tmp_path)]
+    names = [[parameter.name for parameter in GROUP.commands[command].params] for command in ("demo", "attacks")]
+    assert names[0] == ["out", "samples", "seed", "progress"]
+    # The other command's options are those that tests/cli/test_cli.py runs it with.
+    assert names[1] == ["matrix", "library", "json_file", "markdown", "seed", "progress"]
+
+
+def test_numbers():
+    assert number("--eps", "8/255") == 8 / 255
+    assert pair("--bounds", "-1,1") == (-1.0, 1.0)
+    assert ShardedOptions(model="m", data="d", shard="1/2").part == (1, 2)
+    for text in ("2/2", "a/2", "1", "-1/2"):
+        with pytest.raises(InvalidArgumentError, match=r"--shard: got .* expected K/N"):
+            _ = ShardedOptions(model="m", data="d", shard=text).part
