@@ -28,8 +28,8 @@ class AdaptiveOptions(Settings):
     )
     surrogate: tuple[str, ...] = setting(
         default=(),
-        help="A further network to transfer points from, as --model, with its weights after an @ as in net.py:make@FILE; "
-        "repeatable.",
+        help="A further network to transfer points from, as --model, with its weights after an @ as in "
+        "net.py:make@FILE; repeatable.",
         panel="attack",
     )
     eps: str = setting(help="Budget in the units of the inputs; fractions such as 8/255 are fine.", panel="attack")
