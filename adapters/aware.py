@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import signature
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from robust_ext.adapters.native import search_module
 from robust_ext.attacks.native import NativeAttack, Watch
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
+from robust_ext.core.settings import declared
 from robust_ext.core.target import frozen
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs
@@ -127,8 +127,8 @@ def settings_of(attack: Any, core: type[NativeAttack], *, names: Mapping[str, st
         core: The attack's class in this project.
         names: From settings to attributes, where they are not of the same name.
     """
-    other = names or {}
-    return {name: getattr(attack, other.get(name, name)) for name in signature(core).parameters}
+    other = {"rel_step_size": "step_size", "step_size": "", **(names or {})}
+    return {name: getattr(attack, other.get(name, name)) for name in declared(core) if other.get(name, name)}
 
 
 def _check_bare(module: nn.Module, defended: Defended, inputs: Tensor, *, bounds: tuple[float, float]) -> None:

@@ -477,7 +477,7 @@ MORE = {
         "steps=8, loss='targeted-dlr', target_classes=2, start='input'",
     ),
     "ObjectivePGD": tuple(f"objective='{name}', algorithm='{how}'" for name in FOUR for how in ("fgsm", "bim", "pgd")),
-    "SpatialTransformation": ("translation=2, search='random', samples=5",),
+    "SpatialTransformation": ("translation=2, mode='random', samples=5",),
     "LinearRegion": (
         "starts=2, walk=5, hops=2, hop_steps=3, regions=3, survivors=1, q=0.5, batch=2",
         "starts=2, walk=0, hops=0, regions=2, classes='all'",
@@ -645,7 +645,7 @@ for name, (settings, norms) in BLIND.items():
     if name not in ("ObjectivePGD", "RayS"):
         case(f"attack {name} targeted", core_targeted, name, settings, norms[0])
 for name, (settings, norms) in AWARE.items():
-    case(f"attack {name}", aware, name, settings, norms)
+    case(f"attack {name}", aware, name, settings.replace("step_size", "rel_step_size"), norms)
     case(f"attack {name} as Foolbox's", as_foolbox, name, settings, norms)
     case(f"attack {name} as ART's", as_art, name, settings, norms)
 for name, choices in MORE.items():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from robust_ext.adapters.art.native import NativeEvasionAttack
 from robust_ext.adapters.aware import check_references, find_defended, search_defended, settings_of
 from robust_ext.attacks import joint_loss, orthogonal
-from robust_ext.attacks._common.detector_aware import AwareAttack
+from robust_ext.attacks._common.detector_aware import DetectorAwareAttack
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import InvalidArgumentError
 
@@ -33,9 +33,9 @@ class AwareEvasionAttack(NativeEvasionAttack):
         core: The attack's class in this project.
     """
 
-    core: ClassVar[type[AwareAttack]]
+    core: ClassVar[type[DetectorAwareAttack]]
 
-    def native(self) -> AwareAttack:
+    def native(self) -> DetectorAwareAttack:
         """The attack with these settings."""
         return self.core(**settings_of(self, self.core))
 
@@ -113,7 +113,7 @@ class SelectivePGD(AwareEvasionAttack):
         verbose: Whether to show a progress bar.
     """
 
-    core: ClassVar[type[AwareAttack]] = orthogonal.SelectivePGD
+    core: ClassVar[type[DetectorAwareAttack]] = orthogonal.SelectivePGD
     attack_params: ClassVar[list[str]] = [
         *AwareEvasionAttack.attack_params,
         "steps",

@@ -8,7 +8,7 @@ import numpy as np
 
 from robust_ext.adapters.art.aware import ImitatingEvasionAttack
 from robust_ext.attacks import feature_matching, logit_matching
-from robust_ext.attacks.feature_maps import Features
+from robust_ext.attacks.feature_matching import Features
 
 
 class FeatureMatching(ImitatingEvasionAttack):

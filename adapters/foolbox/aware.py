@@ -12,7 +12,7 @@ from robust_ext.adapters.aware import search_defended, settings_of
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.model import FoolboxModule
 from robust_ext.adapters.foolbox.native import NORM_OF_DISTANCE, NativeFixedEpsilonAttack, torch_tensor
-from robust_ext.attacks._common.detector_aware import AwareAttack
+from robust_ext.attacks._common.detector_aware import DetectorAwareAttack
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
@@ -38,10 +38,10 @@ class AwareFixedEpsilonAttack(NativeFixedEpsilonAttack):
         names: What its settings are called here, where they are called something else.
     """
 
-    core: ClassVar[type[AwareAttack]]
+    core: ClassVar[type[DetectorAwareAttack]]
     names: ClassVar[Mapping[str, str]] = {}
 
-    def native(self) -> AwareAttack:
+    def native(self) -> DetectorAwareAttack:
         """The attack with these settings."""
         return self.core(**settings_of(self, self.core, names=self.names))
 
@@ -105,7 +105,7 @@ class BaseSelectivePGD(AwareFixedEpsilonAttack):
         seed: Of all draws, the same in every call; None: what ``torch.manual_seed`` makes of them.
     """
 
-    core: ClassVar[type[AwareAttack]] = SelectivePGD
+    core: ClassVar[type[DetectorAwareAttack]] = SelectivePGD
 
     def __init__(
         self,

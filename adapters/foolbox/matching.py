@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from robust_ext.adapters.foolbox.aware import ImitatingFixedEpsilonAttack
 from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.attacks.feature_maps import Features
-from robust_ext.attacks.feature_matching import FeatureMatching
+from robust_ext.attacks.feature_matching import FeatureMatching, Features
 from robust_ext.attacks.logit_matching import LogitMatching
 
 _distances: Any = foolbox.distances

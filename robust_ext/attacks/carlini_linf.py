@@ -12,14 +12,15 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_tracker import gradient_of, no_classifier_gradients
-from robust_ext.attacks._common.objectives import margin, towards
+from robust_ext.attacks._common.best_tracker import no_classifier_gradients
+from robust_ext.attacks._common.objectives import OBJECTIVES
+from robust_ext.attacks._common.rows import check_batch, gradient_of, over_rows
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import NativeAttack, Step, Watch
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
 
 # Smallest limit that is tried, in widths of the bounds.
 _SMALLEST = 1 / 256
@@ -34,6 +35,7 @@ _LEAST_LOOK = 10
 _PROGRESS = 1e-4
 
 
+@settings_class
 class CarliniWagnerLinf(NativeAttack):
     """Looks for the misclassified point nearest in linf, under a limit on each value that is lowered step by step.
 
@@ -42,7 +44,7 @@ class CarliniWagnerLinf(NativeAttack):
     misclassified and no value is beyond tau. Then tau becomes ``decrease_factor`` times what the point needs, and the
     next search goes on from that point with the same c. A search that takes all its steps, or lowers its loss no more,
     has failed. Then c is multiplied by ``const_factor``, and the next search goes on from where this one ended. A row
-    is finished when c exceeds ``largest_const``, or tau falls below 1/256 of the width. Of all points asked about, it
+    is finished when c exceeds ``largest_const``, or tau falls below 1/256 of the width. Of all points queried, it
     returns the misclassified one nearest to the input, and the input where there is none.
 
     The variable of Adam is the inverse tanh of the values, as in the paper. The bounds lie at tanh = .95 and -.95
@@ -50,20 +52,8 @@ class CarliniWagnerLinf(NativeAttack):
     otherwise.
 
     Each row has a limit, a constant and an optimiser of its own. All rows that are not finished go forward and back
-    together, once a step; an answer depends on no other row. Rows that are misclassified by ``confidence`` already
+    together, once a step; a result depends on no other row. Rows that are misclassified by ``confidence`` already
     come back as they are. The threat model's epsilon plays no part.
-
-    Args:
-        steps: Most steps of Adam in one search, at least 1.
-        learning_rate: Of Adam, above 0, in tanh space.
-        initial_const: First c, at least 1e-10.
-        largest_const: Largest c, at least ``initial_const``.
-        const_factor: What c is multiplied by, at least 1.001.
-        decrease_factor: What tau is multiplied by, in (0, .999].
-        confidence: By how much another class must win, at least 0, in logits.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
 
     Example:
         >>> CarliniWagnerLinf(steps=50).traits.minimum_norm
@@ -75,35 +65,21 @@ class CarliniWagnerLinf(NativeAttack):
         batching="any", minimum_norm=True, norms=("linf",), leaves_ball=True, failure="input", seeds="none"
     )
 
-    def __init__(
-        self,
-        *,
-        steps: int = 200,
-        learning_rate: float = 0.01,
-        initial_const: float = 1e-5,
-        largest_const: float = 20.0,
-        const_factor: float = 2.0,
-        decrease_factor: float = 0.9,
-        confidence: float = 0.0,
-    ) -> None:
-        self.steps = check_integer("steps", steps, minimum=1)
-        self.learning_rate = check_number("learning_rate", learning_rate, minimum=0, open_minimum=True)
-        self.initial_const = check_number("initial_const", initial_const, minimum=1e-10)
-        self.largest_const = check_number("largest_const", largest_const)
-        if self.largest_const < self.initial_const:
-            raise InvalidArgumentError("largest_const", largest_const, f"at least initial_const, {initial_const:g}")
-        self.const_factor = check_number("const_factor", const_factor, minimum=1.001)
-        self.decrease_factor = check_number(
-            "decrease_factor", decrease_factor, minimum=0, maximum=0.999, open_minimum=True
-        )
-        self.confidence = check_number("confidence", confidence, minimum=0)
+    steps: int = setting(default=200, help="Most steps of Adam in one search.", minimum=1, trial=20, art="max_iter")
+    learning_rate: float = setting(
+        default=0.01, help="Of Adam, in tanh space.", above=0, trial=0.05, foolbox="stepsize"
+    )
+    initial_const: float = setting(default=1e-5, help="First c.", minimum=1e-10, trial=0.1)
+    largest_const: float = setting(default=20.0, help="Largest c, at least ``initial_const``.", minimum=1e-10)
+    const_factor: float = setting(default=2.0, help="What c is multiplied by.", minimum=1.001, trial=8)
+    decrease_factor: float = setting(default=0.9, help="What tau is multiplied by.", above=0, maximum=0.999, trial=0.8)
+    confidence: float = setting(default=0.0, help="By how much another class must win, in logits.", minimum=0)
 
-    @property
-    def description(self) -> str:
-        """All settings."""
-        names = ("steps", "learning_rate", "initial_const", "largest_const", "const_factor", "decrease_factor")
-        shown = [f"{name}={getattr(self, name)!r}" for name in (*names, "confidence")]
-        return f"CarliniWagnerLinf({', '.join(shown)})"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.largest_const < self.initial_const:
+            expected = f"at least initial_const, {self.initial_const:g}"
+            raise InvalidArgumentError("largest_const", self.largest_const, expected)
 
     @property
     def most_steps(self) -> int:
@@ -129,8 +105,7 @@ class CarliniWagnerLinf(NativeAttack):
             AttackRefusedError: The target gives no gradients.
             InvalidArgumentError: Inputs or labels are not as described.
         """
-        inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-        labels = check_labels("labels", labels, samples=len(inputs), classes=target.classes).to(inputs.device)
+        inputs, labels = check_batch(target, inputs, labels, threat_model)
         best, nearest = inputs.clone(), inputs.new_full((len(inputs),), torch.inf)
         loss, gradient = inputs.new_zeros(len(inputs)), torch.zeros_like(inputs)
         box = _Box(threat_model.bounds)
@@ -139,12 +114,12 @@ class CarliniWagnerLinf(NativeAttack):
             if len(rows.place) == 0:
                 break
             points, place = box.points(rows), rows.place
-            short, slope, solved = self._ask(target, points, rows.labels, targeted=targeted)
+            short, slope, solved = self._shortfall(target, points, rows.labels, targeted=targeted)
             offsets = (points - rows.inputs) / box.width
             distance = offsets.abs().flatten(1).amax(1)
             better = solved & (distance < nearest[place])
             best[place[better]], nearest[place[better]] = points[better], distance[better]
-            self._judge(rows, rows.loss(offsets, short), solved, distance)
+            self._adapt(rows, rows.loss(offsets, short), solved, distance)
             uphill = rows.gradient(offsets, slope * box.width)
             if watch is not None:
                 loss[place], gradient[place] = -rows.loss(offsets, short), -uphill / box.width
@@ -154,9 +129,11 @@ class CarliniWagnerLinf(NativeAttack):
             rows = rows.subset((rows.const <= self.largest_const) & (rows.tau >= _SMALLEST))
         return best
 
-    def _ask(self, target: Target, points: Tensor, labels: Tensor, *, targeted: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _shortfall(
+        self, target: Target, points: Tensor, labels: Tensor, *, targeted: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """By how much points miss the confidence ``(n,)``, the gradient of that, and whether they are solved."""
-        loss = towards(margin) if targeted else margin
+        loss = OBJECTIVES["margin"].targeted if targeted else OBJECTIVES["margin"].untargeted
         with torch.enable_grad():
             points = points.detach().requires_grad_(True)
             logits = target.module(points)
@@ -166,7 +143,7 @@ class CarliniWagnerLinf(NativeAttack):
         solved = ((logits.argmax(1) == labels) == targeted) & (short == 0) & torch.isfinite(logits).all(1)
         return short, slope, solved
 
-    def _judge(self, rows: _Rows, loss: Tensor, solved: Tensor, distance: Tensor) -> None:
+    def _adapt(self, rows: _Rows, loss: Tensor, solved: Tensor, distance: Tensor) -> None:
         """Lower the limits of rows that have succeeded, raise the constants of those that have failed."""
         won = solved & (distance <= rows.tau)
         look = (rows.age > 0) & (rows.age % max(self.steps // 10, _LEAST_LOOK) == 0)
@@ -256,25 +233,26 @@ class _Rows:
 
     def begin_anew(self, chosen: Tensor) -> None:
         """Let the chosen rows begin a search where they are."""
-        self.mean, self.square = (each.masked_fill(self._wide(chosen), 0) for each in (self.mean, self.square))
+        self.mean, self.square = (
+            each.masked_fill(over_rows(chosen, self.inputs), 0) for each in (self.mean, self.square)
+        )
         self.age, self.level = self.age.masked_fill(chosen, 0), self.level.masked_fill(chosen, torch.inf)
 
     def loss(self, offsets: Tensor, short: Tensor) -> Tensor:
         """``c short + sum_i max(|d_i| - tau, 0)``, ``(n,)``."""
-        return self.const * short + (offsets.abs() - self._wide(self.tau)).clamp_min(0).flatten(1).sum(1)
+        return self.const * short + (offsets.abs() - over_rows(self.tau, self.inputs)).clamp_min(0).flatten(1).sum(1)
 
     def gradient(self, offsets: Tensor, slope: Tensor) -> Tensor:
         """Of the loss with respect to offsets ``(n, ...)``, from that of ``short``."""
-        return self._wide(self.const) * slope + offsets.sign() * (offsets.abs() > self._wide(self.tau))
+        return over_rows(self.const, self.inputs) * slope + offsets.sign() * (
+            offsets.abs() > over_rows(self.tau, self.inputs)
+        )
 
     def descend(self, gradient: Tensor, *, rate: float, furthest: float) -> None:
         """One step of Adam, from the gradient in tanh space."""
         self.age = self.age + 1
         self.mean = self.mean.lerp(gradient, 1 - _BETAS[0])
         self.square = self.square.lerp(gradient.square(), 1 - _BETAS[1])
-        first, second = (self._wide(1 - beta**self.age) for beta in _BETAS)
+        first, second = (over_rows(1 - beta**self.age, self.inputs) for beta in _BETAS)
         step = self.mean / first / ((self.square / second).sqrt() + _ADAM_LEAST)
         self.variables = (self.variables - rate * step).clamp(-furthest, furthest)
-
-    def _wide(self, values: Tensor) -> Tensor:
-        return values.view(-1, *[1] * (self.inputs.dim() - 1))

@@ -7,20 +7,18 @@ Projected Gradient Descent" (2021), sections 4.1 (selective) and 4.2 (orthogonal
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_tracker import Queries, Task
-from robust_ext.attacks._common.detector_aware import AwareAttack, check_flag
-from robust_ext.attacks._common.detector_aware_steps import STARTS, STEPS, start_of, step_along
-from robust_ext.attacks._common.objectives import cross_entropy, margin, towards
-from robust_ext.attacks.base import AttackTraits
+from robust_ext.attacks._common.best_tracker import AttackProblem, BestTracker
+from robust_ext.attacks._common.detector_aware import ScoreGradientAttack
+from robust_ext.attacks._common.objectives import OBJECTIVES
+from robust_ext.attacks._common.rows import over_rows
 from robust_ext.attacks.native import Step
-from robust_ext.core.threat import NORMS
-from robust_ext.core.validation import check_choice, check_integer, check_number
+from robust_ext.core.settings import setting, settings_class
 
-LOSSES = {"margin": margin, "ce": cross_entropy}
 # What is left of a float32 gradient below this share of its length is rounding, and no direction.
 _PARALLEL = 1e-6
 # Below this share of the gradient a row has gone as far as it can without the other of the two.
@@ -31,52 +29,15 @@ _SURFACE = 1e-5
 _ROUNDS = 4
 
 
-class _Alternating(AwareAttack):
+@settings_class
+class _AlternatingPGD(ScoreGradientAttack):
     """Steps up the classifier's loss where a row is not misclassified, and down the detector's score where it is."""
 
-    _norms: tuple[str, ...] = NORMS
-
-    def __init__(
-        self,
-        *,
-        steps: int = 1000,
-        step_size: float = 0.1,
-        restarts: int = 1,
-        loss: str = "margin",
-        confidence: float = 0.0,
-        step: str = "l2",
-        decay: bool = True,
-        start: str = "random",
-        samples: int = 1,
-    ) -> None:
-        self.steps = check_integer("steps", steps, minimum=1)
-        self.step_size = check_number("step_size", step_size, minimum=0, open_minimum=True)
-        self.restarts = check_integer("restarts", restarts, minimum=1)
-        self.loss = check_choice("loss", loss, LOSSES)
-        self.confidence = check_number("confidence", confidence, minimum=0)
-        self.step = check_choice("step", step, STEPS)
-        self.decay = check_flag("decay", decay)
-        self.start = check_choice("start", start, STARTS)
-        self.samples = check_integer("samples", samples, minimum=1)
-        self.name = type(self).__name__
-        self.settings = {
-            "steps": self.steps,
-            "step_size": self.step_size,
-            "restarts": self.restarts,
-            "loss": self.loss,
-            "confidence": self.confidence,
-            "step": self.step,
-            "decay": self.decay,
-            "start": self.start,
-            "samples": self.samples,
-        }
-        self.traits = AttackTraits(
-            batching="full",
-            detector=True,
-            failure="best",
-            seeds="generator",
-            norms=("linf",) if step == "sign" else self._norms,
-        )
+    steps: int = setting(default=1000, help="Steps of each run.", minimum=1, trial=20, art="max_iter")
+    loss: str = setting(default="margin", help='Of the classifier: ``"margin"`` or ``"ce"``.', choices=("margin", "ce"))
+    confidence: float = setting(
+        default=0.0, help="Margin in logits from which a row counts as misclassified here.", minimum=0
+    )
 
     @abstractmethod
     def direction(self, gradient: Tensor, other: Tensor, *, above: Tensor, below: Tensor, normal: Tensor) -> Tensor:
@@ -90,68 +51,56 @@ class _Alternating(AwareAttack):
             normal: Where the ball ends, ``(N, D)``; zeros inside it.
         """
 
-    def solve(self, task: Task) -> Tensor:
-        """See :meth:`AwareAttack.solve`."""
-        loss = towards(LOSSES[self.loss]) if task.targeted else LOSSES[self.loss]
-        queries = Queries(task, name=self.name, samples=self.samples)
+    def attack(self, problem: AttackProblem) -> Tensor:
+        """See :meth:`DetectorAwareAttack.attack`."""
+        loss = OBJECTIVES[self.loss].targeted if problem.targeted else OBJECTIVES[self.loss].untargeted
+        tracker = BestTracker(problem, name=self.name, samples=self.samples)
         total = self.restarts * self.steps
         for restart in range(self.restarts):
-            points = start_of(task, start=self.start, restart=restart)
+            points = problem.start(self.start, restart=restart)
             for number in range(self.steps):
-                answer, value, of_loss, of_excess = queries.differentiate(points, loss)
-                done = answer.misclassified & (answer.margin >= self.confidence)
-                shape = (-1, *[1] * (points.dim() - 1))
-                up = torch.where(done.view(shape), -of_excess, of_loss)
-                other = torch.where(done.view(shape), of_loss, of_excess)
-                above, below, normal = _limits(task, points)
+                prediction, value, of_loss, of_score = tracker.differentiate(points, loss)
+                done = prediction.misclassified & (prediction.margin >= self.confidence)
+                up = torch.where(over_rows(done, points), -of_score, of_loss)
+                other = torch.where(over_rows(done, points), of_loss, of_score)
+                above, below, normal = _limits(problem, points)
                 way = self.direction(up.flatten(1), other.flatten(1), above=above, below=below, normal=normal)
                 way = way.view(points.shape)
-                if task.watch is not None:
-                    shown = torch.where(done, -answer.excess, value)
+                if problem.watch is not None:
+                    shown = torch.where(done, -prediction.score_margin, value)
                     at = restart * self.steps + number
-                    task.watch(Step(number=at, total=total, points=points, loss=shown, gradient=way))
-                size = self.step_size * (1 - number / self.steps if self.decay else 1)
-                points = step_along(task, points, way, size=size, kind=self.step)
-            queries.judge(points)
-        return queries.result()
+                    problem.watch(Step(number=at, total=total, points=points, loss=shown, gradient=way))
+                points = self.move(problem, points, way, number=number)
+            tracker.evaluate(points)
+        return tracker.result()
 
 
-class SelectivePGD(_Alternating):
+@settings_class
+class SelectivePGD(_AlternatingPGD):
     """Follows the classifier's gradient where a row is not misclassified, and the detector's where it is (section 4.1).
 
     A step that is aimed at the detector never raises its score, to first order: the published code climbs there, by a
-    sign. What is kept is the misclassified point of lowest excess, a success if there was one; the one of highest
+    sign. What is kept is the misclassified point of lowest score margin, a success if there was one; the one of highest
     margin where none was misclassified. Each step sends every row forward once and back twice for each of the
     ``samples``; the end of each run takes one more forward pass for each.
 
-    Targets need a detector with gradients. For targeted attacks the labels are the classes to aim at.
-
-    Args:
-        steps: In each run, at least 1.
-        step_size: Relative to epsilon: Euclidean, and for linf times the root of the number of values, or with
-            ``step="sign"`` in each value.
-        restarts: Runs from starts of their own.
-        loss: Of the classifier: ``"margin"`` or ``"ce"``.
-        confidence: Margin in logits from which a row counts as misclassified here.
-        step: ``"l2"``, the gradient divided by its length (the paper's), or ``"sign"``, for linf only.
-        decay: Whether the step size falls to zero over a run, linearly, so that rows settle; the paper's is constant.
-        start: ``"random"`` or ``"input"``.
-        samples: Calls of classifier and detector whose answers and gradients are averaged, for random ones.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
+    Targets need a detector with gradients. For targeted attacks the labels are the classes to aim at. The published
+    step size is constant, and its step is along the gradient (``step="l2"``).
 
     Example:
-        >>> SelectivePGD(steps=50)
-        SelectivePGD(SelectivePGD)
+        >>> SelectivePGD(steps=50).traits.detector
+        True
     """
+
+    name = "SelectivePGD"
 
     def direction(self, gradient: Tensor, other: Tensor, *, above: Tensor, below: Tensor, normal: Tensor) -> Tensor:
         """The gradient itself."""
         return gradient
 
 
-class OrthogonalPGD(_Alternating):
+@settings_class
+class OrthogonalPGD(_AlternatingPGD):
     """Selective PGD along the part of each gradient that leaves the other of the two as it is (section 4.2).
 
     Where a row is not misclassified it follows the classifier's gradient less its component along the detector's, and
@@ -166,11 +115,12 @@ class OrthogonalPGD(_Alternating):
     :class:`SelectivePGD`.
 
     Example:
-        >>> OrthogonalPGD(steps=50, confidence=0.05)
-        OrthogonalPGD(OrthogonalPGD)
+        >>> OrthogonalPGD(steps=50, confidence=0.05).traits.norms
+        ('linf', 'l2')
     """
 
-    _norms = ("linf", "l2")
+    name = "OrthogonalPGD"
+    traits = replace(ScoreGradientAttack.traits, norms=("linf", "l2"))
 
     def direction(self, gradient: Tensor, other: Tensor, *, above: Tensor, below: Tensor, normal: Tensor) -> Tensor:
         """The gradient less its component along the other, over the values that can move."""
@@ -213,15 +163,15 @@ def _along_surface(gradient: Tensor, other: Tensor, normal: Tensor) -> Tensor:
     return torch.where(outward, without_component(way, without_component(normal, other)), way)
 
 
-def _limits(task: Task, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _limits(problem: AttackProblem, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Which values cannot rise and which cannot fall, bool ``(N, D)``, and the normal of an l2 ball's surface."""
-    low, high = task.threat_model.bounds
+    low, high = problem.threat_model.bounds
     lowest, highest = torch.full_like(points, low), torch.full_like(points, high)
-    epsilon, offset = task.threat_model.epsilon, (points - task.inputs).flatten(1)
+    epsilon, offset = problem.threat_model.epsilon, (points - problem.inputs).flatten(1)
     normal = torch.zeros_like(offset)
-    if task.threat_model.norm == "linf":
-        lowest, highest = (task.inputs - epsilon).clamp_min(low), (task.inputs + epsilon).clamp_max(high)
-    elif task.threat_model.norm == "l2":
-        outside = task.threat_model.distance(points, task.inputs) >= (1 - _SURFACE) * epsilon
+    if problem.threat_model.norm == "linf":
+        lowest, highest = (problem.inputs - epsilon).clamp_min(low), (problem.inputs + epsilon).clamp_max(high)
+    elif problem.threat_model.norm == "l2":
+        outside = problem.threat_model.distance(points, problem.inputs) >= (1 - _SURFACE) * epsilon
         normal = offset * outside[:, None]
     return (points >= highest).flatten(1), (points <= lowest).flatten(1), normal

@@ -7,23 +7,22 @@ equation 1, and the two searches that use no gradients, over a grid and over ran
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.best_points import BestPoints
+from robust_ext.attacks._common.rows import check_batch, check_images, query
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import NativeAttack, Step, Watch
-from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
+from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels, check_number
-
-SEARCHES = ("grid", "random")
-PADS = ("zero", "edge", "reflect")
-LOSSES = ("ce", "margin")
+from robust_ext.core.validation import check_choice
 
 _PADDING_MODES = {"zero": "zeros", "edge": "border", "reflect": "reflection"}
 
@@ -61,13 +60,14 @@ def transform(images: Tensor, transforms: Tensor, *, pad: str = "zero", lowest: 
         images - lowest,
         grid.to(images.device, images.dtype).expand(len(images), -1, -1, -1),
         mode="bilinear",
-        padding_mode=_PADDING_MODES[check_choice("pad", pad, PADS)],
+        padding_mode=_PADDING_MODES[check_choice("pad", pad, _PADDING_MODES)],
         align_corners=False,
     )
     still = (transforms == 0).all(1).to(images.device)
     return torch.where(still.view(-1, 1, 1, 1), images, moved + lowest)
 
 
+@settings_class
 class SpatialTransformation(NativeAttack):
     """Rotates and translates each image, and keeps the transformation of highest loss that is misclassified.
 
@@ -80,64 +80,44 @@ class SpatialTransformation(NativeAttack):
     transformations from that seed, uniform in the allowed range. ``"grid"`` tries the same transformations for each
     row, the smaller rotations first. With the defaults these are 775, as in the paper.
 
-    Args:
-        translation: Most pixels moved up, down, left or right, at least 0.
-        rotation: Most degrees turned either way, in [0, 180].
-        translation_steps: Values on each axis of the grid, from ``-translation`` to ``translation``; odd, so that 0 is
-            among them.
-        rotation_steps: The same for rotations; odd.
-        search: ``"grid"`` or ``"random"``.
-        samples: How many transformations ``"random"`` tries, at least 1; the paper's is 10.
-        pad: What comes in from beyond the border, see :func:`transform`; the paper's is ``"zero"``, which here is the
-            lowest bound.
-        loss: ``"ce"``, as in the paper, or ``"margin"``.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
-
     Example:
-        >>> attack = SpatialTransformation(translation=3, search="random")
+        >>> attack = SpatialTransformation(translation=3, mode="random")
         >>> attack.queries
         10
     """
 
     name = "SpatialTransformation"
+    traits = AttackTraits(batching="full", gradients=False, leaves_ball=True, failure="best", seeds="none")
 
-    def __init__(
-        self,
-        *,
-        translation: float = 8,
-        rotation: float = 30.0,
-        translation_steps: int = 5,
-        rotation_steps: int = 31,
-        search: str = "grid",
-        samples: int = 10,
-        pad: str = "zero",
-        loss: str = "ce",
-    ) -> None:
-        self.translation = check_number("translation", translation, minimum=0)
-        self.rotation = check_number("rotation", rotation, minimum=0, maximum=180)
-        self.translation_steps = _check_odd("translation_steps", translation_steps)
-        self.rotation_steps = _check_odd("rotation_steps", rotation_steps)
-        self.mode = check_choice("search", search, SEARCHES)
-        self.samples = check_integer("samples", samples, minimum=1)
-        self.pad = check_choice("pad", pad, PADS)
-        self.loss = check_choice("loss", loss, LOSSES)
-        self.traits = AttackTraits(
-            batching="full",
-            gradients=False,
-            leaves_ball=True,
-            failure="best",
-            seeds="generator" if search == "random" else "none",
-        )
+    translation: float = setting(default=8.0, help="Most pixels moved up, down, left or right.", minimum=0, trial=2)
+    rotation: float = setting(default=30.0, help="Most degrees turned either way.", minimum=0, maximum=180)
+    translation_steps: int = setting(
+        default=5,
+        help="Values on each axis of the grid, from ``-translation`` to ``translation``; odd, so that 0 is among them.",
+        minimum=1,
+        trial=3,
+    )
+    rotation_steps: int = setting(default=31, help="The same for rotations; odd.", minimum=1, trial=5)
+    mode: str = setting(default="grid", help='``"grid"`` or ``"random"``.', choices=("grid", "random"))
+    samples: int = setting(
+        default=10, help='How many transformations ``"random"`` tries; the default is the paper\'s.', minimum=1
+    )
+    pad: str = setting(
+        default="zero",
+        help='What comes in from beyond the border, see :func:`transform`; the paper\'s is ``"zero"``, which here is '
+        "the lowest bound.",
+        choices=tuple(_PADDING_MODES),
+    )
+    loss: str = setting(default="ce", help='``"ce"``, as in the paper, or ``"margin"``.', choices=("ce", "margin"))
 
-    @property
-    def description(self) -> str:
-        """All settings."""
-        names = ("translation", "rotation", "translation_steps", "rotation_steps")
-        shown = [f"{name}={getattr(self, name):g}" for name in names]
-        rest = f"search={self.mode}, samples={self.samples}, pad={self.pad}, loss={self.loss}"
-        return f"SpatialTransformation({', '.join(shown)}, {rest})"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("translation_steps", "rotation_steps"):
+            steps = getattr(self, name)
+            if steps % 2 == 0:
+                expected = f"an odd integer, as {steps - 1} or {steps + 1}, so that 0 is tried"
+                raise InvalidArgumentError(name, steps, expected)
+        self._set("traits", replace(type(self).traits, seeds="generator" if self.mode == "random" else "none"))
 
     @property
     def queries(self) -> int:
@@ -161,13 +141,8 @@ class SpatialTransformation(NativeAttack):
             AttackRefusedError: The inputs are no images ``(N, C, H, W)``.
             InvalidArgumentError: Inputs or labels are not as described.
         """
-        inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-        labels = check_labels("labels", labels, samples=len(inputs), classes=target.classes).to(inputs.device)
-        if inputs.dim() != 4:
-            raise AttackRefusedError(
-                f"{self.name}: works on images (N, C, H, W), and inputs here are {tuple(inputs.shape)}; reshape them "
-                "inside the model, or choose an attack without a notion of pixels"
-            )
+        inputs, labels = check_batch(target, inputs, labels, threat_model)
+        check_images(self.name, inputs, "an attack without a notion of pixels")
         if len(inputs) == 0:
             return inputs.clone()
         transforms = self._draw(len(inputs), generator) if self.mode == "random" else self._grid()[:, None]
@@ -175,10 +150,7 @@ class SpatialTransformation(NativeAttack):
         for number, each in enumerate(transforms):
             moved = transform(inputs, each, pad=self.pad, lowest=threat_model.bounds[0])
             moved = moved.clamp(*threat_model.bounds)
-            with torch.no_grad():
-                # A copy, as a module may work on its input in place.
-                logits = target.module(moved.clone())
-            loss = best.update(moved, logits)
+            loss = best.update(moved, query(target, moved))
             if watch is not None:
                 watch(Step(number=number, total=len(transforms), points=moved, loss=loss))
         return best.points
@@ -202,12 +174,3 @@ def _values(most: float, steps: int) -> list[float]:
     """Evenly spaced from ``-most`` to ``most``, exactly 0 in the middle; only 0 where there is one."""
     half = steps // 2
     return [most * step / half for step in range(-half, half + 1)] if half and most else [0.0]
-
-
-def _check_odd(argument: str, value: object) -> int:
-    number = check_integer(argument, value, minimum=1)
-    if number % 2 == 0:
-        raise InvalidArgumentError(
-            argument, number, f"an odd integer, as {number - 1} or {number + 1}, so that 0 is tried"
-        )
-    return number

@@ -23,6 +23,7 @@ art = invariants.art
 Base: Any = invariants.ArtAttackInvariants
 Bounds = tuple[float, float]
 
+RENAMED = {"step_size": "rel_step_size"}
 QUICK: dict[str, dict[str, Any]] = {
     "OrthogonalPGD": {"steps": 12, "step_size": 0.2},
     "SelectivePGD": {"steps": 12, "step_size": 0.2},
@@ -190,16 +191,17 @@ def test_both_views_and_all_forms_of_labels_are_attacked_alike(name: str) -> Non
 @EachName
 def test_settings_are_those_of_the_core_attack(name: str) -> None:
     kind = getattr(attacks, name)
-    core = signature(kind.core).parameters
+    core = dict(signature(kind.core).parameters)
+    core["step_size"] = core.pop("rel_step_size")
     own = signature(kind).parameters
     assert kind.core.__name__ == name
     assert {key: own[key].default for key in core} == {key: value.default for key, value in core.items()}
     shared = {"estimator", "norm", "eps", "targeted", "batch_size", "seed", "summary_writer", "verbose"}
     assert set(own) - set(core) == shared
     changed = make(name, small_defense(1))
-    assert {key: changed.native().settings[key] for key in QUICK[name]} == QUICK[name]
+    assert {key: getattr(changed.native(), RENAMED.get(key, key)) for key in QUICK[name]} == QUICK[name]
     changed.set_params(steps=3)
-    assert changed.native().settings["steps"] == 3
+    assert changed.native().steps == 3
 
 
 @pytest.mark.parametrize(
@@ -306,4 +308,4 @@ def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
     attack = as_attack(make("JointLoss", small_defense(1), alpha=2.0), name="mine")
     assert isinstance(attack, JointLoss)
     assert (attack.name, attack.traits.detector) == ("mine", True)
-    assert attack.settings["alpha"] == 2.0
+    assert attack.alpha == 2.0

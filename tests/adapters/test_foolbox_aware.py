@@ -23,6 +23,7 @@ foolbox = invariants.foolbox
 Base: Any = invariants.FoolboxAttackInvariants
 Bounds = tuple[float, float]
 
+RENAMED = {"step_size": "rel_step_size"}
 QUICK: dict[str, dict[str, Any]] = {
     "OrthogonalPGD": {"steps": 12, "step_size": 0.2},
     "SelectivePGD": {"steps": 12, "step_size": 0.2},
@@ -200,11 +201,13 @@ def test_settings_are_those_of_the_core_attack(norm: str, name: str, kind: Any) 
     assert isinstance(attack, foolbox.attacks.base.FixedEpsilonAttack)
     assert attack.distance is getattr(foolbox.distances, norm)
     own = {key: value.default for key, value in signature(kind).parameters.items()}
-    core = {kind.names.get(key, key): value.default for key, value in signature(kind.core).parameters.items()}
+    names = {"rel_step_size": "step_size", "step_size": "", **kind.names}
+    core = {names.get(key, key): value.default for key, value in signature(kind.core).parameters.items()}
+    core.pop("")
     assert own == {**core, "seed": None}
     assert kind.core.__name__ == name
     changed = kind(**QUICK[name]).native()
-    assert {key: changed.settings[key] for key in QUICK[name]} == QUICK[name]
+    assert {key: getattr(changed, RENAMED.get(key, key)) for key in QUICK[name]} == QUICK[name]
     with pytest.raises(TypeError, match="positional"):
         kind(1)
     with pytest.raises(InvalidArgumentError, match="steps"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.detector_aware import AwareAttack
+from robust_ext.attacks._common.detector_aware import DetectorAwareAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
@@ -26,11 +26,13 @@ from robust_ext.models.defended import Defended
 from robust_ext.registry.attack import as_attack
 from robust_ext.testing.defenses import Problem, small_defense
 
-Make = Callable[[], AwareAttack]
+Make = Callable[[], DetectorAwareAttack]
 
 MAKERS: dict[str, Make] = {
     "FeatureMatching": lambda: FeatureMatching(features="2", steps=15, restarts=2),
-    "LogitMatching": lambda: LogitMatching(steps=15, step_size=0.1, restarts=2, samples=2, level=0.01, check_every=1),
+    "LogitMatching": lambda: LogitMatching(
+        steps=15, rel_step_size=0.1, restarts=2, samples=2, level=0.01, check_every=1
+    ),
     "OrthogonalPGD": lambda: OrthogonalPGD(steps=15, restarts=2),
     "SelectivePGD": lambda: SelectivePGD(steps=15, restarts=2),
     "JointLoss": lambda: JointLoss(steps=15, restarts=2),
@@ -39,7 +41,9 @@ SCORED = ("OrthogonalPGD", "SelectivePGD", "JointLoss")
 every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
-def attack(made: AwareAttack, problem: Problem, *, seed: int = 0, rows: slice = slice(None), **extras: Any) -> Tensor:
+def attack(
+    made: DetectorAwareAttack, problem: Problem, *, seed: int = 0, rows: slice = slice(None), **extras: Any
+) -> Tensor:
     target, labels = problem.target, extras.pop("labels", problem.labels)
     if target.references is not None:
         target = replace(target, references=target.references[rows])
@@ -166,7 +170,7 @@ def test_global_randomness_and_arguments_are_left_alone(make: Make) -> None:
     ],
 )
 def test_passes_are_as_many_as_stated(
-    made: AwareAttack, forward: int, backward: int, monkeypatch: pytest.MonkeyPatch
+    made: DetectorAwareAttack, forward: int, backward: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = small_defense(5)
     counted: list[int] = []
@@ -218,7 +222,7 @@ def test_watched_steps_are_those_that_were_taken(make: Make) -> None:
 def test_the_start(make: Make) -> None:
     problem = small_defense(4)
     for start in ("random", "input"):
-        made = type(make())(**{**make().settings, "start": start})
+        made = replace(make(), start=start)
         seen: list[Any] = []
         attack(made, problem, watch=seen.append)
         assert torch.equal(seen[0].points, problem.inputs) == (start == "input")
@@ -263,7 +267,7 @@ class Rounded(Detector):
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("said", "is said to be of no use"), ("unsaid", "is missing"), ("zeros", "is zero wherever it rejects")],
+    [("said", "is declared useless"), ("unsaid", "is missing"), ("zeros", "is zero wherever it rejects")],
 )
 def test_detectors_without_gradients(name: str, how: str, words: str) -> None:
     problem = small_defense(3)
@@ -324,7 +328,7 @@ def test_runs_as_other_attacks_do(make: Make) -> None:
     assert all(parameter.grad is None and parameter.requires_grad for parameter in problem.defended.parameters())
     again = as_attack(f"robust_ext:{type(made).__name__}(steps=3)")
     assert isinstance(again, type(made))
-    assert again.settings["steps"] == 3
+    assert again.steps == 3
     assert "steps=3" in again.description
 
 
@@ -346,8 +350,7 @@ def test_answers_of_random_detectors_are_averaged(name: str, monkeypatch: pytest
     defended = Defended(problem.defended.classifier, detector)
     changed = replace(problem, target=replace(problem.target, defended=defended), defended=defended)
     calls = recorded(changed, monkeypatch)
-    settings = {**MAKERS[name]().settings, "samples": 100, "steps": 2, "restarts": 1}
-    made = type(MAKERS[name]())(**settings)
+    made = replace(MAKERS[name](), samples=100, steps=2, restarts=1)
     out = attack(made, changed)
     assert len(calls) == 3 * 100
     # Each point is asked 100 times; the mean is off by 0.1 on average, where single answers are by 1.
@@ -368,7 +371,7 @@ COMMON = [{"steps": 0}, {"steps": 1.5}, {"step_size": 0}, {"restarts": 0}, {"sta
 
 @pytest.mark.parametrize("attack_class", [FeatureMatching, LogitMatching, OrthogonalPGD, SelectivePGD, JointLoss])
 @pytest.mark.parametrize("wrong", COMMON)
-def test_wrong_settings_raise(attack_class: type[AwareAttack], wrong: dict[str, Any]) -> None:
+def test_wrong_settings_raise(attack_class: type[DetectorAwareAttack], wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         attack_class(**wrong)
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.feature_maps import feature_map
-from robust_ext.attacks.feature_matching import FeatureMatching
+from robust_ext.attacks.feature_matching import FeatureMatching, feature_map
 from robust_ext.attacks.native import Step
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.threat import NORMS, ThreatModel
@@ -46,7 +45,7 @@ def test_with_the_inputs_for_features_it_ends_at_the_nearest_point_to_the_refere
     reference = problem.target.references[:, 0]
     steps: list[Step] = []
     for size, count in ((0.05, 100), (0.005, 400)):
-        made = FeatureMatching(features=identity, distance=distance, weight=0, steps=count, step_size=size)
+        made = FeatureMatching(features=identity, distance=distance, weight=0, steps=count, rel_step_size=size)
         steps = attack(made, problem)[1]
         last = steps[-1].points
         if distance == "l2" and norm == "linf":

@@ -152,7 +152,7 @@ def test_an_odds_detector_is_passed_more_often_than_by_an_attack_that_ignores_it
     target = replace(small.target, defended=defended, references=references)
     problem = replace(small, target=target, defended=defended, threat_model=ThreatModel(norm="linf", epsilon=0.3))
     found = {}
-    for made in (APGD(steps=40), LogitMatching(steps=60, step_size=0.04, samples=8, level=0.05)):
+    for made in (APGD(steps=40), LogitMatching(steps=60, rel_step_size=0.04, samples=8, level=0.05)):
         out, _ = attack(made, problem)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)

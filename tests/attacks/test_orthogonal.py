@@ -175,7 +175,7 @@ def test_step_lengths(attack_class: Any) -> None:
     width = problem.inputs[0].numel()
     for kind, decay in (("l2", True), ("l2", False), ("sign", False)):
         steps: list[Step] = []
-        made = attack_class(steps=10, step_size=0.002, step=kind, decay=decay, start="input")
+        made = attack_class(steps=10, rel_step_size=0.002, step=kind, decay=decay, start="input")
         attack(made, problem, watch=steps.append)
         for step, after in pairwise(steps):
             assert step.gradient is not None

@@ -216,7 +216,7 @@ def test_the_defaults_are_the_grid_of_the_paper() -> None:
         ({"translation": 0}, 31),
         ({"rotation": 0}, 25),
         ({"translation_steps": 1, "rotation_steps": 3}, 3),
-        ({"search": "random", "samples": 7}, 7),
+        ({"mode": "random", "samples": 7}, 7),
     ],
 )
 def test_no_transform_is_tried_twice(fixed: dict[str, Any], queries: int) -> None:
@@ -232,7 +232,7 @@ def test_random_motions_fill_the_allowed_range() -> None:
     # The centre of mass of a lone blob shows how far it went.
     x = torch.zeros(400, 1, 21, 21)
     x[:, :, 10, 10] = 1
-    attack = SpatialTransformation(translation=4, rotation=0, search="random", samples=1)
+    attack = SpatialTransformation(translation=4, rotation=0, mode="random", samples=1)
     seen: list[Step] = []
     search(attack, x, torch.zeros(400, dtype=torch.int64), watch=seen.append)
     points = seen[0].points[:, 0]
@@ -250,7 +250,7 @@ def test_random_motions_fill_the_allowed_range() -> None:
 def test_a_row_gets_the_same_whatever_the_other_rows_are(size: int, samples: int, seed: int) -> None:
     x = images(6, (2, 5, 6))
     y = predicted(x)
-    attack = SpatialTransformation(translation=2, search="random", samples=samples)
+    attack = SpatialTransformation(translation=2, mode="random", samples=samples)
     together, _ = search(attack, x, y, seed=seed)
     assert torch.equal(search(attack, x[:size], y[:size], seed=seed)[0], together[:size])
     others = x.flip(0)
@@ -260,7 +260,7 @@ def test_a_row_gets_the_same_whatever_the_other_rows_are(size: int, samples: int
 
 @pytest.mark.parametrize("mode", ["grid", "random"])
 def test_rows_that_are_not_contiguous(mode: str) -> None:
-    attack = SpatialTransformation(translation=1, translation_steps=3, rotation_steps=3, search=mode)
+    attack = SpatialTransformation(translation=1, translation_steps=3, rotation_steps=3, mode=mode)
     x = images(4, (3, 6, 5))
     odd = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
     assert not odd.is_contiguous()
@@ -271,7 +271,7 @@ def test_rows_that_are_not_contiguous(mode: str) -> None:
 
 def test_equal_rows_draw_motions_of_their_own_and_other_seeds_draw_others() -> None:
     x = images(1, (1, 6, 6)).expand(5, -1, -1, -1)
-    attack = SpatialTransformation(translation=2, search="random", samples=1)
+    attack = SpatialTransformation(translation=2, mode="random", samples=1)
     first, second = (search(attack, x, predicted(x), seed=seed)[0] for seed in (0, 1))
     assert len(torch.cat([first, second]).unique(dim=0)) == 10
 
@@ -312,7 +312,7 @@ def test_answers_that_are_no_numbers_are_no_success(bad: float) -> None:
 @pytest.mark.parametrize("mode", ["grid", "random"])
 def test_no_rows(mode: str) -> None:
     out, forward = search(
-        SpatialTransformation(search=mode),
+        SpatialTransformation(mode=mode),
         torch.zeros(0, 3, 4, 5),
         torch.zeros(0, dtype=torch.int64),
         module=nn.Flatten(),
@@ -328,7 +328,7 @@ def test_flat_inputs_are_refused_with_what_to_do() -> None:
 
 def test_it_runs_for_every_norm_and_says_that_it_leaves_the_ball() -> None:
     for mode, seeds in (("grid", "none"), ("random", "generator")):
-        traits = SpatialTransformation(search=mode).traits
+        traits = SpatialTransformation(mode=mode).traits
         assert (traits.norms, traits.leaves_ball, traits.gradients, traits.seeds) == (NORMS, True, False, seeds)
         assert (traits.batching, traits.one_by_one, traits.failure) == ("full", False, "best")
 
@@ -339,7 +339,7 @@ def test_the_description_tells_all_settings_apart() -> None:
         "rotation": 12.125,
         "translation_steps": 9,
         "rotation_steps": 33,
-        "search": "random",
+        "mode": "random",
         "samples": 3,
         "pad": "edge",
         "loss": "margin",
@@ -358,7 +358,7 @@ def test_the_description_tells_all_settings_apart() -> None:
         ("translation_steps", 4),
         ("rotation_steps", 30),
         ("rotation_steps", 0),
-        ("search", "all"),
+        ("mode", "all"),
         ("samples", 0),
         ("pad", "wrap"),
         ("loss", "dlr"),

@@ -1,4 +1,4 @@
-"""The questions of an attack that knows the detector, and the points it keeps."""
+"""What an attack that is aware of the detector works on, and the best points it has come by."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.objectives import Loss, margin
+from robust_ext.attacks._common.projections import project
+from robust_ext.attacks._common.rows import NO_GRADIENTS, gradient_of, l2_normalize, over_rows, random_start
 from robust_ext.attacks.native import Watch
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.threat import ThreatModel
@@ -21,8 +23,8 @@ _ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What an attack is asked to do, checked.
+class AttackProblem:
+    """One batch to attack, checked.
 
     Args:
         defended: The classifier and its detector.
@@ -44,21 +46,53 @@ class Task:
     targeted: bool
     watch: Watch | None
 
+    def start(self, how: str, *, restart: int = 0) -> Tensor:
+        """Where a run begins, ``(N, ...)``.
+
+        Args:
+            how: ``"random"``: uniform in the ball, clipped to the bounds. ``"input"``: the inputs in the first run,
+                random points in those that follow.
+            restart: Number of the run.
+        """
+        if how == "input" and restart == 0:
+            return self.inputs.clone()
+        return random_start(self.inputs, self.threat_model, self.streams)
+
+    def step(self, points: Tensor, direction: Tensor, *, length: float, kind: str = "") -> Tensor:
+        """Go some way along a direction, and back to the nearest point that the threat model allows.
+
+        Args:
+            points: ``(N, ...)``.
+            direction: ``(N, ...)``, of any length; rows of zeros stay where they are.
+            length: Of the step, in units of the inputs.
+            kind: ``"sign"``: ``length`` in every value. ``"l2"``: along the direction itself, with a Euclidean length
+                of ``length``; for linf times the root of the number of values, which is the length of a step of signs.
+                Left out: ``"sign"`` for linf, ``"l2"`` for the other norms.
+        """
+        linf, flat = self.threat_model.norm == "linf", direction.flatten(1)
+        if kind == "sign" or (not kind and linf):
+            moved = flat.sign()
+        else:
+            moved = l2_normalize(flat)
+            if linf:
+                length *= flat.shape[1] ** 0.5
+        return project(points + moved.view(points.shape) * length, self.inputs, self.threat_model)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What the classifier and the detector say of points, averaged over the calls.
+class Prediction:
+    """What classifier and detector return for points, averaged over the calls.
 
     Args:
         logits: ``(N, K)``.
-        excess: ``(N,)``.
+        score_margin: The detector's score less its threshold, ``(N,)``; see :meth:`Defended.both`.
         margin: By how much a row is classified as the attack wants it, ``(N,)``.
         misclassified: Whether it is, bool ``(N,)``.
         passed: Whether the detector lets it pass, bool ``(N,)``.
     """
 
     logits: Tensor
-    excess: Tensor
+    score_margin: Tensor
     margin: Tensor
     misclassified: Tensor
     passed: Tensor
@@ -69,35 +103,36 @@ class Answer:
         return self.misclassified & self.passed
 
 
-class Queries:
-    """The questions of one attack on one batch, and the best point of each row.
+class BestTracker:
+    """The queries of one attack on one batch, and the best point of each row.
 
-    Among the points where a row is misclassified the one of lowest excess is kept, so a success wherever there was one;
-    successes whose margin is more than rounding go before those where it is not. Where a row never was misclassified,
-    the point of highest margin is kept. Points with answers of NaN are not; a row that has no others keeps its input.
+    Among the points where a row is misclassified the one of lowest score margin is kept, so a success wherever there
+    was one; successes whose margin is more than rounding go before those where it is not. Where a row never was
+    misclassified, the point of highest margin is kept. Points with NaN in their logits or score are not; a row that has
+    no others keeps its input.
 
     Args:
-        task: What the attack is asked to do.
+        problem: The batch to attack.
         name: Of the attack, for error messages.
-        samples: Calls whose answers are averaged.
+        samples: Calls of classifier and detector that are averaged.
     """
 
-    def __init__(self, task: Task, *, name: str, samples: int) -> None:
-        self._task, self._name, self._samples = task, name, samples
-        self._best = task.inputs.clone()
-        self._level = torch.full((len(task.inputs),), -1, dtype=torch.int64, device=task.inputs.device)
-        self._merit = torch.full_like(task.inputs.flatten(1)[:, 0], -torch.inf)
+    def __init__(self, problem: AttackProblem, *, name: str, samples: int) -> None:
+        self._problem, self._name, self._samples = problem, name, samples
+        self._best = problem.inputs.clone()
+        self._level = torch.full((len(problem.inputs),), -1, dtype=torch.int64, device=problem.inputs.device)
+        self._merit = torch.full_like(problem.inputs.flatten(1)[:, 0], -torch.inf)
         self._rejected = torch.zeros_like(self._level, dtype=torch.bool)
         self._guided = torch.zeros_like(self._rejected)
 
-    def judge(self, points: Tensor) -> Answer:
-        """What is said of points ``(N, ...)``, without gradients; ``samples`` forward passes. The best are kept."""
+    def evaluate(self, points: Tensor) -> Prediction:
+        """Query points ``(N, ...)`` without gradients, by ``samples`` forward passes. The best are kept."""
         with torch.no_grad():
-            calls = [self._task.defended.both(points.clone()) for _ in range(self._samples)]
-        return self._keep(points, _mean([logits for logits, _ in calls]), _mean([excess for _, excess in calls]))
+            calls = [self._problem.defended.both(points.clone()) for _ in range(self._samples)]
+        return self._keep(points, _mean([logits for logits, _ in calls]), _mean([score for _, score in calls]))
 
-    def differentiate(self, points: Tensor, loss: Loss) -> tuple[Answer, Tensor, Tensor, Tensor]:
-        """The answer, the classifier's loss ``(N,)`` and the gradients ``(N, ...)`` of that loss and of the excess.
+    def differentiate(self, points: Tensor, loss: Loss) -> tuple[Prediction, Tensor, Tensor, Tensor]:
+        """The prediction, the classifier's loss ``(N,)``, the gradients ``(N, ...)`` of that loss and of the score.
 
         One forward and two backward passes for each of the ``samples``. The best points are kept.
 
@@ -112,17 +147,17 @@ class Queries:
         for _ in range(self._samples):
             with torch.enable_grad():
                 x = points.detach().clone().requires_grad_(True)
-                logits, excess = self._task.defended.both(x)
-                value = loss(logits, self._task.labels)
+                logits, score = self._problem.defended.both(x)
+                value = loss(logits, self._problem.labels)
                 of_loss = gradient_of(value, x, no_classifier_gradients(self._name), keep=True)
-                missing = no_score_gradients(self._name, self._task.defended, "is missing")
-                of_excess = gradient_of(excess, x, missing)
-            calls.append((logits.detach(), excess.detach(), value.detach(), of_loss, of_excess))
-        logits, excess, value, of_loss, of_excess = (_mean(list(parts)) for parts in zip(*calls, strict=True))
-        answer = self._keep(points, logits, excess)
-        self._rejected |= ~answer.passed
-        self._guided |= ~answer.passed & (of_excess.flatten(1).abs().amax(1) > 0)
-        return answer, value, of_loss, of_excess
+                missing = no_score_gradients(self._name, self._problem.defended, "is missing")
+                of_score = gradient_of(score, x, missing)
+            calls.append((logits.detach(), score.detach(), value.detach(), of_loss, of_score))
+        logits, score, value, of_loss, of_score = (_mean(list(parts)) for parts in zip(*calls, strict=True))
+        prediction = self._keep(points, logits, score)
+        self._rejected |= ~prediction.passed
+        self._guided |= ~prediction.passed & (of_score.flatten(1).abs().amax(1) > 0)
+        return prediction, value, of_loss, of_score
 
     def result(self) -> Tensor:
         """The best points ``(N, ...)``.
@@ -132,7 +167,7 @@ class Queries:
         """
         stuck = self._rejected & ~self._guided & (self._level < 2)
         if bool(stuck.all()):
-            raise AttackRefusedError(no_score_gradients(self._name, self._task.defended, "is zero wherever it rejects"))
+            raise no_score_gradients(self._name, self._problem.defended, "is zero wherever it rejects")
         if bool(stuck.any()):
             logger.warning(
                 "%s: the gradient of the detector's score was zero at every rejected point of %d of %d rows",
@@ -142,59 +177,36 @@ class Queries:
             )
         return self._best
 
-    def _keep(self, points: Tensor, logits: Tensor, excess: Tensor) -> Answer:
-        task = self._task
-        gained = margin(logits, task.labels)
-        gained = -gained if task.targeted else gained
-        same = logits.argmax(1) == task.labels
-        known = torch.isfinite(logits).all(1) & ~excess.isnan()
-        misclassified = (same if task.targeted else ~same) & known
+    def _keep(self, points: Tensor, logits: Tensor, score: Tensor) -> Prediction:
+        problem = self._problem
+        gained = margin(logits, problem.labels)
+        gained = -gained if problem.targeted else gained
+        known = torch.isfinite(logits).all(1) & ~score.isnan()
+        misclassified = ((logits.argmax(1) == problem.labels) == problem.targeted) & known
         # A score at the threshold itself is let pass, which the inverted test rejects.
-        passed = (excess < 0 if task.defended.inverted else excess <= 0) & known
-        answer = Answer(logits=logits, excess=excess, margin=gained, misclassified=misclassified, passed=passed)
-        solid = answer.success & (gained > _ROUNDING * logits.abs().amax(1))
-        level = torch.where(known, misclassified.long() + answer.success + solid, -1)
-        merit = torch.where(misclassified, -excess, gained).to(self._merit.dtype)
+        passed = (score < 0 if problem.defended.inverted else score <= 0) & known
+        prediction = Prediction(
+            logits=logits, score_margin=score, margin=gained, misclassified=misclassified, passed=passed
+        )
+        solid = prediction.success & (gained > _ROUNDING * logits.abs().amax(1))
+        level = torch.where(known, misclassified.long() + prediction.success + solid, -1)
+        merit = torch.where(misclassified, -score, gained).to(self._merit.dtype)
         better = (level > self._level) | ((level == self._level) & (merit > self._merit))
-        shape = (-1, *[1] * (points.dim() - 1))
-        self._best = torch.where(better.view(shape), points.detach(), self._best)
+        self._best = torch.where(over_rows(better, points), points.detach(), self._best)
         self._level, self._merit = torch.where(better, level, self._level), torch.where(better, merit, self._merit)
-        return answer
+        return prediction
 
 
-def gradient_of(value: Tensor, x: Tensor, missing: str, *, keep: bool = False) -> Tensor:
-    """The gradient of values ``(N,)`` with respect to their points; what is no number is taken for zero.
-
-    Args:
-        value: One number a row.
-        x: The points ``(N, ...)``.
-        missing: What to say where there is none.
-        keep: Whether the graph is needed once more.
-
-    Raises:
-        AttackRefusedError: There is none.
-    """
-    gradient = None
-    if value.requires_grad:
-        (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=keep, allow_unused=True)
-    if gradient is None:
-        raise AttackRefusedError(missing)
-    return gradient.nan_to_num(nan=0.0)
+def no_classifier_gradients(name: str) -> AttackRefusedError:
+    """The refusal of a classifier without gradients."""
+    return AttackRefusedError(f"{name}: the classifier {NO_GRADIENTS}")
 
 
-def no_classifier_gradients(name: str) -> str:
-    """What to say of a classifier without gradients."""
-    return (
-        f"{name}: the classifier gives no gradients; attack it through a differentiable approximation (BPDA), or "
-        "choose an attack without gradients"
-    )
-
-
-def no_score_gradients(name: str, defended: Defended, what: str) -> str:
-    """What to say of a detector whose score has no gradients, or none that help."""
-    return (
+def no_score_gradients(name: str, defended: Defended, what: str) -> AttackRefusedError:
+    """The refusal of a detector whose score has no gradients, or none that help."""
+    return AttackRefusedError(
         f"{name} follows the gradient of the detector's score, and that of {type(defended.detector).__name__} {what}; "
-        "give it a differentiable approximation (BPDA), or choose an attack that needs none: one that asks for "
+        "give it a differentiable approximation (BPDA), or choose an attack that needs none: one that queries "
         "decisions only, or robust_ext:FeatureMatching"
     )
 

@@ -1,40 +1,58 @@
-"""The door of the attacks that know the detector: what they need is checked before anything is asked."""
+"""What the attacks on a classifier together with its detector have in common: settings, and the checks before them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_tracker import Task, no_score_gradients
-from robust_ext.attacks.base import draw_seed
+from robust_ext.attacks._common.best_tracker import AttackProblem, no_score_gradients
+from robust_ext.attacks._common.rows import STARTS, check_batch, row_streams
+from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import NativeAttack, Watch
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
+from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs, check_labels
 
 
-class AwareAttack(NativeAttack):
-    """An attack on a classifier and its detector.
+@settings_class
+class DetectorAwareAttack(NativeAttack):
+    """An attack on a classifier and its detector; a subclass has one method, :meth:`attack`.
 
     Attributes:
-        settings: Keyword arguments with which the constructor makes this attack.
         uses_scores: Whether it follows the gradient of the detector's score.
     """
 
-    settings: Mapping[str, Any]
-    uses_scores: bool = True
+    traits = AttackTraits(batching="full", detector=True, failure="best", seeds="generator")
+    uses_scores: ClassVar[bool] = False
 
-    @property
-    def description(self) -> str:
-        """All settings."""
-        shown = ", ".join(f"{key}={_shown(value)}" for key, value in self.settings.items())
-        return f"{type(self).__name__}({shown})"
+    steps: int = setting(default=100, help="Steps of each run.", minimum=1, trial=20, art="max_iter")
+    rel_step_size: float = setting(
+        default=0.1,
+        help="Step size relative to epsilon: of signs for linf, of the gradient's direction for l2 and l1.",
+        above=0,
+        foolbox="rel_stepsize",
+    )
+    step_size: float | None = setting(
+        default=None,
+        help="Step size in the units of the inputs; it goes before ``rel_step_size``.",
+        above=0,
+        foolbox="abs_stepsize",
+        art="eps_step",
+    )
+    restarts: int = setting(default=1, help="Runs from starts of their own.", minimum=1, art="num_random_init")
+    start: str = setting(
+        default="random",
+        help='``"random"``: uniform in the ball, clipped to the bounds. ``"input"``: the inputs in the first run, '
+        "random points in those that follow.",
+        choices=STARTS,
+    )
+    samples: int = setting(default=1, help="Calls that are averaged, for random detectors and classifiers.", minimum=1)
 
     def search(
         self,
@@ -58,33 +76,35 @@ class AwareAttack(NativeAttack):
         self.check(threat_model=threat_model, detector=defended is not None)
         assert defended is not None
         if self.uses_scores and not defended.detector.differentiable:
-            raise AttackRefusedError(
-                no_score_gradients(self.name, defended, "is said to be of no use (differentiable=False)")
-            )
-        inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-        labels = check_labels("labels", labels, samples=len(inputs), classes=target.classes).to(inputs.device)
+            raise no_score_gradients(self.name, defended, "is declared useless (differentiable=False)")
+        inputs, labels = check_batch(target, inputs, labels, threat_model)
         references = self._references(target, inputs) if self.traits.references else None
         if not len(inputs):
             return inputs.clone()
         seed = draw_seed(generator)
-        streams = [torch.Generator().manual_seed(draw_seed(generator)) for _ in range(len(inputs))]
-        task = Task(
+        problem = AttackProblem(
             defended=defended,
             references=references,
             inputs=inputs,
             labels=labels,
             threat_model=threat_model,
-            streams=streams,
+            streams=row_streams(len(inputs), generator),
             targeted=targeted,
             watch=watch,
         )
         # Random detectors draw from the global generators.
         with seeded_globals(seed):
-            return self.solve(task)
+            return self.attack(problem)
 
     @abstractmethod
-    def solve(self, task: Task) -> Tensor:
-        """Candidates ``(N, ...)`` for a task that is as it should be; global generators are seeded."""
+    def attack(self, problem: AttackProblem) -> Tensor:
+        """Candidates ``(N, ...)`` for a problem that is checked; global generators are seeded."""
+
+    def step_length(self, problem: AttackProblem, *, share: float = 1.0) -> float:
+        """Length of a step in units of the inputs, see :meth:`AttackProblem.step`; ``share`` of the whole."""
+        if self.step_size is not None:
+            return self.step_size * share
+        return self.rel_step_size * share * problem.threat_model.epsilon
 
     def _references(self, target: Target, inputs: Tensor) -> Tensor:
         references = target.references
@@ -100,16 +120,34 @@ class AwareAttack(NativeAttack):
         return references.to(inputs.device, inputs.dtype)
 
 
-def check_flag(argument: str, value: object) -> bool:
-    """Return ``value`` when it is True or False."""
-    if not isinstance(value, bool):
-        raise InvalidArgumentError(argument, value, "True or False")
-    return value
+@settings_class
+class ScoreGradientAttack(DetectorAwareAttack):
+    """An attack that follows the gradients of classifier and detector; its targets need a detector with gradients."""
 
+    uses_scores: ClassVar[bool] = True
 
-def _shown(value: object) -> str:
-    """A setting in words that are the same in every process: a callable by where it is defined."""
-    if callable(value):
-        named = value if hasattr(value, "__qualname__") else type(value)
-        return f"{named.__module__}.{named.__qualname__}"
-    return repr(value)
+    rel_step_size: float = setting(
+        default=0.1,
+        help="Step size relative to epsilon: Euclidean, and for linf times the root of the number of values, or with "
+        '``step="sign"`` in each value.',
+        above=0,
+        foolbox="rel_stepsize",
+    )
+    step: str = setting(
+        default="l2",
+        help='``"l2"``, the gradient divided by its length, or ``"sign"``, for linf only.',
+        choices=("l2", "sign"),
+    )
+    decay: bool = setting(
+        default=True, help="Whether the step size falls to zero over a run, linearly, so that rows settle."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.step == "sign":
+            self._set("traits", replace(type(self).traits, norms=("linf",)))
+
+    def move(self, problem: AttackProblem, points: Tensor, direction: Tensor, *, number: int) -> Tensor:
+        """The points after step ``number`` of a run, see :meth:`AttackProblem.step`."""
+        length = self.step_length(problem, share=1 - number / self.steps if self.decay else 1)
+        return problem.step(points, direction, length=length, kind=self.step)
