@@ -1,4 +1,4 @@
-"""An adapter whose parts lie in three modules of its own, imported when the library is used and not before."""
+"""An adapter whose parts lie in modules of its own, imported when the library is used and not before."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 
 class HostAdapter(Adapter):
-    """Adapter of a library by modules ``attack``, ``catalogue`` and ``model`` of ``robust_ext.adapters.<name>``.
+    """Adapter of a library by modules of ``robust_ext.adapters.<name>``.
 
-    ``attack`` has ``from_class(class, settings, name=)`` and ``from_object(attack, name=)``; ``catalogue`` has
-    ``find_class(name)`` and ``list_attacks()``; ``model`` has ``adapt_model(model)``.
+    ``catalogue`` has ``CATALOGUE``, a :class:`robust_ext.adapters.catalogue.Catalogue`; ``attack`` has
+    ``from_class(class, settings, name=)`` and ``from_object(attack, name=)``. A library with models has a module
+    ``model`` with ``adapt_model(model)``, one with detectors a module ``detector`` with
+    ``adapt_detector(detector, classifier)``.
 
     Args:
         name: Prefix of attack strings, and package of the parts.
         title: What people call the library.
         package: What is imported of it.
-        install: What to hand to ``pip install``.
+        install: What to pass to ``pip install``.
     """
 
     def __init__(self, *, name: str, title: str, package: str, install: str) -> None:
@@ -41,13 +43,14 @@ class HostAdapter(Adapter):
     def list_attacks(self) -> list[AttackListing]:
         """Every attack of the library, those that cannot be used included."""
         self._require()
-        listed: list[AttackListing] = self._part("catalogue").list_attacks()
+        listed: list[AttackListing] = self._part("catalogue").CATALOGUE.listings()
         return listed
 
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
-        """Make the attack of that class name or alias, with these settings."""
+        """Make the attack of that name or alias, with these settings."""
         self._require()
-        built: Attack = self._part("attack").from_class(self._part("catalogue").find_class(attack), settings, name=name)
+        found = self._part("catalogue").CATALOGUE.find(attack)
+        built: Attack = self._part("attack").from_class(found, settings, name=name)
         return built
 
     def adapt_attack(self, attack: object, *, name: str | None = None) -> Attack | None:
@@ -67,32 +70,31 @@ class HostAdapter(Adapter):
         if isinstance(core, NativeAttack):
             return core.named(name or type(attack).__name__)
         part = self._part("attack")
-        adapted: Attack = (
-            part.from_class(attack, settings, name=name)
-            if isinstance(attack, type)
-            else part.from_object(attack, name=name)
-        )
+        made = isinstance(attack, type)
+        adapted: Attack = part.from_class(attack, settings, name=name) if made else part.from_object(attack, name=name)
         return adapted
 
     def adapt_model(self, model: object) -> AdaptedModel | None:
         """Wrap a model of the library, preprocessing included."""
-        if not comes_from(model, self.package):
+        if not comes_from(model, self.package) or not self._has("model"):
             return None
         adapted: AdaptedModel | None = self._part("model").adapt_model(model)
         return adapted
 
     def adapt_detector(self, detector: object, classifier: nn.Module) -> Detector | None:
-        """Wrap a detector of the library, where the package of the parts has a module ``detector``."""
-        package = f"robust_ext.adapters.{self.name}.detector"
-        if not comes_from(detector, self.package) or importlib.util.find_spec(package) is None:
+        """Wrap a detector of the library."""
+        if not comes_from(detector, self.package) or not self._has("detector"):
             return None
         adapted: Detector | None = self._part("detector").adapt_detector(detector, classifier)
         return adapted
+
+    def _has(self, module: str) -> bool:
+        return importlib.util.find_spec(f"robust_ext.adapters.{self.name}.{module}") is not None
 
     def _part(self, module: str) -> ModuleType:
         return importlib.import_module(f"robust_ext.adapters.{self.name}.{module}")
 
     def _require(self) -> None:
-        # Looked up, not imported: an import that fails for another reason should say so itself.
+        # Found, not imported: an import that fails for another reason should raise that.
         if importlib.util.find_spec(self.package) is None:
             raise MissingDependencyError(f"{self.title} is not installed; pip install {self.install}")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from robust_ext.adapters.wrapped import check_settings
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import trial_settings
 from robust_ext.core.specification import check_keywords, did_you_mean
 from robust_ext.registry.base import AdaptedModel, Adapter, AttackListing
-
-_CLASSES = {attack_class.__name__: attack_class for attack_class in ATTACKS}
 
 
 class OwnAdapter(Adapter):
@@ -23,17 +22,17 @@ class OwnAdapter(Adapter):
     def list_attacks(self) -> list[AttackListing]:
         """Every attack of this project."""
         return [
-            AttackListing(name=name, traits=attack_class().traits, trial=trial_settings(attack_class))
-            for name, attack_class in _CLASSES.items()
+            AttackListing(name=known.__name__, traits=known().traits, trial=trial_settings(known)) for known in ATTACKS
         ]
 
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
         """Make the attack of that class name, with these settings."""
-        if attack not in _CLASSES:
-            expected = f"one of {', '.join(_CLASSES)}{did_you_mean(attack, _CLASSES)}"
+        classes = {known.__name__: known for known in ATTACKS}
+        if attack not in classes:
+            expected = f"one of {', '.join(classes)}{did_you_mean(attack, classes)}"
             raise InvalidArgumentError("attack", f"robust_ext:{attack}", expected)
-        check_keywords(_CLASSES[attack], settings, argument="attack", label=attack)
-        return _CLASSES[attack](**settings).named(name)
+        check_keywords(classes[attack], settings, argument="attack", label=attack)
+        return classes[attack](**settings).named(name)
 
     def adapt_attack(self, attack: object, *, name: str | None = None) -> Attack | None:
         """Make an attack of one of the classes, or of a tuple (class, settings)."""
@@ -42,11 +41,7 @@ class OwnAdapter(Adapter):
             attack, settings = attack
         if not isinstance(attack, type) or attack not in ATTACKS:
             return None
-        if not isinstance(settings, Mapping):
-            raise InvalidArgumentError(
-                "attack", f"settings of type {type(settings).__name__}", "a dict of keyword arguments"
-            )
-        return self.build_attack(attack.__name__, settings, name=name or attack.__name__)
+        return self.build_attack(attack.__name__, check_settings(settings), name=name or attack.__name__)
 
     def adapt_model(self, model: object) -> AdaptedModel | None:
         """None: models of this project are modules."""

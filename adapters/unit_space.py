@@ -26,7 +26,7 @@ class Rescaled(nn.Module):
         self.training = module.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the module says of ``low + width x``."""
+        """The module's output at ``low + width x``."""
         out: Tensor = self.module(x * self.width + self.low)
         return out
 
@@ -34,17 +34,18 @@ class Rescaled(nn.Module):
 class UnitSpace:
     """A target and a threat model stretched to the bounds [0, 1], and the way there and back.
 
-    Where the bounds are (0, 1) already, everything is left as it is.
+    Where the bounds are (0, 1) already, everything is left as it is, and nothing is put around the network.
 
     Args:
         target: The target.
         threat_model: In the target's bounds.
+        needed: False leaves everything as it is whatever the bounds.
     """
 
-    def __init__(self, target: Target, threat_model: ThreatModel) -> None:
+    def __init__(self, target: Target, threat_model: ThreatModel, *, needed: bool = True) -> None:
         self.bounds = threat_model.bounds
         self.target, self.threat_model = target, threat_model
-        if self.bounds != (0.0, 1.0):
+        if needed and self.bounds != (0.0, 1.0):
             self.target = replace(target, module=Rescaled(target.module, self.bounds), bounds=(0.0, 1.0))
             self.threat_model = ThreatModel(norm=threat_model.norm, epsilon=threat_model.epsilon / threat_model.width)
 

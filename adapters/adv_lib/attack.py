@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.adv_lib.catalogue import find_entry, norm_value, traits_of
+from robust_ext.adapters.adv_lib.catalogue import CATALOGUE, NORM_VALUES, traits_of
+from robust_ext.adapters.adv_lib.compat import repaired
 from robust_ext.adapters.adv_lib.entries import Entry
 from robust_ext.adapters.adv_lib.library import adv_lib
-from robust_ext.adapters.adv_lib.repairs import repaired
 from robust_ext.adapters.unit_space import UnitSpace
-from robust_ext.attacks.base import Attack, draw_seed
+from robust_ext.adapters.wrapped import WrappedAttack, check_candidates, check_settings, raised_inside
+from robust_ext.attacks.base import draw_seed
 from robust_ext.attacks.running import restore_failed
-from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_number
 
-_LOGGER = logging.getLogger(__name__)
 # Filled in here; made for plots, for one batch, or for other attacks of adv-lib.
 _HIDDEN = ("callback", "num_classes", "return_targets", "return_unsuccessful", "starting_points")
 # Names of norms that can be written in an attack string, where adv-lib takes numbers.
 _NUMBERS = {"linf": float("inf"), "inf": float("inf"), "l2": 2, "l1": 1, "l0": 0}
 
 
-class AdvLibAttack(Attack):
+class AdvLibAttack(WrappedAttack):
     """An adv-lib attack with settings.
 
     adv-lib takes inputs in [0, 1] for granted. Where the threat model's bounds are others, the attack sees the target
@@ -45,19 +44,11 @@ class AdvLibAttack(Attack):
         entry: What is known of it.
     """
 
-    def __init__(self, function: Callable[..., Any], settings: Mapping[str, Any], *, name: str, entry: Entry) -> None:
-        self.function = function
-        self.settings = dict(settings)
-        self.name = name
-        self.entry = entry
-        self.traits = traits_of(entry, self.settings)
-        self._parameters = inspect.signature(function).parameters
+    title = "adv-lib"
+    entry: Entry
 
-    @property
-    def description(self) -> str:
-        """The function and the settings that were given."""
-        shown = ", ".join(f"{key}={_show(value)}" for key, value in sorted(self.settings.items()))
-        return f"adv-lib {self.function.__name__}({shown})"
+    def __init__(self, function: Callable[..., Any], settings: Mapping[str, Any], *, name: str, entry: Entry) -> None:
+        super().__init__(function, settings, name=name, entry=entry, traits=traits_of(entry, settings))
 
     def generate(
         self,
@@ -77,16 +68,10 @@ class AdvLibAttack(Attack):
         self._check_shape(inputs)
         space = UnitSpace(target, threat_model)
         settings = self._completed(space.threat_model, target.classes)
-        with seeded_globals(draw_seed(generator)), repaired():
-            try:
-                out = self.function(
-                    _Subject(space.target.module), space.enter(inputs).clone(), labels.clone(), **settings
-                )
-            except Exception as error:
-                raise AttackError(f"{self.name}: adv-lib raised {type(error).__name__}: {error}") from error
-        if not isinstance(out, Tensor):
-            raise AttackError(f"{self.name}: returned {type(out).__name__}, expected a tensor of candidates")
-        candidates = space.leave(out.detach(), inputs)
+        module, x = HostModule(space.target.module), space.enter(inputs).clone()
+        with seeded_globals(draw_seed(generator)), repaired(), raised_inside("adv-lib", self.name):
+            out = self.made_of(module, x, labels.clone(), **settings)
+        candidates = space.leave(check_candidates(self.name, out), inputs)
         return restore_failed(candidates, inputs, labels, target=target) if self.entry.restore else candidates
 
     def _check_shape(self, inputs: Tensor) -> None:
@@ -108,26 +93,18 @@ class AdvLibAttack(Attack):
         if self.entry.epsilon:
             wanted[self.entry.epsilon] = threat_model.epsilon
             self._compare(self.entry.epsilon, threat_model.epsilon)
-        if self.entry.norm and self.entry.norm not in settings:
-            settings[self.entry.norm] = norm_value(self.entry, threat_model.norm)
+        if self.entry.norm:
+            settings.setdefault(self.entry.norm, NORM_VALUES[self.entry.norm][threat_model.norm])
         for key, value in wanted.items():
             if key in self._parameters:
                 settings.setdefault(key, value)
         return settings
 
-    def _compare(self, key: str, wanted: float) -> None:
-        if key in self.settings and self.settings[key] != wanted:
-            message = (
-                "%s: %s=%r was set and differs from the threat model's %r (for inputs in [0, 1]); candidates are "
-                "judged by the latter"
-            )
-            _LOGGER.warning(message, self.name, key, self.settings[key], wanted)
 
+class HostModule(nn.Module):
+    """The target's module as adv-lib meets it: its gradients may be changed in place, as adv-lib does.
 
-class _Subject(nn.Module):
-    """The target as adv-lib meets it: its gradients may be changed in place, as adv-lib does.
-
-    Where a model sums or averages its inputs, autograd hands out a gradient whose values share memory, which PyTorch
+    Where a model sums or averages its inputs, autograd returns a gradient whose values share memory, which PyTorch
     refuses to change in place.
     """
 
@@ -137,6 +114,7 @@ class _Subject(nn.Module):
         self.training = module.training
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, K)``."""
         if x.requires_grad:
             x = x.view_as(x)
             x.register_hook(_unshared)  # type: ignore[no-untyped-call]
@@ -149,9 +127,7 @@ def _unshared(gradient: Tensor) -> Tensor:
     return gradient.contiguous() if shares else gradient
 
 
-def from_function(
-    function: Callable[..., Any], settings: Mapping[str, Any], *, name: str | None = None
-) -> AdvLibAttack:
+def from_class(function: Callable[..., Any], settings: object, *, name: str | None = None) -> AdvLibAttack:
     """Make an attack from a function of adv-lib and its keyword arguments, without model, inputs and labels.
 
     Norms may be written as ``"linf"``, ``"l2"``, ``"l1"`` and ``"l0"``, and the ``penalty`` of ``alma`` as its name in
@@ -160,8 +136,7 @@ def from_function(
     Raises:
         InvalidArgumentError: The function cannot be used here, a keyword is unknown, or ``targeted`` is set.
     """
-    entry = find_entry(function)
-    label = function.__name__
+    entry, settings, label = CATALOGUE.entry(function), check_settings(settings), function.__name__
     check_keywords(_accepted(function), settings, argument="attack", label=label)
     if settings.get("targeted"):
         expected = "targeted=False: attacks are given true labels, which a targeted one would aim at"
@@ -196,8 +171,3 @@ def _accepted(function: Callable[..., Any]) -> Callable[..., Any]:
     ]
     stub.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
     return stub
-
-
-def _show(value: Any) -> str:
-    # The address in a function's repr differs from run to run.
-    return f"{value.__module__}.{value.__qualname__}" if inspect.isfunction(value) else repr(value)

@@ -4,58 +4,68 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from robust_ext.adapters.adv_lib.entries import ENTRIES, NORM_VALUES, UNUSABLE, Entry
+from robust_ext.adapters.adv_lib.entries import ENTRIES, Entry
 from robust_ext.adapters.adv_lib.library import adv_lib
+from robust_ext.adapters.catalogue import Catalogue
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.specification import did_you_mean
 from robust_ext.core.threat import NORMS
-from robust_ext.registry.base import AttackListing
 
-# Not offered by adv_lib.attacks itself: the module that holds it.
-_OTHERS = {"minimal_apgd": "auto_pgd"}
+_DENSE = "it attacks segmentation, where every pixel has a label; use"
+UNUSABLE: Mapping[str, str] = {
+    "segmentation.alma_prox": f"{_DENSE} alma",
+    "segmentation.asma": f"{_DENSE} pgd_linf",
+    "segmentation.dag": f"{_DENSE} df",
+    "segmentation.pdgd": f"{_DENSE} pdgd",
+    "segmentation.pdpgd": f"{_DENSE} pdpgd",
+}
+
+NORM_VALUES: Mapping[str, Mapping[str, Any]] = {
+    "distance": {"l2": "l2", "l1": "l1"},
+    "norm": {"linf": float("inf"), "l2": 2, "l1": 1},
+    "p": {"linf": float("inf"), "l2": 2},
+}
 # No norm of a threat model: candidates are judged in whatever norm that has.
 _PERCEPTUAL = ("ssim", "msssim", "ciede2000")
+# Not offered by adv_lib.attacks itself: the module that holds it.
+_OTHERS = {"minimal_apgd": "auto_pgd"}
 
 
-def find_function(name: str, *, argument: str = "attack") -> Callable[..., Any]:
-    """The attack of ``adv_lib.attacks`` called ``name``.
+@dataclass(frozen=True, kw_only=True)
+class _AdvLibCatalogue(Catalogue[Entry]):
+    def entry(self, attack: Callable[..., Any], *, argument: str = "attack") -> Entry:
+        """What is known of a function.
 
-    Raises:
-        InvalidArgumentError: There is none, or it cannot be used here; the text says why.
-    """
-    if name in UNUSABLE:
-        raise _unusable(name, argument)
-    if name not in ENTRIES:
-        near = did_you_mean(name, list(ENTRIES))
-        expected = f"the name of an attack in adv_lib.attacks{near or '; robust-ext attacks lists them'}"
-        raise InvalidArgumentError(argument, f"adv_lib:{name}", expected)
+        Raises:
+            InvalidArgumentError: It is no attack, or one that cannot be used here; the text says why.
+        """
+        name, module = attack.__name__, attack.__module__
+        if module.startswith("adv_lib.attacks.segmentation.") and f"segmentation.{name}" in self.unusable:
+            raise self.refusal(f"segmentation.{name}", argument)
+        if self.members.get(name) is not attack:
+            raise InvalidArgumentError(argument, f"adv-lib's {module}.{name}", f"one of: {', '.join(self.entries)}")
+        return self.entries[name]
+
+
+def _function(name: str) -> Callable[..., Any]:
     # Not as an attribute: adv_lib.attacks holds functions under the names of some of its modules.
     home = importlib.import_module(f"adv_lib.attacks.{_OTHERS[name]}") if name in _OTHERS else adv_lib.attacks
     found: Callable[..., Any] = getattr(home, name)
     return found
 
 
-def find_entry(function: Callable[..., Any], *, argument: str = "attack") -> Entry:
-    """What is known of a function.
-
-    Raises:
-        InvalidArgumentError: It is no attack, or one that cannot be used here; the text says why.
-    """
-    name, module = function.__name__, function.__module__
-    if module.startswith("adv_lib.attacks.segmentation.") and f"segmentation.{name}" in UNUSABLE:
-        raise _unusable(f"segmentation.{name}", argument)
-    if name not in ENTRIES or find_function(name) is not function:
-        raise InvalidArgumentError(argument, f"adv-lib's {module}.{name}", f"one of: {', '.join(ENTRIES)}")
-    return ENTRIES[name]
-
-
-def norm_value(entry: Entry, norm: str) -> Any:
-    """What the function calls a norm of a threat model."""
-    return NORM_VALUES[entry.norm][norm]
+CATALOGUE = _AdvLibCatalogue(
+    library="adv_lib",
+    place="adv_lib.attacks",
+    # Attacks on segmentation are not imported, as that compiles code.
+    members={**{name: _function(name) for name in ENTRIES}, **dict.fromkeys(UNUSABLE)},
+    entries=ENTRIES,
+    unusable=UNUSABLE,
+    others=Entry(traits=AttackTraits(batching="single")),
+)
 
 
 def traits_of(entry: Entry, settings: Mapping[str, Any]) -> AttackTraits:
@@ -83,15 +93,6 @@ def traits_of(entry: Entry, settings: Mapping[str, Any]) -> AttackTraits:
     )
 
 
-def list_attacks() -> list[AttackListing]:
-    """One entry for each function, those that cannot be used included."""
-    usable = [
-        AttackListing(name=name, traits=entry.traits, trial=entry.trial, channels=entry.channels, defect=entry.defect)
-        for name, entry in ENTRIES.items()
-    ]
-    return usable + [AttackListing(name=name, reason=reason) for name, reason in UNUSABLE.items()]
-
-
 def _norms(entry: Entry, value: Any) -> tuple[str, ...]:
     if entry.norm == "distance" and value in _PERCEPTUAL:
         return NORMS
@@ -108,7 +109,3 @@ def _norms(entry: Entry, value: Any) -> tuple[str, ...]:
 
 def _repeats(value: Any) -> bool:
     return value is True or (isinstance(value, int) and value > 1)
-
-
-def _unusable(name: str, argument: str) -> InvalidArgumentError:
-    return InvalidArgumentError(argument, f"adv_lib:{name}", f"an attack that fits here: {UNUSABLE[name]}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from robust_ext.adapters.catalogue import AttackEntry
 from robust_ext.attacks.base import AttackTraits
 
-_INF = float("inf")
 _LINF, _L2 = ("linf",), ("l2",)
 # Also for attacks that minimise l0: a change of k values within the bounds is at most k widths in l1.
 _L1 = ("l1",)
@@ -16,26 +16,22 @@ _NO_L1 = ("linf", "l2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What the adapter has to know of a function.
+class Entry(AttackEntry):
+    """What is known of a function, beside what :class:`robust_ext.adapters.catalogue.AttackEntry` has.
+
+    The norms of its traits are those it can be set to minimise.
 
     Args:
-        traits: What it needs and how it treats rows, with adv-lib's default settings; ``norms`` are those it can be
-            set to minimise.
         norm: Its parameter for the norm; empty where it has none.
         l0: Whether that parameter may also be 0.
         epsilon: Its parameter for the budget, in units of inputs in [0, 1]; empty where it has none.
         dlr_classes: Fewest classes for ``loss_function="dlr"``; other losses need two.
-        subsets: Settings that make it query some of the rows only, when they are above 1 or True.
+        subsets: Settings that make it query some of the samples only, when they are above 1 or True.
         random: Settings that make it draw random numbers, when they are set.
         dimensions: How many dimensions a batch must have; 0 for any.
-        channels: Fewest channels of the images.
-        restore: Whether it may turn a row that is misclassified already into one that is not.
-        trial: Settings with which it runs fast.
-        defect: What is wrong with it in adv-lib.
+        restore: Whether it may turn a sample that is misclassified already into one that is not.
     """
 
-    traits: AttackTraits
     norm: str = ""
     l0: bool = False
     epsilon: str = ""
@@ -43,10 +39,7 @@ class Entry:
     subsets: tuple[str, ...] = ()
     random: tuple[str, ...] = ()
     dimensions: int = 0
-    channels: int = 1
     restore: bool = False
-    trial: Mapping[str, Any] = field(default_factory=dict)
-    defect: str = ""
 
 
 def _minimum(batching: str = "full", **traits: Any) -> AttackTraits:
@@ -105,16 +98,8 @@ ENTRIES: Mapping[str, Entry] = {
         defect="it rounds its points to 256 grey levels by default, which may miss thin regions; levels=None does not",
     ),
     "df": Entry(traits=_minimum("single", norms=_NO_L1), norm="norm", trial={"steps": 20}),
-    "fab": Entry(
-        traits=_minimum(),
-        norm="norm",
-        random=("restarts",),
-        trial={"n_iter": 10},
-    ),
-    "fga": Entry(
-        traits=_minimum("single", seeds="global", norms=_L1),
-        trial={"max_iter": 10, "n_samples": 3},
-    ),
+    "fab": Entry(traits=_minimum(), norm="norm", random=("restarts",), trial={"n_iter": 10}),
+    "fga": Entry(traits=_minimum("single", seeds="global", norms=_L1), trial={"max_iter": 10, "n_samples": 3}),
     "fmn": Entry(
         traits=_minimum(),
         norm="norm",
@@ -176,19 +161,4 @@ ENTRIES: Mapping[str, Entry] = {
         traits=_minimum("single", seeds="global", norms=_L1),
         trial={"max_iter": 10, "n_samples": 3},
     ),
-}
-
-_DENSE = "it attacks segmentation, where every pixel has a label; use"
-UNUSABLE: Mapping[str, str] = {
-    "segmentation.alma_prox": f"{_DENSE} alma",
-    "segmentation.asma": f"{_DENSE} pgd_linf",
-    "segmentation.dag": f"{_DENSE} df",
-    "segmentation.pdgd": f"{_DENSE} pdgd",
-    "segmentation.pdpgd": f"{_DENSE} pdpgd",
-}
-
-NORM_VALUES: Mapping[str, Mapping[str, Any]] = {
-    "distance": {"l2": "l2", "l1": "l1"},
-    "norm": {"linf": _INF, "l2": 2, "l1": 1},
-    "p": {"linf": _INF, "l2": 2},
 }

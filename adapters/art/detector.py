@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.art.estimator import without_new_hooks
 from robust_ext.adapters.art.library import art
+from robust_ext.adapters.art.target import without_new_hooks
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.detectors.scored import ScoreDetector
 

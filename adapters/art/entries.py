@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from robust_ext.adapters.art import settings
 from robust_ext.adapters.art.library import art
-from robust_ext.adapters.art.settings import Scene
+from robust_ext.adapters.art.settings import AttackContext
+from robust_ext.adapters.catalogue import AttackEntry
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.core.threat import NORMS
 
@@ -20,11 +21,10 @@ _LINF = ("linf",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What the adapter has to know of a class.
+class Entry(AttackEntry):
+    """What is known of a class, beside what :class:`robust_ext.adapters.catalogue.AttackEntry` has.
 
     Args:
-        traits: What it needs and how it treats rows, with ART's default settings.
         probabilities: Whether it needs a model of probabilities; it is then given the softmax of the logits.
         first_step: Default of ``eps_step`` as a part of epsilon; None where it follows from the iterations.
         unit_space: Whether it takes inputs in [0, 1], or steps that suit them, for granted; it is then run in
@@ -34,17 +34,13 @@ class Entry:
             of the guide where there are guides.
         guides: Argument of ``generate`` for points of other classes, which are searched for it; empty where none.
         starts: Whether it begins at a point of another class and never ends, or raises, where it finds none; it is
-            then given one, and a row for which none is found is not attacked.
+            then given one, and a sample for which none is found is not attacked.
         patch: Whether it returns a patch, which is then applied to the inputs.
         indices: Whether it takes labels as numbers instead of one-hot rows.
         channels_last: Whether it takes images of shape (height, width, channels) only.
-        channels: The only number of channels it works with; 0 where it does not matter.
         fill: Settings that are left out, for the target and the threat model at hand, instead of ART's defaults.
-        trial: Settings with which it runs fast.
-        defect: What is wrong with it in ART, in words.
     """
 
-    traits: AttackTraits
     probabilities: bool = False
     first_step: float | None = None
     unit_space: bool = False
@@ -55,10 +51,7 @@ class Entry:
     patch: bool = False
     indices: bool = False
     channels_last: bool = False
-    channels: int = 0
-    fill: Callable[[Scene], Mapping[str, Any]] = settings.nothing
-    trial: Mapping[str, Any] = field(default_factory=dict)
-    defect: str = ""
+    fill: Callable[[AttackContext], Mapping[str, Any]] = settings.nothing
 
 
 _FEW = {"max_iter": 5}
@@ -298,31 +291,4 @@ ENTRIES: Mapping[str, Entry] = {
         },
     ),
     "ZooAttack": Entry(traits=_SINGLE_L2, unit_space=True, trial={"max_iter": 5, "nb_parallel": 8}),
-}
-
-# Classes of others: nothing is known, so nothing is assumed that could mix up rows.
-UNKNOWN = Entry(traits=AttackTraits(batching="single"))
-
-_VIDEO = "it is made for videos; use ProjectedGradientDescent"
-_AUDIO = "it is made for speech recognisers; use ProjectedGradientDescent"
-_DETECTION = "it is made for object detectors; use ProjectedGradientDescent"
-_TENSORFLOW = "it is made for TensorFlow; use the PyTorch form of the same attack"
-REFUSED: Mapping[str, str] = {
-    "AdversarialPatchTensorFlowV2": _TENSORFLOW,
-    "AdversarialTexturePyTorch": "it is made for object trackers in videos; use AdversarialPatchPyTorch",
-    "CarliniWagnerASR": _AUDIO,
-    "DPatch": _DETECTION,
-    "DecisionTreeAttack": "it is made for decision trees of scikit-learn; use HopSkipJump",
-    "FeatureAdversariesTensorFlowV2": _TENSORFLOW,
-    "FrameSaliencyAttack": "it is made for videos; use the attack it would wrap",
-    "HighConfidenceLowUncertainty": "it is made for Gaussian process classifiers of GPy; use CarliniL2Method",
-    "ImperceptibleASR": _AUDIO,
-    "ImperceptibleASRPyTorch": _AUDIO,
-    "LowProFool": "it is made for tables: its samples are vectors with weighted columns; use CarliniL2Method",
-    "MalwareGDTensorFlow": "it is made for bytes of programs, in TensorFlow; use ProjectedGradientDescent",
-    "OverTheAirFlickeringPyTorch": _VIDEO,
-    "OverloadPyTorch": _DETECTION,
-    "ProjectedGradientDescentTensorFlowV2": _TENSORFLOW,
-    "RobustDPatch": _DETECTION,
-    "SNAL": _DETECTION,
 }

@@ -14,13 +14,13 @@ from robust_ext.core.threat import ThreatModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class AttackContext:
     """What an attack is about to be run on.
 
     Args:
         inputs: float32 ``(N, ...)`` in the threat model's bounds.
         threat_model: What candidates are judged by, in unit space where the attack is run there.
-        unit: What one unit of the scene is in the units of the target's bounds.
+        unit: What one unit of the inputs is in the units of the target's bounds.
     """
 
     inputs: Tensor
@@ -33,55 +33,55 @@ class Scene:
         return tuple(self.inputs.shape[1:])
 
 
-def nothing(scene: Scene) -> Mapping[str, Any]:
+def nothing(context: AttackContext) -> Mapping[str, Any]:
     """ART's own defaults."""
     return {}
 
 
-def composite(scene: Scene) -> Mapping[str, Any]:
+def composite(context: AttackContext) -> Mapping[str, Any]:
     """Its descent has epsilon as its limit in linf; hue and saturation are left out of images without colours."""
     filled: dict[str, Any] = {}
-    if scene.threat_model.norm == "linf":
-        reach = min(scene.threat_model.epsilon, 1.0)
+    if context.threat_model.norm == "linf":
+        reach = min(context.threat_model.epsilon, 1.0)
         filled["pgd_epsilon"] = (-reach, reach)
-    if scene.shape[0] != 3:
+    if context.shape[0] != 3:
         filled["enabled_attack"] = (2, 3, 4, 5)
     return filled
 
 
-def features(scene: Scene) -> Mapping[str, Any]:
+def features(context: AttackContext) -> Mapping[str, Any]:
     """Both forms imitate the logits within epsilon, in steps of a tenth of it."""
-    epsilon = scene.threat_model.epsilon
+    epsilon = context.threat_model.epsilon
     return {"delta": float(epsilon), "layer": -1, "step_size": epsilon / 10}
 
 
-def image_size(scene: Scene) -> Mapping[str, Any]:
+def image_size(context: AttackContext) -> Mapping[str, Any]:
     """Width and height of the images."""
-    size = (scene.shape[2], scene.shape[1])
+    size = (context.shape[2], context.shape[1])
     return {"net_size": size, "noise_size": size}
 
 
-def laser(scene: Scene) -> Mapping[str, Any]:
+def laser(context: AttackContext) -> Mapping[str, Any]:
     """Beams of any colour and slope, as wide and as far from the corner as the image is wide at most."""
     module = art.attacks.evasion.laser_attack.laser_attack
-    beam, width = module.LaserBeam, float(scene.shape[2])
+    beam, width = module.LaserBeam, float(context.shape[2])
     darkest, brightest = beam.from_array([380.0, 0.0, 1.0, 1.0]), beam.from_array([780.0, math.pi, width, width])
     return {"iterations": 50, "laser_generator": module.LaserBeamGenerator(darkest, brightest)}
 
 
-def patch(scene: Scene) -> Mapping[str, Any]:
+def patch(context: AttackContext) -> Mapping[str, Any]:
     """Patches of up to two fifths of the image's sides, found at the size of the image."""
-    channels, height, width = scene.shape
+    channels, height, width = context.shape
     side = min(height, width)
     return {"patch_shape": (channels, side, side), "scale_min": 0.2, "scale_max": 0.4}
 
 
-def pixels(scene: Scene) -> Mapping[str, Any]:
+def pixels(context: AttackContext) -> Mapping[str, Any]:
     """As many pixels as epsilon allows to change from one end of the bounds to the other, at least one."""
-    return {"th": max(1, int(scene.threat_model.epsilon / scene.shape[0] / scene.threat_model.width))}
+    return {"th": max(1, int(context.threat_model.epsilon / context.shape[0] / context.threat_model.width))}
 
 
-def spatial(scene: Scene) -> Mapping[str, Any]:
+def spatial(context: AttackContext) -> Mapping[str, Any]:
     """Shifts of up to a tenth of the image and turns of up to 30 degrees: those of Engstrom et al. (2019), section 4.
 
     ART's own defaults shift and turn by nothing.
@@ -89,23 +89,23 @@ def spatial(scene: Scene) -> Mapping[str, Any]:
     return {"max_translation": 10.0, "num_translations": 5, "max_rotation": 30.0, "num_rotations": 31}
 
 
-def targeted_universal(scene: Scene) -> Mapping[str, Any]:
-    """The attack inside is told to aim: by default it takes the target for the true label and moves away from it."""
-    norm = {"linf": math.inf, "l2": 2, "l1": 1}[scene.threat_model.norm]
-    return {"attacker_params": {"targeted": True, "eps": scene.threat_model.epsilon, "norm": norm}}
+def targeted_universal(context: AttackContext) -> Mapping[str, Any]:
+    """The attack inside is set to aim: by default it takes the target for the true label and moves away from it."""
+    norm = {"linf": math.inf, "l2": 2, "l1": 1}[context.threat_model.norm]
+    return {"attacker_params": {"targeted": True, "eps": context.threat_model.epsilon, "norm": norm}}
 
 
-def threshold(scene: Scene) -> Mapping[str, Any]:
+def threshold(context: AttackContext) -> Mapping[str, Any]:
     """Steps of 1/255 that stay within epsilon, at least one.
 
     ART rounds every changed value down to a whole step, so that an input between two steps moves by up to the
     difference more than the threshold; that difference is taken off.
     """
-    steps = scene.inputs.detach().double() * 255
+    steps = context.inputs.detach().double() * 255
     between = float((steps - (steps + 1e-3).floor()).clamp_min(0).max()) if steps.numel() else 0.0
-    return {"th": max(1, math.floor(scene.threat_model.epsilon * 255 - between + 1e-3)), "es": 1}
+    return {"th": max(1, math.floor(context.threat_model.epsilon * 255 - between + 1e-3)), "es": 1}
 
 
-def wasserstein(scene: Scene) -> Mapping[str, Any]:
+def wasserstein(context: AttackContext) -> Mapping[str, Any]:
     """Its ball and its steps are Wasserstein distances, whatever the norm: those of ART."""
     return {"norm": "wasserstein", "ball": "wasserstein", "eps": 0.3, "eps_step": 0.1}

@@ -5,24 +5,24 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from robust_ext.adapters.foolbox.catalogue import find_entry, norms_of
+from robust_ext.adapters.foolbox.catalogue import CATALOGUE, norms_of
+from robust_ext.adapters.foolbox.compat import describe, quiet
 from robust_ext.adapters.foolbox.entries import Entry
-from robust_ext.adapters.foolbox.hosting import describe, quiet
 from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.adapters.foolbox.modules import LowLogits, NeverFlat
 from robust_ext.adapters.foolbox.starting import Anything, Misclassified, needs_start, with_start
+from robust_ext.adapters.foolbox.target import LowLogits, NeverFlat
 from robust_ext.adapters.starting_points import starting_points
 from robust_ext.adapters.unit_space import UnitSpace
+from robust_ext.adapters.wrapped import check_candidates, check_settings, constructed, raised_inside, runner_up
 from robust_ext.attacks.base import Attack, draw_seed
 from robust_ext.attacks.running import restore_failed
-from robust_ext.core.errors import AttackError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords
 from robust_ext.core.target import Target
@@ -30,17 +30,20 @@ from robust_ext.core.threat import NORMS, ThreatModel
 
 _LOGGER = logging.getLogger(__name__)
 _DISTANCES = {norm: getattr(foolbox.distances, norm) for norm in NORMS}
+_Flexible: Any = foolbox.attacks.base.FlexibleDistanceMinimizationAttack
+_Repeated: Any = foolbox.attacks.base.Repeated
 
 
 class FoolboxAttack(Attack):
     """A Foolbox attack, run through its public call.
 
     Fixed-epsilon attacks are given the threat model's epsilon, and Foolbox clips what they return to it.
-    Minimum-norm attacks are run once without an epsilon, and what they return is left as it is. Foolbox knows global
+    Minimum-norm attacks are run once without an epsilon, and what they return is left as it is. Foolbox has global
     seeds only, so the run is seeded from the generator and the global generators are restored afterwards.
 
-    Where Foolbox's attack works, the result is its own to the bit. Rows for which it would raise or return something
-    that is no try (zeros, say) are given back as the inputs; see :class:`robust_ext.adapters.foolbox.entries.Entry`.
+    Where Foolbox's attack works, the result is its own to the bit. Samples for which it would raise or return
+    something that is no try (zeros, say) come back as the inputs; see
+    :class:`robust_ext.adapters.foolbox.entries.Entry`.
 
     Args:
         attack: The Foolbox attack; it is not changed.
@@ -75,48 +78,39 @@ class FoolboxAttack(Attack):
         Raises:
             AttackError: Foolbox or the attack raised, or returned no tensor.
         """
-        if not self.entry.unit_space:
-            return self._run(target, inputs, labels, threat_model, generator)
-        space = UnitSpace(target, threat_model)
-        candidates = self._run(space.target, space.enter(inputs), labels, space.threat_model, generator)
-        return space.leave(candidates, inputs)
-
-    def _run(
-        self, target: Target, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, generator: torch.Generator
-    ) -> Tensor:
-        attack = _with_norm(self.attack, threat_model.norm) if self.chooses_norm else self.attack
-        settings: dict[str, Any] = {"epsilons": None if self.traits.minimum_norm else threat_model.epsilon}
+        space = UnitSpace(target, threat_model, needed=self.entry.unit_space)
+        target, x = space.target, space.enter(inputs)
+        settings: dict[str, Any] = {"epsilons": None if self.traits.minimum_norm else space.threat_model.epsilon}
         seed = draw_seed(generator)
         if self.traits.starting_points:
-            settings["starting_points"] = starting_points(target, inputs, labels, generator=generator)[0]
-        criterion = self._criterion(target, inputs, labels)
+            settings["starting_points"] = starting_points(target, x, labels, generator=generator)[0]
+        criterion = self._criterion(target, x, labels)
+        attack = _with_norm(self.attack, threat_model.norm) if self.chooses_norm else self.attack
         if isinstance(criterion, Misclassified):
             attack = with_start(attack, self.entry.start)
-        with seeded_globals(seed), quiet():
-            try:
-                model = foolbox.PyTorchModel(self._module(target), bounds=target.bounds, device=target.device)
-                _, candidates, _ = attack(model, inputs.clone(), criterion, **settings)
-            except Exception as error:
-                raise AttackError(f"{self.name}: {describe(error)}") from error
-        if not isinstance(candidates, Tensor):
-            raise AttackError(f"{self.name}: returned {type(candidates).__name__}, expected a tensor of candidates")
-        return self._repaired(candidates.detach(), inputs, labels, criterion, target)
+        with seeded_globals(seed), quiet(), raised_inside("Foolbox", self.name, describe):
+            model = foolbox.PyTorchModel(self._module(target), bounds=target.bounds, device=target.device)
+            _, candidates, _ = attack(model, x.clone(), criterion, **settings)
+        candidates = check_candidates(self.name, candidates)
+        return space.leave(self._without_failures(candidates, x, labels, criterion, target), inputs)
 
     def _criterion(self, target: Target, inputs: Tensor, labels: Tensor) -> Any:
         if self.entry.refines:
             return Anything(labels.clone())
         if self.entry.targeted:
-            return foolbox.criteria.TargetedMisclassification(_runners_up(target, inputs, labels))
+            return foolbox.criteria.TargetedMisclassification(runner_up(target, inputs, labels))
         if needs_start(_innermost(self.attack), self.entry.start):
             return Misclassified(labels.clone(), inputs=inputs, bounds=target.bounds)
         return labels.clone()
 
-    def _module(self, target: Target) -> torch.nn.Module:
+    def _module(self, target: Target) -> nn.Module:
         if self.entry.targeted:
             return LowLogits(target.module)
         return NeverFlat(target.module, power=self.entry.flat) if self.entry.flat else target.module
 
-    def _repaired(self, candidates: Tensor, inputs: Tensor, labels: Tensor, criterion: Any, target: Target) -> Tensor:
+    def _without_failures(
+        self, candidates: Tensor, inputs: Tensor, labels: Tensor, criterion: Any, target: Target
+    ) -> Tensor:
         if self.entry.refines:
             return restore_failed(candidates, inputs, labels, target=target)
         lost = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
@@ -126,7 +120,7 @@ class FoolboxAttack(Attack):
             lost = criterion.excused
             if bool(criterion.unstarted.any()):
                 message = (
-                    "%s: found no adversarial point to start at for %d of %d rows, which come back as their inputs"
+                    "%s: found no adversarial point to start at for %d of %d samples, which come back as their inputs"
                 )
                 _LOGGER.warning(message, self.name, int(criterion.unstarted.sum()), len(inputs))
         return torch.where(lost.view(-1, *[1] * (inputs.dim() - 1)), inputs, candidates)
@@ -140,24 +134,12 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
 
     Raises:
         InvalidArgumentError: The class cannot be used here, or does not accept these settings.
-        MissingDependencyError: The attack needs a package that is not installed.
+        MissingDependencyError: The attack needs a package that is not installed, such as numba.
     """
-    entry = find_entry(attack_class)
-    if not isinstance(settings, Mapping):
-        raise InvalidArgumentError(
-            "attack", f"settings of type {type(settings).__name__}", "a dict of keyword arguments"
-        )
-    label = attack_class.__name__
+    entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
     check_keywords(attack_class, settings, argument="attack", label=label)
-    try:
-        with quiet():
-            attack = attack_class(**settings)
-    except ImportError as error:
-        # Brendel-Bethge needs numba, which Foolbox does not install.
-        raise MissingDependencyError(f"{label}: {error}; pip install {error.name or 'it'}") from error
-    except Exception as error:
-        shown = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-        raise InvalidArgumentError("attack", f"{label}({shown})", f"settings it accepts; {describe(error)}") from error
+    with constructed("Foolbox", attack_class, settings, describe), quiet():
+        attack = attack_class(**settings)
     by_constraint = entry.norm_setting == "constraint" and "constraint" not in settings
     return _wrap(attack, entry, name or label, by_constraint=by_constraint)
 
@@ -168,13 +150,12 @@ def from_object(attack: Any, *, name: str | None = None) -> FoolboxAttack:
     Raises:
         InvalidArgumentError: It is of a class that cannot be used here.
     """
-    return _wrap(attack, find_entry(type(_innermost(attack))), name or repr(attack), by_constraint=False)
+    return _wrap(attack, CATALOGUE.entry(type(_innermost(attack))), name or repr(attack), by_constraint=False)
 
 
 def _wrap(attack: Any, entry: Entry, name: str, *, by_constraint: bool) -> FoolboxAttack:
     innermost = _innermost(attack)
-    flexible = isinstance(innermost, foolbox.attacks.base.FlexibleDistanceMinimizationAttack)
-    chooses_norm = by_constraint or (flexible and getattr(innermost, "_distance", None) is None)
+    chooses_norm = by_constraint or (isinstance(innermost, _Flexible) and getattr(innermost, "_distance", None) is None)
     norms = entry.traits.norms
     if not chooses_norm and hasattr(innermost, "distance"):
         norms = norms_of(innermost.distance)
@@ -185,7 +166,7 @@ def _wrap(attack: Any, entry: Entry, name: str, *, by_constraint: bool) -> Foolb
 
 
 def _innermost(attack: Any) -> Any:
-    while isinstance(attack, foolbox.attacks.base.Repeated):
+    while isinstance(attack, _Repeated):
         attack = attack.attack
     return attack
 
@@ -193,18 +174,10 @@ def _innermost(attack: Any) -> Any:
 def _with_norm(attack: Any, norm: str) -> Any:
     """A copy of the attack whose distance is ``norm``; the user's own object stays as it is."""
     changed = copy.copy(attack)
-    if isinstance(attack, foolbox.attacks.base.Repeated):
+    if isinstance(attack, _Repeated):
         changed.attack = _with_norm(attack.attack, norm)
-    elif isinstance(attack, foolbox.attacks.base.FlexibleDistanceMinimizationAttack):
+    elif isinstance(attack, _Flexible):
         changed._distance = _DISTANCES[norm]
     else:
         changed.constraint, changed.distance = norm, _DISTANCES[norm]
     return changed
-
-
-def _runners_up(target: Target, inputs: Tensor, labels: Tensor) -> Tensor:
-    """The likeliest wrong class of each input, int64 ``(N,)``; one forward pass."""
-    with torch.no_grad():
-        logits = target.module(inputs)
-    runners_up: Tensor = logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
-    return runners_up

@@ -1,28 +1,26 @@
 """What is known of each of Foolbox's attack classes, as data.
 
 Batching, ``batch_dependent``, ``leaves_ball`` and ``failure`` were measured with Foolbox 3.3.4, by recording what each
-class queries of a model and by attacking rows alone, together, and next to other rows. All classes query full batches
-in row order.
+class queries of a model and by attacking samples one by one, together, and next to others. All classes query full
+batches in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from robust_ext.adapters.catalogue import AttackEntry
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.core.threat import NORMS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What the adapter has to know of a class.
+class Entry(AttackEntry):
+    """What is known of a class, beside what :class:`robust_ext.adapters.catalogue.AttackEntry` has.
 
     Args:
-        traits: What it needs and how it treats rows, with Foolbox's default settings.
-        trial: Settings with which it runs fast.
-        defect: What is wrong with it in Foolbox; empty where nothing is known.
         unit_space: Whether it takes inputs in [0, 1] for granted; it is then run in that space.
         targeted: Whether it accepts only targets; it is then given the likeliest wrong class of each input.
         refines: Whether it raises as soon as one refined point is adversarial where its start was not, or the reverse.
@@ -31,9 +29,6 @@ class Entry:
         norm_setting: The setting that chooses its norm, which follows the threat model's; empty where there is none.
     """
 
-    traits: AttackTraits
-    trial: Mapping[str, Any] = field(default_factory=dict)
-    defect: str = ""
     unit_space: bool = False
     targeted: bool = False
     refines: bool = False
@@ -214,12 +209,3 @@ ENTRIES: Mapping[str, Entry] = {
     **_fast_minimum_norm(),
     **_others(),
 }
-
-UNUSABLE: Mapping[str, str] = {
-    "Attack": "it is the base class; name an attack",
-    "DatasetAttack": "it replaces a sample by other samples that it was fed, instead of perturbing it; use "
-    "LinearSearchBlendedUniformNoiseAttack",
-}
-
-# Classes of others: nothing is known, so nothing is assumed that could mix up rows.
-UNKNOWN = Entry(traits=AttackTraits(batching="single"))

@@ -1,8 +1,9 @@
-"""Foolbox's attacks that start at adversarial points, run although some rows have none.
+"""Foolbox's attacks that start at adversarial points, run although some samples have none.
 
-Such an attack raises for the whole batch as soon as one row has no start, and some divide by the distance that a row
-already misclassified has to its input. Every query is the full batch, so such a row cannot be left out. It is excused
-instead: in its place the attack gets a problem that always can be solved, to leave a ball, and its result is not used.
+Such an attack raises for the whole batch as soon as one sample has no start, and some divide by the distance that a
+sample already misclassified has to its input. Every query is the full batch, so such a sample cannot be left out. It is
+excused instead: in its place the attack gets a problem that always can be solved, to leave a ball, and its result is
+not used.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _as_eager = foolbox.models.base.ep.astensor
 
 
 class Misclassified(_Misclassification):  # type: ignore[misc]
-    """Foolbox's criterion, but for the rows in ``excused``, which only have to leave a ball around their input.
+    """Foolbox's criterion, but for the samples in ``excused``, which only have to leave a ball around their input.
 
     Args:
         labels: int64 ``(N,)``.
@@ -30,7 +31,7 @@ class Misclassified(_Misclassification):  # type: ignore[misc]
         bounds: Lowest and highest input value.
 
     Attributes:
-        excused: bool ``(N,)``, the rows whose result is not to be used.
+        excused: bool ``(N,)``, the samples whose result is not to be used.
         unstarted: bool ``(N,)``, those of them for which no start was found.
     """
 
@@ -55,16 +56,16 @@ class Misclassified(_Misclassification):  # type: ignore[misc]
 
 
 class Anything(_Misclassification):  # type: ignore[misc]
-    """Foolbox's criterion, met by every point: what is adversarial is asked afterwards."""
+    """Foolbox's criterion, met by every point: what is adversarial is checked afterwards."""
 
     def __call__(self, perturbed: Any, outputs: Any) -> Any:
-        """True for each of the rows, bool ``(N,)``, of the kind that came."""
+        """True for each sample, bool ``(N,)``, of the kind that came."""
         wrong = super().__call__(perturbed, outputs)
         return wrong == wrong
 
 
 class _Start(_MinimizationAttack):  # type: ignore[misc]
-    """Another attack's starting points, with a start of their own for rows that have none or are wrong already."""
+    """Another attack's starting points, with a start of their own for samples that have none or are wrong already."""
 
     distance = foolbox.distances.l2
 
@@ -89,7 +90,7 @@ def needs_start(attack: Any, start: tuple[str, Any] | None) -> bool:
 
 
 def with_start(attack: Any, start: tuple[str, Any] | None) -> Any:
-    """A copy of the attack that bears rows without a start; the criterion must be a :class:`Misclassified`.
+    """A copy of the attack that bears samples without a start; the criterion must be a :class:`Misclassified`.
 
     Args:
         attack: A Foolbox attack, possibly repeated.

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
-import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from robust_ext.adapters.torchattacks.catalogue import NORM_NAMES, NORM_VALUES, UNKNOWN, Entry, find_class, find_entry
-from robust_ext.adapters.torchattacks.objects import is_attack, settings_of, training_of
-from robust_ext.adapters.torchattacks.subject import Subject, check_shape
+from robust_ext.adapters.torchattacks.catalogue import CATALOGUE, NORM_NAMES, NORM_VALUES, entry_of
+from robust_ext.adapters.torchattacks.entries import Entry
+from robust_ext.adapters.torchattacks.library import torchattacks
+from robust_ext.adapters.torchattacks.objects import settings_of, training_of
+from robust_ext.adapters.torchattacks.target import HostModule, check_shape
 from robust_ext.adapters.unit_space import UnitSpace
-from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
+from robust_ext.adapters.wrapped import (
+    WrappedAttack,
+    check_candidates,
+    check_settings,
+    constructed,
+    raised_inside,
+    written,
+)
+from robust_ext.attacks.base import draw_seed
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords, parse_call
 from robust_ext.core.target import Target, frozen
 from robust_ext.core.threat import ThreatModel
 
-_LOGGER = logging.getLogger(__name__)
 _EPSILONS = ("eps", "max_epsilon")
 
 
-class TorchattacksAttack(Attack):
+class TorchattacksAttack(WrappedAttack):
     """A torchattacks class with settings, made anew for each target and threat model and run in [0, 1].
 
     torchattacks takes inputs in [0, 1] for granted, so targets with other bounds are rescaled, and ``eps``, ``alpha``
@@ -43,30 +48,31 @@ class TorchattacksAttack(Attack):
         settings: Keyword arguments of its constructor, without the model; ``attacks`` of a MultiAttack may hold names
             with settings, classes, tuples (class, settings), and objects.
         name: How tables call it.
-        training: What ``set_model_training_mode`` is told; nothing where empty.
+        training: Arguments of ``set_model_training_mode``, which is not called where empty.
     """
+
+    title = "torchattacks"
+    entry: Entry
 
     def __init__(
         self, attack_class: type, settings: Mapping[str, Any], *, name: str, training: Mapping[str, bool] | None = None
     ) -> None:
-        self.attack_class = attack_class
-        self.settings = dict(settings)
-        self.name = name
+        own = dict(settings)
         self.training = dict(training or {})
-        self.parts = tuple(_part(value) for value in self.settings.pop("attacks", ()))
-        self.entry = _entry(find_entry(attack_class), self.settings, self.parts)
-        self.traits = self.entry.traits
-        loss = self.settings.get("loss", "")
-        self.positive: bool = self.entry.positive_for == loss or any(part.positive for part in self.parts)
-        self._parameters = inspect.signature(attack_class).parameters
+        self.parts = tuple(_part(value) for value in own.pop("attacks", ()))
+        entry = entry_of(CATALOGUE.entry(attack_class), own, [(part.name, part.entry) for part in self.parts])
+        super().__init__(attack_class, own, name=name, entry=entry, traits=entry.traits)
+        loss = own.get("loss", "")
+        self.positive: bool = entry.positive_for == loss or any(part.positive for part in self.parts)
 
     @property
     def description(self) -> str:
         """The class and the settings that were given."""
-        shown = [f"{key}={_shown(value)}" for key, value in sorted({**self.settings, **self.training}.items())]
+        shown = written(self.made_of, {**self.settings, **self.training})[:-1]
         if self.parts:
-            shown.append(f"attacks=[{', '.join(part.description for part in self.parts)}]")
-        return f"torchattacks {self.attack_class.__name__}({', '.join(shown)})"
+            separator = "" if shown.endswith("(") else ", "
+            shown += f"{separator}attacks=[{', '.join(part.description for part in self.parts)}]"
+        return f"torchattacks {shown})"
 
     def generate(
         self,
@@ -88,22 +94,19 @@ class TorchattacksAttack(Attack):
         space = UnitSpace(target, threat_model)
         follows = any(part.training for part in (self, *self.parts))
         channels = 3 if self.entry.three_channels else 1
-        subject = Subject(space.target, channels=channels, positive=self.positive, follows=follows)
-        images = subject.enter(space.enter(inputs))
+        host = HostModule(space.target, channels=channels, positive=self.positive, follows=follows)
+        images = host.enter(space.enter(inputs))
         with seeded_globals(draw_seed(generator)), frozen(target.module), warnings.catch_warnings():
-            # SparseFool hands a tensor to numpy, and numpy 2 has a new way of asking for it.
+            # SparseFool passes a tensor to numpy in a way that numpy 2 deprecates.
             warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torchattacks\.")
-            attack = self._make(subject, space)
-            try:
+            attack = self._make(host if host.needed else space.target.module, space)
+            with raised_inside("torchattacks", self.name):
                 out = attack(images, labels.clone())
-            except Exception as error:
-                raise AttackError(f"{self.name}: torchattacks raised {type(error).__name__}: {error}") from error
-        if not isinstance(out, Tensor):
-            raise AttackError(f"{self.name}: returned {type(out).__name__}, expected a tensor of candidates")
-        if out.shape != images.shape:
+        candidates = check_candidates(self.name, out)
+        if candidates.shape != images.shape:
             raise AttackError(f"{self.name}: returned shape {tuple(out.shape)} for images {tuple(images.shape)}")
-        # EAD can leave [0, 1], see the catalogue; the others stay in it.
-        return space.leave(subject.leave(out.detach().clamp(0, 1)), inputs)
+        # EAD can leave [0, 1], see its entry; the others stay in it.
+        return space.leave(host.leave(candidates.clamp(0, 1)), inputs)
 
     def _check_shape(self, shape: tuple[int, ...], norm: str) -> None:
         entry = self.entry
@@ -111,20 +114,12 @@ class TorchattacksAttack(Attack):
         for part in self.parts:
             part._check_shape(shape, norm)
 
-    def _make(self, subject: Subject, space: UnitSpace) -> Any:
-        """The attack object, bound to the subject."""
+    def _make(self, module: nn.Module, space: UnitSpace) -> Any:
+        """The attack object, bound to the module."""
         settings = self._completed(space)
-        try:
-            if self.parts:
-                attack = self.attack_class([part._make(subject, space) for part in self.parts], **settings)
-            else:
-                attack = self.attack_class(subject, **settings)
-        except InvalidArgumentError:
-            raise
-        except Exception as error:
-            shown = ", ".join(f"{key}={_shown(value)}" for key, value in settings.items())
-            expected = f"settings it accepts; torchattacks raised {type(error).__name__}: {error}"
-            raise InvalidArgumentError("attack", f"{self.attack_class.__name__}({shown})", expected) from error
+        with constructed("torchattacks", self.made_of, settings):
+            bound: Any = [part._make(module, space) for part in self.parts] if self.parts else module
+            attack = self.made_of(bound, **settings)
         if self.training:
             attack.set_model_training_mode(**self.training)
         if self.entry.next_class:
@@ -135,35 +130,20 @@ class TorchattacksAttack(Attack):
     def _completed(self, space: UnitSpace) -> dict[str, Any]:
         epsilon, norm = space.threat_model.epsilon, space.threat_model.norm
         settings = dict(self.settings)
+        for key in _EPSILONS:
+            self._compare(key, epsilon)
+        self._compare("norm", norm, NORM_NAMES)
         wanted = {**dict.fromkeys(_EPSILONS, epsilon), "norm": NORM_VALUES[norm], "verbose": False}
         for key in [key for key in wanted if key in self._parameters]:
             settings.setdefault(key, wanted[key])
-            self._compare(key, settings[key], wanted[key])
-        if "alpha" in self._parameters:
-            settings.setdefault("alpha", self._alpha(settings))
+        if "alpha" in self._parameters and "alpha" not in settings:
+            default, first = self._parameters["alpha"].default, self.entry.first_step
+            settings["alpha"] = self._step_size(default, settings, steps="steps", first=first, limit=1.0)
         if "seed" in self._parameters and settings.get("seed") is None:
             settings["seed"] = int(torch.randint(2**31, ()))
         if "n_classes" in self._parameters:
             settings["n_classes"] = min(self._value(settings, "n_classes"), space.target.classes)
         return settings
-
-    def _compare(self, key: str, chosen: Any, wanted: Any) -> None:
-        same = math.isclose(chosen, wanted, rel_tol=1e-6) if isinstance(chosen, (int, float)) else chosen == wanted
-        if key in (*_EPSILONS, "norm") and not same:
-            message = "%s: %s=%r was set and differs from the threat model's %r; candidates are judged by the latter"
-            _LOGGER.warning(message, self.name, key, chosen, wanted)
-
-    def _alpha(self, settings: Mapping[str, Any]) -> Any:
-        epsilon, default = settings.get("eps"), self._parameters["alpha"].default
-        if not isinstance(epsilon, (int, float)) or not isinstance(default, (int, float)) or default < epsilon:
-            return default
-        if self.entry.first_step is not None:
-            return self.entry.first_step * epsilon
-        steps = self._value(settings, "steps") if "steps" in self._parameters else 0
-        return min(epsilon, max(epsilon / 10, 2.5 * epsilon / steps if steps else 0.0))
-
-    def _value(self, settings: Mapping[str, Any], key: str) -> Any:
-        return settings.get(key, self._parameters[key].default)
 
 
 def from_class(attack_class: type, settings: object, *, name: str | None = None) -> TorchattacksAttack:
@@ -172,12 +152,7 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
     Raises:
         InvalidArgumentError: The class cannot be used here, a keyword is unknown, or a value is not accepted.
     """
-    entry = find_entry(attack_class)
-    if not isinstance(settings, Mapping):
-        raise InvalidArgumentError(
-            "attack", f"settings of type {type(settings).__name__}", "a dict of keyword arguments"
-        )
-    label = attack_class.__name__
+    entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
     check_keywords(attack_class, settings, argument="attack", label=label, hidden=("self", "model"))
     for key, least in entry.least.items():
         if settings.get(key, least) < least:
@@ -193,7 +168,7 @@ def from_object(attack: Any, *, name: str | None = None) -> TorchattacksAttack:
     Raises:
         InvalidArgumentError: It is of a class that cannot be used here, or in a targeted mode.
     """
-    find_entry(type(attack))
+    CATALOGUE.entry(type(attack))
     made = from_class(type(attack), settings_of(attack), name=name)
     made.training = training_of(attack)
     return made
@@ -202,56 +177,11 @@ def from_object(attack: Any, *, name: str | None = None) -> TorchattacksAttack:
 def _part(value: object) -> TorchattacksAttack:
     if isinstance(value, str):
         spec = parse_call(value if ":" in value else f"torchattacks:{value}")
-        return from_class(find_class(spec.name), spec.arguments)
+        return from_class(CATALOGUE.find(spec.name), spec.arguments)
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], type):
         return from_class(value[0], value[1])
     if isinstance(value, type):
         return from_class(value, {})
-    if is_attack(value):
+    if isinstance(value, torchattacks.attack.Attack):
         return from_object(value)
     raise InvalidArgumentError("attacks", type(value).__name__, "names, classes or objects of torchattacks' attacks")
-
-
-def _entry(entry: Entry, settings: Mapping[str, Any], parts: tuple[TorchattacksAttack, ...]) -> Entry:
-    """What is known of a class with these settings."""
-    traits = entry.traits
-    if parts:
-        return _together(entry, parts)
-    if entry is not UNKNOWN and "norm" in settings and NORM_NAMES.get(settings["norm"]) not in traits.norms:
-        expected = f"a norm among {', '.join(NORM_VALUES[norm] for norm in traits.norms)}"
-        raise InvalidArgumentError("attack", f"norm={settings['norm']!r}", expected)
-    if settings.get("loss") == "dlr":
-        # It compares the largest logit with the third largest.
-        traits = replace(traits, minimum_classes=3)
-    if settings.get("version") == "rand":
-        # Of its parts, APGD with two losses is left.
-        traits = replace(traits, batching="any", leaves_ball=False, minimum_classes=3)
-        return replace(entry, traits=traits, square={})
-    return replace(entry, traits=traits)
-
-
-def _together(entry: Entry, parts: tuple[TorchattacksAttack, ...]) -> Entry:
-    every = [part.traits for part in parts]
-    norms = tuple(norm for norm in entry.traits.norms if all(norm in traits.norms for traits in every))
-    if not norms:
-        listed = ", ".join(f"{part.name} ({' and '.join(part.traits.norms)})" for part in parts)
-        raise InvalidArgumentError("attacks", listed, "attacks that have a norm in common")
-    # Later parts are given the rows that are left, so none has the full batch in row order for certain.
-    near = all(traits.batching != "single" and not (traits.leaves_ball or traits.minimum_norm) for traits in every)
-    traits = AttackTraits(
-        batching="any" if near else "single",
-        batch_dependent=any(traits.batch_dependent for traits in every),
-        gradients=any(traits.gradients for traits in every),
-        minimum_norm=all(traits.minimum_norm for traits in every),
-        norms=norms,
-        minimum_classes=max(traits.minimum_classes for traits in every),
-        leaves_ball=any(traits.leaves_ball for traits in every),
-        failure=entry.traits.failure,
-        seeds="setting" if any(traits.seeds == "setting" for traits in every) else "global",
-    )
-    return replace(entry, traits=traits, three_channels=any(part.entry.three_channels for part in parts))
-
-
-def _shown(value: object) -> str:
-    # The address in a function's text changes from run to run.
-    return f"{value.__module__}.{value.__qualname__}" if inspect.isroutine(value) else repr(value)

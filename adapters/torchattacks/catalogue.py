@@ -1,239 +1,87 @@
-"""What is known of torchattacks' classes, as data, and how a class name is found.
-
-Batching, ``batch_dependent`` and ``leaves_ball`` were measured by a module that records its queries; the tests do so
-again.
-"""
+"""How a class of torchattacks is found by name, and what its settings make of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from robust_ext.adapters.catalogue import Catalogue
+from robust_ext.adapters.torchattacks.entries import ENTRIES, Entry
 from robust_ext.adapters.torchattacks.library import torchattacks
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.specification import did_you_mean
-from robust_ext.registry.base import AttackListing
 
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What the adapter has to know of a class.
-
-    Args:
-        traits: What it needs and how it treats rows, with torchattacks' default settings.
-        trial: Settings with which it runs fast.
-        defect: What is wrong with it in torchattacks, in words.
-        first_step: Default of ``alpha`` as a part of epsilon; None where it follows from the steps.
-        three_channels: Whether it accepts images of three channels only; fewer are filled up with channels that the
-            target does not see.
-        square: By norm, the smallest side of an image where it accepts square images only.
-        positive_for: Value of its setting ``loss`` (empty: it has none) with which its margin masks logits by zeros, so
-            that it is right for logits of at least 0 only; the adapter shifts them there. None: with no value.
-        next_class: Whether it aims at the next class, which torchattacks counts modulo 10 and the adapter modulo the
-            target's classes.
-        least: Smallest values of settings with which it runs.
-    """
-
-    traits: AttackTraits
-    trial: Mapping[str, Any] = field(default_factory=dict)
-    defect: str = ""
-    first_step: float | None = None
-    three_channels: bool = False
-    square: Mapping[str, int] = field(default_factory=dict)
-    positive_for: str | None = None
-    next_class: bool = False
-    least: Mapping[str, int] = field(default_factory=dict)
-
-
-_LINF, _L2, _L1 = ("linf",), ("l2",), ("l1",)
-_BOTH = ("linf", "l2")
-# Its first l2 point is made of tiles of a fifth of the side.
-_SQUARE_L2 = {"l2": 5}
-_STEPS = {"steps": 10}
-_ZERO_GRADIENT = "a row whose gradient is zero at one step does not move any more"
-_ZERO_DIVISION = "a row whose gradient is zero becomes NaN"
-_SIGN_OF_LOGITS = "its margin is wrong where the label's logit or all others are negative; the adapter mends that"
-_FEW_STEPS = "its default is 10 steps, where the paper has 100"
-
-
-_AUTO = AttackTraits(batching="any", norms=_BOTH, failure="input", seeds="setting")
-
-
-def _descent(**changes: Any) -> AttackTraits:
-    return replace(AttackTraits(batching="full", norms=_LINF), **changes)
-
-
-def _minimum(norms: tuple[str, ...], **changes: Any) -> AttackTraits:
-    return replace(AttackTraits(batching="single", minimum_norm=True, norms=norms, seeds="none"), **changes)
-
-
-_MOMENTUM = Entry(traits=_descent(seeds="none"), trial=_STEPS, defect=_ZERO_GRADIENT)
-_AHEAD = Entry(traits=_descent(seeds="none", leaves_ball=True), trial=_STEPS, defect=_ZERO_GRADIENT)
-_NEIGHBOURS = Entry(traits=_descent(leaves_ball=True), trial={"steps": 10, "N": 2}, defect=_ZERO_GRADIENT)
-_DIVERSE = _descent(batch_dependent=True, leaves_ball=True)
-_SMOOTHED = _descent(batching="single", leaves_ball=True)
-
-
-def _ead(norms: tuple[str, ...]) -> Entry:
-    return Entry(
-        traits=_minimum(norms, batching="full", batch_dependent=True, leaves_ball=True, failure="input"),
-        trial={"binary_search_steps": 4, "max_iterations": 50, "lr": 0.02, "initial_const": 0.01},
-        defect="its first step moves the image it starts from too, which can leave the bounds (the adapter clamps "
-        f"what it returns); {_SIGN_OF_LOGITS}; kappa is added to the labels of all rows",
-        positive_for="",
-        least={"max_iterations": 10},
-    )
-
-
-_PATCHWISE = Entry(
-    traits=_descent(seeds="none"),
-    trial={"num_iter_set": 3},
-    defect="momentum and prob are accepted and not used",
-    three_channels=True,
-)
-
-ENTRIES: Mapping[str, Entry] = {
-    "APGD": Entry(traits=_AUTO, trial=_STEPS, defect=_FEW_STEPS),
-    "APGDT": Entry(
-        # Its loss reads the fourth largest logit.
-        traits=replace(_AUTO, batch_dependent=True, minimum_classes=4),
-        trial=_STEPS,
-        defect=f"{_FEW_STEPS}; in l2 all rows take the first row's step size",
-    ),
-    # Its FAB goes outside the ball, which decides for single rows.
-    "AutoAttack": Entry(
-        traits=replace(_AUTO, batching="single", batch_dependent=True, leaves_ball=True, minimum_classes=4),
-        trial={"version": "rand"},
-        defect="its APGD and FAB make 10 steps, where the paper has 100, and no setting changes that",
-        square=_SQUARE_L2,
-    ),
-    "BIM": Entry(traits=_descent(seeds="none"), trial=_STEPS),
-    "CW": Entry(
-        traits=_minimum(_L2, batching="full", batch_dependent=True, leaves_ball=True, failure="input"),
-        trial={"steps": 20, "c": 10, "lr": 0.05},
-        defect=f"values that are exactly 0 or 1 never move; {_SIGN_OF_LOGITS}; one c for all, without a search",
-        positive_for="",
-    ),
-    "DIFGSM": Entry(traits=_DIVERSE, trial=_STEPS, defect=_ZERO_GRADIENT, square={"linf": 2}),
-    "DeepFool": Entry(traits=_minimum(_L2), trial={"steps": 10}, defect=_ZERO_DIVISION),
-    "EADEN": _ead(("l1", "l2")),
-    "EADL1": _ead(_L1),
-    "EOTPGD": Entry(traits=_descent(), trial=_STEPS),
-    "FAB": Entry(
-        traits=AttackTraits(batching="single", leaves_ball=True, norms=_BOTH, failure="input", seeds="setting"),
-        trial=_STEPS,
-        defect=f"{_FEW_STEPS}; its l1 form raises; it returns only what lies within epsilon",
-    ),
-    "FFGSM": Entry(traits=_descent(), first_step=1.25),
-    "FGSM": Entry(traits=_descent(seeds="none")),
-    "GN": Entry(
-        traits=AttackTraits(batching="full", gradients=False),
-        defect="its noise has one standard deviation, 0.1, whatever epsilon is",
-    ),
-    "JSMA": Entry(
-        traits=_minimum(_L1),
-        trial={"gamma": 0.1},
-        defect="the class it aims at is counted modulo 10, which raises where there are fewer; the adapter mends that",
-        next_class=True,
-    ),
-    "Jitter": Entry(traits=_descent(), trial=_STEPS),
-    "MIFGSM": _MOMENTUM,
-    "MultiAttack": Entry(traits=AttackTraits(failure="input"), trial={"attacks": ["PGD(steps=3)", "FGSM"]}),
-    "NIFGSM": _AHEAD,
-    "OnePixel": Entry(
-        traits=_minimum(_L1, gradients=False, leaves_ball=True, failure="best", seeds="global"),
-        trial=_STEPS,
-    ),
-    "PGD": Entry(traits=_descent(), trial=_STEPS),
-    "PGDL2": Entry(traits=_descent(norms=_L2), trial=_STEPS),
-    "PGDRS": Entry(traits=_SMOOTHED, trial=_STEPS),
-    "PGDRSL2": Entry(traits=replace(_SMOOTHED, norms=_L2), trial=_STEPS),
-    "PIFGSM": _PATCHWISE,
-    "PIFGSMPP": _PATCHWISE,
-    "Pixle": Entry(
-        traits=_minimum(_L1, gradients=False, leaves_ball=True, failure="best", seeds="global"),
-        trial={"restarts": 2, "max_iterations": 5},
-        defect="rows and columns of the pixels it writes are exchanged, and the last of each is never written",
-        square={"l1": 2},
-    ),
-    "RFGSM": Entry(traits=_descent(), trial=_STEPS),
-    "SINIFGSM": _AHEAD,
-    "SPSA": Entry(
-        traits=_descent(batching="single", gradients=False, batch_dependent=True, leaves_ball=True),
-        trial={"nb_sample": 16, "nb_iter": 10},
-        defect="its default is one step of 0.01, however large epsilon is",
-    ),
-    "SparseFool": Entry(traits=_minimum(_L1, leaves_ball=True), trial={"steps": 5}, defect=_ZERO_DIVISION),
-    "Square": Entry(
-        traits=replace(_AUTO, batch_dependent=True, gradients=False),
-        trial={"n_queries": 20},
-        square=_SQUARE_L2,
-    ),
-    "TIFGSM": Entry(traits=_DIVERSE, trial=_STEPS, defect=_ZERO_GRADIENT, three_channels=True, square={"linf": 2}),
-    "TPGD": Entry(traits=_descent(), trial=_STEPS),
-    "UPGD": Entry(
-        traits=_descent(seeds="none"),
-        trial=_STEPS,
-        defect=f"{_ZERO_GRADIENT}; with loss='margin' {_SIGN_OF_LOGITS}",
-        positive_for="margin",
-    ),
-    "VANILA": Entry(traits=AttackTraits(batching="full", gradients=False, failure="input", seeds="none")),
-    "VMIFGSM": _NEIGHBOURS,
-    "VNIFGSM": _NEIGHBOURS,
-}
-
-# Classes of others: nothing is known, so nothing is assumed that could mix up rows.
-UNKNOWN = Entry(traits=AttackTraits(batching="single"))
+NORM_VALUES: Mapping[str, str] = {"linf": "Linf", "l2": "L2", "l1": "L1"}
+NORM_NAMES: Mapping[Any, str] = {value: norm for norm, value in NORM_VALUES.items()}
 
 UNUSABLE: Mapping[str, str] = {
     "LGV": "it trains copies of the network on training data, which a target does not have; use BIM, which it runs "
     "inside, on the target itself",
 }
 
-NORM_VALUES: Mapping[str, str] = {"linf": "Linf", "l2": "L2", "l1": "L1"}
-NORM_NAMES: Mapping[Any, str] = {value: norm for norm, value in NORM_VALUES.items()}
+# Of classes of others nothing is known, so nothing is assumed that could mix up samples.
+_OTHERS = Entry(traits=AttackTraits(batching="single"))
+
+CATALOGUE = Catalogue(
+    library="torchattacks",
+    place="torchattacks",
+    members={
+        name: getattr(torchattacks, name)
+        for name in sorted(torchattacks.__all__)
+        if isinstance(getattr(torchattacks, name), type)
+    },
+    base=torchattacks.attack.Attack,
+    entries=ENTRIES,
+    unusable=UNUSABLE,
+    others=_OTHERS,
+)
 
 
-def find_class(name: str, *, argument: str = "attack") -> type:
-    """The class of torchattacks called ``name``.
+def entry_of(entry: Entry, settings: Mapping[str, Any], parts: Sequence[tuple[str, Entry]]) -> Entry:
+    """What is known of a class with these settings.
+
+    Args:
+        entry: What is known of it with its default settings.
+        settings: Its settings.
+        parts: Names of the attacks inside a MultiAttack, and what is known of each.
 
     Raises:
-        InvalidArgumentError: There is none; the text names near ones.
+        InvalidArgumentError: The norm is one that the class does not work for, or the parts have none in common.
     """
-    found = getattr(torchattacks, name, None) if name in torchattacks.__all__ else None
-    if not isinstance(found, type):
-        near = did_you_mean(name, list(ENTRIES))
-        expected = f"the name of an attack in torchattacks{near or '; robust-ext attacks lists them'}"
-        raise InvalidArgumentError(argument, f"torchattacks:{name}", expected)
-    return found
+    if parts:
+        return _together(entry, parts)
+    traits = entry.traits
+    if entry is not _OTHERS and "norm" in settings and NORM_NAMES.get(settings["norm"]) not in traits.norms:
+        expected = f"a norm among {', '.join(NORM_VALUES[norm] for norm in traits.norms)}"
+        raise InvalidArgumentError("attack", f"norm={settings['norm']!r}", expected)
+    if settings.get("loss") == "dlr":
+        # It compares the largest logit with the third largest.
+        traits = replace(traits, minimum_classes=3)
+    if settings.get("version") == "rand":
+        # Of its parts, APGD with two losses is left.
+        traits = replace(traits, batching="any", leaves_ball=False, minimum_classes=3)
+        return replace(entry, traits=traits, square={})
+    return replace(entry, traits=traits)
 
 
-def find_entry(attack_class: type, *, argument: str = "attack") -> Entry:
-    """What is known of a class; :data:`UNKNOWN` for classes of others.
-
-    Raises:
-        InvalidArgumentError: It is no attack, or one that cannot be used here; the text says why.
-    """
-    label = attack_class.__name__
-    if not issubclass(attack_class, torchattacks.attack.Attack) or attack_class is torchattacks.attack.Attack:
-        raise InvalidArgumentError(argument, f"torchattacks' {label}", "one of the attacks in torchattacks")
-    if not attack_class.__module__.startswith("torchattacks."):
-        return UNKNOWN
-    if label in ENTRIES:
-        return ENTRIES[label]
-    reason = UNUSABLE.get(label, "nothing is known of it; robust-ext attacks lists those that fit")
-    raise InvalidArgumentError(argument, f"torchattacks:{label}", f"an attack that fits here: {reason}")
-
-
-def list_attacks() -> list[AttackListing]:
-    """One entry for each class, those that cannot be used included."""
-    listed = []
-    for name in sorted(torchattacks.__all__):
-        if name in ENTRIES:
-            entry = ENTRIES[name]
-            listed.append(AttackListing(name=name, traits=entry.traits, trial=entry.trial, defect=entry.defect))
-        elif name in UNUSABLE:
-            listed.append(AttackListing(name=name, reason=UNUSABLE[name]))
-    return listed
+def _together(entry: Entry, parts: Sequence[tuple[str, Entry]]) -> Entry:
+    every = [part.traits for _, part in parts]
+    norms = tuple(norm for norm in entry.traits.norms if all(norm in traits.norms for traits in every))
+    if not norms:
+        listed = ", ".join(f"{name} ({' and '.join(part.traits.norms)})" for name, part in parts)
+        raise InvalidArgumentError("attacks", listed, "attacks that have a norm in common")
+    # Later parts are given the samples that are left, so none has the full batch in order for certain.
+    near = all(traits.batching != "single" and not (traits.leaves_ball or traits.minimum_norm) for traits in every)
+    traits = AttackTraits(
+        batching="any" if near else "single",
+        batch_dependent=any(traits.batch_dependent for traits in every),
+        gradients=any(traits.gradients for traits in every),
+        minimum_norm=all(traits.minimum_norm for traits in every),
+        norms=norms,
+        minimum_classes=max(traits.minimum_classes for traits in every),
+        leaves_ball=any(traits.leaves_ball for traits in every),
+        failure=entry.traits.failure,
+        seeds="setting" if any(traits.seeds == "setting" for traits in every) else "global",
+    )
+    return replace(entry, traits=traits, three_channels=any(part.three_channels for _, part in parts))

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from robust_ext.adapters.torchattacks.library import torchattacks
+from robust_ext.adapters import wrapped
 from robust_ext.core.errors import InvalidArgumentError
 
 _LOGGER = logging.getLogger(__name__)
-_MISSING = object()
+_MODES = ("model_training", "batchnorm_training", "dropout_training")
 # Where an object keeps a setting under another name.
 _PLACES: Mapping[tuple[str, str], str] = {
     ("APGD", "rho"): "thr_decr",
@@ -27,7 +27,7 @@ def settings_of(attack: Any) -> dict[str, Any]:
     """The settings of an object that differ from the defaults of its class, without what belongs to its model.
 
     The number of classes and the normalization belong to the model the object was bound to and are left out; targets
-    take inputs as they are. The device does too.
+    take inputs as they are. The device is left out too.
 
     Raises:
         InvalidArgumentError: It is in a targeted mode.
@@ -44,34 +44,19 @@ def settings_of(attack: Any) -> dict[str, Any]:
             "inputs as they take them, and a network that needs normalized ones has to do that itself",
             type(attack).__name__,
         )
-    settings = {}
-    for key, parameter in inspect.signature(type(attack)).parameters.items():
-        value = _read(attack, key)
-        if key not in ("model", "n_classes") and value is not _MISSING and not _same(value, parameter.default):
-            settings[key] = value
-    return settings
+
+    def read(key: str, parameter: inspect.Parameter) -> Any:
+        if key in ("model", "n_classes"):
+            return wrapped.MISSING
+        noise = getattr(attack, "noise_func", None)
+        if noise is not None and key in ("noise_type", "noise_sd"):
+            return getattr(noise, key)
+        return getattr(attack, _PLACES.get((type(attack).__name__, key), key), wrapped.MISSING)
+
+    return wrapped.settings_of(attack, read)
 
 
 def training_of(attack: Any) -> dict[str, bool]:
-    """What the object was told by ``set_model_training_mode``; empty where it was told nothing."""
+    """What was set by ``set_model_training_mode``; empty where nothing was."""
     modes = {name: bool(getattr(attack, f"_{name}")) for name in _MODES}
     return modes if any(modes.values()) else {}
-
-
-_MODES = ("model_training", "batchnorm_training", "dropout_training")
-
-
-def is_attack(value: object) -> bool:
-    """Whether it is an attack object of torchattacks."""
-    return isinstance(value, torchattacks.attack.Attack)
-
-
-def _read(attack: Any, key: str) -> Any:
-    noise = getattr(attack, "noise_func", None)
-    if noise is not None and key in ("noise_type", "noise_sd"):
-        return getattr(noise, key)
-    return getattr(attack, _PLACES.get((type(attack).__name__, key), key), _MISSING)
-
-
-def _same(value: Any, default: Any) -> bool:
-    return value is default or (type(value) is type(default) and bool(value == default))

@@ -26,7 +26,7 @@ from robust_ext.core.validation import check_choice
 BATCHING = ("full", "any", "single")
 FAILURES = ("best", "last", "input", "start", "zeros", "raises")
 # Modules that are installed under another name.
-_PROJECTS = {"cv2": "opencv-python-headless"}
+DISTRIBUTIONS = {"cv2": "opencv-python-headless"}
 SEEDS = ("generator", "global", "own", "setting", "none")
 
 
@@ -158,7 +158,7 @@ class Attack(ABC):
             raise AttackRefusedError(reason)
         missing = [package for package in self.traits.packages if importlib.util.find_spec(package) is None]
         if missing:
-            names = " ".join(_PROJECTS.get(package, package) for package in missing)
+            names = " ".join(DISTRIBUTIONS.get(package, package) for package in missing)
             raise MissingDependencyError(f"{self.name} needs {' and '.join(missing)}; pip install {names}")
 
     def __repr__(self) -> str:

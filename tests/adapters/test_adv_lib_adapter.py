@@ -24,7 +24,8 @@ from robust_ext.registry.model import as_module
 # Found, not imported: adv-lib alone does not import where visdom is missing, which is what the adapter is for.
 if find_spec("adv_lib") is None:
     pytest.skip("adv-lib is not installed", allow_module_level=True)
-from robust_ext.adapters.adv_lib.entries import ENTRIES, UNUSABLE
+from robust_ext.adapters.adv_lib.catalogue import UNUSABLE
+from robust_ext.adapters.adv_lib.entries import ENTRIES
 from robust_ext.adapters.adv_lib.library import adv_lib
 
 INF = float("inf")

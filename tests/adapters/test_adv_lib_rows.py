@@ -26,7 +26,7 @@ from robust_ext.registry import as_attack
 if find_spec("adv_lib") is None:
     pytest.skip("adv-lib is not installed", allow_module_level=True)
 from robust_ext.adapters.adv_lib import attack as attack_module
-from robust_ext.adapters.adv_lib.catalogue import find_function
+from robust_ext.adapters.adv_lib.catalogue import CATALOGUE
 from robust_ext.adapters.adv_lib.entries import ENTRIES
 
 NAMES = sorted(ENTRIES)
@@ -63,7 +63,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def attack_of(name: str, **settings: Any) -> Attack:
-    return as_attack((find_function(name), {**ENTRIES[name].trial, **settings}))
+    return as_attack((CATALOGUE.find(name), {**ENTRIES[name].trial, **settings}))
 
 
 def threat_model_of(attack: Attack, epsilon: float | None = None) -> ThreatModel:
@@ -149,7 +149,7 @@ def binarized(x: Tensor, rows: str) -> BinarizedClassifier:
         threshold=torch.full((count,), 0.02),
         scale=torch.full((count,), 10.0),
         offset=torch.zeros(count),
-        rows=rows,
+        batching=rows,
     )
 
 
@@ -392,8 +392,8 @@ def test_repairs_change_nothing_where_adv_lib_does_not_raise_and_are_gone_afterw
     module, x, y = small_problem()
     settings = {"binary_search_steps": 1, "max_iterations": 30, "initial_const": 200.0, "retrain": True}
     candidates = run(
-        as_attack((find_function("str_attack"), settings)), module, x, y, ThreatModel(norm="l2", epsilon=1.0)
+        as_attack((CATALOGUE.find("str_attack"), settings)), module, x, y, ThreatModel(norm="l2", epsilon=1.0)
     )
     assert (modules[0].l0_projection_, modules[1].np) == before
     with seeded_globals(draw_seed(torch.Generator().manual_seed(3))):
-        assert torch.equal(candidates, find_function("str_attack")(module, x.clone(), y, **settings))
+        assert torch.equal(candidates, CATALOGUE.find("str_attack")(module, x.clone(), y, **settings))

@@ -35,7 +35,7 @@ evasion = library.art.attacks.evasion
 PyTorchClassifier = library.art.estimators.classification.PyTorchClassifier
 preprocessors = library.art.defences.preprocessor
 
-Scene = importlib.import_module("robust_ext.adapters.art.settings").Scene
+AttackContext = importlib.import_module("robust_ext.adapters.art.settings").AttackContext
 
 BOUNDS = [(0.0, 1.0), (-1.0, 1.0)]
 SHAPE = (1, 10, 10)
@@ -231,7 +231,7 @@ def test_probes_at_construction_do_not_reach_the_target() -> None:
     module = Asked(network()).eval()
     attack = as_attack("art:AutoProjectedGradientDescent(max_iter=3, nb_random_init=1, loss_type='cross_entropy')")
     target = Target(module=module, bounds=(0.0, 1.0), classes=5, input_shape=SHAPE, device=torch.device("cpu"))
-    attack._make(target, Scene(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=0.1)))  # type: ignore[attr-defined]
+    attack._make(target, AttackContext(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=0.1)))  # type: ignore[attr-defined]
     assert module.sizes == []
     run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1), module=module)
     assert module.sizes[0] == 6
@@ -314,7 +314,7 @@ def test_objects_do_not_drag_their_old_estimator_along() -> None:
 def test_steps_follow_epsilon_and_the_bounds_where_they_are_left_out() -> None:
     def step(text: str, epsilon: float, bounds: tuple[float, float] = (0.0, 1.0)) -> Any:
         x, _ = batch(bounds)
-        scene = Scene(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds))
+        scene = AttackContext(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds))
         return as_attack(text)._completed(scene)["eps_step"]  # type: ignore[attr-defined]
 
     assert step("art:ProjectedGradientDescent", 0.3) == 0.1

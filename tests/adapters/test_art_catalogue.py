@@ -24,6 +24,7 @@ from robust_ext.registry.base import AttackListing, adapters
 library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
 evasion = library.art.attacks.evasion
 entries = importlib.import_module("robust_ext.adapters.art.entries")
+catalogue = importlib.import_module("robust_ext.adapters.art.catalogue")
 
 pytestmark = pytest.mark.usefixtures("uncompiled_brendel_bethge")
 
@@ -149,10 +150,10 @@ def test_every_class_of_art_is_listed_and_used_or_refused_with_a_reason() -> Non
         if issubclass(member, library.art.attacks.EvasionAttack) and member.__name__ == name
     }
     assert set(listed) == classes
-    assert set(entries.ENTRIES) | set(entries.REFUSED) >= classes
-    assert not set(entries.ENTRIES) & set(entries.REFUSED)
+    assert set(entries.ENTRIES) | set(catalogue.UNUSABLE) >= classes
+    assert not set(entries.ENTRIES) & set(catalogue.UNUSABLE)
     for entry in listed.values():
-        assert bool(entry.reason) == (entry.name in entries.REFUSED)
+        assert bool(entry.reason) == (entry.name in catalogue.UNUSABLE)
         assert not entry.reason or "use " in entry.reason
 
 
@@ -165,11 +166,11 @@ def test_what_is_refused_takes_no_image_classifier_in_pytorch() -> None:
         options = [part if isinstance(part, tuple) else (part,) for part in requirements]
         return all(any(issubclass(classifier, option) for option in part) for part in options)
 
-    names = [name for name in (*entries.ENTRIES, *entries.REFUSED) if hasattr(evasion, name)]
+    names = [name for name in (*entries.ENTRIES, *catalogue.UNUSABLE) if hasattr(evasion, name)]
     applicable = [name for name in names if accepts(name)]
     assert {name for name in entries.ENTRIES if hasattr(evasion, name)} <= set(applicable)
     for name in set(applicable) - set(entries.ENTRIES):
-        assert any(word in entries.REFUSED[name] for word in foreign), name
+        assert any(word in catalogue.UNUSABLE[name] for word in foreign), name
 
 
 @EachUsable

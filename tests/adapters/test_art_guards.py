@@ -26,7 +26,7 @@ library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is 
 evasion = library.art.attacks.evasion
 PyTorchClassifier = library.art.estimators.classification.PyTorchClassifier
 threshold = importlib.import_module("robust_ext.adapters.art.settings").threshold
-Scene = importlib.import_module("robust_ext.adapters.art.settings").Scene
+AttackContext = importlib.import_module("robust_ext.adapters.art.settings").AttackContext
 
 UNIT = (0.0, 1.0)
 NUMPY_2 = int(np.__version__.split(".")[0]) >= 2
@@ -285,7 +285,7 @@ def test_no_bars_are_shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytes
     attack, threat_model = as_attack("art:UniversalPerturbation(max_iter=2)"), ThreatModel(norm="l2", epsilon=1.0)
     run(attack, module, x, y, threat_model)
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("robust_ext.adapters.art.guards._silence", lambda part: part)
+    monkeypatch.setattr("robust_ext.adapters.art.compat._silence", lambda part: part)
     run(attack, module, x, y, threat_model)
     assert "DeepFool" in capfd.readouterr().err
 
@@ -302,7 +302,7 @@ def test_progress_is_shown_again_afterwards() -> None:
     import tqdm.auto
 
     before = tqdm.auto.trange
-    guards = importlib.import_module("robust_ext.adapters.art.guards")
+    guards = importlib.import_module("robust_ext.adapters.art.compat")
     with guards.without_bars():
         assert list(tqdm.auto.trange(1, 4)) == [1, 2, 3]
         assert tqdm.auto.trange is not before
@@ -338,7 +338,7 @@ def test_what_compares_three_classes_runs_on_two(text: str, error: type[Exceptio
     x, y = batch(module)
     attack = as_attack(text)
     given_settings = {**attack.settings, "targeted": False}  # type: ignore[attr-defined]
-    host = attack.attack_class(classifier(module, classes=2), verbose=False, **given_settings)  # type: ignore[attr-defined]
+    host = attack.made_of(classifier(module, classes=2), verbose=False, **given_settings)  # type: ignore[attr-defined]
     with seeded_globals(0), pytest.raises(error):
         host.generate(x.numpy(), y.numpy())
     candidates = run(attack, module, x, y, ThreatModel(norm="l2", epsilon=2.0))
@@ -355,7 +355,7 @@ def test_thresholds_stay_within_epsilon(epsilon: float, values: list[float], gri
     x = torch.tensor(values).view(1, 1, 2, 2)
     if grid:
         x = (x * 255).round() / 255
-    steps = threshold(Scene(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=epsilon)))["th"]
+    steps = threshold(AttackContext(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=epsilon)))["th"]
     there = x.double() * 255
     lowest = (there - steps).clamp_min(0).floor()
     assert float((there - lowest).max()) <= epsilon * 255 + 0.002

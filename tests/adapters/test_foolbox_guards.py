@@ -261,7 +261,7 @@ def test_a_row_that_cannot_be_started_does_not_lose_the_others(
         candidates = run(build(name, settings), module, x, norm=norm)
     assert torch.equal(candidates[1], x[1])
     assert module(candidates).argmax(1).tolist() == [1, 0, 1]
-    assert f"{name}: found no adversarial point to start at for 1 of 3 rows" in caplog.text
+    assert f"{name}: found no adversarial point to start at for 1 of 3 samples" in caplog.text
     assert bool(ThreatModel(norm="l2", epsilon=9.0).contains(candidates, x).all())
     monkeypatch.setattr("robust_ext.adapters.foolbox.attack.with_start", lambda attack, start: attack)
     with pytest.raises(AttackError, match="Foolbox raised"):
@@ -347,7 +347,7 @@ def test_assertions_without_a_text_are_explained() -> None:
             mean = x.flatten(1).mean(1) - 0.45 + torch.randn(len(x)) * 0.001
             return torch.stack([-mean, mean], 1)
 
-    with pytest.raises(AttackError, match=r"AssertionError: assert ep\.all.*hop_skip_jump\.py.*answers are random"):
+    with pytest.raises(AttackError, match=r"AssertionError: assert ep\.all.*hop_skip_jump\.py.*predictions are random"):
         run(build("HopSkipJumpAttack", {**HOPS, "steps": 30}), Noisy().eval(), images(), norm="l2")
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
-from robust_ext.adapters.foolbox.modules import LowLogits, NeverFlat
+from robust_ext.adapters.foolbox.target import LowLogits, NeverFlat
 
 LOGIT = st.floats(-1e4, 1e4, width=32)
 

@@ -210,7 +210,7 @@ def test_queries_are_as_many_as_by_hand(name: str) -> None:
 def made(attack: Attack, threat_model: ThreatModel, classes: int = CLASSES) -> Any:
     """The torchattacks object that is made for a target."""
     seen: list[Any] = []
-    kind = attack.attack_class  # type: ignore[attr-defined]
+    kind = attack.made_of  # type: ignore[attr-defined]
     forward = kind.forward
 
     def note(self: Any, *arguments: Any) -> Any:

@@ -259,7 +259,7 @@ def test_modes_are_those_of_the_target(direct: bool, monkeypatch: pytest.MonkeyP
     run("PGD(steps=2)", module, x, y, direct=direct)
     assert module.seen == {(False, False, True)}
     assert module.modes == (False, False, True)
-    monkeypatch.setattr(adapter.Subject, "train", nn.Module.train)
+    monkeypatch.setattr(adapter.HostModule, "train", nn.Module.train)
     run("PGD(steps=2)", module, x, y, direct=direct)
     assert module.seen == {(False, False, True), (False, False, False)}
     assert module.modes == (False, False, True)

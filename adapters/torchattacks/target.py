@@ -12,18 +12,18 @@ from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 
 
-class Subject(nn.Module):
+class HostModule(nn.Module):
     """A target as a module of images ``(N, C, H, W)``, whatever the shape of its inputs.
 
     torchattacks puts the model it attacks into eval mode, and then back into train mode if it was there: a target whose
     parts are in different modes would be attacked as another model than it is judged as, and would not be as before.
-    So its modes are left alone, except for an attack that asks for train mode.
+    So its modes are left alone, except for an attack that needs train mode.
 
     Args:
         target: The target.
         channels: Fewest channels of an image; those that are missing are zeros that the target does not see, so no
             gradient comes from them.
-        positive: Whether logits are shifted, row by row, to be at least 0.
+        positive: Whether logits are shifted, sample by sample, to be at least 0.
         follows: Whether the target is put into train and eval mode as the attack wants.
     """
 
@@ -39,8 +39,15 @@ class Subject(nn.Module):
         self.follows = follows
         self.training = target.module.training
 
-    def train(self, mode: bool = True) -> Subject:
-        """Pass the mode on where the attack asks for train mode, else leave all as it is."""
+    @property
+    def needed(self) -> bool:
+        """Whether torchattacks would fail, or change the target, if it were given the target's own module."""
+        eval_mode = not any(part.training for part in self.module.modules())
+        own_device = any(True for _ in self.module.parameters())
+        return self.missing > 0 or self.positive or len(self.input_shape) != 3 or not (eval_mode and own_device)
+
+    def train(self, mode: bool = True) -> HostModule:
+        """Pass the mode on where the attack needs train mode, else leave all as it is."""
         return super().train(mode) if self.follows else self
 
     def enter(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is put around a target where a Foolbox attack cannot bear its logits or gradients as they are."""
+"""A target as Foolbox meets it: modules around its own, where an attack fails on its logits or gradients."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 # exp(80) times thousands of classes is still a float32.
 _HIGHEST = 80.0
-# So large a gradient asks NewtonFool for a negligible step; a direction is all that other attacks take of it.
+# So large a gradient makes the step of NewtonFool negligible; other attacks take the direction only.
 _STEEP = 1e6
 
 
 class LowLogits(nn.Module):
-    """Logits, shifted row by row so that none is above 80; where none is, they are left as they are.
+    """Logits, shifted sample by sample so that none is above 80; where none is, they are left as they are.
 
     GenAttack takes the exponential of logits as they come, which overflows above 88.
 
@@ -32,9 +32,9 @@ class LowLogits(nn.Module):
 
 
 class NeverFlat(nn.Module):
-    """A module whose gradient at the input vanishes in no row, for attacks that divide by its size.
+    """A module whose gradient at the input vanishes in no sample, for attacks that divide by its size.
 
-    A row whose gradient vanishes gets a large one in all values alike; others are left as they are.
+    A sample whose gradient vanishes gets a large one in all values alike; others are left as they are.
 
     Args:
         module: From inputs ``(N, ...)`` to logits ``(N, K)``.

@@ -1,4 +1,4 @@
-"""What Foolbox says while it runs: errors in words, and no warnings where nothing is wrong."""
+"""Foolbox while it runs: errors explained, and no warnings where nothing is wrong."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# What torch says of a network that lets no gradient through.
+# Texts of torch's errors for a network that lets no gradient through.
 _NO_GRADIENT = ("does not require grad", "not have been used in the graph", "returned NULL")
 _RANDOM = (
-    "; a point that was adversarial is no longer so when asked again, so the target's answers are random or depend on "
-    "the batch: choose an attack that does not rely on single answers, or average them"
+    "; a point that was adversarial is no longer so when queried again, so the target's predictions are random or "
+    "depend on the batch: choose an attack that does not rely on single predictions, or average them"
 )
 
 
@@ -30,7 +30,7 @@ def quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             expected = (
                 "At the first initiali[sz]ation the optimizer needs to be compiled",
-                # It is said again, with numbers, where rows come back as their inputs.
+                # The adapter warns with numbers, where samples come back as their inputs.
                 ".*failed to draw sufficient random inputs",
                 "torch.meshgrid: in an upcoming release",
                 "The given NumPy array is not writable",
@@ -42,15 +42,15 @@ def quiet() -> Iterator[None]:
         logging.getLogger().removeHandler(handler)
 
 
-def describe(error: Exception) -> str:
+def describe(title: str, error: Exception) -> str:
     """An error raised inside Foolbox, with what it means and what to do, where that is known."""
-    kind = f"Foolbox raised {type(error).__name__}"
+    kind = f"{title} raised {type(error).__name__}"
     if str(error):
         meaning = ""
         if any(text in str(error) for text in _NO_GRADIENT):
             meaning = "; no gradient of the target reaches its input: choose an attack without gradients"
         elif "init_attack failed" in str(error):
-            # Rows without a start were excused, so these had one a moment ago.
+            # Samples without a start are excused, so these had one a moment ago.
             meaning = _RANDOM
         return f"{kind}: {error}{meaning}"
     if not isinstance(error, AssertionError):

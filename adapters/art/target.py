@@ -14,18 +14,18 @@ from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 
 
-class Subject(nn.Module):
-    """The target as ART meets it.
+class HostModule(nn.Module):
+    """The target's module as ART meets it.
 
     ART probes a model with a row of ones while it constructs some attacks, to see whether it returns probabilities.
-    Until ``answers`` is set such a probe is answered with zeros, which are none, and the target is not asked: a probe
-    is no query of the attack, and a target may accept nothing but the rows of its batch. On numpy 2 some of ART's
+    Until ``constructed`` is set such a probe returns zeros, which are none, without a query of the target: a probe is
+    no query of the attack, and a target may accept nothing but the samples of its batch. On numpy 2 some of ART's
     attacks send float64, so inputs are cast.
 
     Args:
-        target: Whose module is asked.
-        probabilities: Whether it answers with the softmax of the logits.
-        channels_last: Whether it is asked for images of shape (height, width, channels).
+        target: Whose module is queried.
+        probabilities: Whether it returns the softmax of the logits.
+        channels_last: Whether it takes images of shape (height, width, channels).
     """
 
     def __init__(self, target: Target, *, probabilities: bool = False, channels_last: bool = False) -> None:
@@ -34,27 +34,27 @@ class Subject(nn.Module):
         self.classes = target.classes
         self.probabilities = probabilities
         self.channels_last = channels_last
-        self.answers = False
+        self.constructed = False
         # Attacks on features are given this layer: what ART hooks into is not a part of the target.
         self.logits = nn.Identity()
-        # Some attacks ask the parameters what device they are on, and a target may have none.
+        # Some attacks read their device from the parameters, and a target may have none.
         self.register_parameter("_device", nn.Parameter(torch.zeros((), device=target.device), requires_grad=False))
         self.training = target.module.training
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits or probabilities ``(N, K)`` of inputs of any floating-point type."""
-        if not self.answers:
+        if not self.constructed:
             return x.new_zeros(len(x), self.classes)
         x = x.to(torch.float32)
         logits: Tensor = self.logits(self.module(x.movedim(-1, 1) if self.channels_last else x))
         return logits.softmax(1) if self.probabilities else logits
 
 
-def make_estimator(subject: Subject, target: Target) -> Any:
-    """A ``PyTorchClassifier`` around the subject.
+def make_estimator(module: HostModule, target: Target) -> Any:
+    """A ``PyTorchClassifier`` around the module.
 
     Raises:
-        AttackError: The target is on a device that ART does not know.
+        AttackError: The target is on a device that ART does not run on.
     """
     if target.device.type not in ("cpu", "cuda"):
         raise AttackError(
@@ -62,12 +62,12 @@ def make_estimator(subject: Subject, target: Target) -> Any:
         )
     shape = target.input_shape
     return art.estimators.classification.PyTorchClassifier(
-        model=subject,
+        model=module,
         loss=nn.CrossEntropyLoss(),
         optimizer=None,
-        input_shape=(*shape[1:], shape[0]) if subject.channels_last else shape,
+        input_shape=(*shape[1:], shape[0]) if module.channels_last else shape,
         nb_classes=target.classes,
-        channels_first=not subject.channels_last,
+        channels_first=not module.channels_last,
         clip_values=target.bounds,
         device_type="gpu" if target.device.type == "cuda" else "cpu",
     )

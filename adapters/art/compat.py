@@ -33,7 +33,7 @@ def seeded_states() -> Iterator[None]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide the progress bar that Brendel-Bethge shows whatever it is told."""
+    """Hide the progress bar that Brendel-Bethge shows whatever its settings are."""
     module: Any = tqdm.auto
     original = module.trange
     module.trange = lambda *steps, **settings: range(*steps)

@@ -1,0 +1,199 @@
+"""What the attacks of other libraries have in common as attacks of this project."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.base import DISTRIBUTIONS, Attack, AttackTraits
+from robust_ext.core.errors import AttackError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.target import Target
+
+_LOGGER = logging.getLogger(__name__)
+MISSING = object()
+
+
+class WrappedAttack(Attack):
+    """A class or function of a library with settings, made anew for each target and threat model.
+
+    Args:
+        made_of: The class or function.
+        settings: Its keyword arguments, without what belongs to a target.
+        name: How tables call it.
+        entry: What is known of it.
+        traits: What it needs and how it treats the samples of a batch, with these settings.
+    """
+
+    title: ClassVar[str]
+
+    def __init__(
+        self, made_of: Callable[..., Any], settings: Mapping[str, Any], *, name: str, entry: Any, traits: AttackTraits
+    ) -> None:
+        self.made_of = made_of
+        self.settings = dict(settings)
+        self.name = name
+        self.entry = entry
+        self.traits = traits
+        self._parameters = inspect.signature(made_of).parameters
+
+    @property
+    def description(self) -> str:
+        """The class or function and the settings that were given."""
+        return f"{self.title} {written(self.made_of, self.settings)}"
+
+    def _compare(self, key: str, wanted: object, names: Mapping[Any, str] | None = None) -> None:
+        """Log where a setting that was given differs from the threat model's."""
+        if key not in self.settings:
+            return
+        given = self.settings[key]
+        chosen = given if names is None else names.get(given)
+        numbers = isinstance(chosen, (int, float)) and isinstance(wanted, (int, float))
+        if not (math.isclose(chosen, wanted, rel_tol=1e-6) if numbers else chosen == wanted):  # type: ignore[arg-type]
+            message = "%s: %s=%r was set and differs from the threat model's %r; candidates are judged by the latter"
+            _LOGGER.warning(message, self.name, key, given, wanted)
+
+    def _value(self, settings: Mapping[str, Any], key: str) -> Any:
+        return settings.get(key, self._parameters[key].default)
+
+    def _step_size(
+        self,
+        default: Any,
+        settings: Mapping[str, Any],
+        *,
+        steps: str,
+        first: float | None,
+        limit: float = math.inf,
+    ) -> Any:
+        """The library's default step as long as it is below epsilon, otherwise one that fits epsilon.
+
+        That is ``first`` times epsilon or, where ``first`` is None, the larger of a tenth of epsilon and 2.5 epsilon
+        over the number of steps, at most ``limit`` times epsilon.
+        """
+        epsilon = settings.get("eps")
+        if not isinstance(epsilon, (int, float)) or not isinstance(default, (int, float)) or default < epsilon:
+            return default
+        if first is not None:
+            return first * epsilon
+        number = self._value(settings, steps) if steps in self._parameters else 0
+        return min(limit * epsilon, max(epsilon / 10, 2.5 * epsilon / number if number else 0.0))
+
+
+def written(made_of: Callable[..., Any], settings: Mapping[str, Any]) -> str:
+    """A class or function with settings as text, the same in every process."""
+    shown = ", ".join(f"{key}={_shown(value)}" for key, value in sorted(settings.items()))
+    return f"{made_of.__name__}({shown})"
+
+
+def check_settings(settings: object) -> Mapping[str, Any]:
+    """The settings of a tuple (attack, settings).
+
+    Raises:
+        InvalidArgumentError: They are no mapping.
+    """
+    if not isinstance(settings, Mapping):
+        raise InvalidArgumentError(
+            "attack", f"settings of type {type(settings).__name__}", "a dict of keyword arguments"
+        )
+    return settings
+
+
+def settings_of(attack: Any, read: Callable[[str, inspect.Parameter], Any]) -> dict[str, Any]:
+    """The settings of an attack object that differ from the defaults of its class.
+
+    Args:
+        attack: The object.
+        read: The value of a parameter of the constructor; :data:`MISSING` where it is left out.
+    """
+    settings = {}
+    for key, parameter in inspect.signature(type(attack)).parameters.items():
+        value = read(key, parameter)
+        if value is not MISSING and not _same(value, parameter.default):
+            settings[key] = value
+    return settings
+
+
+def describe_error(title: str, error: Exception) -> str:
+    """An error raised inside a library."""
+    return f"{title} raised {type(error).__name__}: {error}"
+
+
+@contextmanager
+def constructed(
+    title: str,
+    made_of: Callable[..., Any],
+    settings: Mapping[str, Any],
+    describe: Callable[[str, Exception], str] = describe_error,
+) -> Iterator[None]:
+    """Explain errors of a library's constructor, which is called inside.
+
+    Raises:
+        InvalidArgumentError: It does not accept the settings.
+        MissingDependencyError: It imports a package that is not installed.
+    """
+    try:
+        yield
+    except InvalidArgumentError:
+        raise
+    except ImportError as error:
+        raise _missing(made_of.__name__, error) from error
+    except Exception as error:
+        expected = f"settings it accepts; {describe(title, error)}"
+        raise InvalidArgumentError("attack", written(made_of, settings), expected) from error
+
+
+@contextmanager
+def raised_inside(title: str, name: str, describe: Callable[[str, Exception], str] = describe_error) -> Iterator[None]:
+    """Explain errors of a library's attack, which is called inside.
+
+    Raises:
+        AttackError: It raised.
+        MissingDependencyError: It imports a package that is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise _missing(name, error) from error
+    except Exception as error:
+        raise AttackError(f"{name}: {describe(title, error)}") from error
+
+
+def check_candidates(name: str, candidates: object) -> Tensor:
+    """What an attack returned, detached.
+
+    Raises:
+        AttackError: It is no tensor.
+    """
+    if not isinstance(candidates, Tensor):
+        raise AttackError(f"{name}: returned {type(candidates).__name__}, expected a tensor of candidates")
+    return candidates.detach()
+
+
+def runner_up(target: Target, points: Tensor, labels: Tensor) -> Tensor:
+    """The class with the highest logit among all but the label's, int64 ``(N,)``; one query of the whole batch."""
+    with torch.no_grad():
+        logits: Tensor = target.module(points)
+    return logits.scatter(1, labels.view(-1, 1), -torch.inf).argmax(1)
+
+
+def _missing(name: str, error: ImportError) -> MissingDependencyError:
+    package = DISTRIBUTIONS.get(error.name or "", error.name or "the package")
+    return MissingDependencyError(f"{name}: {error}; pip install {package}")
+
+
+def _shown(value: object) -> str:
+    # The address in a function's text changes from run to run.
+    return f"{value.__module__}.{value.__qualname__}" if inspect.isroutine(value) else repr(value)
+
+
+def _same(value: Any, default: Any) -> bool:
+    if isinstance(value, np.ndarray) or isinstance(default, np.ndarray):
+        return np.array_equal(value, default)
+    return value is default or (type(value) is type(default) and bool(value == default))
