@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.linear_region import search
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
-from robust_ext.attacks.linear_region.solver import Solution
+from robust_ext.attacks.linear_region.solver.solve import Solution
 from robust_ext.core.threat import NORMS, ThreatModel
 
 

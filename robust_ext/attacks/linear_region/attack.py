@@ -16,7 +16,7 @@ from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.linear_region.history import LinearRegionResult
 from robust_ext.attacks.linear_region.judge import Judge
 from robust_ext.attacks.linear_region.progress import Run
-from robust_ext.attacks.linear_region.recording import record
+from robust_ext.attacks.linear_region.network.recording import record
 from robust_ext.attacks.linear_region.runners import Runners
 from robust_ext.attacks.linear_region.sampling import jump
 from robust_ext.attacks.linear_region.search import RegionSearch

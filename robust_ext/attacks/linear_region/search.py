@@ -8,19 +8,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.adapter_constraints import (
+from robust_ext.attacks.linear_region.region_constraints import (
     RegionConstraints,
     differences_from_all,
     differences_to,
 )
 from robust_ext.attacks.linear_region.judge import Judge
 from robust_ext.attacks.linear_region.memory import POWER, PROBES, Memory
-from robust_ext.attacks.linear_region.region import Regions
+from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.attacks.linear_region.runners import Runners
 from robust_ext.attacks.linear_region.sampling import sample_near
 from robust_ext.attacks.linear_region.settings import LinearRegionSettings
-from robust_ext.attacks.linear_region.solver import Solution, SolverSettings, Status, solve
-from robust_ext.attacks.linear_region.solver_scaling import Scaling
+from robust_ext.attacks.linear_region.solver.solve import Solution, SolverSettings, Status, solve
+from robust_ext.attacks.linear_region.solver.scaling import Scaling
 from robust_ext.core.random import stream
 
 # Where the solver's point misses its region or the decision by a little, it is tried a little further out, and then

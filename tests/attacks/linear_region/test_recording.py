@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from robust_ext.attacks.linear_region.recording import record
+from robust_ext.attacks.linear_region.network.recording import record
+from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import Counted, PassCounter
 
@@ -43,6 +44,12 @@ def drawn(rows: int, *, seed: int = 0, dtype: torch.dtype = torch.float64, shape
     return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+def product(regions: Regions, z: Tensor) -> tuple[Tensor, Tensor]:
+    """The linear parts alone, ``C z`` and ``A z``."""
+    (constraints, logits), (offsets, biases) = regions.forward(z), regions.forward(torch.zeros_like(z))
+    return constraints - offsets, logits - biases
+
+
 def check_regions(network: nn.Module, points: Tensor, *, tolerance: float = 1e-10) -> None:
     """All that holds for the regions of any network, tried at points of the region and along lines out of it."""
     regions = record(network, points)
@@ -56,7 +63,7 @@ def check_regions(network: nn.Module, points: Tensor, *, tolerance: float = 1e-1
     check_adjoint(regions, points, tolerance)
     # The affine map is that of the network wherever all constraints hold, and only there is the pattern the same.
     line = drawn(rows, seed=1, dtype=points.dtype, shape=tuple(points.shape[1:]))
-    slopes = regions.product(line)[0]
+    slopes = product(regions, line)[0]
     falling = torch.where(slopes < -1e-6, -constraints / slopes, torch.inf).clamp(min=0)
     lengths = falling.amin(1) if regions.constraints else torch.full((rows,), torch.inf)
     lengths = lengths.clamp(max=1.0).view(-1, *(1,) * (points.dim() - 1))
@@ -70,18 +77,18 @@ def check_regions(network: nn.Module, points: Tensor, *, tolerance: float = 1e-1
         assert [a != b for a, b in zip(outside, regions.pattern(), strict=True)] == left
 
 
-def check_adjoint(regions: object, points: Tensor, tolerance: float) -> None:
+def check_adjoint(regions: Regions, points: Tensor, tolerance: float) -> None:
     z = drawn(points.shape[0], seed=2, dtype=points.dtype, shape=tuple(points.shape[1:]))
-    constraints, logits = regions.product(z)  # type: ignore[attr-defined]
+    constraints, logits = product(regions, z)
     y = torch.randn(constraints.shape, generator=torch.Generator().manual_seed(4), dtype=points.dtype)
     v = torch.randn(logits.shape, generator=torch.Generator().manual_seed(5), dtype=points.dtype)
-    back = regions.adjoint(y, v)  # type: ignore[attr-defined]
+    back = regions.adjoint(y, v)
     assert back.shape == points.shape
     left = (constraints * y).sum(1) + (logits * v).sum(1)
     scale = (constraints * y).abs().sum(1) + (logits * v).abs().sum(1) + 1
     right = (back * z).flatten(1).sum(1)
     assert bool(((left - right).abs() <= tolerance * scale).all())
-    both = regions.adjoint(y) + regions.adjoint(torch.zeros_like(y), v)  # type: ignore[attr-defined]
+    both = regions.adjoint(y) + regions.adjoint(torch.zeros_like(y), v)
     torch.testing.assert_close(both, back, rtol=tolerance, atol=tolerance * 10)
 
 

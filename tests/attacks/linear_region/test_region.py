@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from robust_ext.attacks.linear_region.recording import record
-from robust_ext.attacks.linear_region.region import Regions
+from robust_ext.attacks.linear_region.network.recording import record
+from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.core.errors import InvalidArgumentError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "networks.py"
@@ -45,11 +45,17 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Ten
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+def product(regions: Regions, z: Tensor) -> tuple[Tensor, Tensor]:
+    """The linear parts alone, ``C z`` and ``A z``."""
+    (constraints, logits), (offsets, biases) = regions.forward(z), regions.forward(torch.zeros_like(z))
+    return constraints - offsets, logits - biases
+
+
 def written_out(regions: Regions) -> tuple[Tensor, Tensor]:
     """The matrices of one row's constraints and logits, column by column."""
     values = torch.Size(regions.shape).numel()
     whole = regions.select(torch.zeros(values, dtype=torch.int64))
-    constraints, logits = whole.product(torch.eye(values, dtype=torch.float64).view(values, *regions.shape))
+    constraints, logits = product(whole, torch.eye(values, dtype=torch.float64).view(values, *regions.shape))
     return constraints.T, logits.T
 
 
@@ -186,7 +192,7 @@ def test_a_region_ends_where_the_first_constraint_falls_below_zero(seed: int) ->
             torch.testing.assert_close(logits[inside], network(points)[inside], rtol=1e-10, atol=1e-10)
         return inside
 
-    values, slopes = regions.forward(x)[0], regions.product(line)[0]
+    values, slopes = regions.forward(x)[0], product(regions, line)[0]
     crossing = torch.where(slopes < -1e-9, values / -slopes, torch.inf).clamp(min=0).amin(1)
     # The first change on a fine grid, and then bisection.
     low, high = torch.zeros(6, dtype=torch.float64), torch.full((6,), torch.inf, dtype=torch.float64)
@@ -221,7 +227,7 @@ def test_published_networks(name: str, dtype: torch.dtype, tolerance: float) -> 
     assert bool((constraints >= -tolerance * scale).all())
     z = drawn(2, *NETWORKS[name], dtype=dtype, seed=1)
     y, v = drawn(2, regions.constraints, dtype=dtype, seed=2), drawn(2, 10, dtype=dtype, seed=3)
-    forth, back = regions.product(z), regions.adjoint(y, v)
+    forth, back = product(regions, z), regions.adjoint(y, v)
     left = (forth[0] * y).sum(1) + (forth[1] * v).sum(1)
     size = (forth[0] * y).abs().sum(1) + (forth[1] * v).abs().sum(1)
     assert bool(((left - (back * z).flatten(1).sum(1)).abs() <= tolerance * size).all())
@@ -290,7 +296,7 @@ def test_wrong_shapes_and_dtypes_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"points: got shape \(4, 4\), expected shape \(4, 5\)"):
         regions.at(good[0][:, :4])
     with pytest.raises(InvalidArgumentError, match=r"z: got dtype torch.float32"):
-        regions.product(good[0].float())
+        regions.forward(good[0].float())
     with pytest.raises(InvalidArgumentError, match=r"multipliers: got shape \(4, 12\), expected shape \(4, 13\)"):
         regions.adjoint(good[1][:, :12])
     with pytest.raises(InvalidArgumentError, match=r"logits: got shape \(4, 2\), expected shape \(4, 3\)"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize_scalar
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.norms import is_contradiction, lower_bound, room_towards, shrink
+from robust_ext.attacks.linear_region.solver.norms import is_contradiction, lower_bound, room_towards, shrink
 
 BOUNDS = (-0.5, 1.0)
 

@@ -3,7 +3,7 @@
 Sources: Chambolle and Pock, "A first-order primal-dual algorithm for convex problems" (2011), for the iteration;
 Applegate et al., "Practical large-scale linear programming using primal-dual hybrid gradient" (2021), sections 3.1 to
 3.3, for averages, restarts, the choice of steps and the weight between both sides. The norm and the box are one
-function here, with a proximal step of its own, and restarts look at the gap between the distance and the dual bound.
+function here, with a proximal step of its own, and restarts follow the gap between the distance and the dual bound.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.norms import shrink
-from robust_ext.attacks.linear_region.solver_state import Progress, ScaledProblem, dot, square
+from robust_ext.attacks.linear_region.solver.norms import shrink
+from robust_ext.attacks.linear_region.solver.problem import Progress, ScaledProblem, dot, square
 
 # Restart when the best merit has fallen to the first factor, or to the second and no longer falls, or when the last
 # restart is this share of all iterations ago.
@@ -83,10 +83,8 @@ class PrimalDual:
             torch.where(self._time > 0, total / self._time, part)
             for total, part in zip(self._sums, self._point, strict=True)
         ]
-        (merit, bound, infeasible), (merit_mean, bound_mean, infeasible_mean) = (
-            self._look(self._point),
-            self._look(mean),
-        )
+        merit, bound, infeasible = self._merit_of(self._point)
+        merit_mean, bound_mean, infeasible_mean = self._merit_of(mean)
         better = merit_mean < merit
         chosen = [torch.where(better, a, b) for a, b in zip(mean, self._point, strict=True)]
         self._restart(chosen, torch.minimum(merit, merit_mean))
@@ -101,10 +99,10 @@ class PrimalDual:
         )
 
     def multipliers(self) -> Tensor:
-        """Those that :meth:`progress` speaks of, ``(B, M)``."""
+        """Those of the last :meth:`progress`, ``(B, M)``."""
         return self._shown
 
-    def _look(self, point: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _merit_of(self, point: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Merit ``(B, 1)``, dual bound ``(B,)`` and proof of infeasibility ``(B,)``."""
         offsets, values, multipliers, force = point
         bound, infeasible = self._problem.proofs(force, self._problem.reward(multipliers))

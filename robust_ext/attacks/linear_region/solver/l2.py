@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.solver_state import Progress, ScaledProblem, dot, square
+from robust_ext.attacks.linear_region.solver.problem import Progress, ScaledProblem, dot, square
 
 # Curvatures as fractions of ||C||^2: where a step may end up, and how fast; both from problems of a small convnet.
 _LEAST_CURVATURE = 0.3
@@ -83,7 +83,7 @@ class AcceleratedDual:
         return Progress(points, squares.sqrt_(), values.amin(1).clamp_max_(0).neg_(), bound, infeasible)
 
     def multipliers(self) -> Tensor:
-        """Those that :meth:`progress` speaks of, ``(B, M)``."""
+        """Those of the last :meth:`progress`, ``(B, M)``."""
         return self._now[0]
 
     def select(self, rows: Tensor) -> None:

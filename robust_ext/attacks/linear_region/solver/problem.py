@@ -1,15 +1,15 @@
-"""What the two iterations of the solver share: the problem in scaled rows, and what a look at its progress shows."""
+"""What the two iterations of the solver share: the problem in scaled rows, and its progress."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.norms import is_contradiction, lower_bound
-from robust_ext.attacks.linear_region.solver_constraints import Constraints
-from robust_ext.attacks.linear_region.solver_scaling import Scaling
+from robust_ext.attacks.linear_region.solver.norms import is_contradiction, lower_bound
+from robust_ext.attacks.linear_region.solver.constraints import Constraints
+from robust_ext.attacks.linear_region.solver.scaling import Scaling
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,12 @@ class ScaledProblem:
 
     def select(self, rows: Tensor) -> ScaledProblem:
         """The problems of these indices, int64 ``(R,)``, alone."""
-        return ScaledProblem(
-            self.constraints.select(rows),
-            self.scaling.select(rows),
-            self.inputs[rows],
-            self.values[rows],
-            self.bounds,
-            self.norm,
-            self.margin,
+        return replace(
+            self,
+            constraints=self.constraints.select(rows),
+            scaling=self.scaling.select(rows),
+            inputs=self.inputs[rows],
+            values=self.values[rows],
         )
 
 

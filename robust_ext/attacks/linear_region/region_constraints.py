@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.region import Regions
+from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.core.target import PassCounter
 
 

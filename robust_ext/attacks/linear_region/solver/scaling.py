@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.solver_constraints import Constraints
+from robust_ext.attacks.linear_region.solver.constraints import Constraints
 from robust_ext.core.validation import check_integer, check_number
 
 

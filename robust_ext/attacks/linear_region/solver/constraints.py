@@ -1,4 +1,4 @@
-"""What the solver needs to know of the constraints: products with their matrix and with its transpose, no more."""
+"""What the solver needs of the constraints: products with their matrix and with its transpose, no more."""
 
 from __future__ import annotations
 

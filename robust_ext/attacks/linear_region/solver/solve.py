@@ -13,14 +13,15 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.solver_constraints import Constraints
-from robust_ext.attacks.linear_region.solver_l2 import AcceleratedDual
-from robust_ext.attacks.linear_region.solver_lp import PrimalDual
-from robust_ext.attacks.linear_region.solver_scaling import Scaling, estimate_scaling
-from robust_ext.attacks.linear_region.solver_state import Progress, ScaledProblem
+from robust_ext.attacks.linear_region.solver.constraints import Constraints
+from robust_ext.attacks.linear_region.solver.l2 import AcceleratedDual
+from robust_ext.attacks.linear_region.solver.linear import PrimalDual
+from robust_ext.attacks.linear_region.solver.scaling import Scaling, estimate_scaling
+from robust_ext.attacks.linear_region.solver.problem import Progress, ScaledProblem
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.threat import NORMS
-from robust_ext.core.validation import check_choice, check_integer, check_number
+from robust_ext.core.validation import check_choice, check_number
 
 
 class Status(IntEnum):
@@ -32,25 +33,22 @@ class Status(IntEnum):
     CAP = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class SolverSettings:
-    """When to stop.
+@settings_class
+class SolverSettings(Settings):
+    """When to stop."""
 
-    Args:
-        iterations: Cap, at least 1; each is one product with the matrix and one with its transpose.
-        tolerance: A problem is solved when its point misses no (scaled) row by more than this share of its distance,
-            and the distance and the dual bound differ by no more than it. Above 0.
-        margin: What a proof must have to spare, relative, so that rounding cannot forge one. At least 0.
-    """
-
-    iterations: int = 500
-    tolerance: float = 1e-3
-    margin: float = 2e-5
-
-    def __post_init__(self) -> None:
-        check_integer("iterations", self.iterations, minimum=1)
-        check_number("tolerance", self.tolerance, minimum=0, open_minimum=True)
-        check_number("margin", self.margin, minimum=0)
+    iterations: int = setting(
+        500, "Most iterations, at least 1; each is one product with the matrix and one with its transpose.", minimum=1
+    )
+    tolerance: float = setting(
+        1e-3,
+        "A problem is solved when its point misses no (scaled) row by more than this share of its distance, and the "
+        "distance and the dual bound differ by no more than it. Above 0.",
+        above=0,
+    )
+    margin: float = setting(
+        2e-5, "What a proof must have to spare, relative, so that rounding cannot forge one. At least 0.", minimum=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +97,7 @@ def solve(
         bounds: Lowest and highest value of the box.
         generator: CPU generator for :func:`estimate_scaling`; not used when a scaling is given.
         best: Distances ``(B,)`` that are worth beating; a problem is given up once that is proven impossible. Lower
-            them by the improvement that is asked for. Without them all problems run to their end.
+            them by the improvement that is required. Without them all problems run to their end.
         scaling: Factors of the rows, from :func:`estimate_scaling` on these constraints or on similar ones.
         points: Where to begin, in the bounds, ``(B, D)``; the inputs when left out. The l2 solver has no use for it:
             its points follow from the multipliers.
@@ -113,14 +111,13 @@ def solve(
         InvalidArgumentError: Shapes, bounds or the norm are wrong, or inputs lie outside the bounds.
 
     Example:
-        >>> from robust_ext.attacks.linear_region.solver_constraints import DenseConstraints
+        >>> from robust_ext.attacks.linear_region.solver.constraints import DenseConstraints
         >>> rows = DenseConstraints(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[-2.5]]))
         >>> found = solve(rows, torch.zeros(1, 2), norm="l2", bounds=(0, 1), generator=torch.Generator())
         >>> Status(int(found.status[0])).name, round(float(found.bound[0]), 2)
         ('SOLVED', 0.5)
     """
-    bounds, best = _checked(inputs, norm, bounds, best)
-    _check_start(inputs, constraints.decision.numel(), bounds, points, multipliers)
+    bounds, best = _checked(inputs, constraints.decision.numel(), norm, bounds, best, points, multipliers)
     rows = len(inputs)
     found, bound = inputs.clone(), inputs.new_zeros(rows)
     status = torch.full((rows,), int(Status.SOLVED), device=inputs.device)
@@ -168,24 +165,14 @@ def _verdict(progress: Progress, bound: Tensor, best: Tensor, settings: SolverSe
     return verdict
 
 
-def _check_start(
-    inputs: Tensor, rows: int, bounds: tuple[float, float], points: Tensor | None, multipliers: Tensor | None
-) -> None:
-    if points is not None:
-        if points.shape != inputs.shape:
-            raise InvalidArgumentError("points", f"shape {tuple(points.shape)}", f"shape {tuple(inputs.shape)}")
-        if points.numel() and not bool(((points >= bounds[0]) & (points <= bounds[1])).all()):
-            raise InvalidArgumentError("points", "values outside the bounds", f"values in [{bounds[0]}, {bounds[1]}]")
-    if multipliers is not None:
-        if multipliers.shape != (len(inputs), rows):
-            shape = tuple(multipliers.shape)
-            raise InvalidArgumentError("multipliers", f"shape {shape}", f"shape ({len(inputs)}, {rows})")
-        if not bool((multipliers >= 0).all()):
-            raise InvalidArgumentError("multipliers", "negative values, or NaN", "values of at least 0")
-
-
 def _checked(
-    inputs: Tensor, norm: str, bounds: tuple[float, float], best: Tensor | None
+    inputs: Tensor,
+    rows: int,
+    norm: str,
+    bounds: tuple[float, float],
+    best: Tensor | None,
+    points: Tensor | None,
+    multipliers: Tensor | None,
 ) -> tuple[tuple[float, float], Tensor]:
     check_choice("norm", norm, NORMS)
     low, high = (check_number("bounds", value) for value in bounds)
@@ -194,10 +181,15 @@ def _checked(
     if inputs.dim() != 2 or inputs.dtype not in (torch.float32, torch.float64):
         got = f"{inputs.dtype} of shape {tuple(inputs.shape)}"
         raise InvalidArgumentError("inputs", got, "float32 or float64 of shape (B, D)")
-    if inputs.numel() and not bool(((inputs >= low) & (inputs <= high)).all()):
-        raise InvalidArgumentError("inputs", "values outside the bounds, or NaN", f"values in [{low:g}, {high:g}]")
-    if best is None:
-        best = inputs.new_full((len(inputs),), torch.inf)
-    if best.shape != inputs.shape[:1]:
-        raise InvalidArgumentError("best", f"shape {tuple(best.shape)}", f"shape ({len(inputs)},)")
+    best = inputs.new_full((len(inputs),), torch.inf) if best is None else best
+    shapes = {"points": inputs.shape, "best": inputs.shape[:1], "multipliers": (len(inputs), rows)}
+    given = {"points": points, "best": best, "multipliers": multipliers}
+    for name, value in given.items():
+        if value is not None and tuple(value.shape) != tuple(shapes[name]):
+            raise InvalidArgumentError(name, f"shape {tuple(value.shape)}", f"shape {tuple(shapes[name])}")
+    for name, value in {"inputs": inputs, "points": points}.items():
+        if value is not None and not bool(((value >= low) & (value <= high)).all()):
+            raise InvalidArgumentError(name, "values outside the bounds, or NaN", f"values in [{low:g}, {high:g}]")
+    if multipliers is not None and not bool((multipliers >= 0).all()):
+        raise InvalidArgumentError("multipliers", "negative values, or NaN", "values of at least 0")
     return (low, high), best.to(inputs)

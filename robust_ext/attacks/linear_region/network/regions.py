@@ -5,31 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.convolutions import Convolution
-from robust_ext.attacks.linear_region.gates import Gate
-from robust_ext.attacks.linear_region.operations import Affine, Operation
+from robust_ext.attacks.linear_region.network.affine import AffineMap, ChannelScale, Convolution
+from robust_ext.attacks.linear_region.network.gates import Gate
+from robust_ext.attacks.linear_region.network.tape import Step
 from robust_ext.core.errors import InvalidArgumentError
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operation of a network.
-
-    Args:
-        operation: What is done; gates have one input.
-        inputs: Numbers of the values it is done to; 0 is the network's input.
-        output: Number of the result.
-    """
-
-    operation: Operation | Gate
-    inputs: tuple[int, ...]
-    output: int
 
 
 class Regions:
@@ -54,20 +39,16 @@ class Regions:
     def __init__(
         self, steps: Sequence[Step], *, shape: tuple[int, ...], dtype: torch.dtype, output: int, logits: Tensor
     ) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self.logits = logits
-        self.rows = logits.shape[0]
+        self.shape, self.dtype, self.logits, self.rows = shape, dtype, logits, logits.shape[0]
         self._output = output
         self._steps = tuple(steps)
-        self._gates = gates = [step.operation for step in steps if isinstance(step.operation, Gate)]
-        ends = torch.tensor([0, *(gate.constraints for gate in gates)]).cumsum(0).tolist()
-        self.layers = tuple(
-            (gate.name, slice(start, end)) for gate, start, end in zip(gates, ends[:-1], ends[1:], strict=True)
-        )
-        self.constraints = int(ends[-1])
+        self._gates = [step.operation for step in steps if isinstance(step.operation, Gate)]
+        ends = [0, *accumulate(gate.constraints for gate in self._gates)]
+        self.layers = tuple((gate.name, slice(*pair)) for gate, pair in zip(self._gates, pairwise(ends), strict=True))
+        self.constraints = ends[-1]
         self._last = _last_uses(self._steps, output)
 
+    @torch.no_grad()
     def forward(self, z: Tensor, *, spare: int = 0) -> tuple[Tensor, Tensor]:
         """Constraints and logits at one point for each row: ``C z + d`` and ``A z + b``.
 
@@ -81,14 +62,6 @@ class Regions:
         Raises:
             InvalidArgumentError: Another shape or dtype came.
         """
-        return self._run(z, offset=True, spare=spare)
-
-    def product(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The linear parts alone, ``C z`` and ``A z``; otherwise as :meth:`forward`."""
-        return self._run(z, offset=False)
-
-    @torch.no_grad()
-    def _run(self, z: Tensor, *, offset: bool, spare: int = 0) -> tuple[Tensor, Tensor]:
         self._check_points("z", z, self.rows)
         values: dict[int, Tensor] = {0: z}
         constraints = z.new_empty(self.rows, self.constraints + spare)
@@ -97,9 +70,9 @@ class Regions:
             operation = step.operation
             if isinstance(operation, Gate):
                 part = constraints[:, next(columns)[1]]
-                values[step.output] = operation.apply(values[step.inputs[0]], part, offset=offset)
+                values[step.output] = operation.apply(values[step.inputs[0]], part)
             else:
-                values[step.output] = operation.apply([values[i] for i in step.inputs], offset=offset)
+                values[step.output] = operation.apply(*(values[i] for i in step.inputs))
             for unused in last:
                 del values[unused]
         return constraints, values[self._output]
@@ -142,7 +115,7 @@ class Regions:
 
     @torch.no_grad()
     def at(self, points: Tensor) -> Regions:
-        """The regions of other points, as :func:`~robust_ext.attacks.linear_region.recording.record` gives them.
+        """The regions of other points, as :func:`~robust_ext.attacks.linear_region.network.recording.record` gives them.
 
         It costs one forward pass of the steps recorded before, which is less than to record the network again.
 
@@ -160,7 +133,7 @@ class Regions:
             if isinstance(operation, Gate):
                 operation, values[step.output] = operation.at(values[step.inputs[0]], points.shape[0])
             else:
-                values[step.output] = operation.apply([values[i] for i in step.inputs], offset=True)
+                values[step.output] = operation.apply(*(values[i] for i in step.inputs))
             steps.append(Step(operation, step.inputs, step.output))
             for unused in last:
                 del values[unused]
@@ -215,16 +188,15 @@ class Regions:
         Only patterns of one network can be compared.
         """
         digests = [hashlib.blake2b(digest_size=16) for _ in range(self.rows)]
-        for step in self._steps:
-            if isinstance(step.operation, Gate):
-                choices = step.operation.choices().cpu().numpy()
-                packed = np.packbits(choices, axis=1) if choices.dtype == np.bool_ else choices
-                for digest, row in zip(digests, packed, strict=True):
-                    digest.update(row.tobytes())
+        for gate in self._gates:
+            choices = gate.choices().cpu().numpy()
+            packed = np.packbits(choices, axis=1) if choices.dtype == np.bool_ else choices
+            for digest, row in zip(digests, packed, strict=True):
+                digest.update(row.tobytes())
         return [digest.digest() for digest in digests]
 
 
-def merged(steps: Sequence[Step], output: int) -> list[Step]:
+def merge_scales(steps: Sequence[Step], output: int) -> list[Step]:
     """The steps with every scaling by channel, as of a batch normalisation, made part of the convolution before it."""
     uses = Counter(number for step in steps for number in step.inputs) + Counter([output])
     out: list[Step] = []
@@ -242,19 +214,15 @@ def merged(steps: Sequence[Step], output: int) -> list[Step]:
     return out
 
 
-def _scaled(before: Operation | Gate | None, after: Operation | Gate) -> Convolution | None:
+def _scaled(before: AffineMap | Gate | None, after: AffineMap | Gate) -> Convolution | None:
     """Both in one, where the second only scales and shifts the channels of the first."""
-    if not isinstance(before, Convolution) or before.transposed or not isinstance(after, Affine):
+    if not isinstance(before, Convolution) or before.transposed or not isinstance(after, ChannelScale):
         return None
-    scale, shift = after.scale, after.shift
-    shape = (1, before.weight.shape[0]) + (1,) * (before.weight.dim() - 2)
-    if not isinstance(scale, Tensor) or not isinstance(shift, Tensor) or not scale.shape == shift.shape == shape:
-        return None
-    return before.scaled(scale.flatten(), shift.flatten())
+    return before.scaled(after.scale.flatten(), after.shift.flatten())
 
 
 def _last_uses(steps: Sequence[Step], output: int) -> list[tuple[int, ...]]:
-    """For each step, the values nobody needs after it."""
+    """For each step, the values that no later step uses."""
     seen = {output}
     lasts: list[tuple[int, ...]] = []
     for step in reversed(steps):

@@ -1,0 +1,248 @@
+"""How affine functions become steps: most by automatic differentiation, layers with transposes of their own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from robust_ext.attacks.linear_region.network.affine import AffineMap, ChannelScale, Convolution, Linear, Reshape
+from robust_ext.attacks.linear_region.network.tape import Call, Tape, per_dimension, tensors_in
+
+Rule = Callable[[Tape, Call], Any]
+
+
+def _one_input(tape: Tape, call: Call) -> Any:
+    """A function that is linear in one tensor and treats rows alike."""
+    dependent = [t for t in tensors_in((call.args, call.kwargs)) if tape.depends(t)]
+    if len(dependent) != 1:
+        raise tape.refusal("it combines several results that depend on the input")
+    (x,) = dependent
+    number, function = tape.number(x), call.function_of(x)
+    given = call.run()
+    results = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not _keeps_rows(function, x, results):
+        raise tape.refusal("it mixes the rows of the batch or moves the batch dimension")
+    for place, result in enumerate(results):
+        part = function if isinstance(given, Tensor) else _item(function, place)
+        tape.bind(result, tape.emit(AffineMap(part, (x,)), number))
+    return given
+
+
+def _item(function: Callable[[Tensor], Any], place: int) -> Callable[[Tensor], Tensor]:
+    def part(x: Tensor) -> Tensor:
+        out: Tensor = function(x)[place]
+        return out
+
+    return part
+
+
+def _keeps_rows(function: Callable[[Tensor], Any], x: Tensor, results: list[Tensor]) -> bool:
+    """Whether the first dimension of the results follows that of ``x``, tried with a number that is no other size."""
+    sizes = {*x.shape}.union(*(result.shape for result in results))
+    count = next(number for number in itertools.count(2) if number not in sizes)
+    try:
+        with torch.no_grad():
+            out = function(x.detach().new_zeros(count, *x.shape[1:]))
+    except (RuntimeError, IndexError, ValueError):
+        return False
+    tried = list(out) if isinstance(out, (list, tuple)) else [out]
+    return [tuple(one.shape) for one in tried] == [(count, *result.shape[1:]) for result in results]
+
+
+def _sum_or_product(tape: Tape, call: Call) -> Tensor:
+    operands = call.input, call.get(1, "other")
+    dependent = [one for one in operands if tape.depends(one)]
+    if call.name in _QUOTIENTS and (tape.depends(operands[1]) or call.get(2, "rounding_mode") is not None):
+        raise tape.refusal("it divides by something that depends on the input, or rounds")
+    if call.name not in _SUMS and len(dependent) == 2:
+        raise tape.refusal("it multiplies two results that depend on the input")
+    if len({(one.dim(), one.shape[0]) for one in dependent}) > 1:
+        raise tape.refusal("it adds two results with different batch dimensions")
+    fixed = [None if tape.depends(one) else _constant(tape, one, dependent[0]) for one in operands]
+    function, more = call.out_of_place, call.args[2:]
+    keywords = {name: value for name, value in call.kwargs.items() if name not in ("input", "other")}
+
+    def combined(*inputs: Tensor) -> Tensor:
+        following = iter(inputs)
+        out: Tensor = function(*(next(following) if one is None else one for one in fixed), *more, **keywords)
+        return out
+
+    number = tape.emit_function(combined, *dependent)
+    return tape.bind(call.run(), number)
+
+
+def _constant(tape: Tape, value: Any, entry: Tensor) -> Any:
+    """A constant that is combined with ``entry``, the same for every row."""
+    if not isinstance(value, Tensor):
+        return value
+    # A copy, because the network may write to it afterwards.
+    fixed = value.detach().clone()
+    if fixed.dim() > entry.dim():
+        raise tape.refusal("a constant has more dimensions than what it is combined with")
+    return _one_row(tape, fixed) if fixed.dim() == entry.dim() and fixed.shape[0] != 1 else fixed
+
+
+def _one_row(tape: Tape, value: Tensor) -> Tensor:
+    """The first row of a constant that has a row for each of the batch, all the same."""
+    if not bool((value == value[:1]).all()):
+        raise tape.refusal("a constant has a different value in each row of the batch")
+    return value[:1].clone()
+
+
+def _concatenate(tape: Tape, call: Call) -> Tensor:
+    parts = list(call.get(0, "tensors"))
+    out: Tensor = call.run()
+    dim = call.get(1, "dim", call.kwargs.get("axis", 0)) % out.dim()
+    if dim == 0:
+        raise tape.refusal("it works along the batch dimension")
+    fixed = [None if tape.depends(one) else _one_row(tape, one.detach()) for one in parts]
+    join = torch.stack if call.name == "stack" else torch.cat
+
+    def joined(*inputs: Tensor) -> Tensor:
+        following, count = iter(inputs), inputs[0].shape[0]
+        return join([next(following) if one is None else one.expand(count, *one.shape[1:]) for one in fixed], dim)
+
+    return tape.bind(out, tape.emit_function(joined, *(one for one in parts if tape.depends(one))))
+
+
+def _pad(tape: Tape, call: Call) -> Any:
+    if call.get(2, "mode", "constant") == "constant" and len(call.get(1, "pad")) >= 2 * call.input.dim():
+        raise tape.refusal("it pads the batch dimension")
+    return _one_input(tape, call)
+
+
+def _reshape(tape: Tape, call: Call) -> Tensor:
+    x = call.input
+    number, before = tape.number(x), tuple(x.shape)
+    out: Tensor = call.run()
+    if out.dtype != x.dtype:
+        raise tape.refusal("it changes the dtype")
+    if out.dim() == 0 or out.shape[0] % tape.rows:
+        raise tape.refusal("it moves the batch dimension")
+    return tape.bind(out, tape.emit(Reshape(before, tuple(out.shape), tape.rows), number))
+
+
+def _expand(tape: Tape, call: Call) -> Tensor:
+    x = call.input
+    out: Tensor = call.run()
+    if out.dim() != x.dim() or out.shape[0] != x.shape[0]:
+        raise tape.refusal("it repeats rows of the batch")
+    tail = out.shape[1:]
+    return tape.bind(out, tape.emit_function(lambda value: value.expand(value.shape[0], *tail), x))
+
+
+def _same(tape: Tape, call: Call) -> Any:
+    x = call.input
+    number = tape.number(x)
+    out = call.run()
+    same = out.dtype == x.dtype and out.device == x.device
+    return tape.bind(out, number) if same else _one_input(tape, call)
+
+
+def _dropout(tape: Tape, call: Call) -> Any:
+    if call.get(2, "training", True) and call.get(1, "p", 0.5) > 0:
+        raise tape.refusal("it is in train mode; call eval() on the network")
+    number = tape.number(call.input)
+    return tape.bind(call.run(), number)
+
+
+def _batch_norm(tape: Tape, call: Call) -> Tensor:
+    order = ("running_mean", "running_var", "weight", "bias")
+    if call.func is torch.batch_norm:
+        order = ("weight", "bias", "running_mean", "running_var")
+    given = {name: call.get(place, name) for place, name in enumerate(order, 1)}
+    mean, variance = given["running_mean"], given["running_var"]
+    if call.get(5, "training", False) or mean is None or variance is None:
+        raise tape.refusal("it is in train mode; call eval() on the network")
+    scale = (variance.detach() + call.get(7, "eps", 1e-5)).rsqrt()
+    if given["weight"] is not None:
+        scale = scale * given["weight"].detach()
+    shift = -mean.detach() * scale
+    if given["bias"] is not None:
+        shift = shift + given["bias"].detach()
+    shape = (1, -1) + (1,) * (call.input.dim() - 2)
+    number = tape.emit(ChannelScale(scale.view(shape), shift.view(shape)), tape.number(call.input))
+    return tape.bind(call.run(), number)
+
+
+def _linear(tape: Tape, call: Call) -> Tensor:
+    x, weight, bias = call.input, call.get(1, "weight"), call.get(2, "bias")
+    if x.dim() < 2 or tape.depends(weight) or tape.depends(bias):
+        raise tape.refusal("it needs a batch, and a weight that does not depend on the input")
+    number = tape.emit(Linear(weight.detach(), None if bias is None else bias.detach()), tape.number(x))
+    return tape.bind(call.run(), number)
+
+
+def _matmul(tape: Tape, call: Call) -> Any:
+    first, second = call.input, call.get(1, "other")
+    if tape.depends(first) and not tape.depends(second) and first.dim() >= 2 and second.dim() == 2:
+        number = tape.emit(Linear(second.detach().T, None), tape.number(first))
+        return tape.bind(call.run(), number)
+    return _one_input(tape, call)
+
+
+def _convolution(tape: Tape, call: Call) -> Tensor:
+    x, weight, bias = call.input, call.get(1, "weight"), call.get(2, "bias")
+    dims = weight.dim() - 2
+    if x.dim() != dims + 2 or tape.depends(weight) or tape.depends(bias):
+        raise tape.refusal("it needs a batch, and a weight that does not depend on the input")
+    number, size = tape.number(x), tuple(x.shape[2:])
+    weight, bias = weight.detach(), None if bias is None else bias.detach()
+    stride, padding = per_dimension(call.get(3, "stride", 1), dims), call.get(4, "padding", 0)
+    transposed = call.name.startswith("conv_transpose")
+    if transposed:
+        over, groups = per_dimension(call.get(5, "output_padding", 0), dims), call.get(6, "groups", 1)
+        dilation, padding = per_dimension(call.get(7, "dilation", 1), dims), per_dimension(padding, dims)
+    else:
+        dilation, groups = per_dimension(call.get(5, "dilation", 1), dims), call.get(6, "groups", 1)
+        if isinstance(padding, str):
+            total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, weight.shape[2:], strict=True)]
+            if any(width % 2 for width in total):
+                widths = [width for one in reversed(total) for width in (one // 2, one - one // 2)]
+                number = tape.emit_function(lambda value: F.pad(value, widths), x)
+                size = tuple(n + width for n, width in zip(size, total, strict=True))
+                total = [0] * dims
+            padding = tuple(width // 2 for width in total)
+        padding = per_dimension(padding, dims)
+        # Where a stride steps over the last values, the transpose must still return as many.
+        over = tuple(
+            (n + 2 * p - d * (k - 1) - 1) % s
+            for n, k, s, p, d in zip(size, weight.shape[2:], stride, padding, dilation, strict=True)
+        )
+    operation = Convolution(weight, bias, stride, padding, dilation, groups, size, transposed, over)
+    number = tape.emit(operation, number)
+    return tape.bind(call.run(), number)
+
+
+_SUMS = {"add", "sub", "subtract", "rsub"}
+_QUOTIENTS = {"div", "divide", "true_divide"}
+_ONE_INPUT = {
+    *("avg_pool1d", "avg_pool2d", "avg_pool3d", "interpolate", "upsample", "mean", "sum", "einsum", "mm", "bmm"),
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "unfold", "fold", "channel_shuffle"),
+    *("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "repeat"),
+    *("__getitem__", "narrow", "select", "index_select", "split", "chunk", "unbind", "tensor_split"),
+    *("repeat_interleave", "pixel_shuffle", "pixel_unshuffle", "neg", "negative"),
+}
+_RESHAPES = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"}
+_SAME = {"contiguous", "clone", "detach", "to", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda"}
+_DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ONE_INPUT, _one_input),
+    **dict.fromkeys((*_SUMS, *_QUOTIENTS, "mul", "multiply"), _sum_or_product),
+    **dict.fromkeys(_RESHAPES, _reshape),
+    **dict.fromkeys(_SAME, _same),
+    **dict.fromkeys(_DROPOUTS, _dropout),
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _concatenate),
+    **dict.fromkeys(("expand", "expand_as"), _expand),
+    **{f"{name}{dims}d": _convolution for name in ("conv", "conv_transpose") for dims in (1, 2, 3)},
+    "pad": _pad,
+    "batch_norm": _batch_norm,
+    "linear": _linear,
+    "matmul": _matmul,
+}

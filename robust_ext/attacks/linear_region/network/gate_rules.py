@@ -1,0 +1,125 @@
+"""How functions of one variable, or of two that are compared, become gates with the choices they make now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.linear_region.network.gates import Constant, PiecewiseActivation
+from robust_ext.attacks.linear_region.network.tape import Call, Tape
+
+# Breakpoints, slopes and intercepts.
+Pieces = tuple[Sequence[Constant], Sequence[Constant], Sequence[Constant]]
+_RELU: Pieces = (0,), (0, 1), (0, 0)
+
+
+def _gate(tape: Tape, name: str, x: Tensor, pieces: Pieces) -> PiecewiseActivation:
+    entry = (1, *x.shape[1:])
+    for value in (one for constants in pieces for one in constants):
+        if isinstance(value, Tensor) and torch.broadcast_shapes(value.shape, entry) != entry:  # type: ignore[no-untyped-call]
+            raise tape.refusal("a constant has a value for each row of the batch, or more values than its input")
+    breakpoints, slopes, intercepts = (
+        tuple(one.detach() if isinstance(one, Tensor) else float(one) for one in constants) for constants in pieces
+    )
+    x = x.detach()
+    return PiecewiseActivation(
+        name,
+        breakpoints,
+        slopes,
+        intercepts,
+        active=tuple(x > point for point in breakpoints),
+        rows=tape.rows,
+        values=x.numel() // tape.rows,
+        dtype=x.dtype,
+        channels_last=x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last),
+    )
+
+
+def _elementwise(pieces_of: Callable[[Tape, Call], Pieces]) -> Callable[[Tape, Call], Any]:
+    """The rule of a function of one variable, from what tells its pieces."""
+
+    def rule(tape: Tape, call: Call) -> Tensor:
+        x = call.input
+        number = tape.emit(_gate(tape, call.name, x, pieces_of(tape, call)), tape.number(x))
+        return tape.bind(call.run(), number)
+
+    return rule
+
+
+def _leaky(slope: Constant) -> Pieces:
+    return (0,), (slope, 1), (0, 0)
+
+
+def _rrelu(tape: Tape, call: Call) -> Pieces:
+    if call.get(3, "training", False):
+        raise tape.refusal("it is in train mode; call eval() on the network")
+    return _leaky((call.get(1, "lower", 1 / 8) + call.get(2, "upper", 1 / 3)) / 2)
+
+
+def _prelu(tape: Tape, call: Call) -> Pieces:
+    weight = call.get(1, "weight")
+    if tape.depends(weight):
+        raise tape.refusal("its weight depends on the input")
+    slope = weight.detach()
+    return _leaky(slope.view(-1, *(1,) * (call.input.dim() - 2)) if slope.numel() > 1 else slope)
+
+
+def _clamped(tape: Tape, low: Any, high: Any) -> Pieces:
+    if tape.depends(low) or tape.depends(high):
+        raise tape.refusal("its limits depend on the input")
+    if low is None:
+        return (high,), (1, 0), (0, high)
+    if high is None:
+        return (low,), (0, 1), (low, 0)
+    if bool((torch.as_tensor(low) > torch.as_tensor(high)).any()):
+        raise tape.refusal("its lower limit is above its upper limit")
+    return (low, high), (0, 1, 0), (low, 0, high)
+
+
+def _softshrink(tape: Tape, call: Call) -> Pieces:
+    width = call.get(1, "lambd", 0.5)
+    return (-width, width), (1, 0, 1), (width, 0, -width)
+
+
+def larger(tape: Tape, call: Call) -> Tensor:
+    """The larger or smaller of two: ``b + relu(a - b)`` or ``a - relu(a - b)``."""
+    first, second = call.input, call.get(1, "other")
+    largest = call.name.startswith("max")
+    if not tape.depends(second) or not tape.depends(first):
+        entry, limit = (first, second) if tape.depends(first) else (second, first)
+        pieces: Pieces = ((limit,), (0, 1), (limit, 0)) if largest else ((limit,), (1, 0), (0, limit))
+        number = tape.emit(_gate(tape, call.name, entry, pieces), tape.number(entry))
+        return tape.bind(call.run(), number)
+    if first.shape != second.shape:
+        raise tape.refusal("it compares two results of different shapes")
+    difference = tape.emit_function(torch.sub, first, second)
+    out = (first - second).detach()
+    positive = tape.bind(out, tape.emit(_gate(tape, call.name, out, _RELU), difference))
+    number = tape.emit_function(torch.add if largest else torch.sub, second if largest else first, positive)
+    return tape.bind(call.run(), number)
+
+
+RULES: dict[str, Callable[[Tape, Call], Any]] = {
+    name: _elementwise(pieces_of)
+    for name, pieces_of in {
+        "relu": lambda tape, call: _RELU,
+        "abs": lambda tape, call: ((0,), (-1, 1), (0, 0)),
+        "absolute": lambda tape, call: ((0,), (-1, 1), (0, 0)),
+        "leaky_relu": lambda tape, call: _leaky(call.get(1, "negative_slope", 0.01)),
+        "rrelu": _rrelu,
+        "prelu": _prelu,
+        "clamp": lambda tape, call: _clamped(tape, call.get(1, "min"), call.get(2, "max")),
+        "clip": lambda tape, call: _clamped(tape, call.get(1, "min"), call.get(2, "max")),
+        "clamp_min": lambda tape, call: _clamped(tape, call.get(1, "min"), None),
+        "clamp_max": lambda tape, call: _clamped(tape, None, call.get(1, "max")),
+        "hardtanh": lambda tape, call: _clamped(tape, call.get(1, "min_val", -1.0), call.get(2, "max_val", 1.0)),
+        "relu6": lambda tape, call: _clamped(tape, 0.0, 6.0),
+        "hardsigmoid": lambda tape, call: ((-3, 3), (0, 1 / 6, 0), (0, 0.5, 1)),
+        "softshrink": _softshrink,
+        "threshold": lambda tape, call: ((call.get(1, "threshold"),), (0, 1), (call.get(2, "value"), 0)),
+    }.items()
+}
+RULES |= {"maximum": larger, "minimum": larger}

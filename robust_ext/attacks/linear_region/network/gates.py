@@ -1,0 +1,183 @@
+"""Steps that choose: each row has its own choice, fixed when it was recorded, and constraints that keep it.
+
+Every constraint is a linear function of the input that is at least 0 as long as the choice stays the same (Croce,
+Rauber and Hein 2020, equations 7 and 8).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+Constant = Tensor | float
+
+
+class Gate(ABC):
+    """A piecewise affine step with the choices of a batch.
+
+    Attributes:
+        name: The function it stands for.
+        rows: Number of rows.
+        constraints: Constraints of one row.
+    """
+
+    name: str
+    rows: int
+    constraints: int
+
+    @abstractmethod
+    def apply(self, x: Tensor, constraints: Tensor) -> Tensor:
+        """The result; the values of the constraints are written to ``constraints (rows, constraints)``."""
+
+    @abstractmethod
+    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> Tensor:
+        """The transpose of result and constraints together; None for a gradient of zeros."""
+
+    @abstractmethod
+    def at(self, x: Tensor, rows: int) -> tuple[Gate, Tensor]:
+        """The gate with the choices that other inputs make, of any number of rows, and the result for them."""
+
+    @abstractmethod
+    def select(self, rows: Tensor) -> Gate:
+        """The gate of some of the rows, int64 indices."""
+
+    @abstractmethod
+    def agrees(self, other: Gate) -> Tensor:
+        """Which constraints mean the same as with the choices of the other, bool ``(rows, constraints)``."""
+
+    @abstractmethod
+    def choices(self) -> Tensor:
+        """The choices of each row, ``(rows, n)`` of a bool or integer dtype."""
+
+
+class PiecewiseActivation(Gate):
+    """A function of one variable that is affine between breakpoints, applied to every value.
+
+    A row of constraints belongs to each breakpoint and value: its distance from the breakpoint, on the side it is on.
+
+    Args:
+        name: The function it stands for.
+        breakpoints: Where pieces meet, increasing; numbers or tensors that broadcast against one entry.
+        slopes: One more than there are breakpoints.
+        intercepts: As many as slopes.
+        active: For each breakpoint, whether a value lies above it; bool ``(entries, *tail)``.
+        rows: Number of rows.
+        values: Values of one row.
+        dtype: Of the values.
+        channels_last: Whether channels are the innermost in memory. That is then the order of the constraints, so
+            that none has to be moved.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        breakpoints: tuple[Constant, ...],
+        slopes: tuple[Constant, ...],
+        intercepts: tuple[Constant, ...],
+        *,
+        active: tuple[Tensor, ...],
+        rows: int,
+        values: int,
+        dtype: torch.dtype,
+        channels_last: bool,
+    ) -> None:
+        self.name, self.rows, self.active = name, rows, active
+        self.constraints = len(breakpoints) * values
+        self._breakpoints, self._slopes, self._intercepts = breakpoints, slopes, intercepts
+        self._values, self._dtype, self._channels_last = values, dtype, channels_last
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        relu = all(isinstance(slope, float) for slope in self._slopes) and self._slopes == (0.0, 1.0)
+        return self.active[0].to(self._dtype) if relu else self._chosen(self._slopes)
+
+    @cached_property
+    def _summand(self) -> Tensor | None:
+        none = all(isinstance(value, float) and value == 0 for value in self._intercepts)
+        return None if none else self._chosen(self._intercepts)
+
+    @cached_property
+    def _signs(self) -> list[Tensor]:
+        return [self._flat(side).to(self._dtype).mul_(2).sub_(1) for side in self.active]
+
+    def _chosen(self, constants: tuple[Constant, ...]) -> Tensor:
+        out, *others = (torch.as_tensor(one, dtype=self._dtype, device=self.active[0].device) for one in constants)
+        for side, constant in zip(self.active, others, strict=True):
+            out = torch.where(side, constant, out)
+        return out
+
+    def apply(self, x: Tensor, constraints: Tensor) -> Tensor:
+        """See :class:`Gate`."""
+        for part, sign, point in zip(self._parts(constraints), self._signs, self._breakpoints, strict=True):
+            centred = x - point if isinstance(point, Tensor) or point != 0 else x
+            torch.mul(self._flat(centred), sign, out=part)
+        return self._result(x)
+
+    def _result(self, x: Tensor) -> Tensor:
+        out = x * self._factor
+        if self._summand is not None:
+            out += self._summand
+        return out
+
+    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> Tensor:
+        """See :class:`Gate`."""
+        parts = self._parts(multipliers)
+        total = parts[0] * self._signs[0]
+        for part, sign in zip(parts[1:], self._signs[1:], strict=True):
+            total.addcmul_(part, sign)
+        shape = self.active[0].shape
+        if self._channels_last:
+            total = total.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+        else:
+            total = total.view(shape)
+        return total if gradient is None else torch.addcmul(total, gradient, self._factor)
+
+    def at(self, x: Tensor, rows: int) -> tuple[Gate, Tensor]:
+        """See :class:`Gate`."""
+        gate = self._with(tuple(x > point for point in self._breakpoints), rows)
+        return gate, gate._result(x)
+
+    def select(self, rows: Tensor) -> Gate:
+        """See :class:`Gate`."""
+        return self._with(tuple(_take_rows(side, rows, self.rows) for side in self.active), len(rows))
+
+    def _with(self, active: tuple[Tensor, ...], rows: int) -> PiecewiseActivation:
+        return PiecewiseActivation(
+            self.name,
+            self._breakpoints,
+            self._slopes,
+            self._intercepts,
+            active=active,
+            rows=rows,
+            values=self._values,
+            dtype=self._dtype,
+            channels_last=self._channels_last,
+        )
+
+    def agrees(self, other: Gate) -> Tensor:
+        """See :class:`Gate`."""
+        assert isinstance(other, PiecewiseActivation)
+        pairs = zip(self.active, other.active, strict=True)
+        return torch.cat([self._flat(mine == theirs) for mine, theirs in pairs], 1)
+
+    def choices(self) -> Tensor:
+        """See :class:`Gate`."""
+        return torch.cat([side.reshape(self.rows, self._values) for side in self.active], 1)
+
+    def _parts(self, constraints: Tensor) -> Sequence[Tensor]:
+        return [constraints.narrow(1, i * self._values, self._values) for i in range(len(self.active))]
+
+    def _flat(self, x: Tensor) -> Tensor:
+        return (x.movedim(1, -1) if self._channels_last else x).reshape(self.rows, self._values)
+
+
+def _take_rows(entries: Tensor, rows: Tensor, count: int) -> Tensor:
+    """The entries of some rows of ``count``, each of which holds as many consecutive ones."""
+    if entries.shape[0] == count:
+        return entries[rows]
+    tail = entries.shape[1:]
+    return entries.view(count, -1, *tail)[rows].view(-1, *tail)

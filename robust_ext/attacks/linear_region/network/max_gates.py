@@ -1,0 +1,228 @@
+"""The largest of several values as a gate, and how max pooling and largest values become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from robust_ext.attacks.linear_region.network.gate_rules import larger
+from robust_ext.attacks.linear_region.network.gates import Gate
+from robust_ext.attacks.linear_region.network.tape import Call, Tape, per_dimension
+
+
+class MaxGate(Gate):
+    """The largest of several values, as in max pooling.
+
+    A row of constraints belongs to each window and each value in it: the largest value minus that value, which for the
+    largest itself is 0. Windows at the rim, which hold fewer values, repeat one.
+
+    Args:
+        name: The function it stands for.
+        windows: int64 ``(values, windows)``, positions in a channel.
+        argmax: int32 ``(rows, channels, windows)``, position of each largest value in the channel.
+        size: Positions in a channel.
+        before: Shape of the input of one row, its entries first.
+        after: Shape of the result of one row, its entries first.
+        places: For each position, the places in ``windows`` that hold it; computed when left out.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        windows: Tensor,
+        argmax: Tensor,
+        size: int,
+        before: tuple[int, ...],
+        after: tuple[int, ...],
+        places: Tensor | None = None,
+    ) -> None:
+        self.name = name
+        self._windows, self._argmax, self._size = windows, argmax, size
+        self._before, self._after = before, after
+        self.rows, self._channels = argmax.shape[0], argmax.shape[1]
+        self.constraints = self._channels * windows.numel()
+        self._places = _places(windows, size) if places is None else places
+
+    @cached_property
+    def _indices(self) -> Tensor:
+        return self._argmax.flatten(0, 1).long()
+
+    def apply(self, x: Tensor, constraints: Tensor) -> Tensor:
+        """See :class:`Gate`."""
+        flat = x.reshape(self.rows * self._channels, self._size)
+        largest = flat.gather(1, self._indices).view(self.rows, self._channels, 1, self._windows.shape[1])
+        shape = (self.rows, self._channels, *self._windows.shape)
+        others = flat.index_select(1, self._windows.flatten()).view(shape)
+        torch.sub(largest, others, out=constraints.view(shape))
+        return largest.view(self.rows * self._after[0], *self._after[1:])
+
+    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> Tensor:
+        """See :class:`Gate`."""
+        lines = self.rows * self._channels
+        flat = multipliers.reshape(lines, self._windows.numel())
+        largest = flat.view(lines, *self._windows.shape).sum(1)
+        if gradient is not None:
+            largest += gradient.reshape(largest.shape)
+        if self._places.shape[0] > 1 or self._places.numel() != self._windows.numel():
+            # One column of zeros more, for positions that lie in fewer windows than others.
+            flat = F.pad(flat, (0, 1))
+        spread = flat.index_select(1, self._places.flatten())
+        out = spread.view(lines, *self._places.shape).sum(1).neg_() if self._places.shape[0] > 1 else spread.neg_()
+        return out.scatter_add_(1, self._indices, largest).view(self.rows * self._before[0], *self._before[1:])
+
+    def at(self, x: Tensor, rows: int) -> tuple[Gate, Tensor]:
+        """See :class:`Gate`."""
+        flat = x.reshape(rows * self._channels, self._size)
+        values = flat.index_select(1, self._windows.flatten()).view(flat.shape[0], *self._windows.shape)
+        largest, place = values.max(1)
+        columns = torch.arange(self._windows.shape[1], device=x.device)
+        argmax = self._windows[place, columns].view(rows, self._channels, self._windows.shape[1])
+        return self._with(argmax.to(torch.int32)), largest.view(rows * self._after[0], *self._after[1:])
+
+    def select(self, rows: Tensor) -> Gate:
+        """See :class:`Gate`."""
+        return self._with(self._argmax[rows])
+
+    def _with(self, argmax: Tensor) -> MaxGate:
+        return MaxGate(
+            self.name,
+            windows=self._windows,
+            argmax=argmax,
+            size=self._size,
+            before=self._before,
+            after=self._after,
+            places=self._places,
+        )
+
+    def agrees(self, other: Gate) -> Tensor:
+        """See :class:`Gate`."""
+        assert isinstance(other, MaxGate)
+        same = (self._argmax == other._argmax).unsqueeze(2)
+        return same.expand(-1, -1, self._windows.shape[0], -1).reshape(self.rows, self.constraints)
+
+    def choices(self) -> Tensor:
+        """See :class:`Gate`."""
+        return self._argmax.flatten(1)
+
+
+def _places(windows: Tensor, size: int) -> Tensor:
+    """For each position the places in ``windows`` that hold it ``(places, size)``, filled up with one past the end."""
+    flat = windows.flatten()
+    order = flat.argsort(stable=True)
+    counts = torch.bincount(flat, minlength=size)
+    starts = counts.cumsum(0) - counts
+    which = torch.arange(max(1, int(counts.max())), device=flat.device)[:, None]
+    places = (starts + which).clamp(max=flat.numel() - 1)
+    return torch.where(which < counts, order[places], flat.numel())
+
+
+def _gate(tape: Tape, name: str, x: Tensor, out: Tensor, windows: Tensor, argmax: Tensor) -> MaxGate:
+    rows = tape.rows
+    return MaxGate(
+        name,
+        windows=windows,
+        argmax=argmax.to(torch.int32),
+        size=x.numel() // (rows * argmax.shape[1]) if argmax.numel() else 0,
+        before=(x.shape[0] // rows, *x.shape[1:]),
+        after=(out.shape[0] // rows, *out.shape[1:]),
+    )
+
+
+def _largest(tape: Tape, call: Call) -> Any:
+    """The largest or smallest along dimensions, or of two tensors."""
+    if call.name in ("max", "min") and isinstance(call.get(1, "other"), Tensor):
+        return larger(tape, call)
+    x, dims = call.input, call.get(1, "dim", call.kwargs.get("axis"))
+    dims = [] if dims is None else [dims] if isinstance(dims, int) else list(dims)
+    along = sorted(dim % x.dim() for dim in dims)
+    if not along or along[0] == 0:
+        raise tape.refusal("it works along the batch dimension")
+    largest = call.name in ("max", "amax")
+    kept = [dim for dim in range(x.dim()) if dim not in along]
+    order = (*kept, *along)
+
+    def arranged(value: Tensor) -> Tensor:
+        return (value if largest else -value).permute(order)
+
+    number, value = tape.emit_function(arranged, x), arranged(x.detach())
+    flat = value.flatten(len(kept))
+    argmax = flat.argmax(-1).reshape(tape.rows, -1, 1)
+    out = call.run()
+    result = out if isinstance(out, Tensor) else out[0]
+    windows = torch.arange(flat.shape[-1], device=x.device)[:, None]
+    number = tape.emit(_gate(tape, call.name, value, result, windows, argmax), number)
+    tape.bind(result, number)
+    if not largest:
+        tape.bind(result, tape.emit_function(torch.neg, result))
+    if not isinstance(out, Tensor):
+        tape.bind_positions(out[1])
+    return out
+
+
+_MAX_POOLS: dict[int, Callable[..., tuple[Tensor, Tensor]]] = {
+    1: F.max_pool1d_with_indices,
+    2: F.max_pool2d_with_indices,
+    3: F.max_pool3d_with_indices,
+}
+_ADAPTIVE_POOLS: dict[int, Callable[..., tuple[Tensor, Tensor]]] = {
+    1: F.adaptive_max_pool1d_with_indices,
+    2: F.adaptive_max_pool2d_with_indices,
+    3: F.adaptive_max_pool3d_with_indices,
+}
+
+
+def _max_pool(tape: Tape, call: Call) -> Any:
+    """Max pooling, of windows of a fixed size or of a fixed number of windows."""
+    x = call.input
+    number = tape.number(x)
+    dims = int(call.name.split("pool")[1][0])
+    sizes, adaptive = x.shape[-dims:], call.name.startswith("adaptive")
+    if adaptive:
+        out, index = _ADAPTIVE_POOLS[dims](x, call.get(1, "output_size"))
+        axes = [
+            [list(range(w * n // o, -(-(w + 1) * n // o))) for w in range(o)]
+            for n, o in zip(sizes, out.shape[-dims:], strict=True)
+        ]
+    else:
+        kernel = per_dimension(call.get(1, "kernel_size"), dims)
+        stride = per_dimension(call.get(2, "stride") or kernel, dims)
+        padding, dilation = (per_dimension(call.get(*given), dims) for given in ((3, "padding", 0), (4, "dilation", 1)))
+        out, index = _MAX_POOLS[dims](x, kernel, stride, padding, dilation, call.get(5, "ceil_mode", False))
+        axes = [
+            [[i for i in range(w * s - p, w * s - p + d * k, d) if 0 <= i < n] for w in range(o)]
+            for n, o, k, s, p, d in zip(sizes, out.shape[-dims:], kernel, stride, padding, dilation, strict=True)
+        ]
+    windows = _products(axes, sizes).T.contiguous().to(x.device)
+    argmax = index.reshape(tape.rows, -1, windows.shape[1])
+    tape.bind(out, tape.emit(_gate(tape, call.name, x, out, windows, argmax), number))
+    tape.bind_positions(index)
+    with_indices = call.name.endswith("indices") or call.get(2 if adaptive else 6, "return_indices")
+    return (out, index) if with_indices else out
+
+
+def _products(axes: list[list[list[int]]], sizes: Sequence[int]) -> Tensor:
+    """Positions in each window ``(windows, values)`` from those along each axis; short windows repeat their last."""
+    whole = torch.zeros(1, 1, dtype=torch.int64)
+    for windows, size in zip(axes, sizes, strict=True):
+        width = max(map(len, windows), default=0)
+        axis = torch.tensor([window + window[-1:] * (width - len(window)) for window in windows], dtype=torch.int64)
+        grown = whole[:, None, :, None] * size + axis[None, :, None, :]
+        whole = grown.reshape(grown.shape[0] * grown.shape[1], -1)
+    return whole
+
+
+RULES: dict[str, Callable[[Tape, Call], Any]] = {
+    **dict.fromkeys(("max", "min", "amax", "amin"), _largest),
+    **{
+        f"{kind}max_pool{dims}d{ending}": _max_pool
+        for kind in ("", "adaptive_")
+        for dims in (1, 2, 3)
+        for ending in ("", "_with_indices")
+    },
+}
