@@ -100,7 +100,7 @@ class _OfType(nn.Module):
 
 
 class Started(NativeAttack):
-    """An attack with a keyword ``starting_points``, given those of a batch.
+    """An attack that begins at the starting points of its target, given those of a batch.
 
     Args:
         attack: The attack.
@@ -113,5 +113,6 @@ class Started(NativeAttack):
 
     def search(self, *args: Any, **ways: Any) -> Tensor:
         """See :meth:`NativeAttack.search`."""
-        found: Tensor = self._attack.search(*args, **ways, starting_points=self._points)
+        target, *others = args
+        found: Tensor = self._attack.search(replace(target, starting_points=self._points), *others, **ways)
         return found

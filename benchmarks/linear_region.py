@@ -29,9 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from networks import wong_kolter_mnist
 
 from robust_ext import robust_accuracy
-from robust_ext.attacks.linear_region.attack import linear_region
-from robust_ext.attacks.linear_region.history import LinearRegionResult
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.attacks.linear_region.attack import LinearRegion
+from robust_ext.attacks.linear_region.results import LinearRegionResult
 from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target, frozen
 from robust_ext.core.threat import ThreatModel
@@ -72,7 +71,7 @@ def main() -> None:
     inputs, labels = images(network, given.data_root, skip=given.skip, count=given.samples)
     threat_model = ThreatModel(norm=given.norm, epsilon=1.0)
     values: dict[str, Any] = {name: _value(text) for name, text in (one.split("=", 1) for one in given.set)}
-    settings = LinearRegionSettings(**values)
+    attack = LinearRegion(**values)
     rows: list[dict[str, Any]] = []
 
     def note(name: str, distances: Tensor, seconds: float, **more: Any) -> None:
@@ -80,17 +79,17 @@ def main() -> None:
         show(rows[-1])
 
     for seed in given.seeds:
-        found, spent, passes = attacked(network, inputs, labels, threat_model, seed, settings)
+        found, spent, passes = attacked(network, inputs, labels, threat_model, seed, attack)
         regions = float(found.regions.double().mean())
-        curve = [(float(m.passes.double().mean()), float(m.distance.mean())) for m in found.history]
-        note(f"LinearRegion, seed {seed}", found.distance, spent, regions=regions, passes=passes, curve=curve)
+        curve = [(float(m.passes.double().mean()), float(m.distances.mean())) for m in found.history]
+        note(f"LinearRegion, seed {seed}", found.distances, spent, regions=regions, passes=passes, curve=curve)
         peer, points, starts, took = brendel_bethge(network, inputs, labels, threat_model, seed=seed, seconds=spent)
         note(f"Brendel-Bethge x {starts}, seed {seed}", peer, took)
         if given.polish:
-            polish = LinearRegionSettings(**values | {"start": "given"})
+            polish = LinearRegion(**values | {"start": "given"})
             better, spent, _ = attacked(network, inputs, labels, threat_model, seed, polish, points)
-            note(f"LinearRegion from these, seed {seed}", better.distance, spent)
-            if bool((better.distance > peer + 1e-6).any()):
+            note(f"LinearRegion from these, seed {seed}", better.distances, spent)
+            if bool((better.distances > peer + 1e-6).any()):
                 raise SystemExit("a point ended farther than it began")
     if given.others:
         others = OTHERS[given.norm] | {"PGD, 40 steps, 100 restarts": repeated_pgd(given.norm)}
@@ -126,7 +125,7 @@ def attacked(
     labels: Tensor,
     threat_model: ThreatModel,
     seed: int,
-    settings: LinearRegionSettings,
+    attack: LinearRegion,
     points: Tensor | None = None,
 ) -> tuple[LinearRegionResult, float, float]:
     """The linear-region attack, its CPU seconds, and rows sent forward and backward an image."""
@@ -138,18 +137,11 @@ def attacked(
         input_shape=tuple(inputs.shape[1:]),
         device=inputs.device,
         counter=counter,
+        starting_points=None if points is None else points.unsqueeze(1),
     )
     begin = time.process_time()
     with frozen(network):
-        found = linear_region(
-            target,
-            inputs,
-            labels,
-            threat_model=threat_model,
-            generator=stream(seed),
-            settings=settings,
-            starting_points=None if points is None else points.unsqueeze(1),
-        )
+        found = attack.run(target, inputs, labels, threat_model=threat_model, generator=stream(seed))
     passes = float(found.history[-1].passes.double().mean())
     return found, time.process_time() - begin, passes
 

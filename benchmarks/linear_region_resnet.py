@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from robust_ext import robust_accuracy
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.core.threat import ThreatModel
 
 OTHERS = {"DDN, 1,000 steps": "foolbox:DDNAttack(steps=1000)", "FMN, 1,000 steps": "foolbox:L2FMNAttack(steps=1000)"}
@@ -32,8 +32,8 @@ def main() -> None:
     """Measure and print."""
     options = parser(__doc__)
     options.add_argument("--batch", type=int, default=16)
-    options.add_argument("--regions", type=int, default=LinearRegionSettings.regions)
-    options.add_argument("--hops", type=int, default=LinearRegionSettings.hops)
+    options.add_argument("--regions", type=int, default=LinearRegion.regions)
+    options.add_argument("--hops", type=int, default=LinearRegion.basin_hops)
     options.add_argument("--others", action="store_true", help="run DDN and FMN too")
     options.set_defaults(samples=20)
     given = options.parse_args()
@@ -42,16 +42,16 @@ def main() -> None:
     network.eval()
     with torch.no_grad():
         labels = network(inputs).argmax(1)
-    settings = LinearRegionSettings(batch=given.batch, regions=given.regions, hops=given.hops)
+    chosen = LinearRegion(batch=given.batch, regions=given.regions, basin_hops=given.hops)
     threat_model = ThreatModel(norm="l2", epsilon=1.0)
-    attacked(network, inputs[:1], labels[:1], threat_model, 0, LinearRegionSettings(starts=1, hops=1, regions=1))
+    attacked(network, inputs[:1], labels[:1], threat_model, 0, LinearRegion(starts=1, basin_hops=1, regions=1))
     activations = activation_bytes(network, inputs[:1])
 
     def attack() -> tuple[Tensor, Tensor, float]:
-        found, seconds, _ = attacked(network, inputs, labels, threat_model, 0, settings)
+        found, seconds, _ = attacked(network, inputs, labels, threat_model, 0, chosen)
         with torch.no_grad():
             wrong = network(found.candidates).argmax(1) != labels
-        return found.distance, wrong, seconds
+        return found.distances, wrong, seconds
 
     (distance, wrong, seconds), added = peak(attack)
     accuracies = ", ".join(f"{float((distance > eps).double().mean()):.2f} at {eps}" for eps in EPSILONS)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from robust_ext.attacks.linear_region import search
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.solver.solve import Solution
 from robust_ext.core.threat import NORMS, ThreatModel
 
@@ -50,7 +50,7 @@ def main() -> None:
     search.solve = solve
     search.RegionSearch.round = lambda *given, **ways: rounds(*given, **ways)  # type: ignore[method-assign]
     threat_model = ThreatModel(norm=given.norm, epsilon=1.0)
-    found, whole, _ = attacked(network, inputs, labels, threat_model, 0, LinearRegionSettings())
+    found, whole, _ = attacked(network, inputs, labels, threat_model, 0, LinearRegion())
     regions = int(found.regions.sum())
     iterations = torch.cat([one.iterations for one in solutions])
     steps = sum(int(one.iterations.max()) for one in solutions)
@@ -58,7 +58,7 @@ def main() -> None:
     bare = passes(network, inputs.repeat(-(-rows // len(inputs)), 1, 1, 1)[:rows])
     step = solving.seconds / int(iterations.sum())
     print(
-        f"{given.norm}: mean norm {float(found.distance.mean()):.4f}, {whole / len(inputs):.2f} CPU s an image; "
+        f"{given.norm}: mean norm {float(found.distances.mean()):.4f}, {whole / len(inputs):.2f} CPU s an image; "
         f"{1e3 * rounds.seconds / regions:.2f} ms a region of {float(iterations.double().mean()):.1f} iterations"
     )
     print(

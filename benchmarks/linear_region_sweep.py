@@ -2,9 +2,9 @@
 
     python benchmarks/linear_region_sweep.py --weights FILE --data-root FOLDER --out sweep.svg [--samples 20]
 
-As section 5.5 of Croce, Rauber and Hein (2019): regions alone, without the walk and the hops that come first by
-default, from blended noise, on the first test images of MNIST that the network of Wong and Kolter classifies correctly.
-Prints median, maximum and mean of the l2 norms at several numbers of regions, and draws them.
+As section 5.5 of Croce, Rauber and Hein (2019): regions alone, without the steps and hops that come first by default,
+from blended noise, on the first test images of MNIST that the network of Wong and Kolter classifies correctly. Prints
+median, maximum and mean of the l2 norms at several numbers of regions, and draws them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from linear_region import attacked, images, wong_kolter_mnist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.core.threat import ThreatModel
 
 QS, GAMMAS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (1.0, 3.0, 6.0, 9.0)
@@ -41,10 +41,10 @@ def main() -> None:
     inputs, labels = images(network, given.data_root, skip=0, count=given.samples)
     curves: dict[tuple[float, float], Curve] = {}
     for q, gamma in dict.fromkeys([(q, 6.0) for q in QS] + [(0.8, gamma) for gamma in GAMMAS]):
-        settings = LinearRegionSettings(walk=0, hops=0, starts=4, regions=given.regions, q=q, gamma=gamma)
+        attack = LinearRegion(fab_steps=0, basin_hops=0, starts=4, regions=given.regions, q=q, gamma=gamma)
         threat_model = ThreatModel(norm="l2", epsilon=1.0)
-        found, seconds, _ = attacked(network, inputs, labels, threat_model, 0, settings)
-        curve = [(float(m.regions.double().mean()), m.distance) for m in found.history]
+        found, seconds, _ = attacked(network, inputs, labels, threat_model, 0, attack)
+        curve = [(float(m.regions.double().mean()), m.distances) for m in found.history]
         curves[q, gamma] = curve
         shown = ", ".join(
             f"{min(curve, key=lambda point: abs(point[0] - wanted))[1].mean():.3f} at {wanted:.0f}"

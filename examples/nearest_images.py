@@ -15,15 +15,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.attack import linear_region
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.native import Step
 from robust_ext.cli.loading import load_model
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 
-MOMENTS = 5
+ENTRIES = 5
 
 
 def main() -> None:
@@ -42,21 +41,20 @@ def main() -> None:
         device=torch.device("cpu"),
     )
     steps: list[Step] = []
-    found = linear_region(
+    found = LinearRegion(starts=4, fab_steps=0, basin_hops=0, regions=40).run(
         target,
         inputs,
         labels,
         threat_model=ThreatModel(norm="l2", epsilon=1.0),
         generator=torch.Generator().manual_seed(0),
-        settings=LinearRegionSettings(starts=4, walk=0, hops=0, regions=40),
         watch=steps.append,
     )
-    for moment in found.history[:: max(1, len(found.history) // MOMENTS)]:
-        regions, passes = (float(count.double().mean()) for count in (moment.regions, moment.passes))
-        print(f"{regions:5.1f} regions, {passes:7.1f} passes an image: mean norm {float(moment.distance.mean()):.4f}")
-    print(f"nearest adversarial images: mean norm {float(found.distance.mean()):.4f}")
+    for entry in found.history[:: max(1, len(found.history) // ENTRIES)]:
+        regions, passes = (float(count.double().mean()) for count in (entry.regions, entry.passes))
+        print(f"{regions:5.1f} regions, {passes:7.1f} passes an image: mean norm {float(entry.distances.mean()):.4f}")
+    print(f"nearest adversarial images: mean norm {float(found.distances.mean()):.4f}")
     if given.out is not None:
-        draw(given.out, inputs, steps[:: max(1, len(steps) // MOMENTS)][:MOMENTS] + steps[-1:])
+        draw(given.out, inputs, steps[:: max(1, len(steps) // ENTRIES)][:ENTRIES] + steps[-1:])
 
 
 def draw(path: Path, inputs: Tensor, steps: list[Step]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,16 +11,16 @@ from torch import Tensor, nn
 from robust_ext.adapters.art.native import NativeEvasionAttack
 from robust_ext.adapters.native import Started, search_module
 from robust_ext.attacks.linear_region import attack as core
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import declared
 from robust_ext.core.validation import check_inputs, check_number
 
-_SETTINGS = [field.name for field in fields(LinearRegionSettings)]
+_SETTINGS = list(declared(core.LinearRegion))
 
 
 class LinearRegion(NativeEvasionAttack):
-    """The nearest adversarial point, see :func:`robust_ext.attacks.linear_region.attack.linear_region`.
+    """The nearest adversarial point, see :func:`robust_ext.attacks.linear_region.attack.LinearRegion`.
 
     The network and the estimator's preprocessing have to be piecewise affine. Points lie where they are found, which
     may be beyond ``eps``, as with ART's other attacks of smallest perturbation. The batch size changes results only by
@@ -32,7 +31,7 @@ class LinearRegion(NativeEvasionAttack):
         norm: ``np.inf``, ``"inf"``, 2 or 1.
         eps: Above 0; it plays no part in the search.
         starts: As all that follow up to ``batch``, see
-            :class:`robust_ext.attacks.linear_region.settings.LinearRegionSettings`. ``seconds`` are those of one batch
+            :class:`robust_ext.attacks.linear_region.attack.LinearRegion`. ``seconds`` are those of one batch
             of ``batch_size``.
         pool: Images for ``start="nearest"``, an array ``(P, ...)`` within the clip values.
         targeted: Whether to aim at the labels.
@@ -42,7 +41,7 @@ class LinearRegion(NativeEvasionAttack):
         verbose: Whether to show a progress bar.
     """
 
-    attack_params: ClassVar[list[str]] = [*NativeEvasionAttack.attack_params, *_SETTINGS, "pool"]
+    attack_params: ClassVar[list[str]] = [*NativeEvasionAttack.attack_params, *_SETTINGS]
 
     def __init__(
         self,
@@ -52,9 +51,9 @@ class LinearRegion(NativeEvasionAttack):
         eps: float = 0.3,
         starts: int = 12,
         start: str = "noise",
-        walk: int = 30,
+        fab_steps: int = 30,
         survivors: int = 4,
-        hops: int = 24,
+        basin_hops: int = 24,
         hop_length: float | None = None,
         hop_steps: int | None = None,
         regions: int = 40,
@@ -86,9 +85,9 @@ class LinearRegion(NativeEvasionAttack):
         )
         self.starts = starts
         self.start = start
-        self.walk = walk
+        self.fab_steps = fab_steps
         self.survivors = survivors
-        self.hops = hops
+        self.basin_hops = basin_hops
         self.hop_length = hop_length
         self.hop_steps = hop_steps
         self.regions = regions
@@ -106,8 +105,7 @@ class LinearRegion(NativeEvasionAttack):
 
     def native(self) -> core.LinearRegion:
         """The attack with these settings."""
-        pool = None if self.pool is None else _tensor(self.pool)
-        return core.LinearRegion(**{name: getattr(self, name) for name in _SETTINGS}, pool=pool)
+        return core.LinearRegion(**{name: getattr(self, name) for name in _SETTINGS})
 
     def generate(self, x: Any, y: Any = None, x_adv_init: Any = None, **kwargs: Any) -> Any:
         """Perturb a batch.
@@ -118,7 +116,7 @@ class LinearRegion(NativeEvasionAttack):
                 the estimator's predictions.
             x_adv_init: Points to begin at besides those searched for, ``(N, ...)`` as in ART's other attacks, or
                 several for each input, ``(N, S, ...)``, within the clip values. No result is farther than the nearest
-                of them that is adversarial; from one that is not, only the walk may reach an adversarial point.
+                of them that is adversarial; from one that is not, only the first steps may reach an adversarial point.
             **kwargs: There are none.
 
         Returns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import eagerpy as ep
@@ -14,7 +13,7 @@ from robust_ext.adapters.foolbox.model import FoolboxModule
 from robust_ext.adapters.foolbox.native import NativeFixedEpsilonAttack, torch_tensor
 from robust_ext.adapters.native import Started, search_module
 from robust_ext.attacks.linear_region.attack import LinearRegion
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.core.settings import declared
 from robust_ext.core.validation import check_integer, check_number
 
 _base = foolbox.attacks.base
@@ -22,13 +21,13 @@ _distances: Any = foolbox.distances
 
 
 class BaseLinearRegionAttack(NativeMinimizationAttack):
-    """The linear-region attack, see :func:`robust_ext.attacks.linear_region.attack.linear_region`.
+    """The linear-region attack, see :func:`robust_ext.attacks.linear_region.attack.LinearRegion`.
 
     Its subclasses have a norm. Models have to be piecewise affine; Foolbox's preprocessing and its change of bounds
     are. Epsilons do not change what is searched for, nor do they end the search.
 
     Args:
-        starts: As all that follow, see :class:`robust_ext.attacks.linear_region.settings.LinearRegionSettings`.
+        starts: As all that follow, see :class:`robust_ext.attacks.linear_region.attack.LinearRegion`.
         pool: Images for ``start="nearest"``, a PyTorch tensor ``(P, ...)`` in the model's bounds.
         seed: Of all draws, the same in every call; None: what ``torch.manual_seed`` makes of them.
 
@@ -45,9 +44,9 @@ class BaseLinearRegionAttack(NativeMinimizationAttack):
         *,
         starts: int = 12,
         start: str = "noise",
-        walk: int = 30,
+        fab_steps: int = 30,
         survivors: int = 4,
-        hops: int = 24,
+        basin_hops: int = 24,
         hop_length: float | None = None,
         hop_steps: int | None = None,
         regions: int = 40,
@@ -65,9 +64,9 @@ class BaseLinearRegionAttack(NativeMinimizationAttack):
     ) -> None:
         self.starts = starts
         self.start = start
-        self.walk = walk
+        self.fab_steps = fab_steps
         self.survivors = survivors
-        self.hops = hops
+        self.basin_hops = basin_hops
         self.hop_length = hop_length
         self.hop_steps = hop_steps
         self.regions = regions
@@ -97,8 +96,7 @@ class BaseLinearRegionAttack(NativeMinimizationAttack):
         Args:
             stop: Without effect: no sample is finished by an epsilon.
         """
-        settings = {field.name: getattr(self, field.name) for field in fields(LinearRegionSettings)}
-        return LinearRegion(**settings, pool=self.pool)
+        return LinearRegion(**{name: getattr(self, name) for name in declared(LinearRegion)})
 
     def run(
         self,
@@ -119,7 +117,7 @@ class BaseLinearRegionAttack(NativeMinimizationAttack):
             early_stop: Without effect. Foolbox passes the smallest of the epsilons.
             starting_points: Points to begin at besides those searched for, ``(N, ...)``, or several for each input,
                 ``(N, S, ...)``, in the model's bounds. No result is farther than the nearest of them that is
-                adversarial; from one that is not, only the walk may reach an adversarial point.
+                adversarial; from one that is not, only the first steps may reach an adversarial point.
             **kwargs: There are none.
 
         Returns:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -8,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.linear_region.attack import LinearRegion, linear_region
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -20,7 +20,7 @@ invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="AR
 Base: Any = invariants.ArtAttackInvariants
 
 NORMS = {"linf": np.inf, "l2": 2, "l1": 1}
-TINY: dict[str, Any] = {"starts": 2, "walk": 3, "hops": 1, "hop_steps": 2, "regions": 1}
+TINY: dict[str, Any] = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
 SHAPE = (1, 2, 3)
 
 
@@ -114,15 +114,19 @@ def by_hand(
     target = Target(
         module=network, bounds=bounds, classes=3, input_shape=tuple(x.shape[1:]), device=torch.device("cpu")
     )
-    return linear_region(
-        target,
-        torch.from_numpy(x),
-        torch.from_numpy(y),
-        threat_model=ThreatModel(norm=norm, epsilon=0.01, bounds=bounds),
-        generator=torch.Generator().manual_seed(seed),
-        settings=LinearRegionSettings(**TINY | ways.pop("chosen", {})),
-        **ways,
-    ).candidates.numpy()
+    target = replace(target, starting_points=ways.pop("starting_points", None))
+    return (
+        LinearRegion(**TINY | ways.pop("chosen", {}))
+        .run(
+            target,
+            torch.from_numpy(x),
+            torch.from_numpy(y),
+            threat_model=ThreatModel(norm=norm, epsilon=0.01, bounds=bounds),
+            generator=torch.Generator().manual_seed(seed),
+            **ways,
+        )
+        .candidates.numpy()
+    )
 
 
 @pytest.mark.parametrize("norm", list(NORMS))
@@ -160,7 +164,7 @@ def test_no_point_is_farther_than_the_starting_points(norm: str, count: int) -> 
     points = given[:, 0] if count == 1 else given
     nearest = np.stack([distances(norm, given[:, k], x) for k in range(count)]).min(0)
     chosen: dict[str, Any] = {"norm": NORMS[norm], "seed": 5, "verbose": False, "batch_size": 3}
-    still = TINY | {"start": "given", "walk": 0, "hops": 0, "regions": 0}
+    still = TINY | {"start": "given", "fab_steps": 0, "basin_hops": 0, "regions": 0}
     found = region.LinearRegion(classifier(network), **chosen, **still).generate(x, y, x_adv_init=points)
     assert (distances(norm, found, x) <= nearest * (1 + 1e-6)).all()
     # With nothing to search, results lie on the way to a starting point.
@@ -203,7 +207,7 @@ def test_images_of_a_pool_are_started_at() -> None:
     network, x, pool = affine_network(), images(3), images(30, seed=7)
     y = predicted(network, x)
     attack = region.LinearRegion(classifier(network), **TINY, start="nearest", pool=pool, seed=5, verbose=False)
-    expected = by_hand(network, x, y, "l2", (0.0, 1.0), chosen={"start": "nearest"}, pool=torch.from_numpy(pool))
+    expected = by_hand(network, x, y, "l2", (0.0, 1.0), chosen={"start": "nearest", "pool": torch.from_numpy(pool)})
     assert np.array_equal(attack.generate(x, y), expected)
 
 
@@ -238,4 +242,4 @@ def test_settings_and_defaults_are_those_of_the_attack() -> None:
     estimator = classifier(affine_network())
     made = as_attack(region.LinearRegion(estimator, **TINY, q=0.9), name="mine")
     assert isinstance(made, LinearRegion)
-    assert (made.name, made.settings) == ("mine", LinearRegionSettings(**TINY, q=0.9))
+    assert (made.name, made.description) == ("mine", LinearRegion(**TINY, q=0.9).description)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.linear_region.attack import LinearRegion, linear_region
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -27,7 +27,7 @@ ATTACKS = {
     "l1": region.L1LinearRegionAttack,
 }
 ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
-TINY: dict[str, Any] = {"starts": 2, "walk": 3, "hops": 1, "hop_steps": 2, "regions": 1}
+TINY: dict[str, Any] = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
 SHAPE = (1, 2, 3)
 
 
@@ -97,15 +97,19 @@ def by_hand(
     target = Target(
         module=network, bounds=bounds, classes=3, input_shape=tuple(x.shape[1:]), device=torch.device("cpu")
     )
-    return linear_region(
-        target,
-        x,
-        y,
-        threat_model=ThreatModel(norm=norm, epsilon=0.01, bounds=bounds),
-        generator=torch.Generator().manual_seed(seed),
-        settings=LinearRegionSettings(**TINY | ways.pop("chosen", {})),
-        **ways,
-    ).candidates
+    target = replace(target, starting_points=ways.pop("starting_points", None))
+    return (
+        LinearRegion(**TINY | ways.pop("chosen", {}))
+        .run(
+            target,
+            x,
+            y,
+            threat_model=ThreatModel(norm=norm, epsilon=0.01, bounds=bounds),
+            generator=torch.Generator().manual_seed(seed),
+            **ways,
+        )
+        .candidates
+    )
 
 
 @pytest.mark.parametrize("norm", list(ATTACKS))
@@ -148,7 +152,7 @@ def test_no_point_is_farther_than_the_starting_points(norm: str, count: int) -> 
     pool = images(60, seed=7)
     wrong = [pool[network(pool).argmax(1) != label][:count] for label in y]
     given = torch.stack(wrong)
-    still = TINY | {"start": "given", "walk": 0, "hops": 0, "regions": 0}
+    still = TINY | {"start": "given", "fab_steps": 0, "basin_hops": 0, "regions": 0}
     points = given[:, 0] if count == 1 else given
     raw, _, success = ATTACKS[norm](**still)(model, x, y, epsilons=None, starting_points=points)
     nearest = np.stack([distances(norm, given[:, k], x) for k in range(count)]).min(0)
@@ -165,7 +169,7 @@ def test_no_point_is_farther_than_the_starting_points(norm: str, count: int) -> 
 def test_starting_points_that_are_not_adversarial_are_no_results() -> None:
     network, x = affine_network(), images(3)
     model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
-    attack = region.L2LinearRegionAttack(**TINY | {"start": "given", "walk": 0}, seed=5)
+    attack = region.L2LinearRegionAttack(**TINY | {"start": "given", "fab_steps": 0}, seed=5)
     y = network(x).argmax(1)
     raw, _, success = attack(model, x, y, epsilons=None, starting_points=x)
     assert torch.equal(raw, x)
@@ -218,7 +222,7 @@ def test_images_of_a_pool_are_started_at() -> None:
     y = network(x).argmax(1)
     attack = region.L2LinearRegionAttack(**TINY, start="nearest", pool=pool, seed=5)
     raw, _, _ = attack(model, x, y, epsilons=None)
-    assert torch.equal(raw, by_hand(network, x, y, "l2", (0.0, 1.0), chosen={"start": "nearest"}, pool=pool))
+    assert torch.equal(raw, by_hand(network, x, y, "l2", (0.0, 1.0), chosen={"start": "nearest", "pool": pool}))
     assert "pool=30 images" in repr(attack)
 
 
@@ -256,7 +260,7 @@ def test_settings_and_defaults_are_those_of_the_attack() -> None:
         assert issubclass(attack_class, foolbox.attacks.base.MinimizationAttack)
     made = as_attack(region.L1LinearRegionAttack(**TINY, q=0.9), name="mine")
     assert isinstance(made, LinearRegion)
-    assert (made.name, made.settings) == ("mine", LinearRegionSettings(**TINY, q=0.9))
+    assert (made.name, made.description) == ("mine", LinearRegion(**TINY, q=0.9).description)
 
 
 @pytest.mark.parametrize(

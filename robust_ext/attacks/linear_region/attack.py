@@ -1,267 +1,160 @@
 """The linear-region attack: the nearest adversarial point, searched for one linear region after another.
 
 Source: Croce, Rauber and Hein, "Scaling up the randomized gradient-free adversarial attack reveals overestimation of
-robustness using established attacks" (2019), algorithm 1 and section 4. Beyond the paper: starts of noise that race
-against one another, a cheap walk and hops before the first region, and the norms linf and l1.
+robustness using established attacks" (2019), algorithm 1 and section 4. Beyond the paper: starts of noise of which the
+worse are given up on the way, cheap steps along the boundary and hops before the first region, and the norms linf and
+l1.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.linear_region.history import LinearRegionResult
-from robust_ext.attacks.linear_region.judge import Judge
-from robust_ext.attacks.linear_region.progress import Run
+from robust_ext.attacks.linear_region.fab import fab_steps, random_jump
 from robust_ext.attacks.linear_region.network.recording import record
-from robust_ext.attacks.linear_region.runners import Runners
-from robust_ext.attacks.linear_region.sampling import jump
+from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.results import LinearRegionResult, SearchRecord
 from robust_ext.attacks.linear_region.search import RegionSearch
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
-from robust_ext.attacks.linear_region.starts import adversarial_starts, nearest_starts, noise_starts
-from robust_ext.attacks.linear_region.walk import walk
+from robust_ext.attacks.linear_region.starts import initial_state
+from robust_ext.attacks.linear_region.state import SearchState
 from robust_ext.attacks.native import NativeAttack, Watch
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.random import stream
+from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs, check_labels
+from robust_ext.core.validation import check_inputs, check_labels, check_number
 
-_DEFAULTS = LinearRegionSettings()
-# After a walk: the share of the perturbation that is kept when it is drawn in, and how much farther than before the
-# walk may have ended for that to be tried.
+# Length and steps of basin hops, by trial on images of digits.
+_HOPS = {"linf": (0.1, 30), "l2": (1.5, 12), "l1": (1.5, 12)}
+# After steps along the boundary: the share of the perturbation that is kept in the bisection to the input, and how
+# much farther than before they may have ended for that to be tried.
 _LEAST, _WORTH = 0.9, 1.01
 
 
-def linear_region(
-    target: Target,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    threat_model: ThreatModel,
-    generator: torch.Generator,
-    settings: LinearRegionSettings = _DEFAULTS,
-    starting_points: Tensor | None = None,
-    pool: Tensor | None = None,
-    targeted: bool = False,
-    watch: Watch | None = None,
-) -> LinearRegionResult:
-    """Search for the smallest adversarial perturbation of each input.
-
-    The smallest that was found at any time is kept, and the true network has confirmed each. A row's result depends on
-    the others by rounding alone, unless there is a limit in seconds; the solver can make per cents of it in l1, and
-    other points of nearly the same distance in linf.
-
-    Args:
-        target: A piecewise affine network in eval mode, see
-            :func:`robust_ext.attacks.linear_region.recording.record`.
-        inputs: Floating point ``(N, ...)`` in the target's bounds, taken as float32; not changed.
-        labels: int64 ``(N,)``: the true classes, or the classes to aim at.
-        threat_model: Gives the norm; epsilon has no influence.
-        generator: CPU generator; each row draws one seed from it, in order, and everything else from that seed.
-        settings: See :class:`LinearRegionSettings`.
-        starting_points: Points to begin at besides those searched for, such as the candidates of other attacks,
-            ``(N, S, ...)`` in bounds; no result is farther than the nearest of them that is adversarial.
-        pool: Images for ``start="nearest"``, ``(P, ...)`` in bounds.
-        targeted: Whether rows should be classified as their label instead of as anything else.
-        watch: Called after each hop and round, see :class:`robust_ext.attacks.native.Step`: with the nearest points
-            found so far (the input where there is none) and minus their distances.
-
-    Returns:
-        Candidates, distances and history. An input that is adversarial as it is comes back with distance 0.
-
-    Raises:
-        InvalidArgumentError: Arguments are not as described, or do not fit the settings' ``start``.
-        ModelError: The network is not piecewise affine, or cannot be followed.
-        AttackError: The target gives no gradients.
-    """
-    inputs = check_inputs("inputs", inputs, bounds=target.bounds)
-    labels = check_labels("labels", labels, samples=len(inputs), classes=target.classes).to(inputs.device)
-    starting_points, pool = _checked(settings, target, inputs, starting_points, pool)
-    seeds = [draw_seed(generator) for _ in range(len(inputs))]
-    judge = Judge(target, inputs, labels, threat_model=threat_model, targeted=targeted)
-    run = Run(judge, settings, watch)
-    if len(inputs) == 0:
-        return run.result()
-    solved = judge.solved()
-    run.distance[solved] = 0
-    # Recording counts its own pass, as any query of the module.
-    search = RegionSearch(judge, record(target.module, inputs[:1]), settings)
-    run.regions = search.regions
-    runners = _starts(judge, seeds, settings, starting_points, pool, wanted=run.open())
-    race = settings.race(len(runners.streams) // len(inputs))
-    run.moment(runners)
-    if settings.walk:
-        runners = _walked(judge, runners, settings, run)
-        run.moment(runners)
-    runners = runners.select(torch.isfinite(runners.distances).nonzero().flatten())
-    total = settings.hops + len(race)
-    for number in range(total):
-        turn = number - settings.hops
-        alive, draws = (settings.survivors, 1) if turn < 0 else race[turn]
-        runners = runners.ranked(alive, run.open())
-        if len(runners.streams) == 0 or not run.running():
-            break
-        if turn < 0:
-            runners = _hopped(judge, runners, settings, run)
-        else:
-            improvement = settings.demanded(turn, len(race))
-            runners = search.round(runners, draws=draws, number=turn, improvement=improvement)
-        run.moment(runners, number=number, total=total)
-    return run.result()
+def _improvement(value: Any) -> tuple[float, ...]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InvalidArgumentError("improvement", value, "a pair (first round, last round)")
+    return tuple(check_number("improvement", one, minimum=0, maximum=0.999, open_minimum=True) for one in value)
 
 
-def _checked(
-    settings: LinearRegionSettings, target: Target, inputs: Tensor, starting_points: Tensor | None, pool: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    if starting_points is not None:
-        shape = tuple(starting_points.shape)
-        if shape[:1] != (len(inputs),) or shape[2:] != tuple(inputs.shape[1:]):
-            expected = f"shape ({len(inputs)}, S, {', '.join(map(str, inputs.shape[1:]))})"
-            raise InvalidArgumentError("starting_points", f"shape {shape}", expected)
-        flat = check_inputs("starting_points", starting_points.flatten(0, 1), bounds=target.bounds)
-        starting_points = flat.to(inputs.device).view(shape)
-    elif settings.start == "given":
-        raise InvalidArgumentError("starting_points", None, "points for start='given'; or choose start='noise'")
-    if settings.start == "nearest":
-        if pool is None or len(pool) == 0:
-            raise InvalidArgumentError("pool", "no images", "images for start='nearest'; or choose start='noise'")
-        pool = check_inputs("pool", pool, bounds=target.bounds).to(inputs.device)
-        if pool.shape[1:] != inputs.shape[1:]:
-            raise InvalidArgumentError("pool", f"shape {tuple(pool.shape)}", f"images like {tuple(inputs.shape[1:])}")
-    return starting_points, pool
+def _images(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float32)
 
 
-def _starts(
-    judge: Judge,
-    seeds: list[int],
-    settings: LinearRegionSettings,
-    given: Tensor | None,
-    pool: Tensor | None,
-    *,
-    wanted: Tensor,
-) -> Runners:
-    """The starts, input by input, as many for each; those that are not adversarial are infinitely far."""
-    count, inputs = len(seeds), judge.inputs
-    parts: list[tuple[Tensor, Tensor]] = []
-    if given is not None:
-        owners = _owners(inputs, given.shape[1])
-        parts.append(adversarial_starts(judge, given.flatten(0, 1), owners))
-    if settings.start == "nearest" and pool is not None:
-        parts.append(nearest_starts(judge, pool, count=settings.starts, batch=settings.batch))
-    if settings.start == "noise":
-        owners = _owners(inputs, settings.starts)
-        points, found = inputs[owners], torch.zeros(len(owners), dtype=torch.bool, device=inputs.device)
-        for rows in torch.split(wanted[owners].nonzero().flatten(), settings.batch):
-            pairs = [(seeds[row // settings.starts], row % settings.starts) for row in rows.tolist()]
-            streams = [stream(seed, number, "start") for seed, number in pairs]
-            points[rows], found[rows] = noise_starts(judge, owners[rows], streams)
-        parts.append((points, found))
-    points = torch.cat([points.view(count, -1, *inputs.shape[1:]) for points, _ in parts], 1)
-    found = torch.cat([found.view(count, -1) for _, found in parts], 1).flatten()
-    owners, points = _owners(inputs, points.shape[1]), points.flatten(0, 1)
-    distances = torch.where(found, judge.distances(points, owners), torch.inf)
-    streams = [stream(seed, number, "regions") for seed in seeds for number in range(len(owners) // count)]
-    return Runners(owners, points, distances, streams)
-
-
-def _walked(judge: Judge, runners: Runners, settings: LinearRegionSettings, run: Run) -> Runners:
-    """The starts after the walk: at the nearest point they came by, or where they began."""
-    return _nearer(judge, runners, runners.points, run, steps=settings.walk, batch=settings.batch)
-
-
-def _hopped(judge: Judge, runners: Runners, settings: LinearRegionSettings, run: Run) -> Runners:
-    """The starts after a random jump and a short walk back, or where they were."""
-    inputs, bounds = judge.inputs[runners.owners], judge.threat_model.bounds
-    length, steps = settings.hop(judge.threat_model.norm)
-    away = jump(runners.points, inputs, runners.streams, length=length, bounds=bounds)
-    return _nearer(judge, runners, away, run, steps=steps, batch=settings.batch)
-
-
-def _nearer(judge: Judge, runners: Runners, away: Tensor, run: Run, *, steps: int, batch: int) -> Runners:
-    """Walk from points ``away``, and take over what is nearer than before."""
-    points, distances = runners.points.clone(), runners.distances.clone()
-    for rows in torch.split(run.open()[runners.owners].nonzero().flatten(), batch):
-        walked, reached = walk(judge, away[rows], runners.owners[rows], steps=steps, running=run.running)
-        good = torch.isfinite(reached) & (reached < distances[rows] * _WORTH)
-        rows, walked = rows[good], walked[good]
-        drawn = judge.drawn_in(walked, runners.owners[rows], least=_LEAST)
-        lengths = judge.distances(drawn, runners.owners[rows])
-        nearer = lengths < distances[rows]
-        points[rows[nearer]], distances[rows[nearer]] = drawn[nearer], lengths[nearer]
-    return Runners(runners.owners, points, distances, runners.streams)
-
-
-def _owners(inputs: Tensor, count: int) -> Tensor:
-    return torch.arange(len(inputs), device=inputs.device).repeat_interleave(count)
-
-
+@settings_class
 class LinearRegion(NativeAttack):
-    """The linear-region attack; see :func:`linear_region`, which says more about what it found.
+    """Searches for the smallest adversarial perturbation of each input, in one linear region after another.
 
-    Args:
-        starts: As all that follow, see :class:`LinearRegionSettings`.
-        pool: Images for ``start="nearest"``, ``(P, ...)`` in bounds.
+    The smallest that was found at any time is kept, and the true network has confirmed each; epsilon has no influence.
+    A row's result depends on the others by rounding alone, unless there is a limit in seconds; the solver can make per
+    cents of it in l1, and other points of nearly the same distance in linf. Each row draws one seed from the
+    generator, in order, and everything else from that seed.
+
+    The target is a piecewise affine network in eval mode, see
+    :func:`robust_ext.attacks.linear_region.network.recording.record`. Its ``starting_points``, such as the candidates
+    of other attacks, are begun at besides the starts that are searched for; no result is farther than the nearest of
+    them that is adversarial. :meth:`run` returns more than the candidates.
 
     Example:
-        >>> LinearRegion(starts=8, regions=20)
-        LinearRegion(LinearRegion)
+        >>> LinearRegion(regions=20, halving=2).successive_halving(12)
+        [(4, 1), (4, 1), (2, 2), (2, 2), (1, 4)]
     """
 
     name = "LinearRegion"
     traits = AttackTraits(minimum_norm=True, batching="any", leaves_ball=True, failure="input", seeds="generator")
 
-    def __init__(
-        self,
-        *,
-        starts: int = 12,
-        start: str = "noise",
-        walk: int = 30,
-        survivors: int = 4,
-        hops: int = 24,
-        hop_length: float | None = None,
-        hop_steps: int | None = None,
-        regions: int = 40,
-        halving: int = 3,
-        q: float = 0.8,
-        gamma: float = 6.0,
-        classes: str = "runner-up",
-        improvement: tuple[float, float] = (0.02, 0.001),
-        iterations: int = 100,
-        passes: int | None = None,
-        seconds: float | None = None,
-        batch: int = 128,
-        pool: Tensor | None = None,
-    ) -> None:
-        self.settings = LinearRegionSettings(
-            starts=starts,
-            start=start,
-            walk=walk,
-            survivors=survivors,
-            hops=hops,
-            hop_length=hop_length,
-            hop_steps=hop_steps,
-            regions=regions,
-            halving=halving,
-            q=q,
-            gamma=gamma,
-            classes=classes,
-            improvement=improvement,
-            iterations=iterations,
-            passes=passes,
-            seconds=seconds,
-            batch=batch,
-        )
-        self.pool = pool
-
-    @property
-    def description(self) -> str:
-        """All settings, and how many images there are to choose from."""
-        shown = ", ".join(f"{key}={value!r}" for key, value in asdict(self.settings).items())
-        return f"LinearRegion({shown})" + ("" if self.pool is None else f" with a pool of {len(self.pool)} images")
+    starts: int = setting(
+        default=12, help="Starts of each input that are searched for, at least 1.", minimum=1, trial=4
+    )
+    start: str = setting(
+        default="noise",
+        help='``"noise"``: adversarial noise, blended with the input. ``"nearest"``: the nearest images of the '
+        'likeliest other classes in ``pool``. ``"given"``: only starting points that are given.',
+        choices=("noise", "nearest", "given"),
+    )
+    fab_steps: int = setting(
+        default=30,
+        help="Steps along the decision boundary that come first, as in the fast adaptive boundary attack; 0 for none.",
+        minimum=0,
+        trial=10,
+    )
+    survivors: int = setting(
+        default=4,
+        help="Starts that go on after these steps, at least 1; all do when there are no such steps and no hops.",
+        minimum=1,
+    )
+    basin_hops: int = setting(
+        default=24,
+        help="Random jumps of each survivor before the first region, each with a few steps back along the boundary; 0 "
+        "for none.",
+        minimum=0,
+        trial=2,
+    )
+    hop_length: float | None = setting(
+        default=None,
+        help="Of a jump, as a multiple of the perturbation's l2 norm, above 0; .1 in linf and 1.5 in l2 and l1 when "
+        "left out.",
+        above=0,
+    )
+    hop_steps: int | None = setting(
+        default=None,
+        help="Steps back after a jump, at least 1; 30 in linf and 12 in l2 and l1 when left out.",
+        minimum=1,
+        trial=5,
+    )
+    regions: int = setting(
+        default=40,
+        help="Regions that are sampled for each input, over all its starts; 0 for none.",
+        minimum=0,
+        trial=4,
+        art="max_iter",
+    )
+    halving: int = setting(
+        default=3, help="Rounds after which the worse half of the starts is given up, at least 1.", minimum=1
+    )
+    q: float = setting(
+        default=0.8,
+        help="Probability that a region is sampled on the side of the input, in [.5, 1] (paper: .8).",
+        minimum=0.5,
+        maximum=1,
+    )
+    gamma: float = setting(
+        default=6.0,
+        help="How close to the best point regions are sampled, above 0: the larger, the closer (paper: 6).",
+        above=0,
+    )
+    classes: str = setting(
+        default="runner-up",
+        help='``"runner-up"``: one problem for each region, for the strongest class at the sampled point. ``"all"``: '
+        "one for each class (the paper's). Makes no difference to a targeted attack.",
+        choices=("runner-up", "all"),
+    )
+    improvement: tuple[float, float] = setting(
+        default=(0.02, 0.001),
+        help="Share by which a region has to beat the best point to be solved to the end: in the first round, and in "
+        "the last; it falls geometrically. Both in (0, 1).",
+        check=_improvement,
+    )
+    iterations: int = setting(default=100, help="Most iterations of the solver for one region.", minimum=1)
+    passes: int | None = setting(
+        default=None,
+        help="Rows sent forward and backward after which an input gets no further round; no limit when left out.",
+        minimum=1,
+    )
+    seconds: float | None = setting(
+        default=None,
+        help="Wall-clock time after which no further step is made; no limit when left out. Results then depend on the "
+        "speed of the machine and on the rest of the batch.",
+        above=0,
+    )
+    batch: int = setting(default=128, help="Most points handled at once.", minimum=1, art=None)
+    pool: Tensor | None = setting(
+        default=None, help='Images for ``start="nearest"``, ``(P, ...)`` in bounds.', check=_images
+    )
 
     def search(
         self,
@@ -273,18 +166,150 @@ class LinearRegion(NativeAttack):
         generator: torch.Generator,
         targeted: bool = False,
         watch: Watch | None = None,
-        starting_points: Tensor | None = None,
     ) -> Tensor:
-        """Return the candidates of :func:`linear_region`, see :meth:`NativeAttack.search`."""
-        return linear_region(
-            target,
-            inputs,
-            labels,
-            threat_model=threat_model,
-            generator=generator,
-            settings=self.settings,
-            starting_points=starting_points,
-            pool=self.pool,
-            targeted=targeted,
-            watch=watch,
-        ).candidates
+        """Return the candidates of :meth:`run`, see :meth:`NativeAttack.search`."""
+        found = self.run(
+            target, inputs, labels, threat_model=threat_model, generator=generator, targeted=targeted, watch=watch
+        )
+        return found.candidates
+
+    def run(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+        targeted: bool = False,
+        watch: Watch | None = None,
+    ) -> LinearRegionResult:
+        """Search, and return the distances and the history too.
+
+        Args:
+            target: As all that follow, see :meth:`NativeAttack.search`.
+            inputs: Floating point, taken as float32.
+            labels: The true classes, or the classes to aim at.
+            threat_model: Gives the norm.
+            generator: CPU generator; each row draws one seed from it.
+            targeted: Whether to aim at the labels.
+            watch: Called after each hop and round with the nearest points found so far (the input where there is none)
+                and minus their distances.
+
+        Returns:
+            Candidates, distances and history. An input that is adversarial as it is comes back with distance 0.
+
+        Raises:
+            InvalidArgumentError: Arguments are not as described, or do not fit the setting ``start``.
+            ModelError: The network is not piecewise affine, or cannot be followed.
+            AttackError: The target gives no gradients.
+        """
+        inputs = check_inputs("inputs", inputs, bounds=target.bounds)
+        labels = check_labels("labels", labels, samples=len(inputs), classes=target.classes).to(inputs.device)
+        given, pool = self._checked(target, inputs)
+        seeds = [draw_seed(generator) for _ in range(len(inputs))]
+        oracle = BoundaryOracle(target, inputs, labels, threat_model=threat_model, targeted=targeted)
+        found = SearchRecord(oracle, passes=self.passes, seconds=self.seconds, watch=watch)
+        if len(inputs) == 0:
+            return found.result()
+        every = torch.arange(len(inputs), device=inputs.device)
+        found.distances[oracle.adversarial(inputs, every, beyond_rounding=False)] = 0
+        # Recording counts its own pass, as any query of the module.
+        recorded = record(target.module, inputs[:1])
+        search = RegionSearch(oracle, recorded, self.batch, self.q, self.gamma, self.classes, self.iterations)
+        found.regions = search.regions
+        state = initial_state(
+            oracle,
+            seeds,
+            start=self.start,
+            starts=self.starts,
+            batch=self.batch,
+            given=given,
+            pool=pool,
+            wanted=found.open_samples(),
+        )
+        rounds = self.successive_halving(len(state.streams) // len(inputs))
+        found.add(state)
+        if self.fab_steps:
+            state = self._stepped(oracle, state, state.points, found, steps=self.fab_steps)
+            found.add(state)
+        state = state.select(torch.isfinite(state.distances).nonzero().flatten())
+        total = self.basin_hops + len(rounds)
+        for number in range(total):
+            turn = number - self.basin_hops
+            alive, draws = (self.survivors, 1) if turn < 0 else rounds[turn]
+            state = state.nearest(alive, found.open_samples())
+            if len(state.streams) == 0 or not found.in_time():
+                break
+            if turn < 0:
+                state = self._hopped(oracle, state, found)
+            else:
+                improvement = self._required_improvement(turn, len(rounds))
+                state = search.round(state, draws=draws, number=turn, improvement=improvement)
+            found.add(state, number=number, total=total)
+        return found.result()
+
+    def successive_halving(self, starts: int) -> list[tuple[int, int]]:
+        """How many starts of an input take part in each round, and how many regions each of them samples.
+
+        As starts are given up, the others sample more, so that there is as much to compute at once.
+
+        Args:
+            starts: How many there are at first.
+        """
+        first = min(starts, self.survivors) if self.fab_steps or self.basin_hops else starts
+        rounds: list[tuple[int, int]] = []
+        left = self.regions if starts else 0
+        while left > 0:
+            alive = min(left, max(1, first >> (len(rounds) // self.halving)))
+            draws = min(left, first) // alive
+            rounds.append((alive, draws))
+            left -= alive * draws
+        return rounds
+
+    def _required_improvement(self, number: int, total: int) -> float:
+        """The improvement that is required in a round, from 0, of ``total`` rounds."""
+        first, last = self.improvement
+        return float(first * (last / first) ** (number / max(1, total - 1)))
+
+    def _hopped(self, oracle: BoundaryOracle, state: SearchState, found: SearchRecord) -> SearchState:
+        """The starts after a random jump and a few steps back, or where they were."""
+        inputs, bounds = oracle.inputs[state.sample_index], oracle.threat_model.bounds
+        length, steps = _HOPS[oracle.threat_model.norm]
+        away = random_jump(state.points, inputs, state.streams, length=self.hop_length or length, bounds=bounds)
+        return self._stepped(oracle, state, away, found, steps=self.hop_steps or steps)
+
+    def _stepped(
+        self, oracle: BoundaryOracle, state: SearchState, away: Tensor, found: SearchRecord, *, steps: int
+    ) -> SearchState:
+        """The starts after steps from points ``away``, or where they were."""
+        points, distances, samples = state.points.clone(), state.distances.clone(), state.sample_index
+        for rows in torch.split(found.open_samples()[samples].nonzero().flatten(), self.batch):
+            reached, lengths = fab_steps(oracle, away[rows], samples[rows], steps=steps, in_time=found.in_time)
+            good = torch.isfinite(lengths) & (lengths < distances[rows] * _WORTH)
+            rows = rows[good]
+            moved = oracle.bisect_to_input(reached[good], samples[rows], least=_LEAST)
+            lengths = oracle.distances(moved, samples[rows])
+            nearer = lengths < distances[rows]
+            points[rows[nearer]], distances[rows[nearer]] = moved[nearer], lengths[nearer]
+        return SearchState(samples, points, distances, state.streams)
+
+    def _checked(self, target: Target, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The starting points and the pool, as float32 on the inputs' device."""
+        given, pool, tail = target.starting_points, self.pool, tuple(inputs.shape[1:])
+        if given is not None:
+            shape = tuple(given.shape)
+            if shape[:1] != (len(inputs),) or shape[2:] != tail:
+                expected = f"shape ({len(inputs)}, S, {', '.join(map(str, tail))})"
+                raise InvalidArgumentError("starting_points", f"shape {shape}", expected)
+            given = check_inputs("starting_points", given.flatten(0, 1), bounds=target.bounds)
+            given = given.to(inputs.device).view(shape)
+        elif self.start == "given":
+            raise InvalidArgumentError("starting_points", None, "points for start='given'; or choose start='noise'")
+        if self.start == "nearest":
+            if pool is None or len(pool) == 0:
+                raise InvalidArgumentError("pool", "no images", "images for start='nearest'; or choose start='noise'")
+            pool = check_inputs("pool", pool, bounds=target.bounds).to(inputs.device)
+            if tuple(pool.shape[1:]) != tail:
+                raise InvalidArgumentError("pool", f"shape {tuple(pool.shape)}", f"images like {tail}")
+        return given, pool

@@ -51,27 +51,15 @@ class RegionConstraints:
         return RegionConstraints(self.regions.select(rows), self._differences[rows], self._counter)
 
 
-def differences_to(classes: Tensor, labels: Tensor, *, count: int) -> Tensor:
-    """The one row of problem 10: the logit of a class minus that of the label, ``(B, 1, count)``.
+def class_differences(labels: Tensor, aims: Tensor, *, count: int, targeted: bool) -> Tensor:
+    """Combinations of the logits that are at least 0 where a point is adversarial, float32 ``(B, R, count)``.
 
     Args:
-        classes: int64 ``(B,)``.
-        labels: int64 ``(B,)``.
+        labels: int64 ``(B,)``: the true classes, or the classes to aim at.
+        aims: Untargeted, the class that has to beat the label, int64 ``(B,)``.
         count: Number of classes.
+        targeted: False: the logit of the aim minus that of the label, the one row of problem 10. True: the logit of
+            the label minus every logit, the rows of problem 11, its own being 0.
     """
-    rows = _one_hot(classes, count) - _one_hot(labels, count)
-    return rows.unsqueeze(1)
-
-
-def differences_from_all(aims: Tensor, *, count: int) -> Tensor:
-    """The rows of problem 11: the logit of the aim minus every logit, ``(B, count, count)``; the aim's own is 0.
-
-    Args:
-        aims: int64 ``(B,)``.
-        count: Number of classes.
-    """
-    return _one_hot(aims, count).unsqueeze(1) - torch.eye(count, device=aims.device)
-
-
-def _one_hot(classes: Tensor, count: int) -> Tensor:
-    return torch.nn.functional.one_hot(classes, count).to(torch.float32)
+    every = torch.eye(count, device=labels.device)
+    return every[labels].unsqueeze(1) - every if targeted else (every[aims] - every[labels]).unsqueeze(1)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.region_constraints import (
-    RegionConstraints,
-    differences_from_all,
-    differences_to,
-)
-from robust_ext.attacks.linear_region.judge import Judge
-from robust_ext.attacks.linear_region.memory import POWER, PROBES, Memory
 from robust_ext.attacks.linear_region.network.regions import Regions
-from robust_ext.attacks.linear_region.runners import Runners
-from robust_ext.attacks.linear_region.sampling import sample_near
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
-from robust_ext.attacks.linear_region.solver.solve import Solution, SolverSettings, Status, solve
+from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.region_constraints import RegionConstraints, class_differences
 from robust_ext.attacks.linear_region.solver.scaling import Scaling
+from robust_ext.attacks.linear_region.solver.solve import Solution, SolverSettings, Status, solve
+from robust_ext.attacks.linear_region.state import POWER, PROBES, SearchState, WarmStart
 from robust_ext.core.random import stream
 
 # Where the solver's point misses its region or the decision by a little, it is tried a little further out, and then
@@ -33,183 +27,235 @@ _LEAST = 0.9
 _DRAWS = 4
 
 
+# A sample, the pattern of a region and a class.
+_Key = tuple[int, bytes, int]
+
+
+@dataclass
 class RegionSearch:
-    """Improves the points of runners, region by region.
+    """Improves the points of starts, region by region.
 
     Args:
-        judge: Asks the network, and counts passes.
+        oracle: Queries the network, and counts passes.
         recorded: The network as recorded at any points.
-        settings: Those of the attack.
+        batch: Most points handled at once.
+        q: As the next three, a setting of the attack.
+        gamma: How close to the best point regions are sampled.
+        classes: ``"runner-up"`` or ``"all"``.
+        iterations: Most iterations of the solver for one region.
 
     Attributes:
         regions: Regions solved for each input, int64 ``(N,)``.
     """
 
-    def __init__(self, judge: Judge, recorded: Regions, settings: LinearRegionSettings) -> None:
-        self._judge, self._recorded, self._settings = judge, recorded, settings
-        self.regions = torch.zeros(len(judge.inputs), dtype=torch.int64, device=judge.inputs.device)
-        # For each region and class of an input, a distance below which it has no adversarial point.
-        self._known: dict[tuple[int, bytes, int], float] = {}
+    oracle: BoundaryOracle
+    recorded: Regions
+    batch: int
+    q: float
+    gamma: float
+    classes: str
+    iterations: int
+    regions: Tensor = field(init=False)
+    # For each key a distance below which it has no adversarial point.
+    _bounds: dict[_Key, float] = field(init=False, default_factory=dict)
 
-    def round(self, runners: Runners, *, draws: int, number: int, improvement: float) -> Runners:
-        """Solve regions near each runner.
+    def __post_init__(self) -> None:
+        self.regions = torch.zeros_like(self.oracle.passes)
+
+    def round(self, state: SearchState, *, draws: int, number: int, improvement: float) -> SearchState:
+        """Solve regions near each start.
 
         Args:
-            runners: Where they are.
+            state: Where the starts are.
             draws: Regions for each.
-            number: Of the round, from 0: the first looks at the points' own regions first.
-            improvement: Share by which a region has to beat its runner's distance.
+            number: Of the round, from 0: the first begins with the points' own regions.
+            improvement: Share by which a region has to beat its start's distance.
 
         Returns:
-            The runners, each nearer or where it was.
+            The starts, each nearer or where it was.
         """
-        points, distances, memory = runners.points.clone(), runners.distances.clone(), runners.memory
-        if memory is None:
-            deciding = self._judge.target.classes if self._judge.targeted else 1
-            memory = Memory.blank(points, self._recorded.constraints + deciding)
-        # A large network's memory is large, so it is not copied more often than it must be.
-        runners = replace(runners, memory=None)
+        points, distances, warm = state.points.clone(), state.distances.clone(), state.warm
+        if warm is None:
+            deciding = self.oracle.target.classes if self.oracle.targeted else 1
+            warm = WarmStart.blank(points, self.recorded.constraints + deciding)
+        # A large network's multipliers are large, so they are not copied more often than they must be.
+        state = replace(state, warm=None)
         every = torch.arange(len(points), device=points.device).repeat_interleave(draws)
-        # All draws of a runner together, for its result not to depend on how the rows are split.
-        for rows in torch.split(every, max(1, self._settings.batch // draws) * draws):
-            places, learnt, better = self._visit(runners.select(rows), memory.select(rows), number, improvement)
-            memory.update(rows[places], learnt)
+        # All draws of a start together, for its result not to depend on how the rows are split.
+        for rows in torch.split(every, max(1, self.batch // draws) * draws):
+            places, latest, better = self._visit(state.select(rows), warm.select(rows), number, improvement)
+            warm.update(rows[places], latest)
             for place, point, distance in better:
                 if distance < distances[rows[place]]:
                     points[rows[place]], distances[rows[place]] = point, distance
-        return replace(runners, points=points, distances=distances, memory=memory)
+        return replace(state, points=points, distances=distances, warm=warm)
 
     def _visit(
-        self, runners: Runners, memory: Memory, number: int, improvement: float
-    ) -> tuple[Tensor, Memory, list[tuple[int, Tensor, Tensor]]]:
-        """Solve a region or more for each runner.
+        self, state: SearchState, warm: WarmStart, number: int, improvement: float
+    ) -> tuple[Tensor, WarmStart, list[tuple[int, Tensor, Tensor]]]:
+        """Solve a region or more for each start.
 
         Returns:
-            The runner of each region, what is to be remembered of the region, and what is nearer: the runner, its new
-            point and distance.
+            The start of each region, where its next solver begins, and what is nearer: start, point and distance.
         """
-        anchors, places, classes, keys = self._fresh(runners, runners.distances * (1 - improvement), sample=number > 0)
-        memory = memory.select(places)
+        anchors, places, keys = self._new_regions(state, state.distances * (1 - improvement), at_points=number == 0)
+        warm = warm.select(places)
         if len(places) == 0:
-            return places, memory, []
-        judge, chosen = self._judge, runners.select(places)
-        owners = chosen.owners
-        if judge.targeted:
-            differences = differences_from_all(judge.labels[owners], count=judge.target.classes)
-        else:
-            differences = differences_to(classes, judge.labels[owners], count=judge.target.classes)
-        regions = self._at(anchors, owners)
-        constraints = RegionConstraints(regions, differences.to(regions.logits), judge.target.counter)
-        found, scaling = self._solve(constraints, chosen, memory, number, improvement)
+            return places, warm, []
+        oracle, chosen = self.oracle, state.select(places)
+        samples = chosen.sample_index
+        constraints = RegionConstraints(
+            self._at(anchors, samples),
+            class_differences(
+                oracle.labels[samples],
+                torch.tensor([aim for _, _, aim in keys], device=samples.device),
+                count=oracle.target.classes,
+                targeted=oracle.targeted,
+            ),
+            oracle.target.counter,
+        )
+        found, scaling = self._solve(constraints, chosen, warm, number, improvement)
         bounds = torch.where(found.status == Status.CAP, torch.inf, found.bound)
         for key, bound in zip(keys, bounds.tolist(), strict=True):
-            self._known[key] = max(bound, self._known.get(key, 0.0))
-        self.regions.index_add_(0, owners, torch.ones_like(owners))
-        return places, Memory(anchors, found.multipliers, scaling), self._better(found, runners, places)
+            self._bounds[key] = max(bound, self._bounds.get(key, 0.0))
+        self.regions.index_add_(0, samples, torch.ones_like(samples))
+        return places, WarmStart(anchors, found.multipliers, scaling), self._nearer(found, state, places)
 
-    def _fresh(
-        self, runners: Runners, wanted: Tensor, *, sample: bool
-    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, bytes, int]]]:
-        """Points of regions that may hold what is wanted, the runner and class of each, and their keys."""
-        open_rows = list(range(len(runners.streams)))
-        sampled: list[Tensor] = []
+    def _new_regions(self, state: SearchState, wanted: Tensor, *, at_points: bool) -> tuple[Tensor, Tensor, list[_Key]]:
+        """Points ``(R, ...)`` of regions that may hold a point at the wanted distance, the start and key of each."""
+        open_rows = list(range(len(state.streams)))
+        anchors: list[Tensor] = []
         places: list[int] = []
-        keys: list[tuple[int, bytes, int]] = []
-        taken: set[tuple[int, bytes, int]] = set()
+        keys: list[_Key] = []
         limits = wanted.tolist()
-        for _ in range(_DRAWS):
+        for draw in range(_DRAWS):
             if not open_rows:
                 break
-            rows = torch.tensor(open_rows, device=wanted.device)
-            part = runners.select(rows)
-            points = self._sampled(part) if sample else part.points
-            regions = self._at(points, part.owners)
-            left = []
-            for place, (row, pattern, ranked) in enumerate(
-                zip(open_rows, regions.pattern(), self._classes(regions, part.owners), strict=True)
-            ):
-                owner = int(part.owners[place])
-                wished = [(owner, pattern, c) for c in ranked]
-                new = [key for key in wished if key not in taken and self._known.get(key, 0.0) < limits[row]]
-                taken |= {*new}
+            part = state.select(torch.tensor(open_rows, device=wanted.device))
+            points = part.points if at_points and draw == 0 else self._sampled(part)
+            regions = self._at(points, part.sample_index)
+            found = zip(
+                open_rows,
+                points,
+                part.sample_index.tolist(),
+                regions.pattern(),
+                self._classes(regions, part.sample_index),
+                strict=True,
+            )
+            open_rows = []
+            for row, point, sample, pattern, classes in found:
+                candidates = [(sample, pattern, c) for c in classes]
+                new = [key for key in candidates if key not in keys and self._bounds.get(key, 0.0) < limits[row]]
                 if not new:
-                    left.append(row)
-                sampled += [points[place]] * len(new)
+                    open_rows.append(row)
+                anchors += [point] * len(new)
                 places += [row] * len(new)
                 keys += new
-            open_rows, sample = left, True
-        device = wanted.device
-        rows = torch.tensor(places, dtype=torch.int64, device=device)
-        anchors = torch.stack(sampled) if sampled else runners.points[:0]
-        return anchors, rows, torch.tensor([key[2] for key in keys], dtype=torch.int64, device=device), keys
+        stacked = torch.stack(anchors) if anchors else state.points[:0]
+        return stacked, torch.tensor(places, dtype=torch.int64, device=wanted.device), keys
 
-    def _sampled(self, runners: Runners) -> Tensor:
-        judge, settings = self._judge, self._settings
-        inputs, bounds = judge.inputs[runners.owners], judge.threat_model.bounds
-        return sample_near(runners.points, inputs, runners.streams, q=settings.q, gamma=settings.gamma, bounds=bounds)
+    def _sampled(self, state: SearchState) -> Tensor:
+        inputs, bounds = self.oracle.inputs[state.sample_index], self.oracle.threat_model.bounds
+        return sample_near(state.points, inputs, state.streams, q=self.q, gamma=self.gamma, bounds=bounds)
 
-    def _at(self, points: Tensor, owners: Tensor) -> Regions:
-        self._judge.target.counter.count_forward(len(points))
-        self._judge.spend(owners, 1)
-        return self._recorded.at(points)
+    def _at(self, points: Tensor, sample_index: Tensor) -> Regions:
+        self.oracle.target.counter.count_forward(len(points))
+        self.oracle.spend(sample_index, 1)
+        return self.recorded.at(points)
 
-    def _classes(self, regions: Regions, owners: Tensor) -> Sequence[Sequence[int]]:
+    def _classes(self, regions: Regions, sample_index: Tensor) -> Sequence[Sequence[int]]:
         """The classes whose problems are solved in each region."""
-        labels = self._judge.labels[owners]
-        if self._judge.targeted:
+        labels = self.oracle.labels[sample_index]
+        if self.oracle.targeted:
             return [[label] for label in labels.tolist()]
-        if self._settings.classes == "runner-up":
-            return [[rival] for rival in self._judge.margins(regions.logits, owners)[1].tolist()]
-        every = range(self._judge.target.classes)
+        if self.classes == "runner-up":
+            return [[rival] for rival in self.oracle.margins(regions.logits, sample_index)[1].tolist()]
+        every = range(self.oracle.target.classes)
         return [[c for c in every if c != label] for label in labels.tolist()]
 
     def _solve(
-        self, constraints: RegionConstraints, runners: Runners, memory: Memory, number: int, improvement: float
+        self, constraints: RegionConstraints, state: SearchState, warm: WarmStart, number: int, improvement: float
     ) -> tuple[Solution, Scaling]:
-        judge, owners = self._judge, runners.owners
-        inputs, norm = judge.inputs[owners].flatten(1), judge.threat_model.norm
+        oracle, samples = self.oracle, state.sample_index
+        inputs, norm = oracle.inputs[samples].flatten(1), oracle.threat_model.norm
         # The probes are the same whatever the rows, for a row's result not to depend on the others.
         probes = stream(0, number, "scaling")
-        scaling = memory.factors(constraints, inputs, generator=probes)
+        scaling = warm.scaling_for(constraints, inputs, generator=probes)
         found = solve(
             constraints,
             inputs,
             norm=norm,
-            bounds=judge.threat_model.bounds,
+            bounds=oracle.threat_model.bounds,
             generator=probes,
-            best=runners.distances * (1 - improvement),
+            best=state.distances * (1 - improvement),
             scaling=scaling,
-            points=runners.points.flatten(1),
-            multipliers=memory.begin(constraints.regions, self._at(memory.anchors, owners)),
-            settings=SolverSettings(iterations=self._settings.iterations, tolerance=max(1e-3, improvement / 4)),
+            points=state.points.flatten(1),
+            multipliers=warm.multipliers_for(constraints.regions, self._at(warm.anchors, samples)),
+            settings=SolverSettings(iterations=self.iterations, tolerance=max(1e-3, improvement / 4)),
         )
         began = 1 if norm == "l2" else 3
-        judge.spend(owners, 2 * found.iterations + began + memory.unknown() * (1 + PROBES + 2 * POWER))
+        oracle.spend(samples, 2 * found.iterations + began + warm.unscaled() * (1 + PROBES + 2 * POWER))
         return found, scaling
 
-    def _better(self, found: Solution, runners: Runners, places: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        """What is adversarial and nearer than before: the runner, its new point and distance."""
-        judge = self._judge
+    def _nearer(self, found: Solution, state: SearchState, places: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        """What is adversarial and nearer than before: the start, its new point and distance."""
+        oracle = self.oracle
         promising = (found.status == Status.SOLVED) | (found.status == Status.CAP)
-        solved = found.points.view(-1, *self._recorded.shape)
-        near = judge.distances(solved, runners.owners[places]) < runners.distances[places]
+        solved = found.points.view(-1, *self.recorded.shape)
+        near = oracle.distances(solved, state.sample_index[places]) < state.distances[places]
         rows = (promising & near).nonzero().flatten()
-        owners, solved, places = runners.owners[places[rows]], solved[rows], places[rows]
+        samples, solved, places = state.sample_index[places[rows]], solved[rows], places[rows]
         points = solved.clone()
         good = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         for further, back in [*((factor, 0.0) for factor in _FURTHER), *((1.0, share) for share in _BACK)]:
             left = (~good).nonzero().flatten()
             if len(left) == 0:
                 break
-            tried = torch.lerp(judge.inputs[owners[left]], solved[left], further)
-            tried = torch.lerp(tried, runners.points[places[left]], back).clamp_(*judge.threat_model.bounds)
+            tried = torch.lerp(oracle.inputs[samples[left]], solved[left], further)
+            tried = torch.lerp(tried, state.points[places[left]], back).clamp_(*oracle.threat_model.bounds)
             points[left] = tried
-            good[left] = judge.adversarial(tried, owners[left])
-        points, owners, places = points[good], owners[good], places[good]
-        points = judge.drawn_in(points, owners, least=_LEAST, halvings=6)
-        distances = judge.distances(points, owners)
+            good[left] = oracle.adversarial(tried, samples[left])
+        points, samples, places = points[good], samples[good], places[good]
+        points = oracle.bisect_to_input(points, samples, least=_LEAST, halvings=6)
+        distances = oracle.distances(points, samples)
         best: dict[int, tuple[Tensor, Tensor]] = {}
         for place, point, distance in zip(places.tolist(), points, distances, strict=True):
-            if distance < best.get(place, (point, runners.distances[place]))[1]:
+            if distance < best.get(place, (point, state.distances[place]))[1]:
                 best[place] = point, distance
         return [(place, *entry) for place, entry in best.items()]
+
+
+def sample_near(
+    points: Tensor,
+    inputs: Tensor,
+    streams: Sequence[torch.Generator],
+    *,
+    q: float,
+    gamma: float,
+    bounds: tuple[float, float],
+) -> Tensor:
+    """Draw a point near each of some points, by equations 12 to 14 of Croce, Rauber and Hein (2019), clipped.
+
+    Args:
+        points: ``(B, ...)``, none of which is its input.
+        inputs: ``(B, ...)``.
+        streams: A CPU generator for each.
+        q: Probability of the side of the input.
+        gamma: How close to the points.
+        bounds: Lowest and highest value.
+
+    Returns:
+        ``(B, ...)``.
+    """
+    offsets = (points - inputs).flatten(1)
+    size = offsets.norm(dim=1, keepdim=True).clamp_min_(torch.finfo(offsets.dtype).tiny)
+    outward = offsets / size
+    normal = torch.stack([torch.randn(offsets.shape[1], generator=one) for one in streams]).to(offsets)
+    drawn = torch.stack([torch.rand(3, generator=one) for one in streams]).to(offsets)
+    side, angle, reach = drawn[:, :1], drawn[:, 1:2], drawn[:, 2:]
+    across = normal - (normal * outward).sum(1, keepdim=True) * outward
+    across = across / across.norm(dim=1, keepdim=True).clamp_min_(torch.finfo(offsets.dtype).tiny)
+    angle = torch.where(side < q, 1.0, -1.0) * angle * math.pi
+    direction = angle.cos() * across - angle.sin() * outward
+    moved = points.flatten(1) + size * reach**gamma * direction
+    return moved.clamp_(*bounds).view_as(points)

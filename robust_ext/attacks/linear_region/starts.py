@@ -7,94 +7,117 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.judge import Judge
-from robust_ext.core.target import Target
+from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.state import SearchState
+from robust_ext.core.random import stream
+
+# Most draws of noise for a start.
+_DRAWS = 10
 
 
-def noise_starts(
-    judge: Judge, owners: Tensor, streams: Sequence[torch.Generator], *, tries: int = 10
-) -> tuple[Tensor, Tensor]:
-    """Noise that is adversarial, drawn in towards the input.
-
-    Uniform noise and noise of lowest and highest values take turns until a draw is adversarial.
+def initial_state(
+    oracle: BoundaryOracle,
+    seeds: list[int],
+    *,
+    start: str,
+    starts: int,
+    batch: int,
+    given: Tensor | None,
+    pool: Tensor | None,
+    wanted: Tensor,
+) -> SearchState:
+    """The starts, input by input, as many for each; those that are not adversarial are infinitely far.
 
     Args:
-        judge: Asks the network.
-        owners: The inputs that starts are wanted for, int64 ``(B,)``.
-        streams: A CPU generator for each start.
-        tries: Most draws for a start.
+        oracle: Queries the network.
+        seeds: Of each input.
+        start: ``"noise"``, ``"nearest"`` or ``"given"``.
+        starts: How many are searched for, for each input.
+        batch: Most points handled at once.
+        given: Points that are given, ``(N, S, ...)``.
+        pool: Images for ``"nearest"``, ``(P, ...)`` in bounds.
+        wanted: For which inputs noise is drawn, bool ``(N,)``.
+    """
+    inputs = oracle.inputs
+    parts: list[tuple[Tensor, Tensor]] = []
+    if given is not None:
+        parts.append(_bisected(oracle, given.flatten(0, 1), _samples(inputs, given.shape[1])))
+    if start == "nearest" and pool is not None:
+        parts.append(_bisected(oracle, _nearest(oracle, pool, starts, batch), _samples(inputs, starts)))
+    if start == "noise":
+        samples = _samples(inputs, starts)
+        points, found = inputs[samples], torch.zeros(len(samples), dtype=torch.bool, device=inputs.device)
+        for rows in torch.split(wanted[samples].nonzero().flatten(), batch):
+            streams = [stream(seeds[row // starts], row % starts, "start") for row in rows.tolist()]
+            points[rows], found[rows] = _noise(oracle, samples[rows], streams)
+        parts.append((points, found))
+    count = len(seeds)
+    points = torch.cat([points.view(count, -1, *inputs.shape[1:]) for points, _ in parts], 1)
+    found = torch.cat([found.view(count, -1) for _, found in parts], 1).flatten()
+    samples, points = _samples(inputs, points.shape[1]), points.flatten(0, 1)
+    distances = torch.where(found, oracle.distances(points, samples), torch.inf)
+    streams = [stream(seed, number, "regions") for seed in seeds for number in range(len(samples) // count)]
+    return SearchState(samples, points, distances, streams)
+
+
+def _samples(inputs: Tensor, count: int) -> Tensor:
+    return torch.arange(len(inputs), device=inputs.device).repeat_interleave(count)
+
+
+def _noise(oracle: BoundaryOracle, sample_index: Tensor, streams: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+    """Adversarial noise for the inputs ``sample_index``, moved towards them by bisection.
+
+    Uniform noise and noise of lowest and highest values take turns until a draw is adversarial.
 
     Returns:
         Points ``(B, ...)``, and which of them are adversarial; the others are halfway to the last draw.
     """
-    inputs = judge.inputs[owners]
-    low, high = judge.threat_model.bounds
-    points, found = inputs.clone(), torch.zeros(len(owners), dtype=torch.bool, device=inputs.device)
-    for number in range(tries):
+    inputs = oracle.inputs[sample_index]
+    low, high = oracle.threat_model.bounds
+    points, found = inputs.clone(), torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+    for number in range(_DRAWS):
         left = (~found).nonzero().flatten()
         if len(left) == 0:
             break
         noise = torch.stack([torch.rand(inputs.shape[1:], generator=streams[row]) for row in left.tolist()])
         drawn = ((noise if number % 2 == 0 else noise.round()) * (high - low) + low).clamp_(low, high).to(inputs)
         points[left] = drawn
-        found[left] = judge.adversarial(drawn, owners[left])
+        found[left] = oracle.adversarial(drawn, sample_index[left])
     rows = found.nonzero().flatten()
-    points[rows] = judge.drawn_in(points[rows], owners[rows])
+    points[rows] = oracle.bisect_to_input(points[rows], sample_index[rows])
     return torch.where(found.view(-1, *[1] * (inputs.dim() - 1)), points, torch.lerp(inputs, points, 0.5)), found
 
 
-def nearest_starts(judge: Judge, pool: Tensor, *, count: int, batch: int) -> tuple[Tensor, Tensor]:
-    """For each input the nearest pool images of its likeliest other classes, drawn in towards it.
+def _nearest(oracle: BoundaryOracle, pool: Tensor, count: int, batch: int) -> Tensor:
+    """For each input the nearest pool images of its likeliest other classes, ``(N * count, ...)``.
 
     The first start is of the likeliest class, the next of the second, and so on; once all classes had their turn, the
     second nearest image of each follows. With a targeted attack all are of the class to aim at (Croce, Rauber and
-    Hein 2019, section 4).
-
-    Args:
-        judge: Asks the network.
-        pool: Images to choose from, ``(P, ...)`` in bounds; their class is what the network says.
-        count: Starts for each input.
-        batch: Most images asked about at once.
-
-    Returns:
-        Points ``(N * count, ...)``, input by input, and which of them are adversarial.
+    Hein 2019, section 4). The class of an image is the network's prediction.
     """
-    said = _logits(judge.target, pool, batch).argmax(1)
-    clean = _logits(judge.target, judge.inputs, batch)
-    judge.passes += 1
-    # Where there are too few images, the input itself is left, from which the walk may lead somewhere.
-    points = judge.inputs.repeat_interleave(count, 0)
-    for row, (label, logits) in enumerate(zip(judge.labels.tolist(), clean, strict=True)):
-        ranked = [c for c in logits.argsort(descending=True).tolist() if c != label]
-        near = judge.threat_model.distance(pool, judge.inputs[row].expand_as(pool)).argsort()
-        classes = [label] if judge.targeted else ranked
-        members = [near[said[near] == c].tolist() for c in classes]
-        members = [images for images in members if images]
+    with torch.no_grad():
+        clean, logits = (
+            torch.cat([oracle.target.module(part) for part in torch.split(images, batch)])
+            for images in (oracle.inputs, pool)
+        )
+    predicted = logits.argmax(1)
+    oracle.passes += 1
+    # Where there are too few images, the input itself is left, from which the first steps may lead somewhere.
+    points = oracle.inputs.repeat_interleave(count, 0)
+    for row, (label, likely) in enumerate(zip(oracle.labels.tolist(), clean, strict=True)):
+        near = oracle.threat_model.distance(pool, oracle.inputs[row].expand_as(pool)).argsort()
+        ranked = [c for c in likely.argsort(descending=True).tolist() if c != label]
+        members = [near[predicted[near] == c].tolist() for c in ([label] if oracle.targeted else ranked)]
         turns = [images[turn] for turn in range(count) for images in members if turn < len(images)][:count]
         points[row * count : row * count + len(turns)] = pool[turns]
-    owners = torch.arange(len(judge.inputs), device=points.device).repeat_interleave(count)
-    return adversarial_starts(judge, points, owners)
+    return points
 
 
-def adversarial_starts(judge: Judge, points: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
-    """Points as they are, or drawn in towards their inputs where they are adversarial.
-
-    Args:
-        judge: Asks the network.
-        points: ``(B, ...)`` in bounds.
-        owners: int64 ``(B,)``.
-
-    Returns:
-        Points, and which of them are adversarial.
-    """
+def _bisected(oracle: BoundaryOracle, points: Tensor, sample_index: Tensor) -> tuple[Tensor, Tensor]:
+    """Points ``(B, ...)``, moved towards their inputs where they are adversarial, and which are."""
     # A point that is adversarial only by rounding stays as it is.
-    found = judge.adversarial(points, owners, beyond_rounding=False)
+    found = oracle.adversarial(points, sample_index, beyond_rounding=False)
     rows = found.nonzero().flatten()
     points = points.clone()
-    points[rows] = judge.drawn_in(points[rows], owners[rows])
+    points[rows] = oracle.bisect_to_input(points[rows], sample_index[rows])
     return points, found
-
-
-def _logits(target: Target, images: Tensor, batch: int) -> Tensor:
-    with torch.no_grad():
-        return torch.cat([target.module(part) for part in torch.split(images, batch)])

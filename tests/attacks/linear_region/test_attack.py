@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.linear_region.attack import LinearRegion, linear_region
-from robust_ext.attacks.linear_region.history import LinearRegionResult
-from robust_ext.attacks.linear_region.settings import LinearRegionSettings
+from robust_ext.attacks.linear_region.attack import LinearRegion
+from robust_ext.attacks.linear_region.results import LinearRegionResult
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError, ModelError
@@ -20,7 +19,7 @@ from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS, ThreatModel
 
 BOUNDS = (0.0, 1.0)
-SMALL = {"starts": 4, "walk": 10, "survivors": 2, "hops": 2, "hop_steps": 5, "regions": 6}
+SMALL = {"starts": 4, "fab_steps": 10, "survivors": 2, "basin_hops": 2, "hop_steps": 5, "regions": 6}
 ORDER = {"linf": torch.inf, "l2": 2, "l1": 1}
 
 
@@ -74,19 +73,15 @@ def attack(
     seed: int = 0,
     targeted: bool = False,
     starting_points: Tensor | None = None,
-    pool: Tensor | None = None,
     **chosen: object,
 ) -> LinearRegionResult:
-    return linear_region(
-        target,
+    return LinearRegion(**{**SMALL, **chosen}).run(  # type: ignore[arg-type]
+        replace(target, starting_points=starting_points),
         inputs,
         labels,
         threat_model=ThreatModel(norm=norm, epsilon=0.1, bounds=target.bounds),
         generator=stream(seed),
-        settings=LinearRegionSettings(**{**SMALL, **chosen}),  # type: ignore[arg-type]
         targeted=targeted,
-        starting_points=starting_points,
-        pool=pool,
     )
 
 
@@ -110,25 +105,25 @@ def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm: str
         nearest = float(torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1).min())
         # Near the true nearest point lies one of the grid, in a corner of less than a cell's width a little farther.
         cell = float(torch.linalg.vector_norm(torch.ones(2) / (side - 1), ord=ORDER[norm]))
-        assert nearest - 2 * cell <= float(found.distance[row]) <= 1.001 * nearest
+        assert nearest - 2 * cell <= float(found.distances[row]) <= 1.001 * nearest
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("walk", [0, 10])
-def test_a_linear_network_has_a_closed_form(norm: str, walk: int) -> None:
+@pytest.mark.parametrize("steps", [0, 10])
+def test_a_linear_network_has_a_closed_form(norm: str, steps: int) -> None:
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(2, 10, generator=generator)
     bias = -weight.sum(1) / 2
     inputs = 0.45 + 0.1 * torch.rand(5, 10, generator=generator)
     target = target_of(linear_net(weight, bias), 10, 2)
     labels = predicted(target, inputs)
-    found = attack(target, inputs, labels, norm=norm, walk=walk, hops=walk // 5)
+    found = attack(target, inputs, labels, norm=norm, fab_steps=steps, basin_hops=steps // 5)
     normal = (weight[1] - weight[0]).double()
     dual = {"linf": 1, "l2": 2, "l1": torch.inf}[norm]
     expected = ((inputs.double() - 0.5) @ normal).abs() / torch.linalg.vector_norm(normal, ord=dual)
     # The box is wide enough for none of the values to meet it.
     assert float(expected.max()) < 0.4
-    torch.testing.assert_close(found.distance, expected, rtol=2e-3, atol=1e-5)
+    torch.testing.assert_close(found.distances, expected, rtol=2e-3, atol=1e-5)
 
 
 def test_the_box_is_kept_and_binds() -> None:
@@ -138,7 +133,7 @@ def test_the_box_is_kept_and_binds() -> None:
     target = target_of(linear_net(weight, torch.tensor([0.0, -4.5])), 2, 2)
     for norm, expected in (("l2", (0.1**2 + 0.3**2) ** 0.5), ("l1", 0.4), ("linf", 0.3)):
         found = attack(target, inputs, torch.tensor([0]), norm=norm)
-        torch.testing.assert_close(found.distance, torch.tensor([expected]).double(), rtol=5e-3, atol=0)
+        torch.testing.assert_close(found.distances, torch.tensor([expected]).double(), rtol=5e-3, atol=0)
         assert bool(((found.candidates >= 0) & (found.candidates <= 1)).all())
 
 
@@ -164,40 +159,42 @@ def test_results_are_adversarial_in_bounds_and_as_far_as_they_say(
     assert bool((hit == targeted).all())
     assert bool(((found.candidates >= bounds[0]) & (found.candidates <= bounds[1])).all())
     offsets = (found.candidates.double() - inputs.double())[found.found]
-    torch.testing.assert_close(found.distance[found.found], torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1))
+    torch.testing.assert_close(found.distances[found.found], torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1))
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("walk", [0, 5])
-def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm: str, walk: int) -> None:
+@pytest.mark.parametrize("steps", [0, 5])
+def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm: str, steps: int) -> None:
     target, inputs, labels = problem(rows=6)
     pool = torch.rand(200, 8, generator=torch.Generator().manual_seed(9))
     said = predicted(target, pool)
     given = torch.stack([pool[said != label][:2] for label in labels])
     order = ORDER[norm]
     starts = torch.linalg.vector_norm(given.double() - inputs.double()[:, None], ord=order, dim=2).amin(1)
-    found = attack(target, inputs, labels, norm=norm, start="given", starting_points=given, walk=walk, hops=walk)
-    assert bool((found.distance < starts).all())
+    found = attack(
+        target, inputs, labels, norm=norm, start="given", starting_points=given, fab_steps=steps, basin_hops=steps
+    )
+    assert bool((found.distances < starts).all())
     for earlier, later in pairwise(found.history):
-        assert bool((later.distance <= earlier.distance).all())
+        assert bool((later.distances <= earlier.distances).all())
         assert bool((later.passes >= earlier.passes).all())
         assert later.seconds >= earlier.seconds
-    assert torch.equal(found.history[-1].distance, found.distance)
+    assert torch.equal(found.history[-1].distances, found.distances)
     # What is already optimal up to rounding comes back no farther.
     again = attack(
-        target, inputs, labels, norm=norm, start="given", starting_points=found.candidates[:, None], walk=walk
+        target, inputs, labels, norm=norm, start="given", starting_points=found.candidates[:, None], fab_steps=steps
     )
-    assert bool((again.distance <= found.distance).all())
+    assert bool((again.distances <= found.distances).all())
 
 
 def test_regions_improve_on_the_walk_alone() -> None:
     target, inputs, labels = problem(rows=20, values=20, classes=5)
-    walked = attack(target, inputs, labels, regions=0, hops=0, starts=2, walk=3)
-    both = attack(target, inputs, labels, regions=20, hops=0, starts=2, walk=3)
+    walked = attack(target, inputs, labels, regions=0, basin_hops=0, starts=2, fab_steps=3)
+    both = attack(target, inputs, labels, regions=20, basin_hops=0, starts=2, fab_steps=3)
     assert len(walked.history) == 2
     assert int(walked.regions.sum()) == 0
-    assert bool((both.distance <= walked.distance).all())
-    assert float(both.distance.mean()) < 0.97 * float(walked.distance.mean())
+    assert bool((both.distances <= walked.distances).all())
+    assert float(both.distances.mean()) < 0.97 * float(walked.distances.mean())
 
 
 def test_inputs_that_are_misclassified_come_back_as_they_are() -> None:
@@ -205,7 +202,7 @@ def test_inputs_that_are_misclassified_come_back_as_they_are() -> None:
     found = attack(target, inputs, (labels + 1) % 4)
     assert torch.equal(found.candidates, inputs)
     assert bool(found.found.all())
-    assert found.distance.tolist() == [0.0] * 4
+    assert found.distances.tolist() == [0.0] * 4
     assert int(found.regions.sum()) == 0
     # One pass to see that, and one of the first input alone to record the network.
     assert (target.counter.forward, target.counter.backward) == (5, 0)
@@ -218,7 +215,7 @@ def test_a_constant_network_has_no_adversarial_points(start: str) -> None:
     found = attack(target, inputs, torch.tensor([1, 1]), start=start, pool=torch.rand(3, 4))
     assert torch.equal(found.candidates, inputs)
     assert not bool(found.found.any())
-    assert bool(found.distance.isinf().all())
+    assert bool(found.distances.isinf().all())
     assert int(found.regions.sum()) == 0
 
 
@@ -238,20 +235,21 @@ def test_a_row_alone_is_as_in_its_batch(classes: str) -> None:
         generator = stream(0)
         for _ in range(row):
             torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64)
-        alone = linear_region(
+        alone = LinearRegion(
+            **SMALL, classes=classes
+        ).run(  # type: ignore[arg-type]
             target,
             inputs[row : row + 1],
             labels[row : row + 1],
             threat_model=ThreatModel(norm="l2", epsilon=0.1),
             generator=generator,
-            settings=LinearRegionSettings(**SMALL, classes=classes),  # type: ignore[arg-type]
         )
-        torch.testing.assert_close(alone.distance[0], together.distance[row], rtol=1e-3, atol=0)
+        torch.testing.assert_close(alone.distances[0], together.distances[row], rtol=1e-3, atol=0)
 
 
 def test_the_seed_decides() -> None:
     parts = problem(rows=6, values=20)
-    runs = [attack(*parts, seed=seed, starts=1, walk=2, hops=0, regions=1).candidates for seed in (0, 0, 1)]
+    runs = [attack(*parts, seed=seed, starts=1, fab_steps=2, basin_hops=0, regions=1).candidates for seed in (0, 0, 1)]
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
 
@@ -276,7 +274,7 @@ def test_limits_end_the_search() -> None:
     full = attack(target, inputs, labels, regions=40)
     limit = int(full.history[3].passes.max()) + 1
     short = attack(target, inputs, labels, regions=40, passes=limit)
-    assert torch.equal(short.history[3].distance, full.history[3].distance)
+    assert torch.equal(short.history[3].distances, full.history[3].distances)
     assert bool((short.regions < full.regions).all())
     hurried = attack(target, inputs, labels, regions=40, seconds=1e-9)
     assert int(hurried.regions.sum()) == 0
@@ -287,13 +285,13 @@ def test_starts_can_be_the_nearest_images_of_other_classes() -> None:
     target, inputs, labels = problem(rows=5)
     pool = torch.rand(50, 8, generator=torch.Generator().manual_seed(4))
     said = predicted(target, pool)
-    found = attack(target, inputs, labels, start="nearest", pool=pool, starts=3, walk=0, hops=0, regions=0)
+    found = attack(target, inputs, labels, start="nearest", pool=pool, starts=3, fab_steps=0, basin_hops=0, regions=0)
     assert bool(found.found.all())
     for row in range(5):
         nearest = (pool[said != labels[row]] - inputs[row]).norm(dim=1)
-        assert float(found.distance[row]) <= float(nearest.max())
+        assert float(found.distances[row]) <= float(nearest.max())
     # One start is the nearest image of the likeliest other class, and the result lies between it and the input.
-    one = attack(target, inputs, labels, start="nearest", pool=pool, starts=1, walk=0, hops=0, regions=0)
+    one = attack(target, inputs, labels, start="nearest", pool=pool, starts=1, fab_steps=0, basin_hops=0, regions=0)
     with torch.no_grad():
         likely = target.module(inputs).topk(2, 1).indices[:, 1]
     for row in range(5):
@@ -347,7 +345,7 @@ def test_the_class_runs_as_any_attack() -> None:
         {"improvement": 0.1},
         {"improvement": (0.1, 0.0)},
         {"regions": -1},
-        {"hops": -1},
+        {"basin_hops": -1},
         {"hop_length": 0},
         {"passes": 0},
         {"seconds": 0},
@@ -377,9 +375,9 @@ def test_networks_that_are_not_piecewise_affine_are_refused() -> None:
 
 
 def test_the_race_uses_its_regions_up() -> None:
-    halved = LinearRegionSettings(regions=22, survivors=4, halving=2).race(12)
+    halved = LinearRegion(regions=22, survivors=4, halving=2).successive_halving(12)
     assert halved == [(4, 1), (4, 1), (2, 2), (2, 2), (1, 4), (1, 2)]
-    assert LinearRegionSettings(regions=9, walk=0, hops=0, halving=1).race(5) == [(5, 1), (2, 2)]
-    assert LinearRegionSettings(regions=3, survivors=4).race(12) == [(3, 1)]
-    assert LinearRegionSettings(regions=0).race(12) == []
-    assert LinearRegionSettings(regions=5).race(0) == []
+    assert LinearRegion(regions=9, fab_steps=0, basin_hops=0, halving=1).successive_halving(5) == [(5, 1), (2, 2)]
+    assert LinearRegion(regions=3, survivors=4).successive_halving(12) == [(3, 1)]
+    assert LinearRegion(regions=0).successive_halving(12) == []
+    assert LinearRegion(regions=5).successive_halving(0) == []

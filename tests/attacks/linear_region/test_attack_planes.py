@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.planes import nearest_beyond
+from robust_ext.attacks.linear_region.fab import project_beyond_plane
 from robust_ext.core.threat import NORMS
 
 
@@ -59,7 +59,7 @@ def test_it_is_that_of_exact_solvers(
     most = (torch.where(normals > 0, bounds[1], bounds[0]) * normals).sum(1)
     share = torch.rand(3, generator=generator, dtype=torch.float64) * 1.3 - 0.1
     heights = (normals * x).sum(1) + share * (most - (normals * x).sum(1))
-    found = nearest_beyond(norm, x, normals, heights, bounds=bounds)
+    found = project_beyond_plane(norm, x, normals, heights, bounds=bounds)
     assert bool(((found >= bounds[0]) & (found <= bounds[1])).all())
     order = {"linf": torch.inf, "l2": 2, "l1": 1}[norm]
     for row in range(3):
@@ -76,6 +76,6 @@ def test_it_is_that_of_exact_solvers(
 @pytest.mark.parametrize("norm", NORMS)
 def test_no_normal_and_no_rows_move_nothing(norm: str) -> None:
     x = torch.tensor([[0.25, 0.5]])
-    assert torch.equal(nearest_beyond(norm, x, torch.zeros(1, 2), torch.ones(1), bounds=(0, 1)), x)
+    assert torch.equal(project_beyond_plane(norm, x, torch.zeros(1, 2), torch.ones(1), bounds=(0, 1)), x)
     none: Tensor = torch.zeros(0, 2)
-    assert nearest_beyond(norm, none, none, torch.zeros(0), bounds=(0, 1)).shape == (0, 2)
+    assert project_beyond_plane(norm, none, none, torch.zeros(0), bounds=(0, 1)).shape == (0, 2)

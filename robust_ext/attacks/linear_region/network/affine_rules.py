@@ -64,12 +64,15 @@ def _sum_or_product(tape: Tape, call: Call) -> Tensor:
     if len({(one.dim(), one.shape[0]) for one in dependent}) > 1:
         raise tape.refusal("it adds two results with different batch dimensions")
     fixed = [None if tape.depends(one) else _constant(tape, one, dependent[0]) for one in operands]
-    function, more = call.out_of_place, call.args[2:]
-    keywords = {name: value for name, value in call.kwargs.items() if name not in ("input", "other")}
+    function, keywords = call.out_of_place, {}
+    if call.name in _QUOTIENTS:
+        function, fixed[1] = torch.mul, 1 / fixed[1]
+    elif call.get(2, "alpha") is not None:
+        keywords = {"alpha": call.get(2, "alpha")}
 
     def combined(*inputs: Tensor) -> Tensor:
         following = iter(inputs)
-        out: Tensor = function(*(next(following) if one is None else one for one in fixed), *more, **keywords)
+        out: Tensor = function(*(next(following) if one is None else one for one in fixed), **keywords)
         return out
 
     number = tape.emit_function(combined, *dependent)

@@ -129,11 +129,9 @@ class PiecewiseActivation(Gate):
         total = parts[0] * self._signs[0]
         for part, sign in zip(parts[1:], self._signs[1:], strict=True):
             total.addcmul_(part, sign)
-        shape = self.active[0].shape
-        if self._channels_last:
-            total = total.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
-        else:
-            total = total.view(shape)
+        count, *tail = self.active[0].shape
+        last = self._channels_last
+        total = total.view(count, *tail[1:], tail[0]).movedim(-1, 1) if last else total.view(count, *tail)
         return total if gradient is None else torch.addcmul(total, gradient, self._factor)
 
     def at(self, x: Tensor, rows: int) -> tuple[Gate, Tensor]:

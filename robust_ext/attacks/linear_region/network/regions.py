@@ -115,7 +115,7 @@ class Regions:
 
     @torch.no_grad()
     def at(self, points: Tensor) -> Regions:
-        """The regions of other points, as :func:`~robust_ext.attacks.linear_region.network.recording.record` gives them.
+        """The regions of other points, the same as recorded there.
 
         It costs one forward pass of the steps recorded before, which is less than to record the network again.
 

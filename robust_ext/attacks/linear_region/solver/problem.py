@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.solver.norms import is_contradiction, lower_bound
 from robust_ext.attacks.linear_region.solver.constraints import Constraints
+from robust_ext.attacks.linear_region.solver.norms import is_contradiction, lower_bound
 from robust_ext.attacks.linear_region.solver.scaling import Scaling
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from robust_ext.attacks.linear_region.solver.constraints import Constraints
 from robust_ext.attacks.linear_region.solver.l2 import AcceleratedDual
 from robust_ext.attacks.linear_region.solver.linear import PrimalDual
-from robust_ext.attacks.linear_region.solver.scaling import Scaling, estimate_scaling
 from robust_ext.attacks.linear_region.solver.problem import Progress, ScaledProblem
+from robust_ext.attacks.linear_region.solver.scaling import Scaling, estimate_scaling
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.threat import NORMS

@@ -1,4 +1,4 @@
-"""The true network as the search asks it: which points are adversarial, and how far from adversarial the others are."""
+"""The true network near some inputs: which points are adversarial, and how far from adversarial the others are."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from robust_ext.core.threat import ThreatModel
 _CERTAIN = 2e-6
 
 
-class Judge:
-    """Asks the network about points near some inputs, and counts the passes of each input.
+class BoundaryOracle:
+    """Queries the network about points near some inputs, and counts the passes of each input.
+
+    Points come with ``sample_index``, int64 ``(B,)``: the inputs they belong to.
 
     Args:
         target: The network.
@@ -37,42 +39,35 @@ class Judge:
         self.threat_model = replace(threat_model, bounds=target.bounds)
         self.passes = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
 
-    def spend(self, owners: Tensor, passes: Tensor | int) -> None:
-        """Note passes of the inputs ``owners``, int64 ``(B,)``."""
-        amount = torch.as_tensor(passes, device=owners.device).expand(owners.shape)
-        self.passes.index_add_(0, owners, amount)
+    def spend(self, sample_index: Tensor, passes: Tensor | int) -> None:
+        """Count passes of the inputs."""
+        amount = torch.as_tensor(passes, device=sample_index.device).expand(sample_index.shape)
+        self.passes.index_add_(0, sample_index, amount)
 
-    def distances(self, points: Tensor, owners: Tensor) -> Tensor:
-        """Distances of points ``(B, ...)`` from the inputs they belong to, float64 ``(B,)``."""
-        return self.threat_model.distance(points, self.inputs[owners])
+    def distances(self, points: Tensor, sample_index: Tensor) -> Tensor:
+        """Distances of points ``(B, ...)`` from their inputs, float64 ``(B,)``."""
+        return self.threat_model.distance(points, self.inputs[sample_index])
 
-    def adversarial(self, points: Tensor, owners: Tensor, *, beyond_rounding: bool = True) -> Tensor:
+    def adversarial(self, points: Tensor, sample_index: Tensor, *, beyond_rounding: bool = True) -> Tensor:
         """Which points are adversarial, bool ``(B,)``; one forward pass."""
-        self.spend(owners, 1)
+        self.spend(sample_index, 1)
         with torch.no_grad():
             logits = self.target.module(points)
         if not beyond_rounding:
-            hit: Tensor = (logits.argmax(1) == self.labels[owners]) == self.targeted
+            hit: Tensor = (logits.argmax(1) == self.labels[sample_index]) == self.targeted
             return hit
-        margin, _ = self.margins(logits, owners)
-        certain: Tensor = margin > _CERTAIN * (1 + logits.abs().amax(1))
-        return certain
+        return self._certain(self.margins(logits, sample_index)[0], logits)
 
-    def solved(self) -> Tensor:
-        """Which inputs are adversarial as they are, bool ``(N,)``; one forward pass."""
-        owners = torch.arange(len(self.inputs), device=self.inputs.device)
-        return self.adversarial(self.inputs, owners, beyond_rounding=False)
-
-    def margins(self, logits: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
+    def margins(self, logits: Tensor, sample_index: Tensor) -> tuple[Tensor, Tensor]:
         """Above 0 where adversarial, ``(B,)``, and the strongest class beside the label, int64 ``(B,)``."""
-        labels = self.labels[owners].unsqueeze(1)
+        labels = self.labels[sample_index].unsqueeze(1)
         own = logits.gather(1, labels).squeeze(1)
         other, rivals = logits.scatter(1, labels, -torch.inf).max(1)
         return (own - other if self.targeted else other - own), rivals
 
-    def linearised(self, points: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def linearised(self, points: Tensor, sample_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Margins ``(B,)``, their gradients ``(B, D)`` and which points are adversarial; a pass forward and back."""
-        self.spend(owners, 2)
+        self.spend(sample_index, 2)
         with torch.enable_grad():
             points = points.detach().requires_grad_(True)
             logits = self.target.module(points)
@@ -81,22 +76,21 @@ class Judge:
                     "the target gives no gradients; the linear-region attack needs a piecewise affine network whose "
                     "logits can be differentiated"
                 )
-            margin, _ = self.margins(logits, owners)
+            margin, _ = self.margins(logits, sample_index)
             (gradient,) = torch.autograd.grad(margin.sum(), points)
         margin = margin.detach()
-        certain = margin > _CERTAIN * (1 + logits.detach().abs().amax(1))
-        return margin, gradient.flatten(1), certain
+        return margin, gradient.flatten(1), self._certain(margin, logits.detach())
 
-    def drawn_in(self, points: Tensor, owners: Tensor, *, least: float = 0.0, halvings: int = 8) -> Tensor:
-        """Go from adversarial points towards their inputs as far as they stay adversarial, by bisection.
+    def bisect_to_input(self, points: Tensor, sample_index: Tensor, *, least: float = 0.0, halvings: int = 8) -> Tensor:
+        """Go from adversarial points ``(B, ...)`` towards their inputs as far as they stay adversarial, by bisection.
 
         Args:
             points: ``(B, ...)``, adversarial.
-            owners: int64 ``(B,)``.
+            sample_index: int64 ``(B,)``.
             least: The share of the perturbation that is kept in any case, in [0, 1).
             halvings: Forward passes.
         """
-        inputs = self.inputs[owners]
+        inputs = self.inputs[sample_index]
         kept = points.new_ones(len(points))
         left = torch.full_like(kept, least)
         shape = (-1, *[1] * (points.dim() - 1))
@@ -104,7 +98,11 @@ class Judge:
         for _ in range(halvings if len(points) else 0):
             middle = (kept + left) / 2
             tried = torch.lerp(inputs, points, middle.view(shape))
-            good = self.adversarial(tried, owners)
+            good = self.adversarial(tried, sample_index)
             best = torch.where(good.view(shape), tried, best)
             kept, left = torch.where(good, middle, kept), torch.where(good, left, middle)
         return best
+
+    @staticmethod
+    def _certain(margin: Tensor, logits: Tensor) -> Tensor:
+        return margin > _CERTAIN * (1 + logits.abs().amax(1))
