@@ -240,7 +240,12 @@ OWN = {
 case("binarization own linf", binarization, OWN)
 case("binarization own l2", binarization, ["robust_ext:APGD(steps=10)", "robust_ext:RandomSearch(points=30)"], "l2")
 case("binarization own l1", binarization, ["robust_ext:APGD(steps=10)", "robust_ext:Square(queries=20)"], "l1")
-REGIONS = "robust_ext:LinearRegion(starts=2, walk=5, hops=2, hop_steps=3, regions=3)"
+# Draws depend on the attack's name, which spells its settings as when the results were recorded.
+REGIONS = {
+    "robust_ext:LinearRegion(starts=2, walk=5, hops=2, hop_steps=3, regions=3)": (
+        "robust_ext:LinearRegion(starts=2, fab_steps=5, basin_hops=2, hop_steps=3, regions=3)"
+    )
+}
 case("binarization linear region", binarization, REGIONS, "l2", samples=4, kappa=0.9)
 case("binarization callables", binarization, {"pgd": callable_pgd, "predicted": predicted_labels}, kappa=0.9)
 case("binarization wide bounds", binarization, ["robust_ext:APGD(steps=10)", "foolbox:LinfPGD(steps=10)"], wide=True)
@@ -417,9 +422,8 @@ case(
     seed=4,
 )
 for norm, budgets in {"linf": [0.05, 0.1], "l2": [0.5, 1.0], "l1": [2.0, 4.0]}.items():
-    case(
-        f"robust accuracy linear region {norm}", robust, [REGIONS, "robust_ext:APGD(steps=5)"], norm, budgets, samples=4
-    )
+    regions = {**REGIONS, "robust_ext:APGD(steps=5)": "robust_ext:APGD(steps=5)"}
+    case(f"robust accuracy linear region {norm}", robust, regions, norm, budgets, samples=4)
 
 # ---- Test-time defenses.
 
@@ -458,7 +462,7 @@ BLIND: dict[str, tuple[str, tuple[str, ...]]] = {
     "APGD": ("steps=8", ("linf", "l2", "l1")),
     "RandomSearch": ("points=20", ("linf", "l2", "l1")),
     "ObjectivePGD": ("steps=8", ("linf", "l2", "l1")),
-    "LinearRegion": ("starts=2, walk=5, hops=2, hop_steps=3, regions=3", ("linf", "l2", "l1")),
+    "LinearRegion": ("starts=2, fab_steps=5, basin_hops=2, hop_steps=3, regions=3", ("linf", "l2", "l1")),
     "RayS": ("queries=80", ("linf",)),
     "Square": ("queries=30", ("linf", "l2", "l1")),
     "CarliniWagnerLinf": ("steps=10, learning_rate=0.05, initial_const=0.1, const_factor=8", ("linf",)),
@@ -479,8 +483,8 @@ MORE = {
     "ObjectivePGD": tuple(f"objective='{name}', algorithm='{how}'" for name in FOUR for how in ("fgsm", "bim", "pgd")),
     "SpatialTransformation": ("translation=2, mode='random', samples=5",),
     "LinearRegion": (
-        "starts=2, walk=5, hops=2, hop_steps=3, regions=3, survivors=1, q=0.5, batch=2",
-        "starts=2, walk=0, hops=0, regions=2, classes='all'",
+        "starts=2, fab_steps=5, basin_hops=2, hop_steps=3, regions=3, survivors=1, q=0.5, batch=2",
+        "starts=2, fab_steps=0, basin_hops=0, regions=2, classes='all'",
     ),
 }
 WIDTHS = {"linf": 0.3, "l2": 0.8, "l1": 2.4}
