@@ -68,7 +68,7 @@ def main() -> None:
         attack = robust_ext.as_attack(text)
 
         def adapted(attack: robust_ext.attacks.Attack = attack) -> object:
-            return attack.generate(target, inputs, labels, threat_model=THREAT, generator=stream(0, 0))
+            return attack.search(target, inputs, labels, threat_model=THREAT, generator=stream(0, 0))
 
         ours, theirs = [], []
         with frozen(module), contextlib.redirect_stdout(io.StringIO()):

@@ -35,7 +35,7 @@ def ours(target: Target, loss: str, steps: int) -> Callable[..., Tensor]:
 
     def run(x: Tensor, y: Tensor, epsilon: float) -> Tensor:
         threat_model = ThreatModel(norm="linf", epsilon=epsilon)
-        return attack.generate(target, x, y, threat_model=threat_model, generator=stream(0, "benchmark"))
+        return attack.search(target, x, y, threat_model=threat_model, generator=stream(0, "benchmark"))
 
     return run
 
@@ -118,7 +118,7 @@ def times(network: nn.Module, target: Target, inputs: Tensor, arguments: argpars
         attack = APGD(steps=steps, loss=loss)
 
         def adapted(attack: APGD = attack, threat_model: ThreatModel = threat_model) -> object:
-            return attack.generate(target, x, y, threat_model=threat_model, generator=stream(0))
+            return attack.search(target, x, y, threat_model=threat_model, generator=stream(0))
 
         theirs, mine = [], []
         with frozen(network):

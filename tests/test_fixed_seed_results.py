@@ -27,8 +27,8 @@ from torch import Tensor, nn
 import robust_ext
 from robust_ext import ThreatModel, binarization_test, defenses, detectors, estimators, mead, robust_accuracy
 from robust_ext.adapters.libraries import load_foolbox
+from robust_ext.attacks.bpda_attack import BPDAAttack
 from robust_ext.attacks.running import run_attack
-from robust_ext.attacks.through import Through
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.target import Target
@@ -259,14 +259,18 @@ case("binarization batch norm", binarization, OWN["apgd"], model=lambda: small_n
 case(
     "binarization BPDA",
     binarization,
-    [callable_pgd, Through(callable_pgd), Through(callable_pgd, view="trajectory")],
+    [
+        callable_pgd,
+        BPDAAttack(attack=robust_ext.as_attack(callable_pgd)),
+        BPDAAttack(attack=robust_ext.as_attack(callable_pgd), gradient_mode="trajectory"),
+    ],
     model=lambda: Rounding(network(), steps=2),
     kappa=0.9,
 )
 case(
     "binarization hd",
     binarization,
-    Through(callable_pgd, view="trajectory"),
+    BPDAAttack(attack=robust_ext.as_attack(callable_pgd), gradient_mode="trajectory"),
     samples=6,
     kappa=0.9,
     model=lambda: defenses.HedgeDefense(network(), steps=1, step_size=0.02),
@@ -274,7 +278,7 @@ case(
 case(
     "binarization EoT",
     binarization,
-    Through(callable_pgd, draws=2),
+    BPDAAttack(attack=robust_ext.as_attack(callable_pgd), draws=2),
     samples=6,
     kappa=0.5,
     model=lambda: as_defense("resize-pad(smallest=0.5, largest=1.0)", network(), digits(2)[0]),
@@ -633,7 +637,9 @@ def transfer() -> Any:
     found = {}
     for title, attack in {
         "transfer": Transfer(surrogates={"rounding": small_network((1, 8, 8), 10)}, steps=5),
-        "one attack": Transfer(surrogates={"a": network()}, attacks=["robust_ext:APGD(steps=5)"], loss="ce"),
+        "one attack": Transfer(
+            surrogates={"a": network()}, attacks=[robust_ext.as_attack("robust_ext:APGD(steps=5)")], loss="ce"
+        ),
     }.items():
         threat_model = ThreatModel(norm="linf", epsilon=0.15)
         points = run_attack(attack, target, inputs, labels, threat_model=threat_model, generator=stream(3, "transfer"))

@@ -50,7 +50,7 @@ class AdvLibAttack(WrappedAttack):
     def __init__(self, function: Callable[..., Any], settings: Mapping[str, Any], *, name: str, entry: Entry) -> None:
         super().__init__(function, settings, name=name, entry=entry, traits=traits_of(entry, settings))
 
-    def generate(
+    def search(
         self,
         target: Target,
         inputs: Tensor,
@@ -59,7 +59,7 @@ class AdvLibAttack(WrappedAttack):
         threat_model: ThreatModel,
         generator: torch.Generator,
     ) -> Tensor:
-        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.generate`.
+        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.search`.
 
         Raises:
             AttackRefusedError: The inputs are no images, or have too few channels for it.

@@ -68,7 +68,7 @@ class ArtAttack(WrappedAttack):
     def __init__(self, attack_class: type, settings: Mapping[str, Any], *, name: str, entry: Entry) -> None:
         super().__init__(attack_class, settings, name=name, entry=entry, traits=traits_of(entry, settings))
 
-    def generate(
+    def search(
         self,
         target: Target,
         inputs: Tensor,
@@ -77,7 +77,7 @@ class ArtAttack(WrappedAttack):
         threat_model: ThreatModel,
         generator: torch.Generator,
     ) -> Tensor:
-        """Run the attack on the batch, see :meth:`robust_ext.attacks.base.Attack.generate`.
+        """Run the attack on the batch, see :meth:`robust_ext.attacks.base.Attack.search`.
 
         Raises:
             InvalidArgumentError: The class does not accept these settings.

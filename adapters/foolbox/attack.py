@@ -64,7 +64,7 @@ class FoolboxAttack(Attack):
         """The attack as Foolbox shows it, with all its settings, without addresses in memory."""
         return re.sub(r" at 0x[0-9a-fA-F]+", "", f"Foolbox {self.attack!r}")
 
-    def generate(
+    def search(
         self,
         target: Target,
         inputs: Tensor,
@@ -73,7 +73,7 @@ class FoolboxAttack(Attack):
         threat_model: ThreatModel,
         generator: torch.Generator,
     ) -> Tensor:
-        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.generate`.
+        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.search`.
 
         Raises:
             AttackError: Foolbox or the attack raised, or returned no tensor.

@@ -74,7 +74,7 @@ class TorchattacksAttack(WrappedAttack):
             shown += f"{separator}attacks=[{', '.join(part.description for part in self.parts)}]"
         return f"torchattacks {shown})"
 
-    def generate(
+    def search(
         self,
         target: Target,
         inputs: Tensor,
@@ -83,7 +83,7 @@ class TorchattacksAttack(WrappedAttack):
         threat_model: ThreatModel,
         generator: torch.Generator,
     ) -> Tensor:
-        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.generate`.
+        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.search`.
 
         Raises:
             InvalidArgumentError: The class does not accept these settings.

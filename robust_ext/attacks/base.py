@@ -1,11 +1,12 @@
 """The common interface of attacks, and how anything else becomes one.
 
 An attack gets a target, inputs, labels, a threat model and a generator, and returns candidates of the inputs' shape.
-It also states its traits: what it needs, and how it treats rows. Nothing it says of its own success is used.
+It also states its traits: what it needs, and how it treats rows. What it states of its own success is not used.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import inspect
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.core.random import seeded_globals
@@ -92,7 +94,7 @@ class Attack(ABC):
     """Base of every attack.
 
     Attributes:
-        name: How tables and files call it.
+        name: Its name in tables and files.
         traits: What it needs and how it treats rows.
     """
 
@@ -104,8 +106,14 @@ class Attack(ABC):
         """The attack with its settings, in words; a run is gone on with only by the same."""
         return self.name
 
+    def named(self, name: str) -> Self:
+        """A copy of this attack that tables and files call ``name``."""
+        made = copy.copy(self)
+        object.__setattr__(made, "name", name)  # Attacks may be frozen dataclasses.
+        return made
+
     @abstractmethod
-    def generate(
+    def search(
         self,
         target: Target,
         inputs: Tensor,
@@ -124,7 +132,7 @@ class Attack(ABC):
             generator: CPU generator, the only source of randomness.
 
         Returns:
-            Candidates ``(N, *target.input_shape)``, verified by whoever asked.
+            Candidates ``(N, *target.input_shape)``, verified by the caller.
         """
 
     def refusal(self, *, threat_model: ThreatModel, detector: bool = False) -> str | None:
@@ -196,7 +204,7 @@ class CallableAttack(Attack):
         shown = ", ".join(f"{key}={value!r}" for key, value in sorted(keywords.items()))
         return f"{kind.__module__}.{kind.__qualname__}" + (f"({shown})" if shown else "")
 
-    def generate(
+    def search(
         self,
         target: Target,
         inputs: Tensor,
@@ -205,7 +213,7 @@ class CallableAttack(Attack):
         threat_model: ThreatModel,
         generator: torch.Generator,
     ) -> Tensor:
-        """Call the function on copies of the inputs and labels, see :meth:`Attack.generate`."""
+        """Call the function on copies of the inputs and labels, see :meth:`Attack.search`."""
         offered = {"threat_model": threat_model, "epsilon": threat_model.epsilon, "generator": generator}
         extras = {key: offered[key] for key in self._extras}
         with seeded_globals(draw_seed(generator)):
@@ -213,6 +221,13 @@ class CallableAttack(Attack):
         if not isinstance(out, Tensor):
             raise AttackError(f"{self.name}: returned {type(out).__name__}, expected a tensor of candidates")
         return out
+
+
+def check_attack(attack: object, *, argument: str = "attack") -> Attack:
+    """Return ``attack`` when it is an :class:`Attack`."""
+    if not isinstance(attack, Attack):
+        raise InvalidArgumentError(argument, repr(attack), "an attack; robust_ext.as_attack makes one of most things")
+    return attack
 
 
 def draw_seed(generator: torch.Generator) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.settings import Settings
@@ -47,12 +45,6 @@ class NativeAttack(Settings, Attack):
     classes, the command line's names and the documentation are made from the declaration.
     """
 
-    def named(self, name: str) -> Self:
-        """A copy of this attack that tables and files call ``name``."""
-        made = copy.copy(self)
-        object.__setattr__(made, "name", name)
-        return made
-
     @abstractmethod
     def search(
         self,
@@ -65,7 +57,7 @@ class NativeAttack(Settings, Attack):
         targeted: bool = False,
         watch: Watch | None = None,
     ) -> Tensor:
-        """Return one candidate for each input; see :meth:`Attack.generate`.
+        """Return one candidate for each input; see :meth:`Attack.search`.
 
         Args:
             target: What may be queried.
@@ -76,15 +68,3 @@ class NativeAttack(Settings, Attack):
             targeted: Whether a candidate should be classified as its label instead of as anything else.
             watch: Called after each step.
         """
-
-    def generate(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """Return one candidate for each input, see :meth:`Attack.generate`."""
-        return self.search(target, inputs, labels, threat_model=threat_model, generator=generator)

@@ -54,7 +54,7 @@ def run_attack(
                 if target.defended.detector.random:
                     # Random detectors draw from the global generator.
                     stack.enter_context(seeded_globals(draw_seed(generator)))
-            candidates = attack.generate(
+            candidates = attack.search(
                 target, inputs.clone(), labels.clone(), threat_model=threat_model, generator=generator
             )
     except RobustExtError:

@@ -67,7 +67,7 @@ def run(
         device=torch.device("cpu"),
     )
     generator = torch.Generator().manual_seed(seed)
-    return attack.generate(target, x, y, threat_model=threat_model, generator=generator)
+    return attack.search(target, x, y, threat_model=threat_model, generator=generator)
 
 
 def host(function: Any, settings: dict[str, Any], bounds: tuple[float, float], seed: int = 3) -> Tensor:

@@ -94,7 +94,7 @@ def run(
         input_shape=SHAPE,
         device=torch.device("cpu"),
     )
-    return attack.generate(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
+    return attack.search(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
 
 
 def classifier(module: nn.Module | None = None, *, clip_values: Any = (0.0, 1.0), **settings: Any) -> Any:

@@ -86,7 +86,7 @@ def test_a_users_classifier_is_attacked_as_art_attacks_it(
     target = Target(
         module=adapted.module, bounds=bounds, classes=CLASSES, input_shape=SHAPE, device=torch.device("cpu")
     )
-    candidates = as_attack((getattr(evasion, name), settings)).generate(
+    candidates = as_attack((getattr(evasion, name), settings)).search(
         target,
         x,
         y,
@@ -133,7 +133,7 @@ def test_queries_are_counted_as_by_hand(text: str, norm: str, forward: int, back
         # One class far above all others: no step of a linear model of it arrives in four.
         module.module = nn.Sequential(network(), Top())
         y = torch.zeros(6, dtype=torch.int64)
-    attack.generate(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
+    attack.search(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
     assert counter == PassCounter(6 * forward, 6 * backward)
 
 

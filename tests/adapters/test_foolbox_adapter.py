@@ -38,7 +38,7 @@ def run(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat_model: T
     target = Target(
         module=module, bounds=threat_model.bounds, classes=5, input_shape=(1, 10, 10), device=torch.device("cpu")
     )
-    return attack.generate(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(seed))
+    return attack.search(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(seed))
 
 
 def host(

@@ -86,7 +86,7 @@ def test_results_are_foolboxs_own(bounds: tuple[float, float], norm: str, name: 
     module = as_module(model).module
     target = Target(module=module, bounds=bounds, classes=3, input_shape=SHAPE, device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(3)
-    candidates = attack.generate(target, x, labels, threat_model=threat_model, generator=generator)
+    candidates = attack.search(target, x, labels, threat_model=threat_model, generator=generator)
     with seeded_globals(draw_seed(torch.Generator().manual_seed(3))):
         own = getattr(foolbox.attacks, name)(**settings)
         if getattr(own, "_distance", 0) is None or name == "PointwiseAttack":
@@ -115,7 +115,7 @@ def count(name: str, settings: dict[str, Any], norm: str, x: Tensor) -> PassCoun
     target = Target(
         module=module, bounds=(0.0, 1.0), classes=2, input_shape=SHAPE, device=torch.device("cpu"), counter=counter
     )
-    as_attack((getattr(foolbox.attacks, name), settings)).generate(
+    as_attack((getattr(foolbox.attacks, name), settings)).search(
         target,
         x,
         torch.zeros(len(x), dtype=torch.int64),

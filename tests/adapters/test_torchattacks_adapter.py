@@ -228,7 +228,7 @@ def made(attack: Attack, threat_model: ThreatModel, classes: int = CLASSES) -> A
             input_shape=SHAPE,
             device=torch.device("cpu"),
         )
-        attack.generate(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
+        attack.search(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
     return seen[0]
 
 

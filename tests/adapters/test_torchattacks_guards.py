@@ -72,7 +72,7 @@ def run(
     attack = as_attack(f"torchattacks:{attack}") if isinstance(attack, str) else attack
     generator = torch.Generator().manual_seed(3)
     if direct:
-        return attack.generate(target, x, y, threat_model=threat_model, generator=generator)
+        return attack.search(target, x, y, threat_model=threat_model, generator=generator)
     return run_attack(attack, target, x, y, threat_model=threat_model, generator=generator)
 
 

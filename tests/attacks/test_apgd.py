@@ -301,7 +301,7 @@ def test_the_seed_decides() -> None:
     target, inputs, labels = problem()
     threat_model = ThreatModel(norm="l2", epsilon=0.01)
     runs = [
-        APGD(steps=1).generate(target, inputs, labels, threat_model=threat_model, generator=stream(seed))
+        APGD(steps=1).search(target, inputs, labels, threat_model=threat_model, generator=stream(seed))
         for seed in (0, 0, 1)
     ]
     assert torch.equal(runs[0], runs[1])

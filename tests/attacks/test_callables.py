@@ -193,7 +193,7 @@ def test_tensors_of_the_caller_stay_as_they_were() -> None:
 
     inputs, labels = INPUTS.clone(), LABELS.clone()
     attack = as_attack(greedy)
-    candidates = attack.generate(
+    candidates = attack.search(
         target(), inputs, labels, threat_model=THREAT_MODEL, generator=torch.Generator().manual_seed(0)
     )
     assert torch.equal(candidates.detach(), INPUTS * 2)
@@ -247,9 +247,9 @@ def test_what_a_partial_sets_is_kept_and_described() -> None:
     target = Target(module=nn.Linear(3, 2), bounds=(0.0, 1.0), classes=2, input_shape=(3,), device=torch.device("cpu"))
     common = {"threat_model": ThreatModel(norm="linf", epsilon=0.5), "generator": torch.Generator()}
     labels = torch.zeros(2, dtype=torch.int64)
-    assert float(chosen.generate(target, x, labels, **common).max()) == 2.0
-    assert float(as_attack(shift).generate(target, x, labels, **common).max()) == 0.5
-    assert float(as_attack(ForwardAttack()).generate(target, x, labels, **common).max()) == 0.5
+    assert float(chosen.search(target, x, labels, **common).max()) == 2.0
+    assert float(as_attack(shift).search(target, x, labels, **common).max()) == 0.5
+    assert float(as_attack(ForwardAttack()).search(target, x, labels, **common).max()) == 0.5
 
 
 def test_extras_in_the_wrong_place_are_refused() -> None:

@@ -256,7 +256,7 @@ def test_answers_of_nan_are_no_success() -> None:
 def test_no_rows() -> None:
     x = torch.zeros(0, 1, 3, 4)
     target = as_target(network(), ThreatModel(norm="linf", epsilon=0.1), 4, (1, 3, 4))
-    out = RandomSearch().generate(
+    out = RandomSearch().search(
         target,
         x,
         torch.zeros(0, dtype=torch.int64),

@@ -394,7 +394,7 @@ def test_as_an_attack_it_returns_the_candidates_and_refuses_what_it_cannot_do() 
     target = Target(module=network, bounds=(0.0, 1.0), classes=4, input_shape=(1, 4, 4), device=torch.device("cpu"))
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     generator = torch.Generator().manual_seed(0)
-    out = RayS(queries=70).generate(target, x, y, threat_model=threat_model, generator=generator)
+    out = RayS(queries=70).search(target, x, y, threat_model=threat_model, generator=generator)
     assert torch.equal(out, run(network, x, y, epsilon=0.1, queries=70).candidates)
     with pytest.raises(AttackRefusedError, match=r"RayS: .*aim"):
         RayS().search(target, x, y, threat_model=threat_model, generator=generator, targeted=True)

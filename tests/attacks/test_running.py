@@ -23,7 +23,7 @@ class Probe(Attack):
         self.traits = AttackTraits(**traits)
         self.answer = answer
 
-    def generate(self, target, inputs, labels, *, threat_model, generator):
+    def search(self, target, inputs, labels, *, threat_model, generator):
         self.classes, self.columns = target.classes, target.module(inputs).shape[1]
         self.asks = [p.requires_grad for p in target.module.parameters()]
         nn.functional.cross_entropy(target.module(inputs.clone().requires_grad_()), labels).backward()

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack, AttackTraits, CallableAttack, draw_seed
+from robust_ext.attacks.orthogonal import OrthogonalPGD
 from robust_ext.attacks.transfer import Transfer, TransferResult
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.demo.network import digits_network
+from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
 
 SHAPE = (1, 4, 4)
@@ -58,7 +60,7 @@ class Shift(Attack):
         self.name = f"Shift({by:g})"
         self.traits = AttackTraits(batching="full", gradients=False, norms=norms)
 
-    def generate(self, target: Target, inputs: Tensor, labels: Tensor, **_: Any) -> Tensor:
+    def search(self, target: Target, inputs: Tensor, labels: Tensor, **_: Any) -> Tensor:
         moved = inputs + self.by
         if self.nan:
             moved[0, ..., 0] = torch.nan
@@ -77,7 +79,7 @@ def transfer(
 
 
 def apgd(module: nn.Module, x: Tensor, y: Tensor, *, classes: int, epsilon: float, **chosen: Any) -> Tensor:
-    return APGD(**chosen).generate(
+    return APGD(**chosen).search(
         target_of(module, classes, tuple(x.shape[1:])),
         x,
         y,
@@ -120,7 +122,7 @@ def test_from_the_target_itself_it_is_as_strong_as_apgd(
     solved = torch.zeros_like(found.found)
     for loss in ("ce", "margin", "targeted-dlr"):
         attack = APGD(steps=20, loss=loss, target_classes=3)
-        points = attack.generate(
+        points = attack.search(
             target_of(network, 10, (1, 8, 8)),
             x,
             y,
@@ -241,17 +243,14 @@ def test_points_of_a_source_do_not_depend_on_the_others() -> None:
     assert not torch.equal(alone.batches[0], among.batches[1])
 
 
-def test_as_an_attack_it_keeps_its_result() -> None:
+def test_as_an_attack_it_returns_the_candidates() -> None:
     network, x, y = problem()
     attack = Transfer(surrogates={"a": network}, steps=3)
-    assert attack.result is None
-    out = attack.generate(target_of(network), x, y, threat_model=THREAT, generator=stream(0))
-    assert attack.result is not None
-    assert torch.equal(out, attack.result.candidates)
-    assert attack.result.sources == (("a", "APGD-CE"), ("a", "APGD-MARGIN"), ("a", "APGD-TARGETED-DLR"))
+    out = attack.search(target_of(network), x, y, threat_model=THREAT, generator=stream(0))
+    result = attack.run(target_of(network), x, y, threat_model=THREAT, generator=stream(0))
+    assert torch.equal(out, result.candidates)
+    assert result.sources == (("a", "APGD-CE"), ("a", "APGD-MARGIN"), ("a", "APGD-TARGETED-DLR"))
     assert (attack.traits.batching, attack.traits.gradients, attack.traits.failure) == ("full", False, "best")
-    again = attack.generate(target_of(network), x, y, threat_model=THREAT, generator=stream(0))
-    assert torch.equal(again, out)
 
 
 def test_surrogates_are_run_in_eval_mode_and_left_as_they_were() -> None:
@@ -290,7 +289,9 @@ def test_no_rows_and_one_row() -> None:
 def test_attacks_of_other_kinds_are_taken() -> None:
     network, x, y = problem()
     function = CallableAttack(lambda model, x, y: x - 0.05, name="darker")
-    found = transfer(Transfer(surrogates={"a": network}, attacks=["robust_ext:APGD(steps=2)", function]), network, x, y)
+    found = transfer(
+        Transfer(surrogates={"a": network}, attacks=[as_attack("robust_ext:APGD(steps=2)"), function]), network, x, y
+    )
     assert [name for _, name in found.sources] == ["robust_ext:APGD(steps=2)", "darker"]
     broken = CallableAttack(lambda model, x, y: x[:1], name="broken")
     with pytest.raises(AttackError, match=r"broken: returned shape \(1, 1, 4, 4\)"):
@@ -303,7 +304,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     assert some.traits.norms == ("linf", "l2")
     with pytest.raises(AttackRefusedError, match="l1"):
         transfer(some, network, x, y, threat_model=ThreatModel(norm="l1", epsilon=1))
-    with pytest.raises(InvalidArgumentError, match=r"surrogates: got 'a' with an answer of shape \(1, 3\)"):
+    with pytest.raises(InvalidArgumentError, match=r"surrogates: got 'a' with logits of shape \(1, 3\)"):
         transfer(Transfer(surrogates={"a": small_network(SHAPE, 3)}), network, x, y)
 
 
@@ -318,7 +319,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         ({"attacks": "robust_ext:APGD"}, "attacks"),
         ({"attacks": [APGD(), APGD(steps=3)]}, "attacks"),
         ({"attacks": [3]}, "attacks"),
-        ({"attacks": ["robust_ext:OrthogonalPGD"]}, "attacks"),
+        ({"attacks": [OrthogonalPGD()]}, "attacks"),
         ({"steps": 0}, "steps"),
         ({"loss": "dlr"}, "loss"),
     ],

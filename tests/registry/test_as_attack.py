@@ -23,7 +23,7 @@ def shifted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def run(attack: Attack) -> Tensor:
     target = Target(module=nn.Linear(3, 2), bounds=(0.0, 1.0), classes=2, input_shape=(3,), device=torch.device("cpu"))
     labels = torch.zeros(2, dtype=torch.int64)
-    return attack.generate(
+    return attack.search(
         target, torch.zeros(2, 3), labels, threat_model=THREAT_MODEL, generator=torch.Generator().manual_seed(0)
     )
 

@@ -56,7 +56,7 @@ class Leaving(Attack):
         self.traits = AttackTraits(batching=batching, gradients=False)
         self.raises, self.calls = raises, 0
 
-    def generate(self, target, inputs, labels, *, threat_model, generator):
+    def search(self, target, inputs, labels, *, threat_model, generator):
         self.calls += 1
         if self.raises:
             raise RuntimeError("stopped")

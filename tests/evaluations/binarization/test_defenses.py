@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from robust_ext import binarization_test
-from robust_ext.attacks.through import Through
+from robust_ext import as_attack, binarization_test
+from robust_ext.attacks.bpda_attack import BPDAAttack
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target
@@ -46,6 +46,10 @@ def pgd(model, x, y, threat_model):
     return adversarial
 
 
+def by_bpda(**settings: object) -> BPDAAttack:
+    return BPDAAttack(attack=as_attack(pgd), **settings)  # type: ignore[arg-type]
+
+
 def run(defense: AdaptiveDefense, *attacks: object, **settings: object) -> BinarizationResult:
     inputs, _ = load_dataset("digits").take(range(8))
     small = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canaries": 2, "minimum_samples": 5}
@@ -53,7 +57,12 @@ def run(defense: AdaptiveDefense, *attacks: object, **settings: object) -> Binar
 
 
 def test_zero_gradients_fail_and_the_wrapper_passes() -> None:
-    result = run(Rounding(digits_network(), steps=2), pgd, Through(pgd), Through(pgd, view="trajectory"))
+    result = run(
+        Rounding(digits_network(), steps=2),
+        pgd,
+        by_bpda(),
+        by_bpda(gradient_mode="trajectory"),
+    )
     plain, identity, trajectory = result.content["attacks"]
     assert identity["name"] == "pgd through identity"
     assert plain["score"] <= 0.2
@@ -65,7 +74,11 @@ def test_zero_gradients_fail_and_the_wrapper_passes() -> None:
 @pytest.mark.parametrize("kind", [HedgeDefense, AntiAdversary])
 def test_defenses_that_ask_the_classifier_are_tested_reproducibly(kind: type[AdaptiveDefense]) -> None:
     first, again = (
-        run(kind(digits_network(), steps=1, step_size=0.02), Through(pgd, view="trajectory")) for _ in range(2)
+        run(
+            kind(digits_network(), steps=1, step_size=0.02),
+            by_bpda(gradient_mode="trajectory"),
+        )
+        for _ in range(2)
     )
     (one,), (two,) = first.content["attacks"], again.content["attacks"]
     assert one["samples"] >= 6
@@ -75,9 +88,9 @@ def test_defenses_that_ask_the_classifier_are_tested_reproducibly(kind: type[Ada
 
 
 def test_another_setting_of_the_defense_is_another_run(tmp_path: Path) -> None:
-    run(Rounding(digits_network(), steps=1), Through(pgd), out=tmp_path)
+    run(Rounding(digits_network(), steps=1), by_bpda(), out=tmp_path)
     with pytest.raises(RunFolderError):
-        run(Rounding(digits_network(), steps=2), Through(pgd), out=tmp_path)
+        run(Rounding(digits_network(), steps=2), by_bpda(), out=tmp_path)
 
 
 @pytest.mark.parametrize(("steps", "draws", "view"), [(None, 1, "plain"), (1, 1, "plain"), (1, 2, "identity")])
@@ -85,10 +98,8 @@ def test_the_same_attack_runs_on_the_defense_itself(steps: int | None, draws: in
     inputs, labels = load_dataset("digits").take(range(5))
     defense = HedgeDefense(digits_network(), steps=2)
     target = Target(module=defense, bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
-    attack = Through("foolbox:LinfPGD(steps=3)", view=view, steps=steps, draws=draws)
-    runs = [
-        attack.generate(target, inputs, labels, threat_model=LINF, generator=stream(3, "through")) for _ in range(2)
-    ]
+    attack = BPDAAttack(attack=as_attack("foolbox:LinfPGD(steps=3)"), gradient_mode=view, steps=steps, draws=draws)
+    runs = [attack.search(target, inputs, labels, threat_model=LINF, generator=stream(3, "through")) for _ in range(2)]
     assert torch.equal(*runs)
     assert 0 < float((runs[0] - inputs).abs().max()) <= 0.1001
     assert all(parameter.requires_grad for parameter in defense.parameters())
@@ -99,10 +110,12 @@ def test_what_is_wrong_is_said() -> None:
     network = digits_network()
     target = Target(module=network, bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
     with pytest.raises(AttackRefusedError, match="no test-time defense and not made of one; run pgd on it as it is"):
-        Through(pgd).generate(target, inputs, labels, threat_model=LINF, generator=stream(0, "through"))
-    for setting in ({"view": "static"}, {"steps": -1}, {"draws": 0}):
+        by_bpda().search(target, inputs, labels, threat_model=LINF, generator=stream(0, "through"))
+    for setting in ({"gradient_mode": "static"}, {"steps": -1}, {"draws": 0}):
         with pytest.raises(InvalidArgumentError, match=f"{next(iter(setting))}: got"):
-            Through(pgd, **setting)  # type: ignore[arg-type]
-    listed = Through("art:AutoAttack")
+            by_bpda(**setting)  # type: ignore[arg-type]
+    listed = BPDAAttack(attack=as_attack("art:AutoAttack"))
     assert listed.refusal(threat_model=LINF) == listed.attack.refusal(threat_model=LINF)
     assert "steps=None, draws=1" in listed.description
+    with pytest.raises(InvalidArgumentError, match=r"attack: got .*as_attack makes one"):
+        BPDAAttack(attack=pgd)  # type: ignore[arg-type]

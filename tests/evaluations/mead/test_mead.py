@@ -39,7 +39,7 @@ class Counting(Attack):
     def __init__(self, name="counting", *, raises_at=None, scale=1.0):
         self.name, self.calls, self.raises_at, self.scale = name, 0, raises_at, scale
 
-    def generate(self, target, inputs, labels, *, threat_model, generator):
+    def search(self, target, inputs, labels, *, threat_model, generator):
         self.calls += 1
         if self.calls == self.raises_at:
             raise RuntimeError("stopped")

@@ -31,7 +31,7 @@ class Towards(Attack):
         # One list for all copies of the attack.
         self.calls = []
 
-    def generate(self, target, inputs, labels, *, threat_model, generator):
+    def search(self, target, inputs, labels, *, threat_model, generator):
         self.calls.append(len(inputs))
         if not self.traits.minimum_norm:
             return inputs + threat_model.epsilon * self._direction(inputs, labels)
