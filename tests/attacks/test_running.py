@@ -109,7 +109,7 @@ def test_missing_packages_and_detectors_are_said_before_any_work() -> None:
         Probe(norms=("l2",)).check(threat_model=LINF)
 
 
-@pytest.mark.parametrize("wrong", [{"rows": "some"}, {"failure": "never"}, {"seeds": "lucky"}])
+@pytest.mark.parametrize("wrong", [{"batching": "some"}, {"failure": "never"}, {"seeds": "lucky"}])
 def test_traits_are_checked(wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong))}: got"):
         AttackTraits(**wrong)  # type: ignore[arg-type]
