@@ -715,6 +715,7 @@ def conformance(library: str, names: list[str]) -> Any:
     found = []
     for row in rows:
         kept = row.to_dict()
+        kept["alone"] = kept.pop("one_by_one")
         found.append(
             {key: kept[key] for key in ("target", "outcome", "norm", "samples", "verified", "alone", "passes")}
         )

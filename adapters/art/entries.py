@@ -36,7 +36,7 @@ class Entry(AttackEntry):
         starts: Whether it begins at a point of another class and never ends, or raises, where it finds none; it is
             then given one, and a sample for which none is found is not attacked.
         patch: Whether it returns a patch, which is then applied to the inputs.
-        indices: Whether it takes labels as numbers instead of one-hot rows.
+        indices: Whether it takes labels as numbers instead of one-hot vectors.
         channels_last: Whether it takes images of shape (height, width, channels) only.
         fill: Settings that are left out, for the target and the threat model at hand, instead of ART's defaults.
     """

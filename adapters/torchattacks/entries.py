@@ -92,7 +92,7 @@ ENTRIES: Mapping[str, Entry] = {
         trial=_STEPS,
         defect=f"{_FEW_STEPS}; in l2 all rows take the first row's step size",
     ),
-    # Its FAB goes outside the ball, which decides for single rows.
+    # Its FAB goes outside the ball, which decides for single samples.
     "AutoAttack": Entry(
         traits=replace(_AUTO, batching="single", batch_dependent=True, leaves_ball=True, minimum_classes=4),
         trial={"version": "rand"},

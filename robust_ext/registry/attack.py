@@ -9,9 +9,9 @@ from typing import Any
 
 from robust_ext.attacks.base import Attack, CallableAttack, called
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.objects import resolve_object
 from robust_ext.core.specification import did_you_mean, parse_call
 from robust_ext.registry import base as libraries
+from robust_ext.registry._common import named_object
 
 _ACCEPTED = (
     "an Attack, a string such as 'foolbox:LinfPGD(steps=40)' or 'file.py:attack', an attack object of an adapted "
@@ -68,14 +68,12 @@ def _from_text(text: str, name: str | None, argument: str) -> Attack:
     if adapter is not None:
         return adapter.build_attack(spec.name, spec.arguments, name=name or text)
     try:
-        found = resolve_object(text, argument=argument)
+        found = named_object(text, accepted=_ACCEPTED, argument=argument)
     except InvalidArgumentError as error:
         near = did_you_mean(spec.scope, list(libraries.adapters()))
         if not near:
             raise
         raise InvalidArgumentError(argument, text, f"a library or module that exists{near}") from error
-    if isinstance(found, str):
-        raise InvalidArgumentError(argument, text, f"the name of {_ACCEPTED}; it names a string")
     return as_attack(found, name=name or text, argument=argument)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,20 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.core.objects import resolve_object
 from robust_ext.core.random import seeded_globals
 from robust_ext.defenses.named import TRAINED, is_named, named_defense
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG
+from robust_ext.registry._common import named_object, same_logits, takes_classifier
 
 _ACCEPTED = (
     "an AdaptiveDefense, a factory (classifier) -> AdaptiveDefense, a function that purifies inputs, a module from "
     "inputs to logits, a name of robust_ext.defenses.named.NAMED such as 'hd(steps=5)', or a string such as "
     "'file.py:make'"
 )
-_TAKES_CLASSIFIER = ("classifier", "model", "network", "static")
+_CLASSIFIER = ("classifier", "model", "network", "static")
 
 
 class FunctionPurifier(Purifier):
@@ -117,20 +116,16 @@ def as_defense(
         expected = f"no weights for a defense of your own; names that take them: {', '.join(TRAINED)}"
         raise InvalidArgumentError("defense weights", str(weights), expected)
     if isinstance(obj, str):
-        found = resolve_object(obj, argument=argument)
-        if isinstance(found, str):
-            raise InvalidArgumentError(argument, obj, f"the name of {_ACCEPTED}; it names a string")
+        found = named_object(obj, accepted=_ACCEPTED, argument=argument)
         return as_defense(found, classifier, inputs, argument=argument)
     if isinstance(obj, AdaptiveDefense):
-        with torch.no_grad():
-            own, asked = obj.classifier(inputs), classifier(inputs)
-        if own.shape != asked.shape or not torch.allclose(own, asked, rtol=1e-4, atol=1e-5):
+        if not same_logits(obj.classifier, classifier, inputs):
             name = type(obj).__name__
             raise InvalidArgumentError(
                 argument, f"{name} of a classifier with other logits", "a defense of this very classifier, or its class"
             )
         return obj
-    if isinstance(obj, type) or _is_factory(obj):
+    if isinstance(obj, type) or takes_classifier(obj, *_CLASSIFIER):
         made: Any = obj
         return as_defense(made(classifier), classifier, inputs, argument=argument)
     if not callable(obj):
@@ -144,13 +139,3 @@ def as_defense(
         return WholeDefense(classifier, obj, random=random)
     shown = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
     raise InvalidArgumentError(argument, f"what returns {shown} for inputs {tuple(inputs.shape)}", _ACCEPTED)
-
-
-def _is_factory(obj: object) -> bool:
-    if isinstance(obj, nn.Module) or not callable(obj):
-        return False
-    try:
-        parameters = list(inspect.signature(obj).parameters)
-    except (TypeError, ValueError):
-        return False
-    return bool(parameters) and parameters[0] in _TAKES_CLASSIFIER

@@ -20,24 +20,22 @@ A detector of one's own is a class with one method:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.objects import resolve_object
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.registry import base as libraries
+from robust_ext.registry._common import named_object, same_logits, takes_classifier
 
 _ACCEPTED = (
     "a Detector, a callable score x -> (N,), a factory (classifier) -> Detector, a detector of an adapted library, or "
     "a string such as 'file.py:make'"
 )
 # How a function that makes detectors is told from one that scores inputs.
-_TAKES_CLASSIFIER = ("classifier", "model", "network")
+_CLASSIFIER = ("classifier", "model", "network")
 
 
 def as_detector(
@@ -52,14 +50,15 @@ def as_detector(
             adapted library or of pytorch-ood; a string that names one of these, ``package.module:object`` or
             ``file.py:object``, of which parentheses with arguments are called.
         classifier: The network that is watched, from inputs to logits.
-        inputs: A few inputs. A detector that was made beside another module is accepted only if both answer these
-            alike; without them, only if it is the same module.
+        inputs: A few inputs. A detector that was made beside another module is accepted only if both have the same
+            logits of these; without them, only if it is the same module.
         argument: What error messages call it.
 
     Raises:
         InvalidArgumentError: It is none of these, or watches another classifier.
 
     Example:
+        >>> import torch
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
         >>> as_detector(lambda x: x.flatten(1).std(1), network).score(torch.zeros(2, 4))
         tensor([0., 0.])
@@ -67,18 +66,15 @@ def as_detector(
     if not isinstance(classifier, nn.Module):
         raise InvalidArgumentError("classifier", type(classifier).__name__, "a torch.nn.Module from inputs to logits")
     if isinstance(obj, str):
-        found = resolve_object(obj, argument=argument)
-        if isinstance(found, str):
-            raise InvalidArgumentError(argument, obj, f"the name of {_ACCEPTED}; it names a string")
+        found = named_object(obj, accepted=_ACCEPTED, argument=argument)
         return as_detector(found, classifier, inputs=inputs, argument=argument)
     if isinstance(obj, Detector):
         _check_watches(obj, classifier, inputs, argument)
         return obj
-    if isinstance(obj, type) or _is_factory(obj):
+    if isinstance(obj, type) or takes_classifier(obj, *_CLASSIFIER):
         return as_detector(_make(obj, classifier, argument), classifier, inputs=inputs, argument=argument)
     for adapter in libraries.adapters().values():
-        adapt: Callable[..., Detector | None] | None = getattr(adapter, "adapt_detector", None)
-        adapted = None if adapt is None else adapt(obj, classifier)
+        adapted = adapter.adapt_detector(obj, classifier)
         if adapted is not None:
             return adapted
     score = obj.predict if libraries.comes_from(obj, "pytorch_ood") and hasattr(obj, "predict") else obj
@@ -107,25 +103,10 @@ def _check_watches(detector: Detector, classifier: nn.Module, inputs: Tensor | N
             f"{name} beside another module, {type(detector.classifier).__name__}",
             "a detector made with this very classifier, or its class to make one",
         )
-    with torch.no_grad():
-        own, asked = detector.classifier(inputs), classifier(inputs)
-    if own.shape != asked.shape or not torch.allclose(
-        own, asked, rtol=1e-4, atol=1e-5 * (1 + float(asked.abs().max()))
-    ):
+    if not same_logits(detector.classifier, classifier, inputs):
         raise InvalidArgumentError(
             argument, f"{name} beside a classifier with other logits", "a detector that watches this classifier"
         )
-
-
-def _is_factory(obj: object) -> bool:
-    """Whether it is a function whose first parameter is a classifier."""
-    if isinstance(obj, nn.Module) or not callable(obj):
-        return False
-    try:
-        parameters = list(inspect.signature(obj).parameters)
-    except (TypeError, ValueError):
-        return False
-    return bool(parameters) and parameters[0] in _TAKES_CLASSIFIER
 
 
 def _make(factory: Any, classifier: nn.Module, argument: str) -> object:
@@ -140,7 +121,7 @@ def _make(factory: Any, classifier: nn.Module, argument: str) -> object:
             argument, shown, f"what can be called with the classifier alone ({error}); make the detector yourself"
         ) from error
     made: object = factory(classifier)
-    if isinstance(made, (str, type)) or _is_factory(made):
+    if isinstance(made, (str, type)) or takes_classifier(made, *_CLASSIFIER):
         shown = f"the class {made.__name__}" if isinstance(made, type) else repr(made)
         raise InvalidArgumentError(argument, f"{name}, which made {shown}", _ACCEPTED)
     return made

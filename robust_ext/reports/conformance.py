@@ -8,7 +8,7 @@ from typing import Any
 
 from robust_ext.registry.base import AttackListing
 
-_HEADER = ("attack", "target", "outcome", "norm", "verified", "alone", "seconds", "forward", "backward")
+_HEADER = ("attack", "target", "outcome", "norm", "verified", "one by one", "seconds", "forward", "backward")
 _NUMBERS = _HEADER.index("seconds")
 
 
@@ -16,7 +16,7 @@ def matrix_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows of a matrix as text: a line each, reasons below, and how many ran.
 
     Args:
-        rows: As :meth:`robust_ext.testing.conformance.Row.to_dict` gives them.
+        rows: As :meth:`robust_ext.testing.conformance.Row.to_dict` returns them.
     """
     lines = [_HEADER, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
@@ -43,7 +43,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         row["outcome"],
         row["norm"],
         f"{row['verified']}/{row['samples']}" if ran else "",
-        row["alone"],
+        row["one_by_one"],
         *(numbers if ran else ("", "", "")),
     )
 
@@ -64,18 +64,18 @@ _PAGE = """\
 
 `robust-ext attacks --matrix --markdown FILE` writes this page; `--json FILE` writes the same runs with what was found,
 the seconds and the passes. Each attack is built with small settings and run on four digits: on a *binarized* target
-(two classes, one readout a row, see the README) and on an ordinary *classifier* with ten classes. *Ran* means that it
-asked about nothing but what its rows allow, and returned one candidate a row, which were then verified. *Refused* means
-that it is refused before any work, with the reason under *remark*. What an attack finds beyond epsilon does not count,
-whatever it was made for.
+(two classes, one readout a sample, see the README) and on an ordinary *classifier* with ten classes. *Ran* means that
+it queried nothing but what its batching allows, and returned one candidate a sample, which were then verified.
+*Refused* means that it is refused before any work, with the reason under *remark*. What an attack finds beyond epsilon
+does not count, whatever it was made for.
 
 - **kind**: *fixed epsilon* attacks are given epsilon; *minimum norm* attacks look for the smallest perturbation.
 - **batching**: *full*: every query is the whole batch in order; *any*: it may query subsets, permutations or repeats
-  of rows; *single*: rows are attacked one at a time on a binarized target. *Batch-dependent*: the rows of a batch
-  influence one another's result. *Leaves the ball*: it queries points outside the ball.
+  of samples; *single*: samples are attacked one at a time on a binarized target. *Batch-dependent*: the samples of a
+  batch influence one another's result. *Leaves the ball*: it queries points outside the ball.
 - **needs**: targets with too few classes are padded with classes that can never win; starting points and references are
   searched for; the packages are to be installed.
-- **fails with**: what the library returns for a row where the attack fails: the *best* or *last* point tried, the
+- **fails with**: what the library returns for a sample where the attack fails: the *best* or *last* point tried, the
   *input*, its random *start* or *zeros* (these two are replaced by the input), or it *raises*.
 - **remark**: a reason, or a known defect of the attack in its library.
 """
@@ -101,7 +101,7 @@ def matrix_page(listings: Mapping[str, Sequence[AttackListing]], outcomes: Mappi
 
 
 _HEAD = (
-    "| attack | norms | kind | rows | needs | fails with | binarized | classifier | remark |",
+    "| attack | norms | kind | batching | needs | fails with | binarized | classifier | remark |",
     "|---|---|---|---|---|---|---|---|---|",
 )
 

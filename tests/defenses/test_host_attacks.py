@@ -22,7 +22,7 @@ from robust_ext.models.eot import EoT
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG
 from robust_ext.registry.base import AttackListing, adapters
-from robust_ext.testing.conformance.subjects import digits, network, threat_model
+from robust_ext.testing.conformance.problems import digits, network, threat_model
 
 SAMPLES = 2
 

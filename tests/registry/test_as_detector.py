@@ -205,7 +205,10 @@ def test_adapters_are_asked(monkeypatch) -> None:
     def adapt_detector(obj, classifier):
         return Largest(classifier, factor=5.0) if isinstance(obj, Theirs) else None
 
-    known = {"old": SimpleNamespace(), "new": SimpleNamespace(adapt_detector=adapt_detector)}
+    known = {
+        "old": SimpleNamespace(adapt_detector=lambda obj, classifier: None),
+        "new": SimpleNamespace(adapt_detector=adapt_detector),
+    }
     monkeypatch.setattr("robust_ext.registry.base.adapters", lambda: known)
     assert as_detector(Theirs(), network()).factor == 5.0
     assert as_detector(lambda model: Theirs(), network()).factor == 5.0

@@ -71,4 +71,4 @@ def test_it_becomes_what_the_page_says(library: str, listing: AttackListing, tar
     row = conformance_row(library, listing, target)
     assert row.outcome == OUTCOMES[library, listing.name, target], row.reason
     if row.outcome == "ran" and not listing.traits.batch_dependent and listing.traits.seeds == "none":
-        assert row.alone in ("", "same")
+        assert row.one_by_one in ("", "same")

@@ -10,8 +10,8 @@ from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, Mis
 from robust_ext.registry.base import Adapter, AttackListing
 from robust_ext.reports.conformance import matrix_page, matrix_table
 from robust_ext.testing.conformance import TARGETS, conformance, conformance_row, matrix
-from robust_ext.testing.conformance.rows import WatchedRows
-from robust_ext.testing.conformance.subjects import digits, planted, threat_model
+from robust_ext.testing.conformance.monitor import BatchMonitor
+from robust_ext.testing.conformance.problems import digits, planted, threat_model
 
 
 def pgd(model, x, y, threat_model):
@@ -102,7 +102,7 @@ def test_the_problems_can_be_solved(norm, channels):
 def test_what_runs_is_verified_and_counted(run, rows, norms):
     row = run("pgd", traits=AttackTraits(batching=rows, norms=norms))
     assert (row.outcome, row.reason, row.norm, row.samples, row.verified) == ("ran", "", "linf", 4, 4)
-    assert row.alone == ("" if rows == "single" else "same")
+    assert row.one_by_one == ("" if rows == "single" else "same")
     # Twenty steps on four rows; the planted points were made before.
     assert row.passes == {"forward": 80, "backward": 80}
     assert row.seconds > 0
@@ -188,7 +188,7 @@ def test_remarks_say_why_an_attack_that_could_run_was_refused():
 
 
 def test_single_rows_are_never_out_of_order():
-    watched = WatchedRows(torch.nn.Flatten(), torch.zeros(1, 2), batching="full", norm="l2")
+    watched = BatchMonitor(torch.nn.Flatten(), torch.zeros(1, 2), batching="full", norm="l2")
     watched(torch.ones(7, 2))
     watched(torch.ones(0, 2))
-    assert watched.complaint == ""
+    assert watched.violation == ""

@@ -1,4 +1,4 @@
-"""Each attack is built with small settings, run, and judged by what it returned and what it asked."""
+"""Each attack is built with small settings, run, and verified by what it returned and what it queried."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from robust_ext.core.threat import NORMS
 from robust_ext.core.validation import check_choice
 from robust_ext.engine.verify import verify
 from robust_ext.registry.base import AttackListing, adapters
-from robust_ext.testing.conformance.rows import WatchedRows
-from robust_ext.testing.conformance.subjects import SAMPLES, digits, network, planted, threat_model
+from robust_ext.testing.conformance.monitor import BatchMonitor
+from robust_ext.testing.conformance.problems import SAMPLES, digits, network, planted, threat_model
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +35,16 @@ class Row:
     Args:
         library: The library's name.
         attack: The attack's name in it.
-        target: ``"binarized"`` (two classes, one readout a row) or ``"classifier"`` (ten).
+        target: ``"binarized"`` (two classes, one readout a sample) or ``"classifier"`` (ten).
         outcome: ``"ran"``, ``"refused"`` (before any work, with a reason) or ``"failed"``.
         reason: Why it was refused or failed.
         norm: Of the threat model.
         samples: Inputs attacked.
         verified: Candidates that are adversarial, in bounds and in the ball.
-        alone: Whether the first row's candidate is the ``"same"`` without the other rows, or ``"other"``; empty where
-            rows are attacked one at a time anyway.
+        one_by_one: Whether the first sample's candidate is the ``"same"`` without the other samples, or ``"other"``;
+            empty where samples are attacked one at a time anyway.
         seconds: Of the attack.
-        passes: Rows sent ``"forward"`` and ``"backward"`` through the network.
+        passes: Samples sent ``"forward"`` and ``"backward"`` through the network.
     """
 
     library: str
@@ -55,7 +55,7 @@ class Row:
     norm: str = ""
     samples: int = 0
     verified: int = 0
-    alone: str = ""
+    one_by_one: str = ""
     seconds: float = 0.0
     passes: dict[str, int] = field(default_factory=lambda: {"forward": 0, "backward": 0})
 
@@ -128,24 +128,24 @@ def conformance_row(library: str, listing: AttackListing, target: str, *, seed: 
         seconds = time.perf_counter() - start
         passes = {"forward": trial.counter.forward, "backward": trial.counter.backward}
         verified = trial.verified(candidates)
-        alone = trial.alone(candidates)
+        one_by_one = trial.one_by_one(candidates)
     except RobustExtError as error:
         return Row(**common, outcome="failed", reason=str(error), norm=norm, samples=SAMPLES)
     return Row(
         **common,
-        outcome="failed" if trial.complaint else "ran",
-        reason=trial.complaint,
+        outcome="failed" if trial.violation else "ran",
+        reason=trial.violation,
         norm=norm,
         samples=SAMPLES,
         verified=verified,
-        alone=alone,
+        one_by_one=one_by_one,
         seconds=seconds,
         passes=passes,
     )
 
 
 class _Trial:
-    """One attack on one target, on all rows or on some."""
+    """One attack on one target, on all samples or on some."""
 
     def __init__(self, attack: Attack, norm: str, channels: int, target: str, seed: int) -> None:
         self.attack = attack
@@ -157,10 +157,10 @@ class _Trial:
             self.inputs, self.labels = self.planted.inputs, self.planted.labels
         self.counter = PassCounter()
         self.seed = seed
-        self.complaint = ""
+        self.violation = ""
 
     def run(self, rows: Sequence[int]) -> Tensor:
-        """Candidates of some rows: together, or one at a time where the target and the attack ask for that."""
+        """Candidates of some samples: together, or one at a time where the target and the attack need that."""
         if self.planted is not None and self.attack.traits.one_by_one:
             return torch.cat([self._attack([row]) for row in rows])
         return self._attack(rows)
@@ -178,8 +178,8 @@ class _Trial:
         )
         return found.outcomes.count("found")
 
-    def alone(self, candidates: Tensor) -> str:
-        """Whether the first row has the same candidate without the others."""
+    def one_by_one(self, candidates: Tensor) -> str:
+        """Whether the first sample has the same candidate without the others."""
         if self.planted is not None and self.attack.traits.one_by_one:
             return ""
         same = torch.allclose(self._attack([0])[0], candidates[0], rtol=0, atol=1e-4)
@@ -188,27 +188,27 @@ class _Trial:
     def _attack(self, rows: Sequence[int]) -> Tensor:
         index = list(rows)
         inputs, labels = self.inputs[index], self.labels[index]
-        watched: WatchedRows | None = None
+        monitor: BatchMonitor | None = None
         if self.planted is None:
             module: nn.Module = Counted(self.network, self.counter)
             classes = 10
         else:
-            treatment = "full" if self.attack.traits.batching == "full" else "any"
+            batching = "full" if self.attack.traits.batching == "full" else "any"
             problems = self.planted.problems.select(index)
             settings = self.planted.settings
-            watched = WatchedRows(
+            monitor = BatchMonitor(
                 problems.classifier(
                     Counted(self.planted.features, self.counter),
                     position=settings.boundary_position,
                     logit_scale=settings.logit_scale,
-                    batching=treatment,
+                    batching=batching,
                     norm=self.threat_model.norm,
                 ),
                 inputs,
-                batching=treatment,
+                batching=batching,
                 norm=self.threat_model.norm,
             )
-            module, classes = watched, 2
+            module, classes = monitor, 2
         target = Target(
             module=module,
             bounds=self.threat_model.bounds,
@@ -224,6 +224,6 @@ class _Trial:
             threat_model=self.threat_model,
             generator=stream(self.seed, index[0], "conformance", self.attack.name),
         )
-        if watched is not None and watched.complaint:
-            self.complaint = watched.complaint
+        if monitor is not None and monitor.violation:
+            self.violation = monitor.violation
         return candidates

@@ -17,7 +17,7 @@ EPSILONS = {"linf": 0.15, "l2": 1.0, "l1": 2.0}
 
 
 class Grey(nn.Module):
-    """A network of one channel, as one of several: it sees their mean.
+    """A network of one channel, as one of several, by their mean.
 
     Args:
         network: From inputs ``(N, 1, H, W)``.
@@ -42,7 +42,7 @@ def network(channels: int) -> nn.Module:
 
 @cache
 def digits(channels: int) -> tuple[Tensor, Tensor]:
-    """Digits that the network classifies rightly, ``(4, channels, 8, 8)`` in [0, 1], and their labels."""
+    """Digits that the network classifies correctly, ``(4, channels, 8, 8)`` in [0, 1], and their labels."""
     dataset = load_dataset("digits")
     inputs, labels = dataset.take(dataset.choose(4 * SAMPLES, seed=0))
     with torch.no_grad():
