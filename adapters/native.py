@@ -1,118 +1,161 @@
-"""This project's own attacks on a module, as the classes for Foolbox and for ART run them."""
+"""This project's own attacks as classes of a host library, made from their declarations."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from robust_ext.attacks.native import NativeAttack
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import declared, default_of, setting_types
+from robust_ext.core.validation import check_integer
 
-from robust_ext.attacks.native import NativeAttack, Watch
-from robust_ext.core.target import Target, frozen
-from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs, check_labels
-from robust_ext.models.defended import Defended
-from robust_ext.models.padded import PaddedClasses
+# Attacks that no norm measures and no epsilon limits.
+NORMLESS = ("SpatialTransformation",)
+_WIDTH = 116
 
 
-def search_module(
-    attack: NativeAttack,
-    module: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    threat_model: ThreatModel,
-    generator: torch.Generator,
-    targeted: bool = False,
-    watch: Watch | None = None,
-    defended: Defended | None = None,
-    references: Tensor | None = None,
-) -> Tensor:
-    """Run an attack of this project, and leave the module as it was.
-
-    The module is asked once for the clean inputs, to learn how many classes there are. It is attacked in the mode it
-    is in; where it has too few classes for the attack it is padded.
+@dataclass(frozen=True, kw_only=True)
+class HostParameter:
+    """One parameter of the constructor of a host's class.
 
     Args:
-        attack: The attack.
-        module: From inputs ``(N, ...)`` to logits ``(N, K)``.
-        inputs: Floating point ``(N, ...)`` in the bounds; not changed. The module gets this dtype.
-        labels: Integers ``(N,)`` below K: true classes, or the classes to aim at.
-        threat_model: The norm, epsilon and bounds.
-        generator: CPU generator, the attack's only source of randomness.
-        targeted: Whether to aim at the labels.
-        watch: Called after each step.
-        defended: The module, which is its ``classifier``, together with a detector; left as it was too.
-        references: Points to imitate, ``(N, R, ...)``, see :func:`robust_ext.adapters.aware.check_references`.
+        name: In the host's words.
+        annotation: Its type.
+        default: Its value where none is given; ``inspect.Parameter.empty`` for a required one.
+        help: One or more sentences.
+        setting: The attack's setting whose value it is; None for those the host's class deals with itself.
+    """
 
-    Returns:
-        Candidates ``(N, ...)`` in the dtype of the inputs.
+    name: str
+    annotation: Any
+    default: Any
+    help: str
+    setting: str | None = None
+
+    def parameter(self, kind: Any) -> inspect.Parameter:
+        """It in a signature."""
+        return inspect.Parameter(self.name, kind, default=self.default, annotation=self.annotation)
+
+
+SEED = HostParameter(
+    name="seed",
+    annotation=int | None,
+    default=None,
+    help="Of all draws, the same in every call; None: what the host's global seed makes of them.",
+)
+
+
+def host_parameters(attack_class: type[NativeAttack], host: str) -> list[HostParameter]:
+    """The settings of an attack under their names in a host, those without one left out.
+
+    Args:
+        attack_class: The attack.
+        host: ``"foolbox"`` or ``"art"``, a keyword of :func:`robust_ext.core.settings.setting`.
+    """
+    kinds, found = setting_types(attack_class), []
+    for setting, info in declared(attack_class).items():
+        name, default = info.names.get(host, setting), default_of(attack_class, setting)
+        if name is not None:
+            default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+            annotation = kinds[setting]
+            found.append(
+                HostParameter(name=name, annotation=annotation, default=default, help=info.help, setting=setting)
+            )
+    return found
+
+
+def draws(attack_class: type[NativeAttack]) -> bool:
+    """Whether an attack may draw random numbers, and so has a seed."""
+    return attack_class.traits.seeds != "none"
+
+
+def takes_starting_points(attack_class: type[NativeAttack]) -> bool:
+    """Whether an attack can begin at points that are given with the inputs."""
+    start = declared(attack_class).get("start")
+    return start is not None and start.choices is not None and "given" in start.choices
+
+
+def cannot_aim(attack: NativeAttack) -> str | None:
+    """Why an attack cannot be targeted, or None where it can.
+
+    Args:
+        attack: The attack with its settings.
+    """
+    objective = getattr(attack, "objective", "ace")
+    if objective != "ace":
+        return f"{objective!r} looks at no labels to aim at; only 'ace' does"
+    return "it cannot aim at a class" if attack.name == "RayS" else None
+
+
+def make_constructor(parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """An ``__init__`` with these parameters after ``self``, which passes their values by name to ``self._start``."""
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = inspect.Signature([own, *parameters], return_annotation=None)
+
+    def construct(self: Any, *arguments: Any, **keywords: Any) -> None:
+        bound = signature.bind(self, *arguments, **keywords)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        del values["self"]
+        self._start(**values)
+
+    construct.__name__ = "__init__"
+    construct.__signature__ = signature  # type: ignore[attr-defined]
+    return construct
+
+
+def make_docstring(attack_class: type[NativeAttack], parameters: Iterable[HostParameter], *, first: str = "") -> str:
+    """The text of an attack's class with the parameters of a host's class.
+
+    Args:
+        attack_class: The attack.
+        parameters: Of the host's constructor, in order.
+        first: A sentence to begin with, such as what the norm is.
+    """
+    text = inspect.cleandoc(attack_class.__doc__ or "")
+    for section in ("\n\nArgs:", "\n\nExample:", "\n\nRaises:"):
+        text = text.partition(section)[0]
+    summary, _, rest = text.partition("\n\n")
+    see = f"See :class:`{attack_class.__module__}.{attack_class.__name__}`."
+    parts = [f"{first}{summary}", *([rest] if rest else []), see]
+    lines = [_entry(parameter) for parameter in parameters]
+    return "\n\n".join(parts) + "\n\nArgs:\n" + "\n".join(lines) + "\n"
+
+
+def _entry(parameter: HostParameter) -> str:
+    return textwrap.fill(
+        f"{parameter.name}: {parameter.help}",
+        _WIDTH,
+        initial_indent=" " * 4,
+        subsequent_indent=" " * 8,
+        break_on_hyphens=False,
+    )
+
+
+def build_attack(attack_class: type[NativeAttack], values: Mapping[str, Any], names: Mapping[str, str]) -> NativeAttack:
+    """The attack with these settings; errors name them as the host does.
+
+    Args:
+        attack_class: The attack.
+        values: Settings by name.
+        names: What the host calls them.
 
     Raises:
-        AttackRefusedError: The attack does not work for this norm, or without a detector or references.
-        InvalidArgumentError: Inputs or labels are not as stated.
+        InvalidArgumentError: A setting is not accepted.
     """
-    attack.check(threat_model=threat_model, detector=defended is not None)
-    dtype = inputs.dtype
-    x = check_inputs("inputs", inputs, bounds=threat_model.bounds).clone()
-    subject = module if dtype == torch.float32 else _OfType(module, dtype)
-    with frozen(module if defended is None else defended):
-        with torch.no_grad():
-            classes = subject(x).shape[1]
-        y = check_labels("labels", labels, samples=len(x), classes=classes).to(x.device)
-        target = Target(
-            module=subject,
-            bounds=threat_model.bounds,
-            classes=classes,
-            input_shape=tuple(x.shape[1:]),
-            device=x.device,
-            defended=defended,
-            references=references,
-        )
-        if classes < attack.traits.minimum_classes:
-            classes = attack.traits.minimum_classes
-            target = replace(target, module=PaddedClasses(subject, classes=classes), classes=classes)
-        candidates = attack.search(
-            target,
-            x,
-            y,
-            threat_model=threat_model,
-            generator=generator,
-            targeted=targeted,
-            watch=watch,
-        )
-    return candidates.to(dtype).clamp_(*threat_model.bounds)
+    try:
+        return attack_class(**values)
+    except InvalidArgumentError as error:
+        if names.get(error.argument, error.argument) == error.argument:
+            raise
+        raise InvalidArgumentError(names[error.argument], error.got, error.expected) from error
 
 
-class _OfType(nn.Module):
-    """A module of another floating point type, for attacks that work in float32."""
-
-    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.module = module
-        self.dtype = dtype
-        self.training = module.training
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.module(x.to(self.dtype))
-        return logits.float()
-
-
-class Started(NativeAttack):
-    """An attack that begins at the starting points of its target, given those of a batch.
-
-    Args:
-        attack: The attack.
-        points: What it is given; None for none.
-    """
-
-    def __init__(self, attack: Any, points: Tensor | None) -> None:
-        self.name, self.traits = attack.name, attack.traits
-        self._attack, self._points = attack, points
-
-    def search(self, *args: Any, **ways: Any) -> Tensor:
-        """See :meth:`NativeAttack.search`."""
-        target, *others = args
-        found: Tensor = self._attack.search(replace(target, starting_points=self._points), *others, **ways)
-        return found
+def check_seed(seed: int | None) -> int | None:
+    """Return a seed when it is None or an integer that torch takes."""
+    return None if seed is None else check_integer("seed", seed, minimum=0, maximum=2**63 - 1)

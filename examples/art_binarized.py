@@ -4,9 +4,9 @@ import torch
 from art.attacks.evasion import AutoProjectedGradientDescent
 from art.estimators.classification import PyTorchClassifier
 
+from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.estimators import BinarizedPyTorchClassifier
 
 digits = load_dataset("digits")
 x = digits.take(digits.choose(32, seed=0))[0].numpy()

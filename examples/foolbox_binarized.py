@@ -2,9 +2,9 @@
 
 import foolbox
 
+from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.estimators import BinarizedPyTorchModel
 
 digits = load_dataset("digits")
 inputs, _ = digits.take(digits.choose(32, seed=0))

@@ -43,7 +43,7 @@ def test_the_detector_runs_through_both_tests(tmp_path):
 
 
 def test_the_lines_for_art_run(capsys):
-    pytest.importorskip("robust_ext.estimators.binarized_art", reason="ART is not installed")
+    pytest.importorskip("robust_ext.adapters.art.estimators", reason="ART is not installed")
     import torch
 
     from robust_ext.adapters.libraries import load_art

@@ -62,16 +62,20 @@ def adapt_model(model: Any) -> AdaptedModel:
         raise ModelError(
             f"model: its postprocessing {names} changes the logits in numpy; remove it, or put it into the module"
         )
-    return AdaptedModel(module=ArtModule(model), bounds=_bounds(model.clip_values))
+    bounds = None if model.clip_values is None else bounds_of(model.clip_values)
+    return AdaptedModel(module=ArtModule(model), bounds=bounds)
 
 
 def _runs_in_torch(step: object) -> bool:
     return isinstance(step, art.defences.preprocessor.preprocessor.PreprocessorPyTorch)
 
 
-def _bounds(clip_values: Any) -> tuple[float, float] | None:
-    if clip_values is None:
-        return None
+def bounds_of(clip_values: Any) -> tuple[float, float]:
+    """Clip values as one pair (lowest, highest).
+
+    Raises:
+        ModelError: They differ from value to value.
+    """
     ends = [np.unique(np.asarray(end, dtype=np.float64)) for end in clip_values]
     if any(len(values) != 1 for values in ends):
         raise ModelError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,94 +10,100 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from robust_ext.adapters.art.classifiers import PyTorchClassifier, class_labels, clipped_inputs, device_of, module_of
 from robust_ext.adapters.art.library import art
-from robust_ext.adapters.art.model import adapt_model
-from robust_ext.adapters.native import search_module
+from robust_ext.adapters.art.restricted import (
+    DEFENDED,
+    broadcast,
+    check_budget,
+    check_mask,
+    common_ratio,
+    groups_of_rows,
+    search_rows,
+)
+from robust_ext.adapters.module_search import check_references, check_starting_points, find_defended
+from robust_ext.adapters.native import (
+    HostParameter,
+    build_attack,
+    cannot_aim,
+    check_seed,
+    takes_starting_points,
+)
 from robust_ext.attacks.native import NativeAttack, Step, Watch
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import frozen
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
+from robust_ext.core.validation import check_integer, check_number
 
 EvasionAttack: Any = art.attacks.EvasionAttack
 SummaryWriter: Any = art.summary_writer.SummaryWriter
-_estimators: Any = art.estimators
-_classification: Any = art.estimators.classification
-
-_NORMS = {"inf": "linf", np.inf: "linf", 2: "l2", 1: "l1"}
+NORM_NAMES = {"inf": "linf", np.inf: "linf", 2: "l2", 1: "l1"}
 
 
 class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
     """Base of this project's attacks as ART attacks: everything but the settings.
 
-    A subclass adds its settings to ``attack_params``, keeps them as attributes of the same names, and makes the attack
-    from them in :meth:`native`.
+    Settings are attributes of the names they have in the constructor, and in ``attack_params``. Without a ``seed``,
+    randomness follows ``np.random.seed``, as in ART. The network is attacked in eval mode, as ART predicts, and left in
+    the mode it was in; its parameters' gradients are not touched. The batch size decides nothing but, for attacks whose
+    rows depend on the batch or on rounding, as their own texts state.
 
-    Without a ``seed``, randomness follows ``np.random.seed``, as in ART. The network is attacked in eval mode, as ART
-    predicts, and left in the mode it was in; its parameters' gradients are not touched. Results do not depend on the
-    batch size.
+    Attacks that need gradients take a ``PyTorchClassifier`` whose preprocessing, if it has any, runs in PyTorch; the
+    others take any classifier of ART, a ``BlackBoxClassifier`` too, and query its ``predict``. Both need
+    ``clip_values``. Detector-aware attacks take a ``DefendedPyTorchClassifier``, see
+    :mod:`robust_ext.adapters.art.estimators`, or any ``PyTorchClassifier`` whose network holds a
+    :class:`robust_ext.models.defended.Defended` and nothing that changes inputs or logits around it. Their labels are
+    the classifier's own, without that of being rejected (one-hot labels may have its column); left out, they are the
+    classifier's predictions whether they are rejected or not. Searched are points that are misclassified and let pass;
+    count them with ``estimator.outcomes``.
 
-    Args:
-        estimator: A ``PyTorchClassifier`` with ``clip_values`` whose preprocessing, if it has any, runs in PyTorch.
-        norm: ``np.inf``, ``"inf"``, 2 or 1.
-        eps: At least 0, in units of the inputs.
-        targeted: Whether to aim at the labels.
-        batch_size: How many samples are attacked together.
-        seed: Of all draws, the same in every call; None: what ``np.random.seed`` makes of them.
-        summary_writer: As in all of ART; updated after each step.
-        verbose: Whether to show a progress bar.
+    ``eps`` may be an array that broadcasts to the inputs. Rows of one budget each are attacked together. Where the
+    values of one row have budgets of their own, which attacks in linf alone take, the attack works on values that go
+    from -1 to 1 over what their budgets and the clip values allow, and its steps are shares of that. ``eps_step`` then
+    is an array as well, or None.
 
-    Raises:
-        EstimatorError: The estimator is no classifier.
-        ValueError: It is no ``PyTorchClassifier``, or a setting is not accepted.
+    Attributes:
+        core: The attack's class in this project.
+        parameters: Of the constructor after the estimator, in order.
     """
 
-    attack_params: ClassVar[list[str]] = [
-        *EvasionAttack.attack_params,
-        "norm",
-        "eps",
-        "targeted",
-        "batch_size",
-        "seed",
-        "summary_writer",
-        "verbose",
-    ]
-    _estimator_requirements: Any = (
-        _estimators.BaseEstimator,
-        _estimators.LossGradientsMixin,
-        _classification.ClassifierMixin,
-    )
+    core: ClassVar[type[NativeAttack]]
+    parameters: ClassVar[tuple[HostParameter, ...]]
+    # Of attacks that have no such parameter.
+    norm: Any = np.inf
+    eps: Any = None
+    eps_step: Any = None
+    seed: int | None = None
 
-    def __init__(
-        self,
-        estimator: Any,
-        *,
-        norm: float | str,
-        eps: float,
-        targeted: bool,
-        batch_size: int,
-        seed: int | None,
-        summary_writer: Any,
-        verbose: bool,
-    ) -> None:
-        super().__init__(estimator=estimator, summary_writer=summary_writer)
-        if not isinstance(estimator, _classification.PyTorchClassifier):
+    def _start(self, estimator: Any, *, summary_writer: Any, **values: Any) -> None:
+        EvasionAttack.__init__(self, estimator=estimator, summary_writer=summary_writer)
+        gradients = self.core().traits.gradients
+        if gradients and not isinstance(estimator, PyTorchClassifier):
             expected = "a PyTorchClassifier: this attack runs on PyTorch models only"
             raise InvalidArgumentError("estimator", f"a {type(estimator).__name__}", expected)
-        self.norm = norm
-        self.eps = eps
-        self.targeted = targeted
-        self.batch_size = batch_size
-        self.seed = seed
-        self.verbose = verbose
+        for name, value in values.items():
+            setattr(self, name, value)
+        self._check_params()
 
-    @abstractmethod
     def native(self) -> NativeAttack:
         """The attack with the settings of this object.
 
         Raises:
             InvalidArgumentError: A setting is not accepted.
         """
+        return self._native(None if isinstance(self.eps_step, np.ndarray) else self.eps_step)
+
+    def _native(self, eps_step: float | None) -> NativeAttack:
+        settings = [entry for entry in self.parameters if entry.setting is not None]
+        values = {str(entry.setting): _plain(getattr(self, entry.name)) for entry in settings}
+        names = {str(entry.setting): entry.name for entry in settings}
+        for setting, name in names.items():
+            if name == "eps_step":
+                values[setting] = eps_step
+            if name == "num_random_init" and values[setting] == 0 and "start" in values:
+                # As in ART's own attacks: one run, from the input.
+                values |= {setting: 1, "start": "input"}
+        return build_attack(self.core, values, names)
 
     @property
     def summary_writer(self) -> Any:
@@ -115,37 +121,52 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         """Perturb a batch.
 
         Args:
-            x: Inputs ``(N, ...)`` within the estimator's ``clip_values``; not changed.
+            x: Inputs ``(N, ...)`` within the estimator's ``clip_values``; not changed. What rounding left up to 1e-5
+                outside is clipped.
             y: Labels, one-hot ``(N, K)`` or indices ``(N,)``: the true classes, or the classes to aim at. None:
                 the estimator's predictions.
-            **kwargs: There are none.
+            **kwargs: ``mask``: bool or floating point, broadcastable to ``x``; values where it is 0 stay as they are.
+                The attack runs on a network that takes these values from ``x`` whatever is asked: budget that an attack
+                without gradients spends there is lost. Detector-aware attacks take none. ``x_init``: as in ART's own
+                gradient attacks, without effect. ``references``, of attacks that imitate: clean points of the classes
+                that inputs are to be taken for (the class aimed at, or any but their own), which the detector lets
+                pass, ``(N, R, ...)``, or ``(R, ...)`` for all inputs. ``x_adv_init``, of the linear-region attack:
+                points to begin at besides those searched for, ``(N, ...)`` or ``(N, S, ...)``; no result is farther
+                than the nearest of them that is adversarial.
 
         Returns:
-            float32 array ``(N, ...)`` in the ball and within the clip values.
+            float32 array ``(N, ...)`` within the clip values, and in the ball unless the attack looks for the smallest
+            perturbation; an input for which such an attack found nothing comes back as it was.
 
         Raises:
             ValueError: Inputs, labels or a keyword are not accepted, a targeted attack has no labels, or the estimator
                 has no clip values.
-            ModelError: The estimator has preprocessing outside PyTorch, or postprocessing.
+            ModelError: The estimator has preprocessing outside PyTorch, or postprocessing, and the attack needs
+                gradients; or the attack does not work on such a network.
         """
-        if kwargs:
-            raise InvalidArgumentError("generate", f"the keyword {next(iter(kwargs))!r}", "x and y alone")
-        return self._generate(x, y)
-
-    def _generate(self, x: Any, y: Any, *, references: Tensor | None = None) -> Any:
-        """See :meth:`generate`."""
-        with frozen(self.estimator.model):
-            self.estimator.model.eval()
-            adapted = adapt_model(self.estimator)
-            if adapted.bounds is None:
-                expected = "a pair (lowest, highest): candidates have to stay in bounds"
-                raise InvalidArgumentError("estimator", "clip_values=None", expected)
-            inputs = check_inputs("x", torch.from_numpy(np.array(x, dtype=np.float32)), bounds=adapted.bounds)
+        traits = self.native().traits
+        known = ["mask", "x_init"] + ["references"] * traits.references
+        known += ["x_adv_init"] * takes_starting_points(self.core)
+        for name in kwargs.keys() - set(known):
+            raise InvalidArgumentError("generate", f"the keyword {name!r}", f"x, y, {', '.join(known)} alone")
+        network = getattr(self.estimator, "model", None)
+        with frozen(network) if isinstance(network, nn.Module) else nullcontext():
+            if isinstance(network, nn.Module):
+                network.eval()
+            module, bounds = module_of(self.estimator, gradients=traits.gradients, batch_size=self.batch_size)
+            inputs = clipped_inputs(x, bounds)
             labels = self._labels(inputs, y)
-            groups = self._groups(references, inputs, adapted.bounds)
-            out = inputs
-            if self.eps != 0:
-                out = self._search(adapted.module, inputs, labels, groups, adapted.bounds)
+            mask = check_mask(kwargs.get("mask"), inputs)
+            if mask is not None and traits.detector:
+                raise InvalidArgumentError("mask", "an array", "None: detector-aware attacks change all values")
+            given: dict[str, Tensor] = {}
+            if traits.references:
+                points = _plain(kwargs.get("references"))
+                given["references"] = check_references(points, inputs, bounds=bounds)
+            if kwargs.get("x_adv_init") is not None:
+                points = _plain(kwargs["x_adv_init"])
+                given["starting_points"] = check_starting_points("x_adv_init", points, inputs, bounds=bounds)
+            out = self._search(module, inputs, labels, given, mask, bounds)
         if self.summary_writer is not None:
             self.summary_writer.reset()
         return out.numpy()
@@ -155,57 +176,70 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         module: nn.Module,
         inputs: Tensor,
         labels: Tensor,
-        references: Tensor | None,
+        given: dict[str, Tensor],
+        mask: Tensor | None,
         bounds: tuple[float, float],
     ) -> Tensor:
-        threat_model = ThreatModel(norm=_NORMS[self.norm], epsilon=self.eps, bounds=bounds)
-        seed = int(np.random.randint(2**31)) if self.seed is None else self.seed
+        """Candidates ``(N, ...)``, batch for batch."""
+        groups, reach = groups_of_rows(self.eps, self.eps_step, inputs), None
+        if groups is None:
+            reach = self._reach(inputs)
+            groups = [(1.0, common_ratio(self.eps, self.eps_step, inputs), torch.arange(len(inputs)))]
+        if all(eps == 0 for eps, _, _ in groups):
+            return inputs
+        seed = self.seed
         # Shared by all batches: each sample draws from it in turn, so the batch size decides nothing.
-        generator = torch.Generator().manual_seed(seed)
-        attack, device = self.native(), self.estimator.device
-        columns = [torch.split(column, self.batch_size) for column in (inputs, labels)]
-        groups = [None] * len(columns[0]) if references is None else torch.split(references, self.batch_size)
-        parts = list(zip(*columns, groups, strict=True))
+        generator = torch.Generator().manual_seed(int(np.random.randint(2**31)) if seed is None else seed)
+        parts = [(eps, step, rows) for eps, step, all_rows in groups for rows in all_rows.split(self.batch_size)]
+        out, device = inputs.clone(), device_of(self.estimator)
         shown = tqdm(parts, desc=f"{type(self).__name__} - Batches", leave=False, disable=not self.verbose)
-        found = [
-            self._search_batch(
-                attack,
+        for number, (eps, step, rows) in enumerate(shown):
+            if eps == 0:
+                continue
+            width = bounds[1] - bounds[0]
+            threat_model = ThreatModel(norm=NORM_NAMES[self.norm], epsilon=width if eps is None else eps, bounds=bounds)
+            out[rows] = search_rows(
+                self._native(step),
                 module,
-                batch.to(device),
-                aims,
-                references=group,
+                inputs[rows],
+                labels[rows],
+                {name: points[rows] for name, points in given.items()},
+                mask=None if mask is None else mask[rows],
+                reach=None if reach is None else reach[rows],
+                device=device,
                 threat_model=threat_model,
                 generator=generator,
                 targeted=self.targeted,
-                watch=self._watch(number, aims),
-            ).cpu()
-            for number, (batch, aims, group) in enumerate(shown)
-        ]
-        return torch.cat(found)
+                watch=self._watch(number, labels[rows]),
+            )
+        return out
 
-    def _search_batch(
-        self,
-        attack: NativeAttack,
-        module: nn.Module,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        references: Tensor | None,
-        **ways: Any,
-    ) -> Tensor:
-        """Candidates ``(N, ...)`` of one batch."""
-        return search_module(attack, module, inputs, labels, **ways)
-
-    def _groups(self, references: Tensor | None, inputs: Tensor, bounds: tuple[float, float]) -> Tensor | None:
-        """Points to imitate, ``(N, R, ...)``, or None."""
-        return None
+    def _reach(self, inputs: Tensor) -> Tensor:
+        """The budget of each value, ``(N, ...)``."""
+        traits, norm = self.native().traits, NORM_NAMES[self.norm]
+        if norm != "linf" or traits.minimum_norm or traits.detector:
+            expected = (
+                "a number, or one for each input: budgets of single values are for attacks in linf that are given a "
+                "budget and no detector"
+            )
+            raise InvalidArgumentError("eps", f"an array of shape {np.shape(self.eps)}", expected)
+        return torch.from_numpy(broadcast("eps", np.asarray(self.eps, dtype=np.float32), inputs))
 
     def _classes(self) -> int:
         """How many classes labels may be of."""
-        return int(self.estimator.nb_classes)
+        classes = int(self.estimator.nb_classes)
+        if not self.core().traits.detector:
+            return classes
+        return classes - (find_defended(self.estimator.model, expected=DEFENDED).exposure == "reject")
+
+    def _labels(self, inputs: Tensor, y: Any) -> Tensor:
+        """Labels as int64 ``(N,)``."""
+        if y is None and self.targeted:
+            raise InvalidArgumentError("y", None, "labels to aim at, because the attack is targeted")
+        return class_labels(self.estimator, inputs, y, classes=self._classes(), batch_size=self.batch_size)
 
     def _watch(self, batch_id: int, labels: Tensor) -> Watch | None:
-        """What tells the summary writer of each step."""
+        """What reports each step to the summary writer."""
         if self.summary_writer is None:
             return None
         one_hot = nn.functional.one_hot(labels, self.estimator.nb_classes).numpy().astype(np.float32)
@@ -224,36 +258,37 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
 
         return update
 
-    def _labels(self, inputs: Tensor, y: Any) -> Tensor:
-        """Labels as int64 ``(N,)``."""
-        classes = self._classes()
-        if y is None:
-            if self.targeted:
-                raise InvalidArgumentError("y", None, "labels to aim at, because the attack is targeted")
-            y = self.estimator.predict(inputs.numpy(), batch_size=self.batch_size)[:, :classes]
-        y = np.asarray(y)
-        hot = y.ndim == 2 and y.shape[1] in (classes, self.estimator.nb_classes)
-        if not hot and y.shape not in (y.shape[:1], (*y.shape[:1], 1)):
-            expected = f"one-hot labels ({len(inputs)}, {classes}) or indices ({len(inputs)},)"
-            raise InvalidArgumentError("y", f"shape {y.shape}", expected)
-        indices = y.argmax(1) if hot else y.reshape(-1)
-        return check_labels("y", torch.from_numpy(indices.astype(np.int64)), samples=len(inputs), classes=classes)
-
     def _check_params(self) -> None:
         """Raise ``ValueError`` where a setting is not accepted."""
         super()._check_params()
-        if self.norm not in _NORMS:
+        if self.norm not in NORM_NAMES:
             raise InvalidArgumentError("norm", self.norm, 'np.inf, "inf", 2 or 1')
-        self.eps = check_number("eps", self.eps, minimum=0)
         for name in ("targeted", "verbose"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgumentError(name, getattr(self, name), "True or False")
         self.batch_size = check_integer("batch_size", self.batch_size, minimum=1)
-        if self.seed is not None:
-            self.seed = check_integer("seed", self.seed, minimum=0, maximum=2**63 - 1)
-        norms = self.native().traits.norms
-        if _NORMS[self.norm] not in norms:
-            raise InvalidArgumentError("norm", self.norm, f"one for {' or '.join(norms)}, as the other settings are")
+        self.seed = check_seed(self.seed)
+        attack = self.native()
+        traits = attack.traits
+        if isinstance(self.eps, np.ndarray) and self.eps.ndim:
+            check_budget("eps", self.eps, above=traits.minimum_norm)
+        elif self.eps is not None:
+            self.eps = check_number("eps", self.eps, minimum=0, open_minimum=traits.minimum_norm)
+        if isinstance(self.eps_step, np.ndarray):
+            check_budget("eps_step", self.eps_step, above=True)
+        if NORM_NAMES[self.norm] not in traits.norms:
+            expected = f"one for {' or '.join(traits.norms)}, as the other settings are"
+            raise InvalidArgumentError("norm", self.norm, expected)
+        reason = cannot_aim(attack) if self.targeted else None
+        if reason is not None:
+            raise InvalidArgumentError("targeted", True, f"False for {type(self).__name__}: {reason}")
+        if traits.detector:
+            find_defended(self.estimator.model, expected=DEFENDED)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as tensors, which attacks take; everything else as it is."""
+    return torch.from_numpy(np.array(value, dtype=np.float32)) if isinstance(value, np.ndarray) else value
 
 
 def _array(tensor: Tensor) -> Any:

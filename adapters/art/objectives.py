@@ -1,10 +1,10 @@
-"""MEAD's objectives in ART: as an attack of this project, and as the loss that ART's own attacks climb."""
+"""MEAD's objectives as the loss that ART's own attacks climb."""
 
 from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,110 +12,14 @@ from torch import Tensor, nn
 
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.model import adapt_model
-from robust_ext.adapters.art.native import NativeEvasionAttack
-from robust_ext.attacks import objective_pgd
 from robust_ext.attacks._common.divergences import find_divergence
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import frozen
-from robust_ext.core.validation import check_choice, check_inputs, check_number
+from robust_ext.core.validation import check_choice, check_inputs
 
 PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier
 
 _REDUCTIONS = ("sum", "mean", "none")
-
-
-class ObjectivePGD(NativeEvasionAttack):
-    """PGD, BIM and FGSM on an objective of MEAD, see :class:`robust_ext.attacks.objective_pgd.ObjectivePGD`.
-
-    Unlike in ART since 1.9, an l1 step is spread over all values.
-
-    Args:
-        estimator: A ``PyTorchClassifier`` with ``clip_values``.
-        norm: ``np.inf``, ``"inf"``, 2 or 1.
-        eps: At least 0, in units of the inputs.
-        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.
-        algorithm: ``"pgd"``, ``"bim"`` or ``"fgsm"``: what the four settings below are where they are None.
-        steps: At least 1; ART's other attacks say ``max_iter``.
-        eps_step: In units of the inputs, above 0.
-        start: ``"random"`` or ``"input"``. Where it is None, ``"kl"`` and ``"fisher-rao"`` start at random with every
-            algorithm: at the input their gradient is rounding noise.
-        best: Whether to return the misclassified point of highest objective instead of the last point.
-        projection: ``"nearest"``, or ``"scaled"`` as in ART's own attacks.
-        targeted: Whether to aim at the labels, which only ``"ace"`` does.
-        batch_size: How many samples are attacked together.
-        seed: Of all draws, the same in every call; None: what ``np.random.seed`` makes of them.
-        summary_writer: As in all of ART; updated after each step.
-        verbose: Whether to show a progress bar.
-    """
-
-    attack_params: ClassVar[list[str]] = [
-        *NativeEvasionAttack.attack_params,
-        "objective",
-        "algorithm",
-        "steps",
-        "eps_step",
-        "start",
-        "best",
-        "projection",
-    ]
-
-    def __init__(
-        self,
-        estimator: Any,
-        *,
-        norm: float | str = np.inf,
-        eps: float = 0.3,
-        objective: str = "ace",
-        algorithm: str = "pgd",
-        steps: int | None = None,
-        eps_step: float | None = None,
-        start: str | None = None,
-        best: bool = False,
-        projection: str = "nearest",
-        targeted: bool = False,
-        batch_size: int = 32,
-        seed: int | None = None,
-        summary_writer: Any = False,
-        verbose: bool = True,
-    ) -> None:
-        super().__init__(
-            estimator,
-            norm=norm,
-            eps=eps,
-            targeted=targeted,
-            batch_size=batch_size,
-            seed=seed,
-            summary_writer=summary_writer,
-            verbose=verbose,
-        )
-        self.objective = objective
-        self.algorithm = algorithm
-        self.steps = steps
-        self.eps_step = eps_step
-        self.start = start
-        self.best = best
-        self.projection = projection
-        self._check_params()
-
-    def native(self) -> objective_pgd.ObjectivePGD:
-        """The attack with these settings."""
-        if self.eps_step is not None:
-            check_number("eps_step", self.eps_step, minimum=0, open_minimum=True)
-        return objective_pgd.ObjectivePGD(
-            objective=self.objective,
-            algorithm=self.algorithm,
-            steps=self.steps,
-            step_size=self.eps_step,
-            start=self.start,
-            best=self.best,
-            projection=self.projection,
-        )
-
-    def _check_params(self) -> None:
-        super()._check_params()
-        if self.targeted and self.objective != "ace":
-            expected = f"False: {self.objective!r} looks at no labels to aim at; only objective='ace' does"
-            raise InvalidArgumentError("targeted", True, expected)
 
 
 class ObjectiveLoss(nn.Module):

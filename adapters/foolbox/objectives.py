@@ -1,4 +1,4 @@
-"""MEAD's objectives in Foolbox: as attacks of this project, and as the loss of Foolbox's own gradient attacks."""
+"""MEAD's objectives as the loss of Foolbox's own gradient attacks."""
 
 from __future__ import annotations
 
@@ -14,123 +14,15 @@ from torch import Tensor
 
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.model import FoolboxModule
-from robust_ext.adapters.foolbox.native import NativeFixedEpsilonAttack, torch_tensor
+from robust_ext.adapters.foolbox.native import torch_tensor
 from robust_ext.attacks._common.divergences import find_divergence
-from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.target import frozen
-from robust_ext.core.validation import check_labels, check_number
+from robust_ext.core.validation import check_labels
 
-_distances: Any = foolbox.distances
 _BaseGradientDescent: Any = foolbox.attacks.gradient_descent_base.BaseGradientDescent
 
 _TITLES = {"ace": "ACE", "kl": "KL", "gini": "Gini", "fisher-rao": "FisherRao"}
-
-
-class BaseObjectivePGD(NativeFixedEpsilonAttack):
-    """PGD, BIM and FGSM on an objective of MEAD, see :class:`robust_ext.attacks.objective_pgd.ObjectivePGD`.
-
-    Its subclasses have a norm. Only ``"ace"`` takes :class:`foolbox.criteria.TargetedMisclassification`.
-
-    Args:
-        objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.
-        algorithm: ``"pgd"``, ``"bim"`` or ``"fgsm"``: what settings are where they are None.
-        steps: At least 1.
-        rel_stepsize: Relative to epsilon, above 0.
-        abs_stepsize: In units of the inputs, above 0; it goes before ``rel_stepsize``.
-        random_start: Whether to start at a random point of the ball, instead of at the input. Where it is None,
-            ``"kl"`` and ``"fisher-rao"`` do with every algorithm: at the input their gradient is rounding noise.
-        best: Whether to return the misclassified point of highest objective instead of the last point.
-        projection: ``"nearest"``, or ``"scaled"`` as in Foolbox's own attacks.
-        seed: Of all draws, the same in every call; None: what ``torch.manual_seed`` makes of them.
-
-    References:
-        Granese et al., "MEAD: A Multi-Armed Approach for Evaluation of Adversarial Examples Detectors" (2022).
-    """
-
-    def __init__(
-        self,
-        *,
-        objective: str = "ace",
-        algorithm: str = "pgd",
-        steps: int | None = None,
-        rel_stepsize: float | None = None,
-        abs_stepsize: float | None = None,
-        random_start: bool | None = None,
-        best: bool = False,
-        projection: str = "nearest",
-        seed: int | None = None,
-    ) -> None:
-        self.objective = objective
-        self.algorithm = algorithm
-        self.steps = steps
-        self.rel_stepsize = rel_stepsize
-        self.abs_stepsize = abs_stepsize
-        self.random_start = random_start
-        self.best = best
-        self.projection = projection
-        self.seed = seed
-        self._check()
-
-    def native(self) -> ObjectivePGD:
-        """The attack with these settings."""
-        for name in ("rel_stepsize", "abs_stepsize"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), minimum=0, open_minimum=True)
-        if not isinstance(self.random_start, bool | None):
-            raise InvalidArgumentError("random_start", self.random_start, "True, False or None")
-        return ObjectivePGD(
-            rel_step_size=self.rel_stepsize,
-            objective=self.objective,
-            algorithm=self.algorithm,
-            steps=self.steps,
-            step_size=self.abs_stepsize,
-            start=None if self.random_start is None else "random" if self.random_start else "input",
-            best=self.best,
-            projection=self.projection,
-        )
-
-    def run(self, model: Any, inputs: Any, criterion: Any, *, epsilon: float, **kwargs: Any) -> Any:
-        """Perturb a batch, see :meth:`NativeFixedEpsilonAttack.run`.
-
-        Args:
-            model: A Foolbox model of PyTorch tensors, wrapped or not.
-            inputs: A batch ``(N, ...)`` in the model's bounds, a PyTorch tensor or EagerPy's.
-            criterion: Labels ``(N,)``, or a criterion.
-            epsilon: At least 0, in units of the inputs.
-            **kwargs: There are none.
-
-        Returns:
-            Points in the ball and in the bounds, of the type of the inputs.
-
-        Raises:
-            ValueError: The criterion is not supported, or an argument is not accepted.
-        """
-        _refuse_aims(criterion, self.objective)
-        return super().run(model, inputs, criterion, epsilon=epsilon, **kwargs)
-
-
-class LinfObjectivePGDAttack(BaseObjectivePGD):
-    """Linf PGD, BIM or FGSM on an objective of MEAD."""
-
-    distance = _distances.linf
-
-
-class L2ObjectivePGDAttack(BaseObjectivePGD):
-    """L2 PGD, BIM or FGSM on an objective of MEAD."""
-
-    distance = _distances.l2
-
-
-class L1ObjectivePGDAttack(BaseObjectivePGD):
-    """L1 PGD, BIM or FGSM on an objective of MEAD."""
-
-    distance = _distances.l1
-
-
-LinfObjectivePGD = LinfObjectivePGDAttack
-L2ObjectivePGD = L2ObjectivePGDAttack
-L1ObjectivePGD = L1ObjectivePGDAttack
 
 
 class WithObjective:

@@ -79,6 +79,7 @@ class APGD(NativeAttack):
         help='``"random"``: uniform in the ball, clipped to the bounds. ``"input"``: the input itself in the first '
         "run, random in the restarts.",
         choices=STARTS,
+        foolbox="random_start",
     )
     stop_early: bool = setting(
         default=False,

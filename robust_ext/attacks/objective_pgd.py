@@ -90,6 +90,7 @@ class ObjectivePGD(NativeAttack):
         help='``"random"``, uniform in the ball and clipped to the bounds, or ``"input"``. Left out, ``"kl"`` and '
         '``"fisher-rao"`` start at random with every algorithm: they have no gradient at the input.',
         choices=STARTS,
+        foolbox="random_start",
     )
     best: bool = setting(
         default=False,

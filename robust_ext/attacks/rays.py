@@ -87,6 +87,7 @@ class RayS(NativeAttack):
         default=True,
         help="Whether a row is finished once a misclassified point within epsilon is found. If not, it is searched on "
         "for a nearer one until its queries are used up.",
+        foolbox=None,
     )
     keep_rows: bool = setting(
         default=True,

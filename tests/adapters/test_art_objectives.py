@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robust_ext.adapters.native import search_module
+from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
+from robust_ext.adapters.module_search import search_module
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.threat import ThreatModel
-from robust_ext.estimators import BinarizedPyTorchClassifier
 from robust_ext.registry import as_attack, objective_pgd
 from robust_ext.testing.networks import small_batch, small_network
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.native import search_module
+from robust_ext.adapters.module_search import search_module
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.errors import AttackError, InvalidArgumentError

@@ -14,8 +14,8 @@ from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization import plant
 
-pytest.importorskip("robust_ext.estimators.binarized_art", reason="ART is not installed")
-from robust_ext.estimators import BinarizedPyTorchClassifier
+pytest.importorskip("robust_ext.adapters.art.estimators", reason="ART is not installed")
+from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 
 evasion = load_art().attacks.evasion
 PyTorchClassifier = load_art().estimators.classification.PyTorchClassifier

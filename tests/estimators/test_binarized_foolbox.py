@@ -16,7 +16,7 @@ from robust_ext.evaluations.binarization import plant
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 from eagerpy import astensor
 
-from robust_ext.estimators import BinarizedPyTorchModel
+from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
 
 foolbox = load_foolbox()
 EPSILON = 0.1

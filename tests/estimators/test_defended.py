@@ -49,8 +49,8 @@ def expected(detector: Pattern, x: Tensor, y: Tensor) -> list[str]:
 
 
 def test_art(digits: tuple[Tensor, Tensor], detector: Pattern) -> None:
-    pytest.importorskip("robust_ext.estimators.defended_art", reason="ART is not installed")
-    from robust_ext.estimators import DefendedPyTorchClassifier
+    pytest.importorskip("robust_ext.adapters.art.estimators", reason="ART is not installed")
+    from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
 
     art = load_art()
     x, y = digits[0][:40], digits[1][:40]
@@ -96,7 +96,7 @@ def test_art(digits: tuple[Tensor, Tensor], detector: Pattern) -> None:
 @pytest.mark.parametrize(("name", "settings"), [("LinfPGD", {"steps": 30}), ("LInfFMNAttack", {"steps": 40})])
 def test_foolbox(digits: tuple[Tensor, Tensor], detector: Pattern, name: str, settings: dict[str, Any]) -> None:
     pytest.importorskip("eagerpy", reason="Foolbox is not installed")
-    from robust_ext.estimators import DefendedPyTorchModel, Undetected
+    from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
 
     foolbox = load_foolbox()
     x, y = digits[0][:40], digits[1][:40]

@@ -51,6 +51,7 @@ class DetectorAwareAttack(NativeAttack):
         help='``"random"``: uniform in the ball, clipped to the bounds. ``"input"``: the inputs in the first run, '
         "random points in those that follow.",
         choices=STARTS,
+        foolbox="random_start",
     )
     samples: int = setting(default=1, help="Calls that are averaged, for random detectors and classifiers.", minimum=1)
 

@@ -1,20 +1,27 @@
-"""The binarized classifier as a Foolbox model."""
+"""Binarized classifiers and classifiers with a detector as Foolbox models, and the criterion for the latter."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import eagerpy
+import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.libraries import load_foolbox
+from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.verify import Verification
-from robust_ext.evaluations.binarization.planting import Planted, plant
+from robust_ext.models.defended import Defended
 from robust_ext.models.padded import PaddedClasses
+from robust_ext.registry.detector import as_detector
+from robust_ext.registry.model import as_module
 
-foolbox = load_foolbox()
+if TYPE_CHECKING:
+    from robust_ext.engine.verify import Verification
+    from robust_ext.evaluations.binarization import Planted
+
 PyTorchModel: Any = foolbox.PyTorchModel
+Misclassification: Any = foolbox.criteria.Misclassification
 
 
 class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
@@ -68,10 +75,10 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
             InvalidArgumentError: An argument is outside what is accepted.
             ModelError: The model cannot be split, or nothing could be planted in it.
         """
-        if not isinstance(model, foolbox.models.Model):
-            raise InvalidArgumentError("model", type(model).__name__, "a Foolbox PyTorchModel")
-        low, high = (float(end) for end in model.bounds)
-        threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=(low, high))
+        # The public face: adapters lie below the evaluations, and planting is one of them.
+        from robust_ext import plant
+
+        threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=_checked_bounds(model))
         raw = getattr(inputs, "raw", inputs)
         return cls(plant(model, raw, threat_model, layer=layer, **settings), classes=classes)
 
@@ -101,3 +108,68 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
     def score(self, candidates: Tensor) -> float:
         """The test score: share of the problems that verified candidates ``(M, ...)`` solve."""
         return self.planted_problems.score(candidates)
+
+
+class DefendedPyTorchModel(PyTorchModel):  # type: ignore[misc]
+    """A Foolbox ``PyTorchModel`` whose inputs a detector may reject.
+
+    With ``exposure="reject"`` its logits have one column more, the last, which wins exactly where an input is rejected.
+    Attack it with :class:`Undetected` as criterion: the mere labels would count being rejected as a success.
+
+    Args:
+        defended: The module.
+        bounds: Lowest and highest input value.
+    """
+
+    def __init__(self, defended: Defended, *, bounds: tuple[float, float]) -> None:
+        if not isinstance(defended, Defended):
+            raise InvalidArgumentError("defended", type(defended).__name__, "a robust_ext.models.defended.Defended")
+        self.defended = defended
+        super().__init__(defended, bounds=bounds, device=defended.detector.threshold.device)
+
+    @classmethod
+    def from_model(cls, model: Any, detector: object, *, inputs: Any, exposure: str = "reject") -> DefendedPyTorchModel:
+        """Put a detector beside a Foolbox model.
+
+        Args:
+            model: A Foolbox ``PyTorchModel``, wrapped or not; its preprocessing and bounds are kept.
+            detector: With a threshold, see :func:`robust_ext.as_detector`.
+            inputs: A few inputs ``(n, ...)``, to see that the detector watches this model.
+            exposure: ``"reject"`` or ``"classifier"``.
+
+        Raises:
+            InvalidArgumentError: An argument is of another kind.
+        """
+        bounds = _checked_bounds(model)
+        adapted = as_module(model)
+        some = torch.as_tensor(getattr(inputs, "raw", inputs))[:4]
+        defended = Defended(adapted.module, as_detector(detector, adapted.module, inputs=some), exposure=exposure)
+        return cls(defended, bounds=bounds)
+
+
+class Undetected(Misclassification):  # type: ignore[misc]
+    """Misclassified and not rejected: what fools a classifier with a detector.
+
+    For models whose last logit is that of being rejected (``DefendedPyTorchModel`` with ``exposure="reject"``). Attacks
+    ask it at the end, and many that minimise a norm while they search.
+
+    Args:
+        labels: True classes ``(N,)``.
+    """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.labels!r})"
+
+    def __call__(self, perturbed: Any, outputs: Any) -> Any:
+        """Which inputs fool the model, bool ``(N,)``, of the type of ``outputs`` ``(N, K + 1)``."""
+        outputs_, restore_type = eagerpy.astensor_(outputs)
+        classes = outputs_.argmax(axis=-1)
+        fooled = eagerpy.logical_and(classes != self.labels, classes != outputs_.shape[-1] - 1)
+        return restore_type(fooled)
+
+
+def _checked_bounds(model: Any) -> tuple[float, float]:
+    """The bounds of a model of Foolbox; raises where it is none."""
+    if not isinstance(model, foolbox.models.Model):
+        raise InvalidArgumentError("model", type(model).__name__, "a Foolbox PyTorchModel")
+    return float(model.bounds.lower), float(model.bounds.upper)

@@ -1,22 +1,86 @@
-"""This project's attacks that know the detector, on the models of host libraries."""
+"""Running an attack of this project on a module that a host library's model is or holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.native import search_module
 from robust_ext.attacks.native import NativeAttack, Watch
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.settings import declared
-from robust_ext.core.target import frozen
+from robust_ext.core.target import Target, frozen
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs
+from robust_ext.core.validation import check_inputs, check_labels
 from robust_ext.models.defended import Defended
+from robust_ext.models.padded import PaddedClasses
+
+
+def search_module(
+    attack: NativeAttack,
+    module: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    threat_model: ThreatModel,
+    generator: torch.Generator,
+    targeted: bool = False,
+    watch: Watch | None = None,
+    defended: Defended | None = None,
+    references: Tensor | None = None,
+    starting_points: Tensor | None = None,
+) -> Tensor:
+    """Run an attack, and leave the module as it was.
+
+    The module is queried once for the clean inputs, which shows how many classes there are. It is attacked in the mode
+    it is in; where it has too few classes for the attack it is padded.
+
+    Args:
+        attack: The attack.
+        module: From inputs ``(N, ...)`` to logits ``(N, K)``.
+        inputs: Floating point ``(N, ...)`` in the bounds; not changed. The module gets this dtype.
+        labels: Integers ``(N,)`` below K: true classes, or the classes to aim at.
+        threat_model: The norm, epsilon and bounds.
+        generator: CPU generator, the attack's only source of randomness.
+        targeted: Whether to aim at the labels.
+        watch: Called after each step.
+        defended: The module, which is its ``classifier``, together with a detector; left as it was too.
+        references: Points to imitate, ``(N, R, ...)``, see :func:`check_references`.
+        starting_points: Points to begin at, ``(N, S, ...)`` in the bounds.
+
+    Returns:
+        Candidates ``(N, ...)`` in the dtype of the inputs.
+
+    Raises:
+        AttackRefusedError: The attack does not work for this norm, or without a detector or references.
+        InvalidArgumentError: Inputs or labels are not as stated.
+    """
+    attack.check(threat_model=threat_model, detector=defended is not None)
+    dtype = inputs.dtype
+    x = check_inputs("inputs", inputs, bounds=threat_model.bounds).clone()
+    network = module if dtype == torch.float32 else _OfType(module, dtype)
+    with frozen(module if defended is None else defended):
+        with torch.no_grad():
+            classes = network(x).shape[1]
+        target = Target(
+            module=network,
+            bounds=threat_model.bounds,
+            classes=classes,
+            input_shape=tuple(x.shape[1:]),
+            device=x.device,
+            defended=defended,
+            references=references,
+            starting_points=starting_points,
+        )
+        y = check_labels("labels", labels, samples=len(x), classes=classes).to(x.device)
+        fewest = attack.traits.minimum_classes
+        if classes < fewest:
+            target = replace(target, module=PaddedClasses(network, classes=fewest), classes=fewest)
+        candidates = attack.search(
+            target, x, y, threat_model=threat_model, generator=generator, targeted=targeted, watch=watch
+        )
+    return candidates.to(dtype).clamp_(*threat_model.bounds)
 
 
 def search_defended(
@@ -32,9 +96,9 @@ def search_defended(
     watch: Watch | None = None,
     references: Tensor | None = None,
 ) -> Tensor:
-    """Run an attack that knows the detector on the classifier and the detector inside a host library's model.
+    """Run a detector-aware attack on the classifier and the detector inside a host library's model.
 
-    The model is asked once for random points, to see that nothing lies around the detector.
+    The model is queried once for random points, to see that nothing lies around the detector.
 
     Args:
         attack: The attack.
@@ -42,7 +106,7 @@ def search_defended(
         inputs: float32 ``(N, ...)`` in the bounds; not changed.
         labels: Integers ``(N,)`` below the number of the classifier's classes.
         expected: The host's class of models with a detector, for error messages.
-        threat_model: See :func:`robust_ext.adapters.native.search_module`, as for the arguments that follow.
+        threat_model: See :func:`search_module`, as for the arguments that follow.
         generator: Likewise.
         targeted: Likewise.
         watch: Likewise.
@@ -119,16 +183,24 @@ def check_references(references: object, inputs: Tensor, *, bounds: tuple[float,
     return check_inputs("references", groups.flatten(0, 1), bounds=bounds).view(groups.shape)
 
 
-def settings_of(attack: Any, core: type[NativeAttack], *, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The settings of a core attack, read from the attributes of a host's attack.
+def check_starting_points(argument: str, points: Tensor, inputs: Tensor, *, bounds: tuple[float, float]) -> Tensor:
+    """Return points to begin at as ``(N, S, ...)``.
 
     Args:
-        attack: The host's attack.
-        core: The attack's class in this project.
-        names: From settings to attributes, where they are not of the same name.
+        argument: What the host calls them.
+        points: Floating point ``(N, ...)``, or ``(N, S, ...)`` with several for each input, in the bounds.
+        inputs: ``(N, ...)``.
+        bounds: Lowest and highest input value.
+
+    Raises:
+        InvalidArgumentError: They are something else.
     """
-    other = {"rel_step_size": "step_size", "step_size": "", **(names or {})}
-    return {name: getattr(attack, other.get(name, name)) for name in declared(core) if other.get(name, name)}
+    groups = points.unsqueeze(1) if points.dim() == inputs.dim() else points
+    if groups.shape[:1] != inputs.shape[:1] or groups.shape[2:] != inputs.shape[1:]:
+        shape = ", ".join(map(str, inputs.shape[1:]))
+        expected = f"shape ({len(inputs)}, {shape}) or ({len(inputs)}, S, {shape})"
+        raise InvalidArgumentError(argument, f"shape {tuple(points.shape)}", expected)
+    return check_inputs(argument, groups.flatten(0, 1), bounds=bounds).view(groups.shape)
 
 
 def _check_bare(module: nn.Module, defended: Defended, inputs: Tensor, *, bounds: tuple[float, float]) -> None:
@@ -156,3 +228,17 @@ def _check_bare(module: nn.Module, defended: Defended, inputs: Tensor, *, bounds
             "preprocessing into the classifier before the detector is put beside it"
         )
         raise InvalidArgumentError("model", "one that changes inputs or logits around its detector", expected)
+
+
+class _OfType(nn.Module):
+    """A module of another floating point type, for attacks that work in float32."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module = module
+        self.dtype = dtype
+        self.training = module.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.module(x.to(self.dtype))
+        return logits.float()

@@ -1,0 +1,253 @@
+"""Masks and budgets of single values, as modules that attacks on all values with one budget can be run on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robust_ext.adapters.module_search import search_defended, search_module
+from robust_ext.attacks.native import NativeAttack, Watch
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
+
+DEFENDED = "robust_ext.adapters.art.estimators.DefendedPyTorchClassifier"
+
+
+def search_rows(
+    attack: NativeAttack,
+    module: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    given: Mapping[str, Tensor],
+    *,
+    mask: Tensor | None,
+    reach: Tensor | None,
+    device: torch.device,
+    threat_model: ThreatModel,
+    watch: Watch | None,
+    **ways: Any,
+) -> Tensor:
+    """Run an attack on the rows of one batch.
+
+    Args:
+        attack: The attack.
+        module: From inputs to logits, or one that holds a classifier with a detector for a detector-aware attack.
+        inputs: float32 ``(N, ...)`` in the bounds, on the CPU as all other tensors.
+        labels: int64 ``(N,)``.
+        given: References or starting points, of N rows.
+        mask: Which values may change, bool ``(N, ...)``, or None for all.
+        reach: The budget of each value ``(N, ...)``, which goes before that of the threat model; None where there are
+            no such budgets.
+        device: Where the module is.
+        threat_model: The norm, epsilon and bounds.
+        watch: Called after each step with the module's own inputs; gradients are by the attack's points.
+        **ways: See :func:`robust_ext.adapters.module_search.search_module`.
+
+    Returns:
+        Candidates ``(N, ...)``, on the CPU.
+    """
+    if mask is None and reach is None:
+        search = search_defended if attack.traits.detector else search_module
+        there = {name: points.to(device) for name, points in given.items()}
+        ways |= {"expected": DEFENDED} if attack.traits.detector else {}
+        return search(
+            attack, module, inputs.to(device), labels, threat_model=threat_model, watch=watch, **there, **ways
+        ).cpu()
+    found = [inputs[:0]]
+    # A network that depends on the row takes whole batches in order, or one row alone.
+    size = len(inputs) if attack.traits.batching == "full" else 1
+    for rows in torch.arange(len(inputs)).split(max(size, 1)):
+        inside: Restricted
+        if reach is not None:
+            budget = reach[rows] if mask is None else reach[rows] * mask[rows]
+            inside = Scaled(module, inputs[rows].to(device), budget.to(device), threat_model.bounds)
+            begin, ball = torch.zeros_like(inputs[rows]), ThreatModel(norm="linf", epsilon=1.0, bounds=(-1.0, 1.0))
+        else:
+            assert mask is not None
+            inside = Masked(module, inputs[rows].to(device), mask[rows].to(device))
+            begin, ball = inputs[rows], threat_model
+        candidates = search_rows(
+            attack,
+            inside,
+            begin,
+            labels[rows],
+            {name: points[rows] for name, points in given.items()},
+            mask=None,
+            reach=None,
+            device=device,
+            threat_model=ball,
+            watch=None if watch is None else _inside(watch, inside),
+            **ways,
+        )
+        found.append(inside.points(candidates.to(device)).cpu())
+    return torch.cat(found)
+
+
+def _inside(watch: Watch, inside: Restricted) -> Watch:
+    return lambda step: watch(replace(step, points=inside.points(step.points)))
+
+
+class Restricted(nn.Module):
+    """A module on points that are made of an attack's: it is attacked in place of the module.
+
+    Args:
+        module: From inputs ``(N, ...)`` to logits.
+        inputs: Where the attack begins, ``(N, ...)``, or ``(1, ...)`` for batches of any size.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Tensor) -> None:
+        super().__init__()
+        self.module, self.inputs = module, inputs
+        self.training = module.training
+
+    def points(self, x: Tensor) -> Tensor:
+        """Inputs of the module, ``(N, ...)``, from points of the attack."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, K)``."""
+        logits: Tensor = self.module(self.points(x))
+        return logits
+
+
+class Masked(Restricted):
+    """Values outside a mask stay those of the input; distances are those of all values.
+
+    Args:
+        module: See :class:`Restricted`.
+        inputs: Likewise.
+        mask: Which values may change, bool, of the shape of the inputs.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Tensor, mask: Tensor) -> None:
+        super().__init__(module, inputs)
+        self.mask = mask
+
+    def points(self, x: Tensor) -> Tensor:
+        """See :meth:`Restricted.points`."""
+        return torch.where(self.mask, x, self.inputs)
+
+
+class Scaled(Restricted):
+    """Each value goes from -1 to 1 as the module's goes over its own budget, as far as the bounds allow.
+
+    The linf ball of radius 1 around 0 is all that the budgets allow, and nothing more.
+
+    Args:
+        module: See :class:`Restricted`.
+        inputs: Likewise.
+        reach: Budgets, at least 0, of the shape of the inputs.
+        bounds: Lowest and highest input value.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Tensor, reach: Tensor, bounds: tuple[float, float]) -> None:
+        super().__init__(module, inputs)
+        self.above = torch.minimum(reach, bounds[1] - inputs).clamp_min(0)
+        self.below = torch.minimum(reach, inputs - bounds[0]).clamp_min(0)
+        self.bounds = bounds
+
+    def points(self, x: Tensor) -> Tensor:
+        """See :meth:`Restricted.points`."""
+        return (self.inputs + torch.where(x > 0, self.above, self.below) * x).clamp(*self.bounds)
+
+
+def check_mask(mask: Any, inputs: Tensor) -> Tensor | None:
+    """A mask of the shape of the inputs, bool, True where values may change; None where there is none.
+
+    Args:
+        mask: Bool or floating point, not below 0, broadcastable to the inputs as numpy does, or None.
+        inputs: ``(N, ...)``.
+
+    Raises:
+        InvalidArgumentError: It is something else.
+    """
+    if mask is None:
+        return None
+    values = np.asarray(mask)
+    expected = "bool or floating point values, 0 where nothing may change and above 0 where it may"
+    if values.dtype != bool and not np.issubdtype(values.dtype, np.floating):
+        raise InvalidArgumentError("mask", f"dtype {values.dtype}", expected)
+    if not (values >= 0).all():
+        raise InvalidArgumentError("mask", "values below 0 or NaN", expected)
+    return torch.from_numpy(broadcast("mask", values != 0, inputs))
+
+
+def check_budget(argument: str, value: Any, *, above: bool = False) -> Any:
+    """Return an array of budgets or steps when all its values are finite and at least 0, or ``above`` 0.
+
+    Raises:
+        InvalidArgumentError: Some are not.
+    """
+    expected = f"finite numbers {'above' if above else 'of at least'} 0"
+    if not np.issubdtype(value.dtype, np.number):
+        raise InvalidArgumentError(argument, f"dtype {value.dtype}", expected)
+    if not (np.isfinite(value).all() and (value > 0 if above else value >= 0).all()):
+        raise InvalidArgumentError(argument, f"values in [{value.min():g}, {value.max():g}]", expected)
+    return value
+
+
+def broadcast(argument: str, values: Any, inputs: Tensor) -> Any:
+    """An array in the shape of the inputs, repeated as numpy does.
+
+    Raises:
+        InvalidArgumentError: It does not fit.
+    """
+    try:
+        return np.broadcast_to(values, tuple(inputs.shape)).copy()
+    except ValueError:
+        expected = (
+            f"one that numpy broadcasts to {tuple(inputs.shape)}; for a value an input, shape "
+            f"{(len(inputs), *[1] * (inputs.dim() - 1))}"
+        )
+        raise InvalidArgumentError(argument, f"shape {np.shape(values)}", expected) from None
+
+
+def groups_of_rows(eps: Any, eps_step: Any, inputs: Tensor) -> list[tuple[float, Any, Tensor]] | None:
+    """Rows that have one budget and one step, as (budget, step, indices of rows), the first rows' first.
+
+    Args:
+        eps: A number, or an array that broadcasts to the inputs.
+        eps_step: Likewise, or None.
+        inputs: ``(N, ...)``.
+
+    Returns:
+        The groups; None where values of one row have different budgets.
+    """
+    if not (isinstance(eps, np.ndarray) or isinstance(eps_step, np.ndarray)):
+        return [(eps, eps_step, torch.arange(len(inputs)))]
+    table = _rows_of("eps", eps, inputs)
+    steps = None if eps_step is None else _rows_of("eps_step", eps_step, inputs)
+    for values in (table, steps):
+        if values is not None and values.size and not (values == values[:, :1]).all():
+            return None
+    found: dict[tuple[float, Any], list[int]] = {}
+    for row in range(len(inputs)):
+        key = (float(table[row, 0]), None if steps is None else float(steps[row, 0]))
+        found.setdefault(key, []).append(row)
+    return [(budget, step, torch.tensor(rows)) for (budget, step), rows in found.items()]
+
+
+def common_ratio(eps: Any, eps_step: Any, inputs: Tensor) -> float | None:
+    """What ``eps_step`` is relative to ``eps`` in every value, None where it is None.
+
+    Raises:
+        InvalidArgumentError: It differs from value to value.
+    """
+    if eps_step is None:
+        return None
+    table, steps = _rows_of("eps", eps, inputs), _rows_of("eps_step", eps_step, inputs)
+    ratios = (steps / np.where(table > 0, table, np.nan))[table > 0]
+    if ratios.size and not np.allclose(ratios, ratios[0], rtol=1e-5):
+        expected = "the same share of eps for every value, such as 0.1 * eps, or None"
+        raise InvalidArgumentError("eps_step", f"shares from {ratios.min():g} to {ratios.max():g} of eps", expected)
+    return float(ratios[0]) if ratios.size else None
+
+
+def _rows_of(argument: str, values: Any, inputs: Tensor) -> Any:
+    table = broadcast(argument, np.asarray(values, dtype=np.float64), inputs)
+    return table.reshape(len(inputs), int(inputs[:1].numel()) if len(inputs) else -1) if len(inputs) else table

@@ -1,0 +1,489 @@
+"""The classes that Foolbox and ART have of this project's attacks, both from one table of cases."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.adapters.module_search import search_module
+from robust_ext.adapters.native import host_parameters
+from robust_ext.attacks.catalogue import ATTACKS
+from robust_ext.attacks.native import NativeAttack
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.settings import default_of, setting, settings_class
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
+from robust_ext.testing.networks import small_batch, small_network
+
+pytest.importorskip("eagerpy", reason="Foolbox is not installed")
+pytest.importorskip("art", reason="ART is not installed")
+from robust_ext.adapters.art import attacks as art_attacks
+from robust_ext.adapters.art.building import art_class
+from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
+from robust_ext.adapters.art.library import art
+from robust_ext.adapters.foolbox import attacks as foolbox_attacks
+from robust_ext.adapters.foolbox.building import foolbox_classes
+from robust_ext.adapters.foolbox.library import foolbox
+from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
+
+Bounds = tuple[float, float]
+CORE = {attack.__name__: attack for attack in ATTACKS}
+ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
+EPSILONS = {"linf": 0.1, "l2": 0.4, "l1": 1.6}
+STEMS = {"APGD": "AutoProjectedGradientDescent", "CarliniWagnerLinf": "CarliniWagner"}
+OBJECTIVES = ("ace", "kl", "gini", "fisher-rao")
+HOSTS = pytest.mark.parametrize("host", ["foolbox", "art"])
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("APGD", "linf", {"steps": 6}),
+    ("APGD", "l2", {"steps": 5, "loss": "margin", "restarts": 2, "stop_early": True}),
+    ("APGD", "l1", {"steps": 5, "start": "input"}),
+    ("APGD", "linf", {"steps": 4, "loss": "targeted-dlr", "target_classes": 2}),
+    ("RandomSearch", "linf", {"points": 9}),
+    ("RandomSearch", "l2", {"points": 9, "outer": "surface"}),
+    ("RandomSearch", "l1", {"points": 9, "outer_share": 1.0}),
+    *(("Square", norm, {"queries": 25, "p": 0.5, "restarts": 2, "loss": "ce", "stop_early": False}) for norm in ORDERS),
+    ("RayS", "linf", {"queries": 150, "tolerance": 0.01}),
+    ("RayS", "linf", {"queries": 150, "tolerance": 0.01, "keep_rows": False}),
+    ("CarliniWagnerLinf", "linf", {"steps": 10, "learning_rate": 0.1, "initial_const": 0.1}),
+    ("SpatialTransformation", "linf", {"translation": 1, "translation_steps": 3, "rotation_steps": 3}),
+    ("SpatialTransformation", "linf", {"translation": 1, "mode": "random", "samples": 4}),
+]
+CLIMBS = [
+    ("ObjectivePGD", norm, {"objective": name, **ways})
+    for norm, name in itertools.product(ORDERS, OBJECTIVES)
+    for ways in (
+        {"steps": 5},
+        {"algorithm": "fgsm"},
+        {"algorithm": "bim", "steps": 4, "best": True, "projection": "scaled"},
+    )
+] + [("ObjectivePGD", norm, {"steps": 5, "step_size": 0.05}) for norm in ORDERS]
+EachCase = pytest.mark.parametrize(("name", "norm", "settings"), CASES + CLIMBS, ids=str)
+EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
+PLAIN = [case for case in CASES if case[0] not in ("RayS", "CarliniWagnerLinf", "SpatialTransformation")]
+
+
+def class_of(host: str, name: str, norm: str) -> Any:
+    if host == "art":
+        return getattr(art_attacks, name)
+    title = "" if name == "SpatialTransformation" else norm.capitalize()
+    return getattr(foolbox_attacks, f"{title}{STEMS.get(name, name)}Attack")
+
+
+def in_words_of(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the core attack under the names of a host's class."""
+    names = {entry.setting: entry.name for entry in kind.parameters}
+    found = {names.get(key, key): value for key, value in settings.items()}
+    if "random_start" in found:
+        found["random_start"] = found["random_start"] == "random"
+    return found
+
+
+def problem(bounds: Any = (0.0, 1.0), classes: int = 4, rows: int = 6, **ways: Any) -> SimpleNamespace:
+    network = small_network((1, 4, 4), classes, bounds=bounds or (0.0, 1.0))
+    x = small_batch(rows, (1, 4, 4), bounds=bounds or (0.0, 1.0))
+    return SimpleNamespace(
+        network=network,
+        bounds=bounds,
+        x=x,
+        y=network(x).argmax(1),
+        model=None if bounds is None else foolbox.PyTorchModel(network, bounds=bounds, device="cpu"),
+        estimator=art.estimators.classification.PyTorchClassifier(
+            model=network,
+            loss=nn.CrossEntropyLoss(),
+            input_shape=(1, 4, 4),
+            nb_classes=classes,
+            clip_values=bounds,
+            device_type="cpu",
+            **ways,
+        ),
+    )
+
+
+def make(host: str, name: str, norm: str, at: SimpleNamespace, *, epsilon: float = 0.1, **settings: Any) -> Any:
+    """A function from inputs and labels to candidates: an attack in a host."""
+    kind, targeted = class_of(host, name, norm), settings.pop("targeted", False)
+    chosen = in_words_of(kind, settings)
+    if host == "foolbox":
+        attack = kind(**chosen)
+
+        def call(x: Tensor, y: Tensor) -> Tensor:
+            raw: Tensor = attack(
+                at.model, x, foolbox.criteria.TargetedMisclassification(y) if targeted else y, epsilons=epsilon
+            )[0]
+            return raw
+
+        return call
+    known = inspect.signature(kind).parameters
+    own = {"norm": ORDERS[norm], "eps": epsilon, "targeted": targeted, "verbose": False}
+    attack = kind(at.estimator, **{key: value for key, value in own.items() if key in known}, **chosen)
+    return lambda x, y: torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
+
+
+def by_hand(name: str, norm: str, settings: dict[str, Any], at: SimpleNamespace, y: Tensor, **ways: Any) -> Tensor:
+    epsilon = ways.pop("epsilon", EPSILONS[norm] * (at.bounds[1] - at.bounds[0]))
+    return search_module(
+        CORE[name](**settings),
+        at.network,
+        ways.pop("x", at.x),
+        y,
+        threat_model=ThreatModel(norm=norm, epsilon=epsilon, bounds=at.bounds),
+        generator=torch.Generator().manual_seed(5),
+        **ways,
+    )
+
+
+def seeded(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    return settings if CORE[name].traits.seeds == "none" else {**settings, "seed": 5}
+
+
+@HOSTS
+@EachCase
+@EachBounds
+def test_points_are_those_of_the_attack_itself(
+    host: str, name: str, norm: str, settings: dict[str, Any], bounds: Bounds
+) -> None:
+    at = problem(bounds)
+    epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
+    found = make(host, name, norm, at, epsilon=epsilon, **seeded(name, settings))(at.x, at.y)
+    assert torch.equal(found, by_hand(name, norm, settings, at, at.y))
+    assert not torch.equal(found, at.x)
+
+
+@HOSTS
+@pytest.mark.parametrize(("name", "norm", "settings"), [case for case in CASES if case[0] != "RayS"], ids=str)
+def test_targeted_points_are_those_of_the_attack_itself(
+    host: str, name: str, norm: str, settings: dict[str, Any]
+) -> None:
+    at = problem((-1.0, 2.0))
+    aims = (at.y + 1) % 4
+    ways = {**seeded(name, settings), "targeted": True}
+    found = make(host, name, norm, at, epsilon=3 * EPSILONS[norm], **ways)(at.x, aims)
+    assert torch.equal(found, by_hand(name, norm, settings, at, aims, targeted=True))
+
+
+@pytest.mark.parametrize(("name", "norm", "settings"), CASES, ids=str)
+def test_the_hosts_give_the_same_points(name: str, norm: str, settings: dict[str, Any]) -> None:
+    at = problem()
+    ways = {**seeded(name, settings), "epsilon": EPSILONS[norm]}
+    there = make("foolbox", name, norm, at, **ways)(at.x, at.y)
+    here = make("art", name, norm, at, batch_size=2, **ways)(at.x, at.y)
+    torch.testing.assert_close(here, there, atol=1e-5, rtol=0)
+
+
+@HOSTS
+@EachCase
+def test_parameters_are_those_of_the_declaration(host: str, name: str, norm: str, settings: dict[str, Any]) -> None:
+    kind = class_of(host, name, norm)
+    own = inspect.signature(kind).parameters
+    for entry in host_parameters(CORE[name], host):
+        if entry.name != "random_start":
+            assert own[entry.name].default == default_of(CORE[name], str(entry.setting))
+        assert f"    {entry.name}: " in kind.__doc__
+    assert ("seed" in own) == (CORE[name].traits.seeds != "none")
+    assert inspect.signature(kind.__init__).parameters.keys() - own.keys() == {"self"}
+    assert pickle.loads(pickle.dumps(kind)) is kind  # noqa: S301
+    if host == "foolbox":
+        assert all(entry.kind is inspect.Parameter.KEYWORD_ONLY for entry in own.values())
+        with pytest.raises(TypeError, match="positional"):
+            kind(1)
+    else:
+        order = ["estimator", "norm", "eps", "eps_step", "max_iter", "targeted", "num_random_init", "batch_size"]
+        assert list(own)[: len(order)][: len(set(order) & set(own))] == [key for key in order if key in own]
+        assert list(own)[-2:] == ["summary_writer", "verbose"]
+
+
+def test_names_are_the_hosts() -> None:
+    base = foolbox.attacks.base
+    for name, norm in (("APGD", "linf"), ("Square", "l1"), ("RandomSearch", "l2"), ("ObjectivePGD", "l2")):
+        assert issubclass(class_of("foolbox", name, norm), base.FixedEpsilonAttack)
+        assert class_of("foolbox", name, norm).distance is getattr(foolbox.distances, norm)
+    for name in ("RayS", "CarliniWagnerLinf", "LinearRegion"):
+        assert issubclass(class_of("foolbox", name, "linf"), base.MinimizationAttack)
+        assert not hasattr(foolbox_attacks, f"L2{name}Attack") or name == "LinearRegion"
+    assert foolbox_attacks.LinfAPGD is foolbox_attacks.LinfAutoProjectedGradientDescentAttack
+    assert foolbox_attacks.L1ObjectivePGD is foolbox_attacks.L1ObjectivePGDAttack
+    assert repr(foolbox_attacks.LinfRaySAttack(queries=9)) == (
+        "LinfRaySAttack(queries=9, tolerance=0.001, keep_rows=True)"
+    )
+    for kind, own in ((foolbox.attacks.LinfPGD, foolbox_attacks.LinfObjectivePGD),):
+        assert inspect.signature(kind).parameters.keys() < inspect.signature(own).parameters.keys()
+    for name in ("CarliniWagnerLinf", "LinearRegion", "SpatialTransformation"):
+        assert "eps" not in getattr(art_attacks, name).attack_params
+
+
+@settings_class
+class Shift(NativeAttack):
+    """Adds a share of epsilon to every value.
+
+    Example:
+        >>> Shift().share
+        1.0
+    """
+
+    name = "Shift"
+    traits = CORE["RayS"].traits.__class__(batching="full", gradients=False, norms=("linf",), seeds="none")
+
+    share: float = setting(default=1.0, help="Of epsilon.", minimum=0, maximum=1, art="part", foolbox="portion")
+
+    def search(self, target: Any, inputs: Tensor, labels: Tensor, **ways: Any) -> Tensor:
+        return (inputs + self.share * ways["threat_model"].epsilon).clamp(*target.bounds)
+
+
+def test_a_new_attack_is_a_class_of_both_hosts() -> None:
+    at = problem()
+    expected = (at.x + 0.05).clamp(0, 1)
+    made = foolbox_classes(Shift)
+    assert list(made) == ["BaseShift", "LinfShiftAttack"]
+    assert torch.equal(made["LinfShiftAttack"](portion=0.5)(at.model, at.x, at.y, epsilons=0.1)[0], expected)
+    attack = art_class(Shift)(at.estimator, np.inf, 0.1, part=0.5, verbose=False)
+    assert np.array_equal(attack.generate(at.x.numpy()), expected.numpy())
+    for kind in (made["LinfShiftAttack"], type(attack)):
+        assert "Of epsilon." in kind.__doc__
+        assert ">>>" not in kind.__doc__
+
+
+@HOSTS
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("APGD", {"steps": 0}),
+        ("APGD", {"loss": "hinge"}),
+        ("APGD", {"restarts": 1.5}),
+        ("RandomSearch", {"points": 0}),
+        ("RandomSearch", {"outer": "middle"}),
+        ("RandomSearch", {"outer_share": 2}),
+        ("RandomSearch", {"seed": -1}),
+        ("Square", {"queries": 0}),
+        ("Square", {"p": 1.5}),
+        ("Square", {"p": 0.0}),
+        ("Square", {"restarts": 0}),
+        ("Square", {"loss": "dlr"}),
+        ("Square", {"stop_early": "yes"}),
+        ("Square", {"seed": 1.5}),
+        ("RayS", {"queries": 0}),
+        ("RayS", {"tolerance": 0.0}),
+        ("RayS", {"keep_rows": 1}),
+        ("ObjectivePGD", {"objective": "hinge"}),
+        ("ObjectivePGD", {"algorithm": "cw"}),
+        ("ObjectivePGD", {"steps": 0}),
+        ("ObjectivePGD", {"step_size": -0.1}),
+        ("ObjectivePGD", {"step_size": 0.1, "rel_step_size": float("nan")}),
+        ("ObjectivePGD", {"best": 1}),
+        ("ObjectivePGD", {"projection": "none"}),
+        ("ObjectivePGD", {"seed": -1}),
+        ("CarliniWagnerLinf", {"steps": 0}),
+        ("SpatialTransformation", {"rotation_steps": 2}),
+    ],
+    ids=str,
+)
+def test_wrong_settings_raise_at_once(host: str, name: str, wrong: dict[str, Any]) -> None:
+    kind = class_of(host, name, "linf")
+    chosen = in_words_of(kind, wrong)
+    with pytest.raises(InvalidArgumentError, match=f"^{list(chosen)[-1]}: got"):
+        kind(*[problem().estimator] * (host == "art"), **chosen)
+
+
+def test_wrong_starts_raise_at_once() -> None:
+    for kind, start in (("L2ObjectivePGD", "input"), ("LinfAPGD", None), ("LinfAPGD", 1)):
+        with pytest.raises(InvalidArgumentError, match="random_start"):
+            getattr(foolbox_attacks, kind)(random_start=start)
+    for name in ("APGD", "ObjectivePGD"):
+        with pytest.raises(InvalidArgumentError, match="start"):
+            getattr(art_attacks, name)(problem().estimator, start="middle")
+
+
+@HOSTS
+def test_a_seed_overrides_the_hosts(host: str) -> None:
+    at, runs = problem(), []
+    for seed in (None, 7):
+        for outer in (0, 1):
+            torch.manual_seed(outer)
+            np.random.seed(outer)
+            runs.append(make(host, "RandomSearch", "linf", at, epsilon=0.01, points=3, seed=seed)(at.x, at.y))
+    assert not torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[2], runs[3])
+
+
+@HOSTS
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(("name", "norm", "settings"), CASES, ids=str)
+def test_few_classes_are_enough(host: str, classes: int, name: str, norm: str, settings: dict[str, Any]) -> None:
+    at = problem(classes=classes)
+    epsilon = {"linf": 0.4, "l2": 1.2, "l1": 6.0}[norm]
+    found = make(host, name, norm, at, epsilon=epsilon, **seeded(name, settings))(at.x, at.y)
+    wrong = at.network(found).argmax(1) != at.y
+    assert bool(wrong.any()) or name == "SpatialTransformation"
+
+
+@HOSTS
+@pytest.mark.parametrize(("name", "norm", "settings"), CASES, ids=str)
+def test_as_attacks_of_this_project_they_are_the_core_attacks(
+    host: str, name: str, norm: str, settings: dict[str, Any]
+) -> None:
+    kind = class_of(host, name, norm)
+    own = {"norm": ORDERS[norm]} if host == "art" and "norm" in kind.attack_params else {}
+    made = kind(*[problem().estimator] * (host == "art"), **own, **in_words_of(kind, settings))
+    attack = as_attack(made, name="mine")
+    assert type(attack) is CORE[name]
+    assert attack.description == CORE[name](**settings).description
+    assert attack.name == "mine"
+    assert attack.traits == CORE[name](**settings).traits
+
+
+@HOSTS
+@pytest.mark.parametrize("name", ["APGD", "RandomSearch", "Square", "ObjectivePGD"])
+def test_no_budget_leaves_the_inputs(host: str, name: str) -> None:
+    at = problem()
+    points = make(host, name, "linf", at, epsilon=0.0)(at.x, at.y)
+    assert torch.equal(points, at.x)
+    assert host == "foolbox" or points.data_ptr() != at.x.data_ptr()
+
+
+@HOSTS
+def test_attacks_that_cannot_aim_refuse_to(host: str) -> None:
+    at = problem()
+    cases = [("RayS", {"queries": 5}, "cannot aim")]
+    cases += [("ObjectivePGD", {"objective": name}, rf"'{name}'.*'ace'") for name in OBJECTIVES[1:]]
+    for name, settings, words in cases:
+        for epsilon in (0.1, 0.0) if host == "foolbox" else (0.1,):
+            with pytest.raises(InvalidArgumentError, match=rf"(criterion: got Targeted|targeted: got True).*{words}"):
+                make(host, name, "linf", at, epsilon=epsilon, targeted=True, **settings)(at.x, at.y)
+
+
+@HOSTS
+@pytest.mark.parametrize("loss", ["ce", "targeted-dlr"])
+def test_planted_points_are_found(host: str, loss: str) -> None:
+    network, x = small_network((1, 8, 8), 4), small_batch(6, (1, 8, 8))
+    if host == "foolbox":
+        plain = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
+        planted: Any = BinarizedPyTorchModel.from_model(plain, x, epsilon=0.1)
+        begin, labels = planted.inputs, planted.labels
+    else:
+        plain = art.estimators.classification.PyTorchClassifier(
+            network, nn.CrossEntropyLoss(), (1, 8, 8), 4, clip_values=(0, 1), device_type="cpu"
+        )
+        planted = BinarizedPyTorchClassifier.from_classifier(plain, x.numpy(), eps=0.1)
+        begin, labels = torch.from_numpy(planted.x), torch.from_numpy(planted.y)
+    at = SimpleNamespace(model=planted, estimator=planted)
+    score = lambda points: planted.score(points if host == "foolbox" else points.numpy())  # noqa: E731
+    assert score(make(host, "APGD", "linf", at, steps=30, loss=loss)(begin, labels)) == 1.0
+    assert score(make(host, "RandomSearch", "linf", at, points=40)(begin, labels)) < 1.0
+
+
+# Foolbox
+
+
+def test_rays_stops_at_the_smallest_epsilon_alone() -> None:
+    at = problem((-1.0, 2.0))
+    attack = foolbox_attacks.LinfRaySAttack(queries=150, tolerance=0.01)
+    ways: dict[str, Any] = {"queries": 150, "tolerance": 0.01}
+    stopped = by_hand("RayS", "linf", ways, at, at.y, epsilon=0.25)
+    whole = by_hand("RayS", "linf", {**ways, "stop": False}, at, at.y, epsilon=0.25)
+    assert not torch.equal(stopped, whole)
+    for epsilons, expected in ((0.25, stopped), ([0.5, 0.25], stopped), (None, whole), ([0.0, 0.25], whole)):
+        raw = attack(at.model, at.x, at.y, epsilons=epsilons)[0]
+        assert torch.equal(raw[0] if isinstance(raw, list) else raw, expected)
+    assert bool((at.network(whole).argmax(1) != at.y).all())
+    reach = (whole - at.x).flatten(1).abs().amax(1)
+    _, _, over = attack(at.model, at.x, at.y, epsilons=[0.0, float(reach.max()) + 1e-4])
+    assert over.tolist() == [[False] * 6, [True] * 6]
+
+
+class Counting(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.rows = inner, 0
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows += len(x)
+        logits: Tensor = self.inner(x)
+        return logits
+
+
+@pytest.mark.parametrize("keep_rows", [True, False])
+def test_rays_spends_no_more_than_its_queries_and_draws_nothing(keep_rows: bool) -> None:
+    at = problem()
+    counting, before = Counting(at.network), torch.get_rng_state()
+    model = foolbox.PyTorchModel(counting, bounds=(0, 1), device="cpu")
+    foolbox_attacks.LinfRaySAttack(queries=30, keep_rows=keep_rows)(model, at.x, at.y, epsilons=[0.3])
+    # Once more each to learn the number of classes, and to judge the points.
+    assert counting.rows <= 6 * 32
+    assert (counting.rows == 6 * 32) == keep_rows
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("norm", list(ORDERS))
+def test_step_sizes_are_foolboxes(norm: str) -> None:
+    at, epsilons = problem(), [EPSILONS[norm], 2 * EPSILONS[norm]]
+    make_it = class_of("foolbox", "ObjectivePGD", norm)
+    relative = make_it(steps=5, seed=1, rel_stepsize=0.25)(at.model, at.x, at.y, epsilons=epsilons)[0]
+    for points, epsilon in zip(relative, epsilons, strict=True):
+        for ways in ({}, {"rel_stepsize": 9.0}):
+            attack = make_it(steps=5, seed=1, abs_stepsize=0.25 * epsilon, **ways)
+            assert torch.equal(points, attack(at.model, at.x, at.y, epsilons=epsilon)[0])
+    assert not torch.equal(
+        relative[1], make_it(steps=5, seed=1)(at.model, at.x, at.y, epsilons=epsilons[1])[0]
+    )
+
+
+def test_the_model_keeps_its_preprocessing() -> None:
+    at = problem()
+    shifted = foolbox.PyTorchModel(at.network, bounds=(1, 2), device="cpu", preprocessing={"mean": 1.0})
+    attack = foolbox_attacks.LinfAPGD(steps=6, seed=1)
+    expected = attack(at.model, at.x, at.y, epsilons=0.1)[1]
+    torch.testing.assert_close(attack(shifted, at.x + 1, at.y, epsilons=0.1)[1], expected + 1, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["LinfAPGD", "LinfObjectivePGD", "LinfRaySAttack"])
+def test_tensors_of_other_libraries_and_epsilons_below_zero_are_refused(kind: str) -> None:
+    at, attack = problem(), getattr(foolbox_attacks, kind)()
+    with pytest.raises(ValueError, match=r"numpy.ndarray, expected a torch.Tensor"):
+        attack(at.model, at.x.numpy(), at.y.numpy(), epsilons=0.1)
+    for epsilons in (-0.1, float("nan")):
+        with pytest.raises(InvalidArgumentError, match="epsilon"):
+            attack(at.model, at.x, at.y, epsilons=epsilons)
+
+
+def test_double_precision_points_stay_in_the_ball() -> None:
+    at = problem()
+    x = at.x.double()
+    model = foolbox.PyTorchModel(at.network.double(), bounds=(0, 1), device="cpu")
+    raw, clipped, _ = foolbox_attacks.LinfAPGD(steps=5)(model, x, at.y, epsilons=0.1)
+    assert raw.dtype == torch.float64
+    assert float((raw - x).abs().max()) <= 0.1 + 1e-6
+    assert float((clipped - x).abs().max()) <= 0.1 + 1e-12
+
+
+def test_networks_in_train_mode_keep_their_statistics() -> None:
+    at = problem()
+    at.network.train()
+    before = {name: value.clone() for name, value in at.network.named_buffers()}
+    for attack in (foolbox_attacks.LinfAPGD(steps=5), foolbox_attacks.LinfObjectivePGD(objective="kl", steps=3)):
+        attack.run(at.model, at.x, at.y, epsilon=0.1)
+        assert at.network.training
+        assert all(torch.equal(value, before[name]) for name, value in at.network.named_buffers())
+    foolbox.attacks.LinfPGD(steps=5).run(at.model, at.x, at.y, epsilon=0.1)
+    assert not all(torch.equal(value, before[name]) for name, value in at.network.named_buffers())
+
+
+def test_spatial_transformations_ignore_epsilons() -> None:
+    at = problem()
+    attack = foolbox_attacks.SpatialTransformationAttack(translation=2, translation_steps=3, rotation_steps=3)
+    raw, clipped, success = attack(at.model, at.x, at.y, epsilons=1e-3)
+    assert torch.equal(raw, clipped)
+    assert torch.equal(success, at.network(raw).argmax(1) != at.y)
+    many = attack(at.model, at.x, at.y, epsilons=[1e-3, None])
+    assert all(torch.equal(points, raw) for points in (*many[0], *many[1]))
+    assert many[2].shape == (2, 6)
+    with pytest.raises(InvalidArgumentError, match="times"):
+        attack.repeat(3)
