@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import json
 import math
 import time
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import robust_ext
-from robust_ext import ThreatModel, binarization_test, defenses, detectors, estimators, mead, robust_accuracy
+from robust_ext import ThreatModel, binarization_test, defenses, detectors, mead, robust_accuracy
 from robust_ext.adapters.libraries import load_foolbox
 from robust_ext.attacks.bpda_attack import BPDAAttack
 from robust_ext.attacks.running import run_attack
@@ -59,6 +60,8 @@ from robust_ext.testing.networks import small_batch, small_network
 for needed in ("eagerpy", "foolbox", "art", "torchattacks", "adv_lib", "sklearn", "torchdiffeq", "PIL"):
     pytest.importorskip(needed, reason=f"{needed} is not installed")
 art_attacks = pytest.importorskip("robust_ext.adapters.art.attacks")
+art_estimators = pytest.importorskip("robust_ext.adapters.art.estimators")
+foolbox_models = pytest.importorskip("robust_ext.adapters.foolbox.models")
 foolbox_attacks = pytest.importorskip("robust_ext.adapters.foolbox.attacks")
 
 RESULTS = Path(__file__).with_name("fixed_seed_results.json")
@@ -305,16 +308,16 @@ def planted() -> Any:
 def binarized_foolbox() -> Any:
     inputs, _ = digits(6)
     model = load_foolbox().PyTorchModel(network(), bounds=(0, 1), device="cpu")
-    shown = estimators.BinarizedPyTorchModel.from_model(model, inputs, epsilon=0.1, inner_points=60, kappa=0.9)
+    shown = foolbox_models.BinarizedPyTorchModel.from_model(model, inputs, epsilon=0.1, inner_points=60, kappa=0.9)
     raw, _, found = foolbox_attacks.LinfAPGD(steps=10, seed=1)(shown, shown.inputs, shown.labels, epsilons=0.1)
     return {**moved(raw, inputs, shown.labels, shown), "found": int(found.sum()), "samples": list(shown.samples)}
 
 
 def binarized_art() -> Any:
-    shown = estimators.BinarizedPyTorchClassifier.from_classifier(
+    shown = art_estimators.BinarizedPyTorchClassifier.from_classifier(
         art_model(network(), (1, 8, 8), 10), digits(6)[0].numpy(), eps=0.1, inner_points=60, kappa=0.9
     )
-    found = art_attacks.APGD(shown, eps=0.1, steps=10, seed=1, verbose=False).generate(shown.x, shown.y)
+    found = art_attacks.APGD(shown, eps=0.1, max_iter=10, seed=1, verbose=False).generate(shown.x, shown.y)
     return {"points": numbers(torch.from_numpy(found)), "score": plain(shown.score(found))}
 
 
@@ -473,11 +476,11 @@ BLIND: dict[str, tuple[str, tuple[str, ...]]] = {
     "SpatialTransformation": ("translation=2, translation_steps=3, rotation_steps=5", ("linf",)),
 }
 AWARE: dict[str, tuple[str, tuple[str, ...]]] = {
-    "OrthogonalPGD": ("steps=12, step_size=0.2", ("linf", "l2")),
-    "SelectivePGD": ("steps=12, step_size=0.2", ("linf", "l2", "l1")),
+    "OrthogonalPGD": ("steps=12, rel_step_size=0.2", ("linf", "l2")),
+    "SelectivePGD": ("steps=12, rel_step_size=0.2", ("linf", "l2", "l1")),
     "JointLoss": ("steps=8, restarts=2", ("linf", "l2", "l1")),
-    "FeatureMatching": ("features='2', steps=12, step_size=0.1", ("linf", "l2", "l1")),
-    "LogitMatching": ("steps=12, step_size=0.1, samples=2, level=0.02, check_every=2", ("linf", "l2", "l1")),
+    "FeatureMatching": ("features='2', steps=12, rel_step_size=0.1", ("linf", "l2", "l1")),
+    "LogitMatching": ("steps=12, rel_step_size=0.1, samples=2, level=0.02, check_every=2", ("linf", "l2", "l1")),
 }
 MORE = {
     "APGD": (
@@ -566,17 +569,29 @@ def made_of(settings: str) -> dict[str, Any]:
     return {word.arg: ast.literal_eval(word.value) for word in call.keywords}  # type: ignore[attr-defined]
 
 
+def in_words_of(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an attack under the names of a host's class, without those that it has not."""
+    names = {entry.setting: entry.name for entry in kind.parameters}
+    found = {names.get(key, key): value for key, value in settings.items()}
+    if "random_start" in found:
+        found["random_start"] = found["random_start"] == "random"
+    return {key: value for key, value in found.items() if key in inspect.signature(kind).parameters}
+
+
 def as_foolbox(name: str, settings: str, norms: tuple[str, ...]) -> Any:
     found = {}
     for norm in norms:
         kind = {"linf": "Linf", "l2": "L2", "l1": "L1"}[norm] + ("RayS" if name == "RayS" else name)
         attack = getattr(foolbox_attacks, kind, None) or getattr(foolbox_attacks, f"{kind}Attack")
-        attack = attack(**made_of(settings), **({} if name == "RayS" else {"seed": 5}))
+        attack = attack(**in_words_of(attack, {**made_of(settings), "seed": 5}))
         if name in AWARE:
             problem = small_defense(6, norm=norm, epsilon=WIDTHS[norm])
             inputs, labels, epsilon = problem.inputs, problem.labels, problem.threat_model.epsilon
             shown = Defended(problem.defended.classifier, problem.defended.detector, exposure="reject")
-            model, criterion = estimators.DefendedPyTorchModel(shown, bounds=(0, 1)), estimators.Undetected(labels)
+            model, criterion = (
+                foolbox_models.DefendedPyTorchModel(shown, bounds=(0, 1)),
+                foolbox_models.Undetected(labels),
+            )
             judge = problem.defended.classifier
             more = {"references": problem.target.references} if name.endswith("Matching") else {}
         else:
@@ -595,22 +610,21 @@ def as_foolbox(name: str, settings: str, norms: tuple[str, ...]) -> Any:
 def as_art(name: str, settings: str, norms: tuple[str, ...]) -> Any:
     found = {}
     for norm in norms:
-        chosen = {"norm": NORMS[norm], "verbose": False, "seed": 5, **made_of(settings)}
+        kind = getattr(art_attacks, name)
         if name in AWARE:
             problem = small_defense(6, norm=norm, epsilon=WIDTHS[norm])
             inputs, labels, epsilon = problem.inputs, problem.labels, problem.threat_model.epsilon
             shown = Defended(problem.defended.classifier, problem.defended.detector, exposure="reject")
             shape = tuple(inputs.shape[1:])
-            model = estimators.DefendedPyTorchClassifier(shown, input_shape=shape, nb_classes=4, clip_values=(0, 1))
+            model = art_estimators.DefendedPyTorchClassifier(shown, input_shape=shape, nb_classes=4, clip_values=(0, 1))
             judge = problem.defended.classifier
             more = {"references": problem.target.references.numpy()} if name.endswith("Matching") else {}
         else:
             inputs, labels = right_digits(5)
             judge, epsilon, more = network(), EPSILON[norm], {}
             model = art_model(judge, (1, 8, 8), 10)
-        if name == "RayS":
-            chosen.pop("norm")
-        attack = getattr(art_attacks, name)(model, eps=epsilon, **chosen)
+        chosen = {"norm": NORMS[norm], "eps": epsilon, "verbose": False, "seed": 5, **made_of(settings)}
+        attack = kind(model, **in_words_of(kind, chosen))
         points = attack.generate(inputs.numpy(), labels.numpy(), **more)
         found[norm] = moved(torch.from_numpy(points), inputs, labels, judge)
     return found
@@ -655,7 +669,7 @@ for name, (settings, norms) in BLIND.items():
     if name not in ("ObjectivePGD", "RayS"):
         case(f"attack {name} targeted", core_targeted, name, settings, norms[0])
 for name, (settings, norms) in AWARE.items():
-    case(f"attack {name}", aware, name, settings.replace("step_size", "rel_step_size"), norms)
+    case(f"attack {name}", aware, name, settings, norms)
     case(f"attack {name} as Foolbox's", as_foolbox, name, settings, norms)
     case(f"attack {name} as ART's", as_art, name, settings, norms)
 for name, choices in MORE.items():

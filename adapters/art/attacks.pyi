@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from robust_ext.adapters.art.native import NativeEvasionAttack as NativeEvasionAttack
 from robust_ext.adapters.art.objectives import ObjectiveLoss as ObjectiveLoss
 from robust_ext.adapters.art.objectives import objective_estimator as objective_estimator
@@ -97,26 +99,25 @@ class LinearRegion(NativeEvasionAttack):
         self,
         estimator: Any,
         norm: float | str = 2,
+        max_iter: int = 40,
         targeted: bool = False,
         batch_size: int = 32,
-        starts: Any = 12,
-        start: Any = "noise",
-        walk: Any = 30,
-        survivors: Any = 4,
-        hops: Any = 24,
-        hop_length: Any = None,
-        hop_steps: Any = None,
-        regions: Any = 40,
-        halving: Any = 3,
-        q: Any = 0.8,
-        gamma: Any = 6.0,
-        classes: Any = "runner-up",
-        improvement: Any = (0.02, 0.001),
-        iterations: Any = 100,
-        passes: Any = None,
-        seconds: Any = None,
-        batch: Any = 128,
-        pool: Any = None,
+        starts: int = 12,
+        start: str = "noise",
+        fab_steps: int = 30,
+        survivors: int = 4,
+        basin_hops: int = 24,
+        hop_length: float | None = None,
+        hop_steps: int | None = None,
+        halving: int = 3,
+        q: float = 0.8,
+        gamma: float = 6.0,
+        classes: str = "runner-up",
+        improvement: tuple[float, float] = (0.02, 0.001),
+        iterations: int = 100,
+        passes: int | None = None,
+        seconds: float | None = None,
+        pool: Tensor | None = None,
         seed: int | None = None,
         summary_writer: Any = False,
         verbose: bool = True,

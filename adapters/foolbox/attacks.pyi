@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from robust_ext.adapters.foolbox.native import NativeFixedEpsilonAttack as NativeFixedEpsilonAttack
 from robust_ext.adapters.foolbox.native import NativeMinimizationAttack as NativeMinimizationAttack
 from robust_ext.adapters.foolbox.native import NativeNormlessAttack as NativeNormlessAttack
@@ -117,24 +119,24 @@ class BaseLinearRegion(NativeMinimizationAttack):
     def __init__(
         self,
         *,
-        starts: Any = 12,
-        start: Any = "noise",
-        walk: Any = 30,
-        survivors: Any = 4,
-        hops: Any = 24,
-        hop_length: Any = None,
-        hop_steps: Any = None,
-        regions: Any = 40,
-        halving: Any = 3,
-        q: Any = 0.8,
-        gamma: Any = 6.0,
-        classes: Any = "runner-up",
-        improvement: Any = (0.02, 0.001),
-        iterations: Any = 100,
-        passes: Any = None,
-        seconds: Any = None,
-        batch: Any = 128,
-        pool: Any = None,
+        starts: int = 12,
+        start: str = "noise",
+        fab_steps: int = 30,
+        survivors: int = 4,
+        basin_hops: int = 24,
+        hop_length: float | None = None,
+        hop_steps: int | None = None,
+        regions: int = 40,
+        halving: int = 3,
+        q: float = 0.8,
+        gamma: float = 6.0,
+        classes: str = "runner-up",
+        improvement: tuple[float, float] = (0.02, 0.001),
+        iterations: int = 100,
+        passes: int | None = None,
+        seconds: float | None = None,
+        batch: int = 128,
+        pool: Tensor | None = None,
         seed: int | None = None,
     ) -> None: ...
 

@@ -17,7 +17,7 @@ from robust_ext.adapters.module_search import search_module
 from robust_ext.adapters.native import host_parameters
 from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.attacks.native import NativeAttack
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import default_of, setting, settings_class
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
@@ -431,9 +431,7 @@ def test_step_sizes_are_foolboxes(norm: str) -> None:
         for ways in ({}, {"rel_stepsize": 9.0}):
             attack = make_it(steps=5, seed=1, abs_stepsize=0.25 * epsilon, **ways)
             assert torch.equal(points, attack(at.model, at.x, at.y, epsilons=epsilon)[0])
-    assert not torch.equal(
-        relative[1], make_it(steps=5, seed=1)(at.model, at.x, at.y, epsilons=epsilons[1])[0]
-    )
+    assert not torch.equal(relative[1], make_it(steps=5, seed=1)(at.model, at.x, at.y, epsilons=epsilons[1])[0])
 
 
 def test_the_model_keeps_its_preprocessing() -> None:
