@@ -253,12 +253,12 @@ def test_settings_are_part_of_a_run(net, images, tmp_path):
     x, y = images
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     small = {"steps": 1, "queries": 2, "draws": 1, "repeats": 1}
-    result = evaluate_defense(net, "hd(steps=1)", x, y, threat_model, out=tmp_path, **small)
+    result = evaluate_defense("hd(steps=1)", None, x, y, threat_model, classifier=net, out=tmp_path, **small)
     kept = result.content["settings"]["defense_settings"]
     assert (kept["steps"], kept["radius"], kept["bounds"]) == (1, 8 / 255, [0.0, 1.0])
     assert json.dumps(kept)
     with pytest.raises(RunFolderError, match=r"other settings.*defense_settings"):
-        evaluate_defense(net, "hd(steps=2)", x, y, threat_model, out=tmp_path, **small)
+        evaluate_defense("hd(steps=2)", None, x, y, threat_model, classifier=net, out=tmp_path, **small)
 
 
 def test_command_line(files, tmp_path):
