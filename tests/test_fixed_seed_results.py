@@ -35,11 +35,11 @@ from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.target import Target
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.soap import flipped_crop
-from robust_ext.defenses.training_contrastive import ContrastiveHead
-from robust_ext.defenses.training_pca import fit_projections
-from robust_ext.defenses.training_score import ScoreNetwork
-from robust_ext.defenses.training_sodef import StableHead
-from robust_ext.defenses.training_views import RandomViews
+from robust_ext.defenses.training.contrastive import ContrastiveHead
+from robust_ext.defenses.training.projections import fit_projections
+from robust_ext.defenses.training.score import ScoreNetwork
+from robust_ext.defenses.training.stable_head import StableHead
+from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
 from robust_ext.demo.run import run_demo
 from robust_ext.evaluations.adaptive import Step, evaluate_defense

@@ -8,7 +8,7 @@ from robust_ext.cli.loading import RunOptions, load_model, torch_device
 from robust_ext.cli.options import command
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.threat import NORMS
-from robust_ext.defenses.named import NAMED, TRAINED
+from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.evaluations.adaptive import AdaptiveSettings, evaluate_defense
 
 

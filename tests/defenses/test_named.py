@@ -13,18 +13,18 @@ from robust_ext import ThreatModel, cli, defenses
 from robust_ext.core.errors import DataError, InvalidArgumentError, RunFolderError
 from robust_ext.core.objects import load_object
 from robust_ext.datasets import load_dataset
-from robust_ext.defenses.named import NAMED, TRAINED, named_defense
+from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.defenses.parts import load_part, save_part
 from robust_ext.defenses.soap import flipped_crop
-from robust_ext.defenses.training_contrastive import ContrastiveHead
-from robust_ext.defenses.training_pca import fit_projections
-from robust_ext.defenses.training_score import ScoreNetwork
-from robust_ext.defenses.training_sodef import StableHead
-from robust_ext.defenses.training_views import RandomViews
+from robust_ext.defenses.training.contrastive import ContrastiveHead
+from robust_ext.defenses.training.projections import fit_projections
+from robust_ext.defenses.training.score import ScoreNetwork
+from robust_ext.defenses.training.stable_head import StableHead
+from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.adaptive import evaluate_defense
 from robust_ext.models.features import split
-from robust_ext.registry.defense import as_defense
+from robust_ext.registry.defense import as_defense, named_defense
 
 CLASSES = {
     "hd": defenses.HedgeDefense,

@@ -15,7 +15,7 @@ from robust_ext.adapters.libraries import load_art
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
-from robust_ext.defenses.transformations import (
+from robust_ext.defenses.input_transformations import (
     BitDepthReduction,
     InputTransformation,
     JPEGCompression,
