@@ -53,7 +53,8 @@ class AdaptiveDenoising(Purifier):
 
     score: nn.Module = positional(
         "From images in [0, 1], whatever the bounds, to scores of the same shape, see "
-        ":func:`robust_ext.defenses.training.score.fit_score_network`."
+        ":func:`robust_ext.defenses.training.score.fit_score_network`.",
+        kw_only=False,
     )
     steps: int = setting(default=10, help="At least 0.", minimum=0)
     noise: float = setting(default=0.25, help="Standard deviation, at least 0, for inputs in [0, 1].", minimum=0)

@@ -36,7 +36,8 @@ class AIDPurifier(SignPurifier):
     discriminator: nn.Module = positional(
         "From the outputs of the layers, one argument each, to numbers ``(N,)`` or ``(N, 1)``, in eval mode: the "
         "higher, the more likely a clean input; their sigmoid is the probability of one. See "
-        ":func:`robust_ext.defenses.training.discriminator.fit_discriminator`."
+        ":func:`robust_ext.defenses.training.discriminator.fit_discriminator`.",
+        kw_only=False,
     )
     layers: Any = given(
         "Their names, as in ``classifier.named_modules()``; the discriminator's attribute ``layers`` when left out.",

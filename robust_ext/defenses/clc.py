@@ -56,9 +56,12 @@ class ClosedLoopControl(AdaptiveDefense):
     needs_gradients = True
 
     classifier: nn.Module = positional(
-        "From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode. Layers must not depend on other rows."
+        "From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode. Layers must not depend on other rows.",
+        kw_only=False,
     )
-    projections: Projections = positional("See :func:`robust_ext.defenses.training.projections.fit_projections`.")
+    projections: Projections = positional(
+        "See :func:`robust_ext.defenses.training.projections.fit_projections`.", kw_only=False
+    )
     steps: int = setting(default=5, help="At least 0; with 0 there is no defense.", minimum=0)
     learning_rate: float = setting(
         default=5e-3, help="Of Adam, above 0; for the input's offset it follows the width of the bounds.", above=0

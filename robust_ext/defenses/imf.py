@@ -42,7 +42,8 @@ class IMF(SignPurifier):
     discriminator: nn.Module = positional(
         "From logits ``(N, K)`` to numbers ``(N,)`` or ``(N, 1)``, in eval mode: the higher, the more likely a "
         "clean input; their sigmoid is the probability of one. See "
-        ":func:`robust_ext.defenses.training.discriminator.fit_discriminator`."
+        ":func:`robust_ext.defenses.training.discriminator.fit_discriminator`.",
+        kw_only=False,
     )
     steps: int = setting(default=1, help="At least 0.", minimum=0)
     radius: float = setting(

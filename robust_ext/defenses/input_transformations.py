@@ -42,12 +42,12 @@ class InputTransformation(_Transformation):
     """Any function of inputs to inputs of the same shape, in front of a classifier; one forward pass.
 
     Example:
-        >>> InputTransformation(nn.Identity(), torch.round)(torch.tensor([[0.2, 0.7]]))
+        >>> InputTransformation(torch.nn.Identity(), torch.round)(torch.tensor([[0.2, 0.7]]))
         tensor([[0., 1.]])
     """
 
     transform: Callable[[Tensor], Tensor] = positional(
-        "From inputs to inputs of the same shape, each row on its own, without chance."
+        "From inputs to inputs of the same shape, each row on its own, without chance.", kw_only=False
     )
     steps: int = setting(default=1, help="How often it is applied.", minimum=0)
 

@@ -34,7 +34,7 @@ class RandomizedSmoothing(AdaptiveDefense):
     output = "probabilities"
 
     classifier: nn.Module = positional(
-        "From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode, trained with noise."
+        "From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode, trained with noise.", kw_only=False
     )
     noise: float = setting(
         default=0.25,

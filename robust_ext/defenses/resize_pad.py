@@ -35,7 +35,7 @@ class RandomResizePad(AdaptiveDefense):
     name = "resize-pad"
     random = True
 
-    classifier: nn.Module = positional("From images of the new size to logits ``(N, K)``, in eval mode.")
+    classifier: nn.Module = positional("From images of the new size to logits ``(N, K)``, in eval mode.", kw_only=False)
     smallest: float = setting(default=1.0, help="Least size, relative to the image's, above 0.", above=0)
     largest: float = setting(
         default=331 / 299,

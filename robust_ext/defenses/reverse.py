@@ -46,7 +46,8 @@ class ContrastiveReversal(SignPurifier):
 
     encoder: nn.Module = positional(
         "From images to embeddings ``(N, D)``, in eval mode, see "
-        ":func:`robust_ext.defenses.training.contrastive.fit_contrastive_encoder`."
+        ":func:`robust_ext.defenses.training.contrastive.fit_contrastive_encoder`.",
+        kw_only=False,
     )
     steps: int = setting(default=40, help="At least 0.", minimum=0)
     step_size: float = setting(

@@ -48,12 +48,14 @@ class SODEF(AdaptiveDefense):
     part_class = StableHead
 
     classifier: nn.Module = positional(
-        "The static classifier that the features are of, from inputs ``(N, ...)`` to ``(N, K)``."
+        "The static classifier that the features are of, from inputs ``(N, ...)`` to ``(N, K)``.", kw_only=False
     )
     features: nn.Module = positional(
-        "From inputs to features ``(N, F)``, see :func:`robust_ext.models.features.split`."
+        "From inputs to features ``(N, F)``, see :func:`robust_ext.models.features.split`.", kw_only=False
     )
-    head: StableHead = positional("See :func:`robust_ext.defenses.training.stable_head.fit_stable_head`.")
+    head: StableHead = positional(
+        "See :func:`robust_ext.defenses.training.stable_head.fit_stable_head`.", kw_only=False
+    )
     time: float = setting(default=5.0, help="Length of the interval, above 0.", above=0)
     solver: str = setting(
         default="dopri5",

@@ -73,7 +73,7 @@ class AdaptiveDefense(SettingsModule, ABC):
     needs_gradients = False
     output = "logits"
 
-    classifier: nn.Module = positional("From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.")
+    classifier: nn.Module = positional("From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.", kw_only=False)
     steps: int = 0
     group_size: int | None = None
     pad: bool = False

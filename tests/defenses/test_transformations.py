@@ -20,9 +20,9 @@ from robust_ext.defenses.input_transformations import (
     InputTransformation,
     JPEGCompression,
     MedianSmoothing,
-    RandomizedSmoothing,
-    RandomResizePad,
 )
+from robust_ext.defenses.randomized_smoothing import RandomizedSmoothing
+from robust_ext.defenses.resize_pad import RandomResizePad
 from robust_ext.demo.network import digits_network
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.bpda import BPDA
