@@ -35,11 +35,11 @@ from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.target import Target
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.soap import flipped_crop
-from robust_ext.defenses.training.contrastive import ContrastiveHead
-from robust_ext.defenses.training.projections import fit_projections
-from robust_ext.defenses.training.score import ScoreNetwork
-from robust_ext.defenses.training.stable_head import StableHead
-from robust_ext.defenses.training.views import RandomViews
+from robust_ext.defenses.training_contrastive import ContrastiveHead
+from robust_ext.defenses.training_pca import fit_projections
+from robust_ext.defenses.training_score import ScoreNetwork
+from robust_ext.defenses.training_sodef import StableHead
+from robust_ext.defenses.training_views import RandomViews
 from robust_ext.demo.network import digits_network
 from robust_ext.demo.run import run_demo
 from robust_ext.evaluations.adaptive import Step, evaluate_defense
@@ -53,6 +53,7 @@ from robust_ext.models.features import split
 from robust_ext.models.purifier import Purifier
 from robust_ext.registry.base import adapters
 from robust_ext.registry.defense import as_defense
+from robust_ext.registry.detector import as_detector
 from robust_ext.testing.conformance import conformance_row
 from robust_ext.testing.defenses import small_defense
 from robust_ext.testing.networks import small_batch, small_network
@@ -136,7 +137,7 @@ class Unsure(detectors.Detector):
 class Rounding(Purifier):
     """A little towards grey, and 32 levels: plain gradients are zero."""
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Any, rng: Any) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Any, draws: Any) -> Tensor:
         return ((point + 0.02 * (0.5 - point)) * 31).round() / 31
 
 
@@ -287,9 +288,9 @@ case(
     model=lambda: as_defense("resize-pad(smallest=0.5, largest=1.0)", network(), digits(2)[0]),
 )
 case("binarization detector, blind", detected, callable_pgd)
-case("binarization detector, margin", detected, {"own": OWN["apgd"], "pgd": callable_pgd}, exposure="margin")
-case("binarization detector, reject", detected, callable_pgd, exposure="reject", kappa=0.9)
-case("binarization detector, random", detected, callable_pgd, Noisy, exposure="margin", detector_draws=3)
+case("binarization detector, margin", detected, {"own": OWN["apgd"], "pgd": callable_pgd}, view="margin")
+case("binarization detector, reject", detected, callable_pgd, view="reject", kappa=0.9)
+case("binarization detector, random", detected, callable_pgd, Noisy, view="margin", detector_draws=3)
 AWARE_NAMES = ["OrthogonalPGD(steps=10)", "SelectivePGD(steps=10)", "JointLoss(steps=5, restarts=2)"]
 case("binarization detector, aware", detected, [f"robust_ext:{name}" for name in AWARE_NAMES], samples=6)
 MATCHING = ["FeatureMatching(steps=10)", "LogitMatching(steps=10, samples=2, check_every=2)"]
@@ -333,13 +334,12 @@ def objective_arms(norm: str, epsilon: float, *names: str) -> list[Arm]:
     return [Arm(attack=text.format(name), norm=norm, epsilon=epsilon, objective=name, label=name) for name in names]
 
 
-def mead_of(watched: Any, arms: Any, *, samples: int = 16, wide: bool = False, **settings: Any) -> Any:
+def mead_of(watched: Any, arms: list[Arm], *, samples: int = 16, wide: bool = False, **settings: Any) -> Any:
     (inputs, labels), (data, _) = digits(samples), digits(60, 100)
-    settings = {"resamples": 20, "batch_size": 10, **settings}
+    settings = {"suite": (), "resamples": 20, "batch_size": 10, **settings}
     bounds, model = ((-1.0, 2.0), Widened()) if wide else ((0.0, 1.0), network())
     inputs, data = (inputs * 3 - 1, data * 3 - 1) if wide else (inputs, data)
-    threat_model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
-    result = mead(model, arms, inputs, labels, threat_model, detectors=watched, detector_data=data, **settings)
+    result = mead(model, watched, inputs, labels, arms=arms, detector_data=data, bounds=bounds, **settings)
     found = plain(result.content)
     if len(found["arms"]) > 9:
         found = {**found, "arms": len(found["arms"]), "detectors": [one["results"] for one in found["detectors"]]}
@@ -380,16 +380,14 @@ case(
         ],
     ),
 )
-case("mead suite", lambda: mead_of(BOTH, "quick", samples=10, resamples=0))
+case("mead suite", lambda: mead_of(BOTH, [], suite="quick", samples=10, resamples=0))
 
 # ---- Robust accuracy.
 
 
 def robust(attacks: Any, norm: str, epsilons: list[float], *, samples: int = 12, **settings: Any) -> Any:
     inputs, labels = digits(samples)
-    threat_model = ThreatModel(norm=norm, epsilon=epsilons[0])
-    settings = {"epsilons": epsilons, "batch_size": 8, **settings}
-    result = robust_accuracy(network(), attacks, inputs, labels, threat_model, **settings)
+    result = robust_accuracy(network(), attacks, inputs, labels, norm=norm, epsilons=epsilons, batch_size=8, **settings)
     return plain(result.content)
 
 
@@ -442,8 +440,9 @@ def defended(defense: Any, norm: str = "linf", *, samples: int = 8, **settings: 
     inputs, labels = digits(samples)
     settings = {"steps": 3, "queries": 10, "draws": 2, "repeats": 2, **settings}
     defense = defense() if callable(defense) and getattr(defense, "__name__", "") == "<lambda>" else defense
-    threat_model, attacks = ThreatModel(norm=norm, epsilon=EPSILON[norm] / 1.5), settings.pop("attacks", None)
-    result = evaluate_defense(defense, attacks, inputs, labels, threat_model, classifier=network(), **settings)
+    result = evaluate_defense(
+        network(), defense, inputs, labels, ThreatModel(norm=norm, epsilon=EPSILON[norm] / 1.5), **settings
+    )
     found = plain(result.content)
     found.pop("cost")
     cost = {key: result.content["cost"][key] for key in ("forward", "backward")}
@@ -458,11 +457,11 @@ case("test time purifier", defended, lambda: Rounding(network(), steps=2))
 case("test time l1", defended, rounded, "l1", seed=2)
 case("test time groups", defended, lambda: defense_of("clc"))
 EXTRA = Step(
-    name="more", category="white-box", attack=robust_ext.as_attack("foolbox:LinfPGD(steps=3)"), exposure="trajectory"
+    name="more", category="white-box", attack=robust_ext.as_attack("foolbox:LinfPGD(steps=3)"), view="trajectory"
 )
 case(
     "test time surrogates",
-    lambda: defended(rounded, attacks=["recommended", EXTRA], surrogates={"rounding": Rounding(network(), steps=1)}),
+    lambda: defended(rounded, attacks=[EXTRA], surrogates={"rounding": Rounding(network(), steps=1)}),
 )
 
 # ---- Attacks of this project, by themselves and as Foolbox's and ART's.
@@ -780,7 +779,9 @@ def fit(kind: str) -> Any:
         detector = detectors.DLADetector(network(), layers=["3", "6"])
         detector.fit(inputs[100:200], adversarial, epochs=3)
     elif kind in ("mean", "max", "mixture"):
-        detector = detectors.CombinedDetector(network(), [spread, Unsure, fitted("fs")], method=kind)
+        detector = detectors.CombinedDetector(
+            network(), [as_detector(spread, network()), Unsure(network()), fitted("fs")], method=kind
+        )
         detector.fit_clean(inputs[:60])
     elif kind == "fs cifar10":
         detector = fitted("fs", preset="cifar10")
@@ -799,7 +800,7 @@ def detector_scores(kind: str) -> Any:
             scores, usual = detector.score(x), detector.score(clean[:20])
         if detector.differentiable:
             point = x[:4].clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(detector.excess(point).sum(), point)
+            (gradient,) = torch.autograd.grad(detector.score_margin(point).sum(), point)
         else:
             gradient = torch.zeros(1)
         return {

@@ -128,6 +128,6 @@ class _Weights:
 
 def _loss(name: str, *, targeted: bool) -> Loss:
     objective = OBJECTIVES[name]
-    loss = objective.of_kind(targeted=targeted)
+    loss = objective.targeted if targeted else objective.untargeted
     padded = PaddedClasses(nn.Identity(), classes=objective.minimum_classes)
     return lambda logits, labels: loss(padded(logits), labels)

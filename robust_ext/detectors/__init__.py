@@ -5,8 +5,8 @@ from robust_ext.detectors._features.non_local_means import OpenCVNonLocalMeans a
 from robust_ext.detectors._features.squeezers import BitDepth as BitDepth
 from robust_ext.detectors._features.squeezers import Median as Median
 from robust_ext.detectors._features.squeezers import Squeezer as Squeezer
-from robust_ext.detectors.base import Calibration as Calibration
 from robust_ext.detectors.base import Detector as Detector
+from robust_ext.detectors.calibration import Calibration as Calibration
 from robust_ext.detectors.combined import CombinedDetector as CombinedDetector
 from robust_ext.detectors.dla import DLADetector as DLADetector
 from robust_ext.detectors.feature_squeezing import FeatureSqueezingDetector as FeatureSqueezingDetector

@@ -5,79 +5,70 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.files import replace_file
-from robust_ext.core.statistics import proportion_interval
+from robust_ext.core.modules import SettingsModule, module_class, positional
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_integer, check_number
+from robust_ext.detectors.calibration import Calibration, find_threshold
 from robust_ext.detectors.observation import Observation, observe
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from robust_ext.detectors.training import TrainingSet
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """How a threshold came about.
-
-    Args:
-        false_positive_rate: What was asked for.
-        achieved: Share of the calibration data that is detected; at most what was asked for.
-        interval: Exact 95% interval of the true rate.
-        samples: Size of the calibration data.
-        per_class: Whether each predicted class has a threshold of its own.
-    """
-
-    false_positive_rate: float
-    achieved: float
-    interval: tuple[float, float]
-    samples: int
-    per_class: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        return asdict(self)
-
-
-class Detector(nn.Module, ABC):
+@module_class
+class Detector(SettingsModule, ABC):
     """A detector beside a classifier. A subclass computes a score from one forward pass of the classifier.
 
-    Args:
-        classifier: The network it watches, from inputs to logits; in eval mode. It is shared, not copied.
+    Settings of a subclass are declared, see :mod:`robust_ext.core.modules`. One that is in
+    :data:`robust_ext.detectors.catalogue.DETECTORS` is fitted by its name: with ``presets``,
+    :meth:`training_settings` and :meth:`fit_to`.
 
     Attributes:
         layers: Names of the classifier's layers whose outputs the score needs.
         differentiable: Whether gradients flow from the score to the input.
         random: Whether two calls may give different scores; randomness is drawn from torch's global generator.
         threshold: Scores above it are detected: ``()``, or one a predicted class ``(K,)``; NaN until calibrated.
+        supervised: Whether it is fitted on adversarial inputs as well.
+        presets: The constants of its paper by data set, which are settings.
     """
 
-    layers: tuple[str, ...] = ()
-    differentiable: bool = True
-    random: bool = False
-    threshold: Tensor
+    classifier: nn.Module = positional(
+        "The network it watches, from inputs to logits; in eval mode. Shared, not copied.", kw_only=False
+    )
+    layers: Sequence[str] = field(default=(), init=False)
+    threshold: Tensor = field(init=False)
+    differentiable = True
+    random = False
+    supervised: ClassVar[bool] = False
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"mnist": {}, "cifar10": {}}
 
-    def __init__(self, classifier: nn.Module) -> None:
-        super().__init__()
-        self.classifier = classifier
-        self.register_buffer("threshold", torch.tensor(torch.nan, device=module_device(classifier)))
+    def __post_init__(self) -> None:
+        """Validate the settings, and register the buffers."""
+        super().__post_init__()
+        self.register_buffer("threshold", torch.tensor(torch.nan, device=module_device(self.classifier)))
         self.training = False
 
     @abstractmethod
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, observed: Observation) -> Tensor:
         """The score of each input, ``(N,)``: higher means more adversarial.
 
         Args:
-            seen: One forward pass of the classifier, with the outputs of :attr:`layers`.
+            observed: One forward pass of the classifier, with the outputs of :attr:`layers`.
         """
 
     def score(self, x: Tensor) -> Tensor:
@@ -85,38 +76,34 @@ class Detector(nn.Module, ABC):
         return self.checked(observe(self.classifier, x, self.layers))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The score of inputs ``(N, ...)``, ``(N,)``."""
+        """:meth:`score`."""
         return self.score(x)
 
-    def checked(self, seen: Observation) -> Tensor:
+    def checked(self, observed: Observation) -> Tensor:
         """The score of a forward pass, as one number an input.
 
         Raises:
             ModelError: It is something else.
         """
-        scores = self.score_of(seen)
-        rows = len(seen.inputs)
+        scores = self.score_of(observed)
+        rows = len(observed.inputs)
         if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.shape != (rows,):
             shown = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
-            raise ModelError(
-                f"detector {type(self).__name__}: returned {shown} for {rows} inputs, expected one floating point "
-                f"score an input, of shape ({rows},)"
+            raise self.error(
+                f"returned {shown} for {rows} inputs, expected one floating point score an input, of shape ({rows},)"
             )
         return scores
 
-    def score_margin_of(self, seen: Observation) -> Tensor:
+    def score_margin_of(self, observed: Observation) -> Tensor:
         """How far the score of a forward pass lies above the threshold, ``(N,)``: detected where above 0.
 
         Raises:
             ModelError: The detector has no threshold yet.
         """
         if bool(self.threshold.isnan().all()):
-            raise ModelError(
-                f"detector {type(self).__name__}: has no threshold; call calibrate(clean_inputs, "
-                "false_positive_rate=0.05) first"
-            )
-        limit = self.threshold if self.threshold.dim() == 0 else self.threshold[seen.predicted]
-        return self.checked(seen) - limit
+            raise self.error("has no threshold; call calibrate(clean_inputs, false_positive_rate=0.05) first")
+        limit = self.threshold if self.threshold.dim() == 0 else self.threshold[observed.predicted]
+        return self.checked(observed) - limit
 
     def score_margin(self, x: Tensor) -> Tensor:
         """How far the score of inputs ``(N, ...)`` lies above the threshold, ``(N,)``."""
@@ -132,13 +119,13 @@ class Detector(nn.Module, ABC):
             return self.detected(self.score_margin(x))
 
     def detected(self, margin: Tensor) -> Tensor:
-        """Which inputs of this margin ``(N,)`` are detected, bool ``(N,)``.
+        """Which inputs of this score margin ``(N,)`` are detected, bool ``(N,)``.
 
         Raises:
             ModelError: It is NaN.
         """
         if bool(margin.isnan().any()):
-            raise ModelError(f"detector {type(self).__name__}: scored NaN, which is neither detected nor let pass")
+            raise self.error("scored NaN, which is neither detected nor let pass")
         return margin > 0
 
     def calibrate(
@@ -163,60 +150,93 @@ class Detector(nn.Module, ABC):
             InvalidArgumentError: There are too few inputs to tell that share from none.
             ModelError: Scores are NaN, or all the same.
         """
-        check_number(
+        rate = check_number(
             "false_positive_rate", false_positive_rate, minimum=0, maximum=1, open_minimum=True, open_maximum=True
         )
-        check_integer("batch_size", batch_size, minimum=1)
-        if not isinstance(inputs, Tensor) or not len(inputs):
-            raise InvalidArgumentError("inputs", "no clean inputs", "a tensor of at least one clean input")
-        scores, predicted, classes = self._score_all(inputs, batch_size)
-        name = type(self).__name__
-        if bool(scores.isnan().any()):
-            raise ModelError(
-                f"detector {name}: scored NaN on {int(scores.isnan().sum())} of {len(scores)} clean inputs"
+        check_clean(inputs, batch_size)
+        passes = self.over_batches(inputs, lambda one: (self.checked(one), one.predicted, one.logits), batch_size)
+        scores, predicted = (torch.cat([each[part] for each in passes]) for part in (0, 1))
+        try:
+            self.threshold, found = find_threshold(
+                scores, predicted, classes=passes[0][2].shape[1] if per_class else None, rate=rate
             )
-        if len(scores) > 1 and bool((scores == scores[0]).all()):
-            raise ModelError(
-                f"detector {name}: scored all {len(scores)} clean inputs {float(scores[0]):.6g}, so that it detects "
-                "either everything or nothing; look at its score"
-            )
-        if per_class:
-            parts = [scores[predicted == label] for label in range(classes)]
-            limits = [_limit(part, false_positive_rate, f" of class {label}") for label, part in enumerate(parts)]
-            self.threshold = torch.stack(limits)
-        else:
-            self.threshold = _limit(scores, false_positive_rate, "")
-        flagged = int((scores > (self.threshold[predicted] if per_class else self.threshold)).sum())
-        return Calibration(
-            false_positive_rate=false_positive_rate,
-            achieved=flagged / len(scores),
-            interval=proportion_interval(flagged, len(scores)) or (0.0, 1.0),
-            samples=len(scores),
-            per_class=per_class,
-        )
+        except ModelError as error:
+            raise self.error(str(error)) from error
+        return found
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Keyword arguments, beside the classifier, with which the constructor makes this detector; JSON values."""
-        return {}
+    def over_batches(self, inputs: Tensor, function: Callable[[Observation], T], batch_size: int = 256) -> list[T]:
+        """What a function makes of a forward pass of each batch of inputs ``(N, ...)``, without gradients."""
+        device = module_device(self)
+        with torch.no_grad():
+            parts = torch.split(inputs, batch_size)
+            return [function(observe(self.classifier, part.to(device), self.layers)) for part in parts]
+
+    def error(self, problem: str) -> ModelError:
+        """An error that names the detector."""
+        return ModelError(f"detector {type(self).__name__}: {problem}")
+
+    def check_fitted(self, fitted: object, *, on: str = "clean_inputs, adversarial_inputs") -> None:
+        """Refuse a detector that is not fitted.
+
+        Args:
+            fitted: True, or something else that is true, when it is.
+            on: What its ``fit`` takes.
+
+        Raises:
+            ModelError: It is not fitted.
+        """
+        if not fitted:
+            raise self.error(f"is not fitted; call fit({on}) first")
+
+    def check_same(self, fitted: object, met: object, what: str) -> None:
+        """Refuse a classifier or inputs of other sizes than those that the detector was fitted to.
+
+        Raises:
+            ModelError: The sizes differ.
+        """
+        if fitted != met:
+            raise self.error(f"was fitted to {fitted} {what} and meets {met}; fit it to this classifier")
+
+    @classmethod
+    def training_settings(
+        cls, classifier: nn.Module, clean: Tensor, constants: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Settings of the constructor and of ``fit`` for a fit by name.
+
+        Args:
+            classifier: The network to watch.
+            clean: Training inputs ``(N, ...)``.
+            constants: Those of :attr:`presets` for such inputs.
+            given: What the caller has set, which takes precedence.
+        """
+        return {**constants, **given}
+
+    def fit_to(self, data: TrainingSet, settings: Mapping[str, Any], *, seed: int) -> None:
+        """Fit it on training data; nothing where nothing is fitted.
+
+        Args:
+            data: Clean inputs, and where adversarial ones come from.
+            settings: Keyword arguments of ``fit``.
+            seed: Of all draws.
+        """
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was fitted and calibrated to a safetensors file, without the classifier.
 
-        Args:
-            path: The file.
+        Raises:
+            ModelError: It contains code, which no file can hold.
         """
-        own = {name: value.detach().contiguous() for name, value in self.state_dict().items() if _own(name)}
-        about = {"detector": type(self).__name__, "settings": json.dumps(self.settings)}
-        replace_file(Path(path), safetensors.torch.save(own, metadata=about))
+        about, values = self.packed()
+        replace_file(Path(path), safetensors.torch.save(values, metadata=about))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], classifier: nn.Module) -> Self:
+    def load(cls, path: str | os.PathLike[str], classifier: nn.Module, *, kinds: Sequence[type[Detector]] = ()) -> Self:
         """Read what :meth:`save` wrote.
 
         Args:
             path: The file.
             classifier: The network that it watched.
+            kinds: Classes of members of a combined detector that are not in :mod:`robust_ext.detectors`.
 
         Raises:
             DataError: The file cannot be read, or holds another detector.
@@ -225,50 +245,55 @@ class Detector(nn.Module, ABC):
             with safetensors.safe_open(path, framework="pt") as file:
                 about = file.metadata() or {}
                 values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            made = about.get("detector")
-            settings = json.loads(about.get("settings", "{}"))
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise DataError(f"{path}: no file written by Detector.save ({error})") from error
+        try:
+            return cls.unpacked(about, values, classifier, kinds=kinds)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+
+    def packed(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """What a file holds: its metadata, and tensors by name."""
+        own = {name: value.detach().contiguous() for name, value in self.state_dict().items() if _own(name)}
+        return {"detector": type(self).__name__, "settings": json.dumps(self.settings)}, own
+
+    @classmethod
+    def unpacked(
+        cls,
+        about: Mapping[str, str],
+        values: Mapping[str, Tensor],
+        classifier: nn.Module,
+        *,
+        kinds: Sequence[type[Detector]] = (),
+    ) -> Self:
+        """The detector of what :meth:`packed` returned.
+
+        Raises:
+            DataError: It is another detector.
+        """
+        made = about.get("detector")
         if made != cls.__name__:
-            raise DataError(f"{path}: holds {made or 'no detector'}, expected {cls.__name__}")
-        detector = cls(classifier, **settings)
+            raise DataError(f"holds {made or 'no detector'}, expected {cls.__name__}")
+        detector = cls(classifier, **json.loads(about.get("settings", "{}")))
         wanted = {name for name in detector.state_dict() if _own(name)}
         if wanted != set(values):
-            raise DataError(f"{path}: holds {sorted(values)}, expected {sorted(wanted)}")
+            raise DataError(f"holds {sorted(values)}, expected {sorted(wanted)}")
         device = module_device(classifier)
         for name, value in values.items():
             owner, _, last = name.rpartition(".")
             part = detector.get_submodule(owner)
             # Shapes may be others than those of a detector that was not fitted.
-            if last in part._parameters:
-                setattr(part, last, nn.Parameter(value.to(device), requires_grad=False))
-            else:
-                setattr(part, last, value.to(device))
+            moved = value.to(device)
+            setattr(part, last, nn.Parameter(moved, requires_grad=False) if last in part._parameters else moved)
         return detector
 
-    def _score_all(self, inputs: Tensor, batch_size: int) -> tuple[Tensor, Tensor, int]:
-        """Scores and predicted classes of many inputs, and the number of classes."""
-        scores, predicted, classes = [], [], 0
-        with torch.no_grad():
-            for batch in torch.split(inputs, batch_size):
-                seen = observe(self.classifier, batch.to(self.threshold.device), self.layers)
-                scores.append(self.checked(seen))
-                predicted.append(seen.predicted)
-                classes = seen.logits.shape[1]
-        return torch.cat(scores), torch.cat(predicted), classes
+
+def check_clean(inputs: object, batch_size: object) -> None:
+    """Refuse what is no tensor of at least one clean input, or no batch size."""
+    check_integer("batch_size", batch_size, minimum=1)
+    if not isinstance(inputs, Tensor) or not inputs.dim() or not len(inputs):
+        raise InvalidArgumentError("inputs", "no clean inputs", "a tensor of at least one clean input")
 
 
 def _own(name: str) -> bool:
     return not name.startswith("classifier.")
-
-
-def _limit(scores: Tensor, rate: float, which: str) -> Tensor:
-    """The lowest of the scores above which at most a share of them lies."""
-    detected = int(rate * len(scores) + 1e-9)
-    if detected < 1:
-        raise InvalidArgumentError(
-            "false_positive_rate",
-            f"{rate:g} with {len(scores)} clean inputs{which}",
-            f"at least {-int(-1 // rate)} clean inputs{which}, of which one may be detected",
-        )
-    return scores.sort(descending=True).values[min(detected, len(scores) - 1)].clone()

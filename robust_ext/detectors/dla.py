@@ -7,37 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.modules import module_class
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_inputs, check_integer, check_number
+from robust_ext.core.settings import setting
+from robust_ext.core.validation import check_integer, check_number
+from robust_ext.detectors._features.layers import check_names
 from robust_ext.detectors.base import Detector
-from robust_ext.detectors.observation import Observation, observe
+from robust_ext.detectors.observation import Observation
+from robust_ext.detectors.training import check_kinds
 
-_ANY = (-float("inf"), float("inf"))
 
-
+@module_class
 class DLADetector(Detector):
     """A multilayer perceptron on dense activations, trained on clean and adversarial inputs (Sperl et al. 2019).
 
-    It sees the outputs of the named layers, flattened, and the logits. For the network of the binarization paper (512
-    penultimate units, 10 classes) its sizes are 522-100-50-10-1, with SELU between; the score is its output before the
-    sigmoid: above 0 where it holds an input for adversarial.
-
-    Args:
-        classifier: The network it watches.
-        layers: Names of the layers whose activations it sees beside the logits, as in ``classifier.named_modules()``:
-            the activation before the last linear layer, or those of all dense layers.
-        widths: Sizes of its hidden layers.
-        features: How many values it sees; :meth:`fit` finds out.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
+    Its inputs are the outputs of the named layers, flattened, and the logits. For the network of the binarization paper
+    (512 penultimate units, 10 classes) its sizes are 522-100-50-10-1, with SELU between; the score is its output before
+    the sigmoid: above 0 where it classifies an input as adversarial.
 
     Example:
         >>> from robust_ext.datasets import load_dataset
@@ -49,26 +39,19 @@ class DLADetector(Detector):
         True
     """
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        *,
-        layers: Sequence[str],
-        widths: Sequence[int] = (100, 50, 10),
-        features: int | None = None,
-    ) -> None:
-        super().__init__(classifier)
-        if isinstance(layers, str) or not all(isinstance(name, str) for name in layers):
-            raise InvalidArgumentError("layers", layers, "a list of names of layers")
-        self.layers = tuple(layers)
-        self.widths = tuple(check_integer("widths", width, minimum=1) for width in widths)
-        self.features = None if features is None else check_integer("features", features, minimum=1)
-        self.alarm = nn.Sequential() if self.features is None else self._make(self.features)
+    supervised = True
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What makes a detector of the same sizes."""
-        return {"layers": list(self.layers), "widths": list(self.widths), "features": self.features}
+    layers: Sequence[str] = setting(
+        help="Names of the layers whose activations it takes beside the logits, as in ``classifier.named_modules()``: "
+        "the activation before the last linear layer, or those of all dense layers.",
+        check=check_names,
+    )
+    widths: Sequence[int] = setting(default=(100, 50, 10), help="Sizes of its hidden layers.", minimum=1)
+    features: int | None = setting(default=None, help="How many values it takes; :meth:`fit` finds out.", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.alarm = nn.Sequential() if self.features is None else self._make(self.features)
 
     def fit(
         self,
@@ -101,15 +84,11 @@ class DLADetector(Detector):
         check_number("learning_rate", learning_rate, minimum=0, open_minimum=True)
         check_integer("batch_size", batch_size, minimum=1)
         check_integer("seed", seed, minimum=0)
-        parts = []
-        for name, inputs in (("clean", clean), ("adversarial", adversarial)):
-            checked = check_inputs(name, inputs, bounds=_ANY)
-            if not len(checked):
-                raise InvalidArgumentError(name, "no inputs", f"at least one {name} input")
-            parts.append(self._activations_of_all(checked, batch_size))
+        kinds = check_kinds(clean, adversarial)
+        parts = [torch.cat(self.over_batches(kind, self._activations, batch_size)) for kind in kinds]
         rows = torch.cat(parts)
         if not bool(torch.isfinite(rows).all()):
-            raise ModelError("detector DLADetector: activations of the training inputs are not finite")
+            raise self.error("activations of the training inputs are not finite")
         targets = torch.cat([torch.full((len(part),), float(kind)) for kind, part in enumerate(parts)]).to(rows.device)
         balance = torch.tensor(len(parts[0]) / len(parts[1]), device=rows.device)
         with seeded_globals(seed), torch.enable_grad():
@@ -119,25 +98,18 @@ class DLADetector(Detector):
         self.alarm = alarm.requires_grad_(False)
         return losses
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, observed: Observation) -> Tensor:
         """The network's output, ``(N,)``.
 
         Raises:
             ModelError: It is not fitted.
         """
-        if not len(self.alarm):
-            raise ModelError("detector DLADetector: is not fitted; call fit(clean_inputs, adversarial_inputs) first")
-        out: Tensor = self.alarm(self._activations(seen))
+        self.check_fitted(len(self.alarm))
+        out: Tensor = self.alarm(self._activations(observed))
         return out.squeeze(1)
 
-    def _activations(self, seen: Observation) -> Tensor:
-        return torch.cat([*(seen.layers[name].flatten(1) for name in self.layers), seen.logits], 1)
-
-    def _activations_of_all(self, inputs: Tensor, batch_size: int) -> Tensor:
-        device = module_device(self.classifier)
-        with torch.no_grad():
-            parts = torch.split(inputs, batch_size)
-            return torch.cat([self._activations(observe(self.classifier, x.to(device), self.layers)) for x in parts])
+    def _activations(self, observed: Observation) -> Tensor:
+        return torch.cat([*(observed.layers[name].flatten(1) for name in self.layers), observed.logits], 1)
 
     def _make(self, features: int) -> nn.Sequential:
         sizes = (features, *self.widths)

@@ -5,16 +5,17 @@ Xu, Evans, Qi, "Feature Squeezing: Detecting Adversarial Examples in Deep Neural
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.core.bounds import check_bounds
-from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.core.validation import check_choice, check_integer
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.modules import module_class
+from robust_ext.core.settings import setting
+from robust_ext.core.validation import check_choice
 from robust_ext.detectors._features.non_local_means import NonLocalMeans, OpenCVNonLocalMeans
 from robust_ext.detectors._features.squeezers import BitDepth, Median, Squeezer
 from robust_ext.detectors.base import Detector
@@ -33,29 +34,20 @@ PRESETS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 }
 
 
+def _check_squeezers(value: Any) -> Sequence[Any]:
+    chosen = PRESETS[check_choice("squeezers", value, tuple(PRESETS))] if isinstance(value, str) else value
+    if not isinstance(chosen, (list, tuple)) or not chosen:
+        raise InvalidArgumentError("squeezers", chosen, "the name of a choice, or a list of squeezers")
+    return chosen
+
+
+@module_class
 class FeatureSqueezingDetector(Detector):
     """The largest change of the probabilities under squeezers (Xu et al. 2018).
 
     With p the softmax of the logits, the score is the maximum over squeezers s of ``||p(x) - p(s(x))||_1``, from 0 to
     2: adversarial examples live on detail that squeezers remove. All squeezed inputs go through the classifier in one
     pass, unless they are more than ``batch_size``.
-
-    Args:
-        classifier: The network it watches.
-        squeezers: The name of a published choice: ``"mnist"`` (1 bit; 2 x 2 median) or ``"cifar10"`` (5 bits; 2 x 2
-            median; non-local means 13-3-2 by OpenCV). Or a list of any of these: a pair of a name (``"bit_depth"``,
-            ``"median"``, ``"non_local_means"``, ``"opencv_non_local_means"``) and its settings, as in
-            ``("bit_depth", {"bits": 3})``; a ``Squeezer``; a callable from inputs
-            ``(N, ...)`` to squeezed ones of the same shape, whose attributes ``differentiable`` (True when it has
-            none) and ``random`` (False) are heeded.
-        bounds: Of the inputs; squeezers that are named work in them.
-        straight_through: Whether squeezers that are not differentiable, such as rounding, have the gradient of the
-            identity (backward pass differentiable approximation), as an attack on the detector needs it. Otherwise
-            their gradient is 0, which is right almost everywhere and hides the detector. Scores are the same.
-        batch_size: Most squeezed inputs in one pass.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
 
     Example:
         >>> from robust_ext.datasets import load_dataset
@@ -67,24 +59,31 @@ class FeatureSqueezingDetector(Detector):
         True
     """
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        *,
-        squeezers: str | Sequence[Any],
-        bounds: Sequence[float] = (0.0, 1.0),
-        straight_through: bool = True,
-        batch_size: int = 2048,
-    ) -> None:
-        super().__init__(classifier)
-        self.bounds = check_bounds(bounds)
-        self.straight_through = bool(straight_through)
-        self.batch_size = check_integer("batch_size", batch_size, minimum=1)
-        if isinstance(squeezers, str):
-            squeezers = PRESETS[check_choice("squeezers", squeezers, tuple(PRESETS))]
-        if not isinstance(squeezers, (list, tuple)) or not squeezers:
-            raise InvalidArgumentError("squeezers", squeezers, "the name of a choice, or a list of squeezers")
-        self.squeezers = [_make(squeezer, self.bounds) for squeezer in squeezers]
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {name: {"squeezers": name} for name in PRESETS}
+
+    squeezers: Sequence[Any] = setting(
+        help='The name of a published choice: ``"mnist"`` (1 bit; 2 x 2 median) or ``"cifar10"`` (5 bits; 2 x 2 '
+        "median; non-local means 13-3-2 by OpenCV). Or a list of any of these: a pair of a name "
+        '(``"bit_depth"``, ``"median"``, ``"non_local_means"``, ``"opencv_non_local_means"``) and its settings, as in '
+        '``("bit_depth", {"bits": 3})``; a squeezer, as :class:`~robust_ext.detectors.BitDepth`; a callable from '
+        "inputs ``(N, ...)`` to squeezed ones of the same shape, whose attributes ``differentiable`` (True when it has "
+        "none) and ``random`` (False) count.",
+        check=_check_squeezers,
+    )
+    bounds: tuple[float, float] = setting(
+        default=(0.0, 1.0), help="Of the inputs; squeezers that are named work in them.", check=check_bounds
+    )
+    straight_through: bool = setting(
+        default=True,
+        help="Whether squeezers that are not differentiable, such as rounding, have the gradient of the identity "
+        "(backward pass differentiable approximation), as an attack on the detector needs it. Otherwise their "
+        "gradient is 0, which is right almost everywhere and hides the detector. Scores are the same.",
+    )
+    batch_size: int = setting(default=2048, help="Most squeezed inputs in one pass.", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.squeezers = [_make(squeezer, self.bounds) for squeezer in self.squeezers]
         # Modules move with the detector.
         self.modules_of_squeezers = nn.ModuleList(s for s in self.squeezers if isinstance(s, nn.Module))
         self.random = any(bool(getattr(squeezer, "random", False)) for squeezer in self.squeezers)
@@ -92,54 +91,44 @@ class FeatureSqueezingDetector(Detector):
     @property
     def settings(self) -> dict[str, Any]:
         """What the constructor was given; squeezers by name, and callables by ``repr``."""
-        return {
-            "squeezers": [[s.kind, s.settings] if _is_named(s) else repr(s) for s in self.squeezers],
-            "bounds": list(self.bounds),
-            "straight_through": self.straight_through,
-            "batch_size": self.batch_size,
-        }
+        squeezers = [[s.kind, s.settings] if _is_named(s) else repr(s) for s in self.squeezers]
+        return {**super().settings, "squeezers": squeezers}
 
-    def distances_of(self, seen: Observation) -> Tensor:
+    def distances_of(self, observed: Observation) -> Tensor:
         """How far each squeezer moves the probabilities of each input in l1, ``(N, squeezers)``, with gradients.
 
         Raises:
             ModelError: A squeezer returned something that is no input.
         """
-        squeezed = torch.cat([self._squeeze(squeezer, seen.inputs) for squeezer in self.squeezers])
+        squeezed = torch.cat([self._squeeze(squeezer, observed.inputs) for squeezer in self.squeezers])
         logits = torch.cat([self.classifier(part) for part in torch.split(squeezed, self.batch_size)])
-        after = logits.softmax(1).view(len(self.squeezers), *seen.logits.shape)
-        return (seen.logits.softmax(1) - after).abs().sum(2).T
+        after = logits.softmax(1).view(len(self.squeezers), *observed.logits.shape)
+        return (observed.logits.softmax(1) - after).abs().sum(2).T
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, observed: Observation) -> Tensor:
         """The largest distance, ``(N,)``."""
-        return self.distances_of(seen).amax(1)
+        return self.distances_of(observed).amax(1)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the settings and the threshold to a safetensors file, without the classifier.
-
-        Args:
-            path: The file.
+    def packed(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """The settings and the threshold.
 
         Raises:
-            ModelError: A squeezer is code of yours.
+            ModelError: A squeezer is code of its user.
         """
         foreign = [repr(squeezer) for squeezer in self.squeezers if not _is_named(squeezer)]
         if foreign:
-            raise ModelError(
-                f"detector FeatureSqueezingDetector: no file can hold your squeezers ({', '.join(foreign)}); make it "
-                f"anew and set its threshold, detector.threshold = torch.tensor({self.threshold.tolist()})"
+            raise self.error(
+                f"no file can hold your squeezers ({', '.join(foreign)}); make it anew and set its threshold, "
+                f"detector.threshold = torch.tensor({self.threshold.tolist()})"
             )
-        super().save(path)
+        return super().packed()
 
     def _squeeze(self, squeezer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         approximate = self.straight_through and not getattr(squeezer, "differentiable", True)
         squeezed = squeezer(x.detach() if approximate else x)
         if not isinstance(squeezed, Tensor) or squeezed.shape != x.shape or squeezed.dtype != x.dtype:
             shown = f"{squeezed.dtype} {tuple(squeezed.shape)}" if isinstance(squeezed, Tensor) else type(squeezed)
-            raise ModelError(
-                f"detector FeatureSqueezingDetector: squeezer {squeezer!r} returned {shown}, expected {x.dtype} "
-                f"{tuple(x.shape)}, as it was given"
-            )
+            raise self.error(f"squeezer {squeezer!r} returned {shown}, expected {x.dtype} {tuple(x.shape)}")
         # The second part is 0, so that the squeezed values are exactly what they were.
         return squeezed.detach() + (x - x.detach()) if approximate else squeezed
 

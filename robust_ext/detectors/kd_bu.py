@@ -6,52 +6,39 @@ Feinman, Curtin, Shintre, Gardner, "Detecting Adversarial Samples from Artifacts
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.core.random import seeded_globals
+from robust_ext.core.errors import DataError, InvalidArgumentError, SplitError
+from robust_ext.core.modules import buffer, module_class
+from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_integer, check_labels, check_number
-from robust_ext.detectors._features.density import log_density
+from robust_ext.core.validation import check_labels
 from robust_ext.detectors._features.dropout import dropout_layers, dropout_variance
-from robust_ext.detectors._features.regression import Regression
-from robust_ext.detectors._features.three_sets import three_sets
-from robust_ext.detectors.base import Detector
-from robust_ext.detectors.observation import Observation, observe
+from robust_ext.detectors._features.layers import check_name, hidden_layer
+from robust_ext.detectors._features.references import ReferenceDetector
+from robust_ext.detectors.observation import Observation
 from robust_ext.models.features import LayerInput, split
 
 logger = logging.getLogger(__name__)
 
 
-class KDBUDetector(Detector):
+@module_class
+class KDBUDetector(ReferenceDetector):
     """Logistic regression on a kernel density and a dropout variance (Feinman et al. 2017).
 
     Two features: the log density of a hidden layer under a Gaussian kernel density of training data of the predicted
     class, and the variance of the predicted probabilities over passes with dropout, averaged over classes. Both are
-    standardised. The score is the regression's log-odds: above 0 where it holds an input for adversarial.
+    standardised. The score is the regression's log-odds: above 0 where an input is likelier adversarial.
 
     Only dropout modules are switched on for these passes, never batch normalisation. A network without dropout modules
-    has a variance of 0 for every input, so that the density decides alone; :meth:`fit` logs a warning then.
-
-    Args:
-        classifier: The network it watches.
-        layer: Name of the layer whose output is the hidden layer. Left out, it is what enters the last linear layer, at
-            the cost of one more forward pass.
-        bandwidth: Of the kernel: 1.2 for MNIST, 0.26 for CIFAR-10.
-        passes: With dropout, at least 2.
-        chunk: References compared at once.
-
-    Attributes:
-        references: Hidden layers of the training data, ``(R, F)``; empty until fitted.
-        owners: The classes they belong to, int64 ``(R,)``, in increasing order.
-        regression: On the log density and the variance.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
+    has a variance of 0 for every input, so that the density decides alone; :meth:`fit` logs a warning then. Half of
+    the clean rows become references where none are given.
 
     Example:
         >>> from robust_ext.datasets import load_dataset
@@ -63,125 +50,92 @@ class KDBUDetector(Detector):
         True
     """
 
-    references: Tensor
-    owners: Tensor
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"mnist": {"bandwidth": 1.2}, "cifar10": {"bandwidth": 0.26}}
+    scaling = "standard"
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        *,
-        layer: str | None = None,
-        bandwidth: float = 1.2,
-        passes: int = 50,
-        chunk: int = 4096,
-    ) -> None:
-        super().__init__(classifier)
-        linear = [name for name, part in classifier.named_modules() if isinstance(part, nn.Linear)]
-        if layer is None and not linear:
-            raise InvalidArgumentError("layer", layer, "the name of a layer, as the classifier has no nn.Linear")
-        if layer is not None and not isinstance(layer, str):
-            raise InvalidArgumentError("layer", layer, "the name of a layer, or None")
-        self.layer = layer
-        self.layers = () if layer is None else (layer,)
-        self.readout = linear[-1] if layer is None else None
-        self.bandwidth = check_number("bandwidth", bandwidth, minimum=0, open_minimum=True)
-        self.passes = check_integer("passes", passes, minimum=2)
-        self.chunk = check_integer("chunk", chunk, minimum=1)
-        self.random = bool(dropout_layers(classifier))
-        self.register_buffer("references", torch.empty(0))
-        self.register_buffer("owners", torch.empty(0, dtype=torch.int64))
-        self.regression = Regression()
+    layer: str | None = setting(
+        default=None,
+        help="Name of the layer whose output is the hidden layer. Left out, it is what enters the last linear layer, "
+        "at the cost of one more forward pass.",
+        check=check_name,
+    )
+    bandwidth: float = setting(default=1.2, help="Of the kernel: 1.2 for MNIST, 0.26 for CIFAR-10.", above=0)
+    passes: int = setting(default=50, help="With dropout, at least 2.", minimum=2)
+    chunk: int = setting(default=4096, help="References compared at once.", minimum=1)
+    references: Tensor = buffer("Hidden layers of the training data, ``(R, F)``; empty until fitted.")
+    reference_labels: Tensor = buffer("Their classes, int64 ``(R,)``, in increasing order.", dtype=torch.int64)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the constructor was given."""
-        return {"layer": self.layer, "bandwidth": self.bandwidth, "passes": self.passes, "chunk": self.chunk}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        linear = [name for name, part in self.classifier.named_modules() if isinstance(part, nn.Linear)]
+        if self.layer is None and not linear:
+            raise InvalidArgumentError("layer", None, "the name of a layer, as the classifier has no nn.Linear")
+        self.layers = () if self.layer is None else (self.layer,)
+        self.readout = linear[-1] if self.layer is None else None
+        self.random = bool(dropout_layers(self.classifier))
 
-    def fit(
-        self,
-        clean: Tensor,
-        adversarial: Tensor,
-        *,
-        references: Tensor | None = None,
-        labels: Tensor | None = None,
-        noise: float | None = None,
-        bounds: Sequence[float] | None = (0.0, 1.0),
-        folds: int = 5,
-        batch_size: int = 256,
-        seed: int = 0,
-    ) -> None:
-        """Take the density of training data, and fit the regression against clean and noisy inputs.
-
-        Args:
-            clean: Clean inputs ``(N, ...)``, floating point.
-            adversarial: Adversarial ones ``(M, ...)``, made by whatever attack is to be told apart. Unless both
-                ``references`` and ``noise`` are given, row i is made from clean row i.
-            references: Training data of the density ``(R, ...)``, without the clean inputs. Left out, half of the clean
-                rows, drawn by the seed, become references, and neither they nor what was made from them is trained on:
-                an input lies on the peak of its own kernel, where no later input lies.
-            labels: Classes of the references (of ``clean``, where these are left out), int64. Without, the predicted
-                classes.
-            noise: Standard deviation of the Gaussian noise of the noisy inputs. Left out, their perturbations are as
-                large as the adversarial ones, as root mean square.
-            bounds: What noisy inputs are clipped to; None to leave them.
-            folds: Of the cross-validation, at least 2.
-            batch_size: Inputs in one pass.
-            seed: Of the rows, the noise and the dropout; global generators are left alone.
+    @classmethod
+    def training_settings(
+        cls, classifier: nn.Module, clean: Tensor, constants: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The layer before the logits, unless one is given.
 
         Raises:
-            InvalidArgumentError: These are no such tensors or settings.
+            InvalidArgumentError: It is not found.
+        """
+        if given.get("layer") is None:
+            try:
+                layer = hidden_layer(classifier, clean[:2].to(module_device(classifier)))
+            except SplitError as error:
+                raise InvalidArgumentError(
+                    "layer", None, f"the name of the layer before the logits, as it was not found ({error})"
+                ) from error
+            given = {**given, "layer": layer}
+        return {**constants, **given}
+
+    def take_references(self, inputs: Tensor, labels: Tensor | None, *, batch_size: int, seed: int) -> None:
+        """Keep the hidden layers of the references, by class.
+
+        Raises:
             DataError: A class has no reference.
-            MissingDependencyError: scikit-learn is not installed.
-            ModelError: Features are not finite.
             SplitError: The last linear layer does not make the logits; name a layer.
         """
-        check_integer("batch_size", batch_size, minimum=1)
-        sets = three_sets(
-            clean,
-            adversarial,
-            references=references,
-            apart=len(clean) // 2 if isinstance(clean, Tensor) and clean.dim() else 0,
-            noise=noise,
-            bounds=bounds,
-            folds=folds,
-            seed=seed,
-        )
-        if labels is not None:
-            own = check_labels("labels", labels, samples=len(clean if references is None else references))
-            labels = own[sets.apart.to(own.device)] if references is None else own
         if not self.random:
             logger.warning(
                 "detector KDBUDetector: the classifier has no dropout modules, so that its uncertainty is 0 for every "
                 "input; the kernel density decides alone"
             )
         if self.readout is not None:
-            split(self.classifier, sets.references[:2].to(module_device(self.classifier)), layer=self.readout)
-        self._take_references(sets.references, labels, batch_size)
-        with seeded_globals(seed):
-            noisy_and_clean = [self._features_of_all(part, batch_size) for part in (sets.clean, sets.noisy)]
-            self.regression.fit(noisy_and_clean, self._features_of_all(sets.adversarial, batch_size), folds=folds)
+            split(self.classifier, inputs[:2].to(module_device(self.classifier)), layer=self.readout)
+        passes = self.over_batches(inputs, lambda one: (self._hidden(one), one.predicted, one.logits), batch_size)
+        hidden, found = (torch.cat([each[part] for each in passes]) for part in (0, 1))
+        classes = passes[0][2].shape[1]
+        if labels is not None:
+            found = check_labels("labels", labels, samples=len(found), classes=classes).to(found.device)
+        counts = torch.bincount(found, minlength=classes)
+        if not bool(counts.all()):
+            empty = ", ".join(map(str, (counts == 0).nonzero().flatten().tolist()))
+            raise DataError(f"references: none of class {empty}; give more clean inputs, of every class")
+        self.reference_labels, order = found.sort(stable=True)
+        self.references = hidden[order]
 
-    def features_of(self, seen: Observation) -> Tensor:
+    def features_of(self, observed: Observation) -> Tensor:
         """Log density and dropout variance of a forward pass, ``(N, 2)``, with gradients; further passes are made."""
-        variance = dropout_variance(self.classifier, seen.inputs, passes=self.passes)
-        return torch.stack([self.density_of(seen), variance], 1)
+        variance = dropout_variance(self.classifier, observed.inputs, passes=self.passes)
+        return torch.stack([self.density_of(observed), variance], 1)
 
-    def density_of(self, seen: Observation) -> Tensor:
+    def density_of(self, observed: Observation) -> Tensor:
         """Log density of the hidden layer among references of the predicted class, ``(N,)``, with gradients.
 
         Raises:
             ModelError: The detector is not fitted, or to another network or another layer.
         """
-        if not self.references.numel():
-            raise ModelError("detector KDBUDetector: is not fitted; call fit(clean_inputs, adversarial_inputs) first")
-        hidden = self._hidden(seen)
-        groups = torch.split(self.references, torch.bincount(self.owners).tolist())
-        if hidden.shape[1] != self.references.shape[1] or len(groups) != seen.logits.shape[1]:
-            raise ModelError(
-                f"detector KDBUDetector: was fitted to {self.references.shape[1]} units and {len(groups)} classes and "
-                f"meets {hidden.shape[1]} and {seen.logits.shape[1]}; fit it to this classifier"
-            )
-        predicted = seen.predicted
+        self.check_fitted(self.references.numel())
+        hidden = self._hidden(observed)
+        groups = torch.split(self.references, torch.bincount(self.reference_labels).tolist())
+        sizes = (self.references.shape[1], len(groups))
+        self.check_same(sizes, (hidden.shape[1], observed.logits.shape[1]), "units and classes")
+        predicted = observed.predicted
         densities = hidden.new_zeros(len(hidden))
         for label in sorted(set(predicted.tolist())):
             rows = (predicted == label).nonzero().squeeze(1)
@@ -189,42 +143,50 @@ class KDBUDetector(Detector):
             densities = densities.index_put((rows,), found)
         return densities
 
-    def score_of(self, seen: Observation) -> Tensor:
-        """The log-odds that the input is adversarial, ``(N,)``.
-
-        Raises:
-            ModelError: The detector is not fitted, or to another network.
-        """
-        out: Tensor = self.regression(self.features_of(seen))
-        return out
-
-    def _hidden(self, seen: Observation) -> Tensor:
+    def _hidden(self, observed: Observation) -> Tensor:
         if self.readout is None:
-            return seen.layers[self.layers[0]].flatten(1)
-        hidden: Tensor = LayerInput(self.classifier, self.readout)(seen.inputs)
+            return observed.units(self.layers[0], pool=False)
+        hidden: Tensor = LayerInput(self.classifier, self.readout)(observed.inputs)
         return hidden.flatten(1)
 
-    def _take_references(self, inputs: Tensor, labels: Tensor | None, batch_size: int) -> None:
-        hidden, owners, classes = [], [], 0
-        device = module_device(self.classifier)
-        with torch.no_grad():
-            for batch in torch.split(inputs, batch_size):
-                seen = observe(self.classifier, batch.to(device), self.layers)
-                hidden.append(self._hidden(seen))
-                owners.append(seen.predicted)
-                classes = seen.logits.shape[1]
-        found = torch.cat(owners)
-        if labels is not None:
-            found = check_labels("labels", labels, samples=len(found), classes=classes).to(found.device)
-        counts = torch.bincount(found, minlength=classes)
-        if not bool(counts.all()):
-            empty = ", ".join(map(str, (counts == 0).nonzero().flatten().tolist()))
-            raise DataError(f"references: none of class {empty}; give more clean inputs, of every class")
-        self.owners, order = found.sort(stable=True)
-        self.references = torch.cat(hidden)[order]
 
-    def _features_of_all(self, inputs: Tensor, batch_size: int) -> Tensor:
-        device = module_device(self.classifier)
-        with torch.no_grad():
-            parts = torch.split(inputs, batch_size)
-            return torch.cat([self.features_of(observe(self.classifier, x.to(device), self.layers)) for x in parts])
+def log_density(points: Tensor, references: Tensor, *, bandwidth: float, chunk: int = 4096) -> Tensor:
+    """Logarithm of the Gaussian kernel density, with gradients for the points.
+
+    It is the mean over references r of the normal density at the point with mean r and covariance ``bandwidth^2 I``.
+    Distances are taken directly, not through inner products, which would cancel at small bandwidths.
+
+    Args:
+        points: ``(N, F)``.
+        references: ``(R, F)``, R of at least 1.
+        bandwidth: Above 0.
+        chunk: References in one step: memory is N x chunk, on the way back too.
+
+    Returns:
+        ``(N,)``.
+
+    Example:
+        >>> log_density(torch.zeros(1, 2), torch.zeros(5, 2), bandwidth=1.0)
+        tensor([-1.8379])
+    """
+    parts = torch.split(references, chunk)
+    several = len(parts) > 1 and torch.is_grad_enabled() and points.requires_grad
+    sums = [
+        checkpoint(_log_kernels, points, part, bandwidth, use_reentrant=False)
+        if several
+        else _log_kernels(points, part, bandwidth)
+        for part in parts
+    ]
+    constant = math.log(len(references)) + references.shape[1] / 2 * math.log(2 * math.pi * bandwidth**2)
+    return _log_sum_exp(torch.stack(sums, 1)) - constant
+
+
+def _log_kernels(points: Tensor, references: Tensor, bandwidth: float) -> Tensor:
+    distances = torch.cdist(points, references, compute_mode="donot_use_mm_for_euclid_dist")
+    return _log_sum_exp(-(distances / bandwidth).square() / 2)
+
+
+def _log_sum_exp(values: Tensor) -> Tensor:
+    """Over dimension 1; torch's own divides on the way back by what may have been rounded off, far from 0."""
+    largest = values.detach().amax(1, keepdim=True)
+    return (values - largest).exp().sum(1).log() + largest.squeeze(1)

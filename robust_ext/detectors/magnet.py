@@ -6,32 +6,42 @@ Meng, Chen, "MagNet: a Two-Pronged Defense against Adversarial Examples" (2017).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.core.bounds import check_bounds, to_unit
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.modules import buffer, module_class
 from robust_ext.core.random import seeded_globals
+from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
 from robust_ext.detectors._features.autoencoder import Autoencoder, check_structure, train_autoencoder
-from robust_ext.detectors._features.divergence import jensen_shannon
-from robust_ext.detectors.base import Calibration, Detector
+from robust_ext.detectors.base import Detector, check_clean
+from robust_ext.detectors.calibration import Calibration
 from robust_ext.detectors.observation import Observation, observe
+from robust_ext.detectors.training import TrainingSet
 
 logger = logging.getLogger(__name__)
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "mnist": {"structures": ((3, "average", 3), (3,)), "powers": (2, 1), "noise": 0.1, "epochs": 100},
-    "cifar10": {"structures": ((3,),), "powers": (1,), "temperatures": (10, 40), "noise": 0.025, "epochs": 350},
-}
 # Divergences below this are rounding of 32-bit floats.
 _ROUNDING = 1e-7
+# Fitted by name, sigmoid autoencoders learn little in the few steps of 256 images at .001 that there is time for.
+STEPS = {"batch_size": 32, "learning_rate": 0.01}
+IMAGES = 100_000
 
 
+def _check_structures(value: object) -> tuple[tuple[int | str, ...], ...]:
+    if not isinstance(value, (list, tuple)) or not value:
+        raise InvalidArgumentError("structures", value, "one encoder or more, as in [[3, 'average', 3], [3]]")
+    return tuple(check_structure(structure) for structure in value)
+
+
+@module_class
 class MagNetDetector(Detector):
     """The largest of several reconstruction errors and divergences (Meng & Chen 2017, section 4).
 
@@ -45,23 +55,8 @@ class MagNetDetector(Detector):
     together flag at most that share. ``detector.threshold = torch.tensor(1.0)`` is the paper's rule, by which each part
     alone flags that share.
 
-    Args:
-        classifier: The network it watches.
-        structures: The encoder of each autoencoder, see ``Autoencoder``.
-        powers: p of each autoencoder's error, above 0.
-        temperatures: T of each divergence, above 0.
-        reformer: Index of the autoencoder of the divergences.
-        noise: Standard deviation of the training noise, in units of the width of the bounds.
-        epochs: Passes over the data in training.
-        bounds: Of the images.
-        channels: Of the images; :meth:`fit` finds out.
-
     Attributes:
         autoencoders: Empty until fitted.
-        limits: What each part is divided by, ``(parts,)``: errors first, then divergences; empty until fitted.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
 
     Example:
         >>> from robust_ext.datasets import load_dataset
@@ -73,37 +68,36 @@ class MagNetDetector(Detector):
         torch.Size([4, 2])
     """
 
-    limits: Tensor
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "mnist": {"structures": ((3, "average", 3), (3,)), "powers": (2, 1), "noise": 0.1, "epochs": 100},
+        "cifar10": {"structures": ((3,),), "powers": (1,), "temperatures": (10, 40), "noise": 0.025, "epochs": 350},
+    }
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        *,
-        structures: Sequence[Sequence[int | str]] = ((3, "average", 3), (3,)),
-        powers: Sequence[float] = (2, 1),
-        temperatures: Sequence[float] = (),
-        reformer: int = 0,
-        noise: float = 0.1,
-        epochs: int = 100,
-        bounds: Sequence[float] = (0.0, 1.0),
-        channels: int | None = None,
-    ) -> None:
-        super().__init__(classifier)
-        if not isinstance(structures, (list, tuple)) or not structures:
-            raise InvalidArgumentError("structures", structures, "one encoder or more, as in [[3, 'average', 3], [3]]")
-        self.structures = tuple(check_structure(structure) for structure in structures)
-        self.powers = tuple(check_number("powers", power, minimum=0, open_minimum=True) for power in powers)
+    structures: Sequence[Sequence[int | str]] = setting(
+        default=((3, "average", 3), (3,)),
+        help='The encoder of each autoencoder: numbers of filters, and ``"average"`` for a pooling of 2x2.',
+        check=_check_structures,
+    )
+    powers: Sequence[float] = setting(default=(2, 1), help="p of each autoencoder's error, above 0.", above=0)
+    temperatures: Sequence[float] = setting(default=(), help="T of each divergence, above 0.", above=0)
+    reformer: int = setting(default=0, help="Index of the autoencoder of the divergences.")
+    noise: float = setting(
+        default=0.1, help="Standard deviation of the training noise, in units of the bounds' width.", minimum=0
+    )
+    epochs: int = setting(default=100, help="Passes over the data in training.", minimum=1)
+    bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Of the images.", check=check_bounds)
+    channels: int | None = setting(default=None, help="Of the images; :meth:`fit` finds out.", minimum=1)
+    limits: Tensor = buffer("What each part is divided by, ``(parts,)``: errors first; empty until fitted.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.powers) != len(self.structures):
-            raise InvalidArgumentError("powers", powers, f"one for each of the {len(self.structures)} autoencoders")
-        self.temperatures = tuple(check_number("temperatures", t, minimum=0, open_minimum=True) for t in temperatures)
-        self.reformer = check_integer("reformer", reformer, minimum=0, maximum=len(self.structures) - 1)
-        self.noise = check_number("noise", noise, minimum=0)
-        self.epochs = check_integer("epochs", epochs, minimum=1)
-        self.bounds = check_bounds(bounds)
-        self.channels = None if channels is None else check_integer("channels", channels, minimum=1)
+            raise InvalidArgumentError(
+                "powers", self.powers, f"one for each of the {len(self.structures)} autoencoders"
+            )
+        check_integer("reformer", self.reformer, minimum=0, maximum=len(self.structures) - 1)
         with seeded_globals(0):
             self.autoencoders = nn.ModuleList() if self.channels is None else self._make(self.channels)
-        self.register_buffer("limits", torch.empty(0))
 
     @classmethod
     def preset(cls, name: str, classifier: nn.Module, **settings: Any) -> MagNetDetector:
@@ -117,22 +111,20 @@ class MagNetDetector(Detector):
         Raises:
             InvalidArgumentError: There is no such preset.
         """
-        check_choice("name", name, PRESETS)
-        return cls(classifier, **{**PRESETS[name], **settings})
+        check_choice("name", name, cls.presets)
+        return cls(classifier, **{**cls.presets[name], **settings})
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What makes a detector of the same sizes."""
-        return {
-            "structures": [list(structure) for structure in self.structures],
-            "powers": list(self.powers),
-            "temperatures": list(self.temperatures),
-            "reformer": self.reformer,
-            "noise": self.noise,
-            "epochs": self.epochs,
-            "bounds": list(self.bounds),
-            "channels": self.channels,
-        }
+    @classmethod
+    def training_settings(
+        cls, classifier: nn.Module, clean: Tensor, constants: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Training in small steps until it has seen 100,000 images or its epochs are over, unless settings differ."""
+        passes = -(-IMAGES // len(clean))
+        return {**constants, **STEPS, "epochs": min(constants.get("epochs", passes), passes), **given}
+
+    def fit_to(self, data: TrainingSet, settings: Mapping[str, Any], *, seed: int) -> None:
+        """Fit it on all clean rows."""
+        self.fit(data.clean, seed=seed, **settings)
 
     def fit(
         self,
@@ -172,27 +164,17 @@ class MagNetDetector(Detector):
             made = self._make(inputs.shape[1]).to(device).requires_grad_(True)
             errors = [
                 train_autoencoder(
-                    autoencoder,
+                    one,
                     inputs,
                     noise=self.noise,
                     epochs=count,
                     batch_size=batch_size,
                     learning_rate=learning_rate,
                 )
-                for autoencoder in made
-                if isinstance(autoencoder, Autoencoder)
+                for one in made
+                if isinstance(one, Autoencoder)
             ]
-        # What the mean image would leave.
-        spread = float(to_unit(inputs, self.bounds).var(0, correction=0).mean())
-        for position, found in enumerate(errors):
-            if len(inputs) > 1 and found[-1] >= spread:
-                logger.warning(
-                    "detector MagNetDetector: autoencoder %d reconstructs training images no better than their mean "
-                    "would (mean squared error %.3g, variance %.3g); train longer",
-                    position,
-                    found[-1],
-                    spread,
-                )
+        self._warn_untrained(inputs, [found[-1] for found in errors])
         self.channels, self.autoencoders = inputs.shape[1], made.requires_grad_(False)
         self._take_limits(inputs, 0.05, batch_size)
         return errors
@@ -201,20 +183,16 @@ class MagNetDetector(Detector):
         """The parts of images ``(N, C, H, W)``, ``(N, parts)``: errors first, then divergences; with gradients."""
         return self.parts_of(observe(self.classifier, x))
 
-    def parts_of(self, seen: Observation) -> Tensor:
+    def parts_of(self, observed: Observation) -> Tensor:
         """The parts of a forward pass, ``(N, parts)``, with gradients; a further one is made for divergences.
 
         Raises:
             ModelError: The detector is not fitted, or to other images.
         """
-        if not len(self.autoencoders):
-            self._check_fitted()
-        x = seen.inputs
+        self.check_fitted(len(self.autoencoders), on="clean_training_inputs")
+        x = observed.inputs
         if x.dim() != 4 or x.shape[1] != self.channels:
-            raise ModelError(
-                f"detector MagNetDetector: was fitted to images of {self.channels} channels, and meets inputs of shape "
-                f"{tuple(x.shape)}"
-            )
+            raise self.error(f"was fitted to images of {self.channels} channels, and meets shape {tuple(x.shape)}")
         rebuilt = [autoencoder(x) for autoencoder in self.autoencoders]
         found = [
             (to_unit(x, self.bounds) - to_unit(other, self.bounds)).abs().pow(power).flatten(1).mean(1)
@@ -222,17 +200,17 @@ class MagNetDetector(Detector):
         ]
         if self.temperatures:
             logits = self.classifier(rebuilt[self.reformer])
-            found += [jensen_shannon(seen.logits / t, logits / t) for t in self.temperatures]
+            found += [jensen_shannon(observed.logits / t, logits / t) for t in self.temperatures]
         return torch.stack(found, 1)
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, observed: Observation) -> Tensor:
         """The largest part in units of its limit, ``(N,)``.
 
         Raises:
             ModelError: The detector is not fitted, or to other images.
         """
-        self._check_fitted()
-        return (self.parts_of(seen) / self.limits).amax(1)
+        self.check_fitted(self.limits.numel(), on="clean_training_inputs")
+        return (self.parts_of(observed) / self.limits).amax(1)
 
     def calibrate(
         self,
@@ -254,36 +232,54 @@ class MagNetDetector(Detector):
             InvalidArgumentError: There are too few images to tell that share from none.
             ModelError: The detector is not fitted, or scores are NaN or all the same.
         """
-        check_number(
+        rate = check_number(
             "false_positive_rate", false_positive_rate, minimum=0, maximum=1, open_minimum=True, open_maximum=True
         )
-        check_integer("batch_size", batch_size, minimum=1)
-        self._check_fitted()
+        self.check_fitted(self.limits.numel(), on="clean_training_inputs")
+        check_clean(inputs, batch_size)
         before = self.limits
         try:
-            if isinstance(inputs, Tensor) and len(inputs):
-                self._take_limits(inputs, false_positive_rate, batch_size)
-            return super().calibrate(
-                inputs, false_positive_rate=false_positive_rate, per_class=per_class, batch_size=batch_size
-            )
+            self._take_limits(inputs, rate, batch_size)
+            return super().calibrate(inputs, false_positive_rate=rate, per_class=per_class, batch_size=batch_size)
         except Exception:
             # The threshold that is kept belongs to the limits that it was set with.
             self.limits = before
             raise
 
-    def _check_fitted(self) -> None:
-        if not self.limits.numel():
-            raise ModelError("detector MagNetDetector: is not fitted; call fit(clean_training_inputs) first")
-
     def _make(self, channels: int) -> nn.ModuleList:
         made = [Autoencoder(structure, channels=channels, bounds=self.bounds) for structure in self.structures]
         return nn.ModuleList(made).eval().requires_grad_(False)
 
+    def _warn_untrained(self, inputs: Tensor, errors: Sequence[float]) -> None:
+        # What the mean image would leave.
+        spread = float(to_unit(inputs, self.bounds).var(0, correction=0).mean())
+        for position, error in enumerate(errors):
+            if len(inputs) > 1 and error >= spread:
+                logger.warning(
+                    "detector MagNetDetector: autoencoder %d reconstructs training images no better than their mean "
+                    "would (mean squared error %.3g, variance %.3g); train longer",
+                    position,
+                    error,
+                    spread,
+                )
+
     def _take_limits(self, inputs: Tensor, rate: float, batch_size: int) -> None:
-        device = module_device(self.classifier)
-        with torch.no_grad():
-            parts = torch.cat([self.parts(batch.to(device)) for batch in torch.split(inputs, batch_size)])
+        parts = torch.cat(self.over_batches(inputs, self.parts_of, batch_size))
         if not bool(torch.isfinite(parts).all()):
-            raise ModelError("detector MagNetDetector: errors or divergences of clean inputs are not finite")
+            raise self.error("errors or divergences of clean inputs are not finite")
         exceeding = min(int(rate * len(parts) + 1e-9), len(parts) - 1)
         self.limits = parts.sort(0, descending=True).values[exceeding].clamp_min(_ROUNDING)
+
+
+def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
+    """Jensen-Shannon divergence, in nats, of the softmax of two sets of logits ``(N, K)``, ``(N,)``, in [0, log 2].
+
+    Example:
+        >>> far = torch.tensor([[100.0, 0.0], [0.0, 0.0]])
+        >>> jensen_shannon(far, far.flip(1))
+        tensor([0.6931, 0.0000])
+    """
+    one, other = first.log_softmax(1), second.log_softmax(1)
+    middle = torch.logaddexp(one, other) - math.log(2)
+    both = one.exp() * (one - middle) + other.exp() * (other - middle)
+    return both.sum(1) / 2

@@ -5,66 +5,39 @@ Yang, Chen, Hsieh, Wang, Jordan, "ML-LOO: Detecting Adversarial Examples with Fe
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
+from robust_ext.core.modules import module_class
 from robust_ext.core.random import stream
-from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
-from robust_ext.detectors._features.blanking import blanked, squares_of
+from robust_ext.core.settings import setting
+from robust_ext.core.validation import check_integer
 from robust_ext.detectors._features.dispersion import MEASURES
-from robust_ext.detectors._features.units import units_of
+from robust_ext.detectors._features.layers import check_names
+from robust_ext.detectors._features.regression import Regression
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation, observe
-
-OUTPUTS = ("probability", "logit")
-_ANY = (-float("inf"), float("inf"))
+from robust_ext.detectors.training import check_kinds
 
 
+@module_class
 class MLLOODetector(Detector):
     """Logistic regression on the dispersion of leave-one-out attributions (Yang et al. 2020).
 
     The attribution of input value i to a unit u is ``u(x) - u(x_(i))``, where ``x_(i)`` is x with that value blanked.
     One feature a unit is the dispersion of its attributions over i; it is the same as that of ``u(x_(i))`` itself,
     because all measures ignore a shift. Units are those of the named layers and, last, the output for the class that is
-    predicted for x. The score is the regression's log-odds: above 0 where it holds an input for adversarial.
+    predicted for x. The score is the regression's log-odds: above 0 where an input is likelier adversarial.
 
     An input with D values costs D + 1 forward passes, in batches; ``patch`` and ``stride`` lower that. Where gradients
     need several passes, a pass is repeated on the way back, so that memory stays that of one.
 
-    Args:
-        classifier: The network it watches.
-        layers: Names of hidden layers, as in ``classifier.named_modules()``; the paper takes seven.
-        dispersion: ``"iqr"``, the interquartile range, as the authors' experiments; ``"std"``, the standard deviation;
-            ``"mad"``, the median absolute deviation from the median.
-        output: Whether the last unit is the ``"probability"`` of the predicted class, or its ``"logit"``, which still
-            moves where the probability is 1 in floating point.
-        fill: What a blanked value becomes, in units of the inputs: black. Where most of a clean image is black, most
-            attributions are 0, and the score tells little else than whether the background was touched; grey avoids
-            that.
-        patch: Side of the squares, within one channel, that are blanked at once; at the far edges they are cut off.
-            1 is as published.
-        stride: Values from one square to the next; ``patch`` when left out.
-        units: Most units of a layer, drawn at random when it has more; None for all.
-        pool: Whether a channel of a feature map is one unit, its mean, as in the authors' code, or each value is one.
-        group: Whether there is only one feature a layer, the mean over its units.
-        seed: Of the draw of units.
-        batch_size: Most blanked inputs in one pass.
-
     Attributes:
-        center: Mean of the features in training, ``(F,)``; empty until fitted.
-        scale: Their standard deviation, ``(F,)``.
-        weight: Of the regression on standardised features, ``(F,)``.
-        bias: Its intercept, ``()``.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
+        regression: On the standardised features.
 
     Example:
         >>> from robust_ext.datasets import load_dataset
@@ -78,64 +51,55 @@ class MLLOODetector(Detector):
         True
     """
 
-    center: Tensor
-    scale: Tensor
-    weight: Tensor
-    bias: Tensor
+    supervised = True
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        *,
-        layers: Sequence[str],
-        dispersion: str = "iqr",
-        output: str = "probability",
-        fill: float = 0.0,
-        patch: int = 1,
-        stride: int | None = None,
-        units: int | None = None,
-        pool: bool = True,
-        group: bool = False,
-        seed: int = 0,
-        batch_size: int = 1024,
-    ) -> None:
-        super().__init__(classifier)
-        if isinstance(layers, str) or not all(isinstance(name, str) for name in layers):
-            raise InvalidArgumentError("layers", layers, "a list of names of layers")
-        # Not the base class's layers: those of the unblanked pass are not needed.
-        self.hidden = tuple(layers)
-        self.dispersion = check_choice("dispersion", dispersion, tuple(MEASURES))
-        self.output = check_choice("output", output, OUTPUTS)
-        self.fill = check_number("fill", fill)
-        self.patch = check_integer("patch", patch, minimum=1)
-        self.stride = self.patch if stride is None else check_integer("stride", stride, minimum=1)
-        self.units = None if units is None else check_integer("units", units, minimum=1)
-        self.pool = bool(pool)
-        self.group = bool(group)
-        self.seed = check_integer("seed", seed, minimum=0)
-        self.batch_size = check_integer("batch_size", batch_size, minimum=1)
-        for name in ("center", "scale", "weight", "bias"):
-            self.register_buffer(name, torch.empty(0))
+    layers: Sequence[str] = setting(
+        help="Names of hidden layers, as in ``classifier.named_modules()``; the paper takes seven.", check=check_names
+    )
+    dispersion: str = setting(
+        default="iqr",
+        help='``"iqr"``, the interquartile range, as the authors\' experiments; ``"std"``, the standard deviation; '
+        '``"mad"``, the median absolute deviation from the median.',
+        choices=tuple(MEASURES),
+    )
+    output: str = setting(
+        default="probability",
+        help='Whether the last unit is the ``"probability"`` of the predicted class, or its ``"logit"``, which still '
+        "moves where the probability is 1 in floating point.",
+        choices=("probability", "logit"),
+    )
+    fill: float = setting(
+        default=0.0,
+        help="What a blanked value becomes, in units of the inputs: black. Where most of a clean image is black, most "
+        "attributions are 0, so that the score shows little but whether the background was touched; grey avoids that.",
+    )
+    patch: int = setting(
+        default=1,
+        help="Side of the squares, within one channel, that are blanked at once; at the far edges they are cut off. 1 "
+        "is as published.",
+        minimum=1,
+    )
+    stride: int | None = setting(
+        default=None, help="Values from one square to the next; ``patch`` when left out.", minimum=1
+    )
+    units: int | None = setting(
+        default=None, help="Most units of a layer, drawn at random when it has more; None for all.", minimum=1
+    )
+    pool: bool = setting(
+        default=True,
+        help="Whether a channel of a feature map is one unit, its mean, as in the authors' code, or each value is one.",
+    )
+    group: bool = setting(default=False, help="Whether there is only one feature a layer, the mean over its units.")
+    seed: int = setting(default=0, help="Of the draw of units.", minimum=0)
+    batch_size: int = setting(default=1024, help="Most blanked inputs in one pass.", minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.stride = self.stride or self.patch
+        self.regression = Regression()
         # Drawn at the first pass, and kept: another version of torch may draw others.
-        for position in range(len(self.hidden)):
+        for position in range(len(self.layers)):
             self.register_buffer(f"chosen_{position}", torch.empty(0, dtype=torch.int64))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the constructor was given."""
-        return {
-            "layers": list(self.hidden),
-            "dispersion": self.dispersion,
-            "output": self.output,
-            "fill": self.fill,
-            "patch": self.patch,
-            "stride": self.stride,
-            "units": self.units,
-            "pool": self.pool,
-            "group": self.group,
-            "seed": self.seed,
-            "batch_size": self.batch_size,
-        }
 
     def fit(self, clean: Tensor, adversarial: Tensor, *, folds: int = 5) -> None:
         """Fit the logistic regression; its penalty is chosen by cross-validated accuracy among ten.
@@ -153,37 +117,22 @@ class MLLOODetector(Detector):
             ModelError: Features are not finite.
         """
         check_integer("folds", folds, minimum=2)
-        parts = []
-        for name, inputs in (("clean", clean), ("adversarial", adversarial)):
-            checked = check_inputs(name, inputs, bounds=_ANY)
-            if len(checked) < folds:
-                raise InvalidArgumentError(name, f"{len(checked)} inputs", f"at least folds = {folds} {name} inputs")
-            parts.append(self._features_of_all(checked))
-        rows = torch.cat(parts).double()
-        if not bool(torch.isfinite(rows).all()):
-            raise ModelError("detector MLLOODetector: leave-one-out features of the training inputs are not finite")
-        center, scale = rows.mean(0), rows.std(0, correction=0)
-        scale = torch.where(scale > 0, scale, 1)
-        targets = torch.cat([torch.full((len(part),), kind) for kind, part in enumerate(parts)])
-        weight, bias = _regression((rows - center) / scale, targets, folds)
-        self.center, self.scale = center.float(), scale.float()
-        self.weight, self.bias = weight.to(rows.device), bias.to(rows.device)
+        kinds = check_kinds(clean, adversarial, fewest=folds, reason="folds = ")
+        negatives, positives = (torch.cat(self.over_batches(kind, self.features_of)) for kind in kinds)
+        self.regression.fit([negatives], positives, folds=folds)
 
     def features(self, x: Tensor) -> Tensor:
-        """The leave-one-out features of inputs, with gradients.
+        """The leave-one-out features of inputs ``(N, ...)``, see :meth:`features_of`."""
+        return self.features_of(observe(self.classifier, x))
 
-        Args:
-            x: Inputs ``(N, ...)``.
+    def features_of(self, observed: Observation) -> Tensor:
+        """The leave-one-out features of a forward pass, with gradients; further passes are made.
 
         Returns:
             ``(N, F)``: the units of the layers, in order, and the output for the predicted class.
         """
-        return self.features_of(observe(self.classifier, x))
-
-    def features_of(self, seen: Observation) -> Tensor:
-        """The leave-one-out features of a forward pass, ``(N, F)``, with gradients; further passes are made."""
-        x, predicted = seen.inputs, seen.predicted
-        squares = squares_of(x, stride=self.stride)
+        x, predicted = observed.inputs, observed.predicted
+        squares = squares_of(x, stride=self.stride or self.patch)
         several = torch.is_grad_enabled() and x.requires_grad and len(x) * len(squares) > self.batch_size
         parts = []
         for rows in torch.split(torch.arange(len(x), device=x.device), max(1, self.batch_size // len(squares))):
@@ -193,21 +142,17 @@ class MLLOODetector(Detector):
             )
         return torch.cat(parts)
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, observed: Observation) -> Tensor:
         """The log-odds that the input is adversarial, ``(N,)``.
 
         Raises:
             ModelError: The detector is not fitted, or to other features.
         """
-        if not self.weight.numel():
-            raise ModelError("detector MLLOODetector: is not fitted; call fit(clean_inputs, adversarial_inputs) first")
-        features = self.features_of(seen)
-        if features.shape[1] != len(self.weight):
-            raise ModelError(
-                f"detector MLLOODetector: was fitted to {len(self.weight)} features and meets {features.shape[1]}; "
-                "fit it to this classifier"
-            )
-        return ((features - self.center) / self.scale) @ self.weight + self.bias
+        self.check_fitted(self.regression.fitted)
+        features = self.features_of(observed)
+        self.check_same(len(self.regression.weight), features.shape[1], "features")
+        out: Tensor = self.regression(features)
+        return out
 
     def _dispersions(self, x: Tensor, predicted: Tensor, squares: Tensor) -> Tensor:
         """Features of a few inputs, ``(n, F)``."""
@@ -229,12 +174,10 @@ class MLLOODetector(Detector):
     def _blanked_units(self, x: Tensor, predicted: Tensor, squares: Tensor) -> tuple[Tensor, ...]:
         """Units of every layer with each square blanked, ``(n, units, squares)`` each."""
         count = len(squares)
-        seen = observe(self.classifier, blanked(x, squares, patch=self.patch, fill=self.fill), self.hidden)
-        layers = [
-            self._pick(position, units_of(seen.layers[name], pool=self.pool))
-            for position, name in enumerate(self.hidden)
-        ]
-        values = seen.logits.softmax(1) if self.output == "probability" else seen.logits
+        observed = observe(self.classifier, blanked(x, squares, patch=self.patch, fill=self.fill), self.layers)
+        units = [observed.units(name, pool=self.pool) for name in self.layers]
+        layers = [self._pick(position, values) for position, values in enumerate(units)]
+        values = observed.logits.softmax(1) if self.output == "probability" else observed.logits
         layers.append(values.gather(1, predicted.repeat_interleave(count)[:, None]))
         return tuple(layer.view(len(x), count, layer.shape[1]).transpose(1, 2) for layer in layers)
 
@@ -249,21 +192,48 @@ class MLLOODetector(Detector):
             setattr(self, f"chosen_{position}", chosen)
         return values[:, chosen]
 
-    def _features_of_all(self, inputs: Tensor) -> Tensor:
-        device = module_device(self.classifier)
-        with torch.no_grad():
-            return torch.cat([self.features(batch.to(device)) for batch in torch.split(inputs, 256)])
+
+def squares_of(x: Tensor, *, stride: int) -> Tensor:
+    """Channel, row and column where the squares of an input begin, each within one channel, int64 ``(P, 3)``.
+
+    Args:
+        x: Inputs ``(N, ...)``. The last two dimensions are rows and columns, and what leads them channels; vectors are
+            one row.
+        stride: Values from one square to the next.
+
+    Example:
+        >>> squares_of(torch.zeros(1, 1, 3, 4), stride=2).tolist()
+        [[0, 0, 0], [0, 0, 2], [0, 2, 0], [0, 2, 2]]
+    """
+    channels, rows, columns = _image_shape(x)
+    starts = (torch.arange(channels), torch.arange(0, rows, stride), torch.arange(0, columns, stride))
+    return torch.cartesian_prod(*starts).to(x.device)
 
 
-def _regression(rows: Tensor, targets: Tensor, folds: int) -> tuple[Tensor, Tensor]:
-    """Weights ``(F,)`` and intercept ``()`` of the cross-validated logistic regression, float32, on the CPU."""
-    try:
-        from sklearn.linear_model import LogisticRegressionCV
-    except ImportError as error:
-        raise MissingDependencyError('MLLOODetector.fit needs scikit-learn: pip install "robust-ext[cli]"') from error
-    with warnings.catch_warnings():
-        # New versions announce other defaults, under names that old versions do not know.
-        warnings.simplefilter("ignore", FutureWarning)
-        model = LogisticRegressionCV(cv=folds, class_weight="balanced", scoring="accuracy", max_iter=2000)
-        model.fit(rows.cpu().numpy(), targets.numpy())
-    return torch.tensor(model.coef_[0], dtype=torch.float32), torch.tensor(float(model.intercept_[0]))
+def blanked(x: Tensor, squares: Tensor, *, patch: int, fill: float) -> Tensor:
+    """Each input with each square blanked.
+
+    Args:
+        x: Inputs ``(N, ...)``.
+        squares: From :func:`squares_of`, ``(P, 3)``.
+        patch: Side of a square; what lies beyond the edges is cut off.
+        fill: What its values become.
+
+    Returns:
+        ``(N * P, ...)``: all squares of the first input, then all of the second, and so on.
+    """
+    shape = _image_shape(x)
+    inside = torch.ones(len(squares), *shape, dtype=torch.bool, device=x.device)
+    for dimension, (length, side) in enumerate(zip(shape, (1, patch, patch), strict=True)):
+        index = torch.arange(length, device=x.device)
+        first = squares[:, dimension, None]
+        view = [-1, 1, 1, 1]
+        view[dimension + 1] = length
+        inside &= ((index >= first) & (index < first + side)).view(view)
+    return torch.where(inside.view(1, -1, *x.shape[1:]), fill, x[:, None]).flatten(0, 1)
+
+
+def _image_shape(x: Tensor) -> tuple[int, int, int]:
+    """Channels, rows and columns of one input."""
+    shape = (1, 1, *x.shape[1:])
+    return math.prod(shape[:-2]), shape[-2], shape[-1]

@@ -6,51 +6,35 @@ Statistics" (2020).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robust_ext.core.bounds import check_bounds, to_unit
-from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
+from robust_ext.core.errors import MissingDependencyError
+from robust_ext.core.modules import buffer, module_class
+from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
+from robust_ext.core.validation import check_integer
 from robust_ext.detectors._features.naturalness import natural_features
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation
+from robust_ext.detectors.training import TrainingSet, check_kinds
 
-OUTPUTS = ("decision", "probability")
 # Of the probability: the cross-validation on which the sigmoid is fitted.
 _FOLDS = 5
 
 
+@module_class
 class NSSDetector(Detector):
     """A support vector machine on 18 natural scene statistics of the image (Kherchouche et al. 2020).
 
-    The features are those of ``natural_features``, scaled to [-1, 1] by their
-    lowest and highest training values; beyond these they are not clipped. The score is the machine's decision value
-    ``sum_i d_i tanh(gamma s_i . f) + b``: above 0 where it holds an input for adversarial. The classifier plays no
-    part in it. Gradients are exact where no coefficient changes its sign.
-
-    Args:
-        classifier: The network it watches.
-        bounds: Of the inputs; the features are those of the images scaled to [0, 1].
-        output: ``"decision"``, or ``"probability"``: the decision value through a sigmoid that is fitted to
-            cross-validated ones. Both rank inputs alike; the probability may round to 0 or 1.
-        penalty: C of the support vector machine.
-        gamma: Of its sigmoid kernel.
-
-    Attributes:
-        lowest: Of each feature in training, float64 ``(18,)``; empty until fitted.
-        highest: Likewise.
-        vectors: Support vectors, float64 ``(V, 18)``.
-        weights: Their dual coefficients, float64 ``(V,)``.
-        bias: The intercept, float64 ``()``.
-        slope: Of the sigmoid, and its shift, float64 ``(2,)``; only for probabilities.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
+    The features are those of ``natural_features``, scaled to [-1, 1] by their lowest and highest training values;
+    beyond these they are not clipped. The score is the machine's decision value ``sum_i d_i tanh(gamma s_i . f) + b``:
+    above 0 where it classifies an input as adversarial. The classifier plays no part in it. Gradients are exact where
+    no coefficient changes its sign.
 
     Example:
         >>> from robust_ext.datasets import load_dataset
@@ -63,34 +47,27 @@ class NSSDetector(Detector):
         True
     """
 
-    lowest: Tensor
-    highest: Tensor
-    vectors: Tensor
-    weights: Tensor
-    bias: Tensor
-    slope: Tensor
+    supervised = True
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        *,
-        bounds: Sequence[float] = (0.0, 1.0),
-        output: str = "decision",
-        penalty: float = 10.0,
-        gamma: float = 0.01,
-    ) -> None:
-        super().__init__(classifier)
-        self.bounds = check_bounds(bounds)
-        self.output = check_choice("output", output, OUTPUTS)
-        self.penalty = check_number("penalty", penalty, minimum=0, open_minimum=True)
-        self.gamma = check_number("gamma", gamma, minimum=0, open_minimum=True)
-        for name in ("lowest", "highest", "vectors", "weights", "bias", "slope"):
-            self.register_buffer(name, torch.empty(0, dtype=torch.float64))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the constructor was given."""
-        return {"bounds": list(self.bounds), "output": self.output, "penalty": self.penalty, "gamma": self.gamma}
+    bounds: tuple[float, float] = setting(
+        default=(0.0, 1.0),
+        help="Of the inputs; the features are those of the images scaled to [0, 1].",
+        check=check_bounds,
+    )
+    output: str = setting(
+        default="decision",
+        help='``"decision"``, or ``"probability"``: the decision value through a sigmoid that is fitted to '
+        "cross-validated ones. Both rank inputs alike; the probability may round to 0 or 1.",
+        choices=("decision", "probability"),
+    )
+    penalty: float = setting(default=10.0, help="C of the support vector machine.", above=0)
+    gamma: float = setting(default=0.01, help="Of its sigmoid kernel.", above=0)
+    lowest: Tensor = buffer("Of each feature in training, float64 ``(18,)``; empty until fitted.", dtype=torch.float64)
+    highest: Tensor = buffer("Likewise.", dtype=torch.float64)
+    vectors: Tensor = buffer("Support vectors, float64 ``(V, 18)``.", dtype=torch.float64)
+    weights: Tensor = buffer("Their dual coefficients, float64 ``(V,)``.", dtype=torch.float64)
+    bias: Tensor = buffer("The intercept, float64 ``()``.", dtype=torch.float64)
+    slope: Tensor = buffer("Of the sigmoid, and its shift, float64 ``(2,)``; for probabilities.", dtype=torch.float64)
 
     def fit(self, clean: Tensor, adversarial: Tensor, *, batch_size: int = 256) -> None:
         """Fit the support vector machine. Each input weighs the same: give about as many of both kinds.
@@ -106,41 +83,42 @@ class NSSDetector(Detector):
             MissingDependencyError: scikit-learn is not installed.
         """
         check_integer("batch_size", batch_size, minimum=1)
-        fewest = 1 if self.output == "decision" else _FOLDS
-        parts = []
-        for name, inputs in (("clean", clean), ("adversarial", adversarial)):
-            checked = check_inputs(name, inputs, bounds=self.bounds)
-            if len(checked) < fewest:
-                raise InvalidArgumentError(name, f"{len(checked)} inputs", f"at least {fewest} {name} inputs")
-            device = module_device(self.classifier)
-            with torch.no_grad():
-                parts.append(torch.cat([self.features(batch.to(device)) for batch in torch.split(checked, batch_size)]))
-        rows = torch.cat(parts)
+        kinds = check_kinds(clean, adversarial, fewest=1 if self.output == "decision" else _FOLDS, bounds=self.bounds)
+        rows = torch.cat([each for kind in kinds for each in self._features_of_all(kind, batch_size)])
         lowest, highest = rows.amin(0), rows.amax(0)
-        targets = torch.cat([torch.full((len(part),), kind) for kind, part in enumerate(parts)])
+        targets = (torch.arange(len(rows)) >= len(kinds[0])).long()
         fitted = self._machine(_scaled(rows, lowest, highest).cpu(), targets)
         self.lowest, self.highest = lowest, highest
         for name, value in fitted.items():
             setattr(self, name, value.to(rows.device))
 
+    def fit_to(self, data: TrainingSet, settings: Mapping[str, Any], *, seed: int) -> None:
+        """Fit it on drawn rows."""
+        chosen, _ = data.split(seed)
+        self.fit(data.clean[chosen], data.adversarial_of(chosen, self.classifier), **settings)
+
     def features(self, x: Tensor) -> Tensor:
         """The natural scene statistics of images ``(N, C, H, W)``, unscaled, float64 ``(N, 18)``, with gradients."""
         return natural_features(to_unit(x, self.bounds))
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, observed: Observation) -> Tensor:
         """The decision value or probability, ``(N,)``.
 
         Raises:
             ModelError: The detector is not fitted.
         """
-        if not self.vectors.numel():
-            raise ModelError("detector NSSDetector: is not fitted; call fit(clean_inputs, adversarial_inputs) first")
-        rows = _scaled(self.features(seen.inputs), self.lowest.double(), self.highest.double())
+        self.check_fitted(self.vectors.numel())
+        rows = _scaled(self.features(observed.inputs), self.lowest.double(), self.highest.double())
         decision = (self.gamma * rows @ self.vectors.double().T).tanh() @ self.weights.double() + self.bias.double()
         if self.output == "probability":
             slope, shift = self.slope.double()
             decision = (slope * decision + shift).sigmoid()
-        return decision.to(seen.inputs.dtype)
+        return decision.to(observed.inputs.dtype)
+
+    def _features_of_all(self, inputs: Tensor, batch_size: int) -> list[Tensor]:
+        device = module_device(self.classifier)
+        with torch.no_grad():
+            return [self.features(batch.to(device)) for batch in torch.split(inputs, batch_size)]
 
     def _machine(self, rows: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """The buffers of a machine fitted to scaled features."""

@@ -1,4 +1,4 @@
-"""What a classifier shows of itself in one forward pass: its logits and the outputs of named layers."""
+"""What one forward pass of a classifier shows: its logits and the outputs of named layers."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ class Observation:
         """The predicted classes, int64 ``(N,)``."""
         return self.logits.detach().argmax(1)
 
+    def units(self, layer: str, *, pool: bool) -> Tensor:
+        """The units of a layer: its values, or with ``pool`` its channels, each the mean over all positions.
+
+        Returns:
+            ``(N, C)`` when pooled, ``(N, values)`` otherwise.
+        """
+        output = self.layers[layer]
+        if pool and output.dim() > 2:
+            return output.mean(tuple(range(2, output.dim())))
+        return output.flatten(1)
+
 
 def observe(classifier: nn.Module, x: Tensor, layers: Sequence[str] = ()) -> Observation:
     """Run a classifier once and keep the outputs of some of its layers; gradients flow through all of them.
@@ -45,8 +56,8 @@ def observe(classifier: nn.Module, x: Tensor, layers: Sequence[str] = ()) -> Obs
     Example:
         >>> import torch
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-        >>> seen = observe(network, torch.zeros(5, 2, 2), ["1", "2"])
-        >>> seen.logits.shape, seen.layers["2"].shape
+        >>> observed = observe(network, torch.zeros(5, 2, 2), ["1", "2"])
+        >>> observed.logits.shape, observed.layers["2"].shape
         (torch.Size([5, 2]), torch.Size([5, 3]))
     """
     outputs: dict[str, list[object]] = {name: [] for name in layers}

@@ -15,17 +15,30 @@ from torch.utils.checkpoint import checkpoint
 
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels, check_number
-from robust_ext.detectors.base import Detector
-from robust_ext.detectors.observation import Observation, observe
+from robust_ext.core.modules import buffer, module_class
+from robust_ext.core.settings import setting
+from robust_ext.core.validation import check_choice, check_inputs, check_labels, check_number
+from robust_ext.detectors.base import Detector, check_clean
+from robust_ext.detectors.observation import Observation
+from robust_ext.detectors.training import ANY
 
 KINDS = ("normal", "sign", "uniform")
 NOISES = tuple((kind, level) for level in (0.003, 0.005, 0.008) for kind in KINDS)
-# Below three inputs a standard deviation says nothing; the authors' code skips such classes.
+# Below three inputs a standard deviation means nothing; the authors' code skips such classes.
 _FEWEST = 3
 
 
+def _check_noises(noises: Any) -> tuple[tuple[str, float], ...]:
+    pairs = list(noises) if isinstance(noises, (list, tuple)) else []
+    if not pairs or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+        raise InvalidArgumentError("noises", noises, "pairs (kind, level), as in [('normal', 0.1), ('sign', 0.005)]")
+    return tuple(
+        (check_choice("noises", kind, KINDS), check_number("noises", level, minimum=0, open_minimum=True))
+        for kind, level in pairs
+    )
+
+
+@module_class
 class OddsDetector(Detector):
     """The largest standardised change of a log-odds under noise (Roth et al. 2019).
 
@@ -40,22 +53,6 @@ class OddsDetector(Detector):
     set is cut into batches. Gradients flow through the noisy passes and the clean one; where they need several passes,
     a pass is repeated on the way back with the same noise, so that memory stays that of one.
 
-    Args:
-        classifier: The network it watches, with at least two classes.
-        noises: Pairs (kind, level), in units of the inputs: ``"normal"``: the level is the standard deviation;
-            ``"sign"``: each value moves by the level up or down; ``"uniform"``: by at most the level. The binarization
-            paper also uses ``[("normal", 30 / 255)]``.
-        draws: Noisy copies of an input for each noise, at least 1.
-        bounds: What noisy inputs are clipped to; None to leave them.
-        batch_size: Most noisy inputs in one pass.
-
-    Attributes:
-        means: Clean means by (y, noise, z), ``(K, noises, K)``; empty until fitted.
-        deviations: Clean standard deviations, alike.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
-
     Example:
         >>> from robust_ext.datasets import load_dataset
         >>> from robust_ext.demo.network import digits_network
@@ -67,35 +64,21 @@ class OddsDetector(Detector):
     """
 
     random = True
-    means: Tensor
-    deviations: Tensor
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        *,
-        noises: Sequence[Sequence[Any]] = NOISES,
-        draws: int = 256,
-        bounds: Sequence[float] | None = (0.0, 1.0),
-        batch_size: int = 2048,
-    ) -> None:
-        super().__init__(classifier)
-        self.noises = _check_noises(noises)
-        self.draws = check_integer("draws", draws, minimum=1)
-        self.bounds = None if bounds is None else check_bounds(bounds)
-        self.batch_size = check_integer("batch_size", batch_size, minimum=1)
-        self.register_buffer("means", torch.empty(0))
-        self.register_buffer("deviations", torch.empty(0))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the constructor was given."""
-        return {
-            "noises": [list(noise) for noise in self.noises],
-            "draws": self.draws,
-            "bounds": None if self.bounds is None else list(self.bounds),
-            "batch_size": self.batch_size,
-        }
+    noises: Sequence[Sequence[Any]] = setting(
+        default=NOISES,
+        help='Pairs (kind, level), in units of the inputs: ``"normal"``: the level is the standard deviation; '
+        '``"sign"``: each value moves by the level up or down; ``"uniform"``: by at most the level. The binarization '
+        'paper also uses ``[("normal", 30 / 255)]``.',
+        check=_check_noises,
+    )
+    draws: int = setting(default=256, help="Noisy copies of an input for each noise, at least 1.", minimum=1)
+    bounds: tuple[float, float] | None = setting(
+        default=(0.0, 1.0), help="What noisy inputs are clipped to; None to leave them.", check=check_bounds
+    )
+    batch_size: int = setting(default=2048, help="Most noisy inputs in one pass.", minimum=1)
+    means: Tensor = buffer("Clean means by (y, noise, z), ``(K, noises, K)``; empty until fitted.")
+    deviations: Tensor = buffer("Clean standard deviations, alike.")
 
     def fit(self, inputs: Tensor, labels: Tensor | None = None) -> None:
         """Take the statistics of clean training data, by predicted class; randomness is torch's global.
@@ -109,49 +92,37 @@ class OddsDetector(Detector):
             DataError: Fewer than three inputs are of some predicted class.
             ModelError: The statistics of a class are not finite, or do not vary.
         """
-        low, high = self.bounds or (-float("inf"), float("inf"))
-        inputs = check_inputs("inputs", inputs, bounds=(low, high))
-        if not len(inputs):
-            raise InvalidArgumentError("inputs", "no clean inputs", "a tensor of clean inputs of every class")
+        inputs = check_inputs("inputs", inputs, bounds=self.bounds or ANY)
+        check_clean(inputs, self.batch_size)
         if labels is not None:
             labels = check_labels("labels", labels, samples=len(inputs))
-        device = module_device(self.classifier)
-        values, predicted = [], []
-        with torch.no_grad():
-            for batch in torch.split(inputs, min(self.batch_size, 256)):
-                seen = observe(self.classifier, batch.to(device))
-                values.append(self._changes(seen))
-                predicted.append(seen.predicted)
-        changes, classes = torch.cat(values), torch.cat(predicted)
+        size = min(self.batch_size, 256)
+        passes = self.over_batches(inputs, lambda one: (self._changes(one), one.predicted), size)
+        changes, classes = (torch.cat(part) for part in zip(*passes, strict=True))
         if labels is not None:
-            right = classes == labels.to(device)
+            right = classes == labels.to(classes.device)
             changes, classes = changes[right], classes[right]
         self.means, self.deviations = _statistics(changes, classes)
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, observed: Observation) -> Tensor:
         """The largest standardised statistic, ``(N,)``.
 
         Raises:
             ModelError: The detector is not fitted, or to another number of classes.
         """
-        if not self.means.numel():
-            raise ModelError("detector OddsDetector: has no statistics; call fit(clean_training_inputs) first")
-        classes = seen.logits.shape[1]
-        if len(self.means) != classes:
-            raise ModelError(
-                f"detector OddsDetector: was fitted to {len(self.means)} classes and meets {classes}; fit it to this "
-                "classifier"
-            )
-        y = seen.predicted
-        standardised = (self._changes(seen) - self.means[y]) / self.deviations[y]
+        self.check_fitted(self.means.numel(), on="clean_training_inputs")
+        classes = observed.logits.shape[1]
+        self.check_same(len(self.means), classes, "classes")
+        y = observed.predicted
+        standardised = (self._changes(observed) - self.means[y]) / self.deviations[y]
         own = nn.functional.one_hot(y, classes).bool()
         return standardised.mean(1).masked_fill(own, -torch.inf).amax(1)
 
-    def _changes(self, seen: Observation) -> Tensor:
+    def _changes(self, observed: Observation) -> Tensor:
         """g_z averaged over draws, ``(N, noises, K)``."""
-        noisy = self._noisy_logits(seen.inputs, seen.logits)
-        moved = noisy - seen.logits[:, None]
-        return moved - moved.gather(2, seen.predicted.view(-1, 1, 1).expand(-1, moved.shape[1], 1))
+        noisy = self._noisy_logits(observed.inputs, observed.logits)
+        moved = noisy - observed.logits[:, None]
+        return moved - moved.gather(2, observed.predicted.view(-1, 1, 1).expand(-1, moved.shape[1], 1))
 
     def _noisy_logits(self, x: Tensor, logits: Tensor) -> Tensor:
         """Logits averaged over draws, ``(N, noises, K)``."""
@@ -187,16 +158,6 @@ class OddsDetector(Detector):
         if kind == "sign":
             return noise.bernoulli_(0.5).mul_(2 * level).sub_(level)
         return noise.uniform_(-level, level)
-
-
-def _check_noises(noises: Sequence[Sequence[Any]]) -> tuple[tuple[str, float], ...]:
-    pairs = list(noises) if isinstance(noises, (list, tuple)) else []
-    if not pairs or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
-        raise InvalidArgumentError("noises", noises, "pairs (kind, level), as in [('normal', 0.1), ('sign', 0.005)]")
-    return tuple(
-        (check_choice("noises", kind, KINDS), check_number("noises", level, minimum=0, open_minimum=True))
-        for kind, level in pairs
-    )
 
 
 def _statistics(changes: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:

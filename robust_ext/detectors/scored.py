@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ class ScoreDetector(Detector):
         score: From inputs ``(N, ...)`` to scores ``(N,)``, higher for more adversarial inputs. A module becomes a part
             of this detector and moves with it.
         name: What error messages call it; left out, its own name.
-        differentiable: Whether gradients flow from the score to the input; where not, it is handed inputs without.
+        differentiable: Whether gradients flow from the score to the input; where not, it gets inputs without.
         random: Whether two calls may give different scores.
 
     Example:
@@ -45,15 +44,15 @@ class ScoreDetector(Detector):
         self.differentiable = differentiable
         self.random = random
 
-    def score_of(self, seen: Observation) -> Tensor:
-        """What the callable says of the inputs, ``(N,)``."""
-        return self.scorer(seen.inputs if self.differentiable else seen.inputs.detach())
+    def score_of(self, observed: Observation) -> Tensor:
+        """The callable's score of the inputs, ``(N,)``."""
+        return self.scorer(observed.inputs if self.differentiable else observed.inputs.detach())
 
     def extra_repr(self) -> str:
         """The name."""
         return self.name
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def packed(self) -> tuple[dict[str, str], dict[str, Tensor]]:
         """Refuse: code cannot be saved.
 
         Raises:

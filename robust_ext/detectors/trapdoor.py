@@ -6,44 +6,29 @@ Networks" (2020).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.modules import buffer, module_class
+from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_inputs, check_integer, check_number
-from robust_ext.detectors._features.units import units_of
-from robust_ext.detectors.base import Detector
+from robust_ext.core.validation import check_inputs
+from robust_ext.detectors._features.layers import check_name
+from robust_ext.detectors.base import Detector, check_clean
 from robust_ext.detectors.observation import Observation, observe
+from robust_ext.detectors.training import ANY
 from robust_ext.detectors.triggers import Triggers
 
-_ANY = (-float("inf"), float("inf"))
 
-
+@module_class
 class TrapdoorDetector(Detector):
     """Cosine similarity to the trapdoor signature of the predicted class (Shan et al. 2020).
 
-    It watches a network that was trained to answer to triggers, see :func:`robust_ext.detectors.triggers.train_epoch`.
+    It watches a network that was trained to react to triggers, see :func:`robust_ext.detectors.triggers.train_epoch`.
     A class's signature is the mean activation over inputs that carry its trigger. Attacks on such a
     network tend to find the triggers' shortcuts, and so look like the signatures. The authors set one threshold a
     class: ``detector.calibrate(clean_inputs, per_class=True)``.
-
-    Args:
-        classifier: The network it watches.
-        layer: Name of the layer whose output is compared, as in ``classifier.named_modules()``: the activation before
-            the last linear layer.
-        pool: Whether the output is averaged over positions first: for networks that do so between that layer and the
-            last.
-        neurons: Share of the neurons that is compared. Below 1 they are drawn anew for each input at each call
-            (section 7.2, where 0.1 is used in the authors' code), and the detector is random.
-
-    Attributes:
-        signatures: One a class, ``(K, F)``; empty until fitted.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
 
     Example:
         >>> from robust_ext.datasets import load_dataset
@@ -58,22 +43,29 @@ class TrapdoorDetector(Detector):
         torch.Size([4])
     """
 
-    signatures: Tensor
+    layer: str = setting(
+        help="Name of the layer whose output is compared, as in ``classifier.named_modules()``: the activation before "
+        "the last linear layer.",
+        check=check_name,
+    )
+    pool: bool = setting(
+        default=False,
+        help="Whether the output is averaged over positions first: for networks that do so between that layer and the "
+        "last.",
+    )
+    neurons: float = setting(
+        default=1.0,
+        help="Share of the neurons that is compared. Below 1 they are drawn anew for each input at each call (section "
+        "7.2, where 0.1 is used in the authors' code), and the detector is random.",
+        above=0,
+        maximum=1,
+    )
+    signatures: Tensor = buffer("One a class, ``(K, F)``; empty until fitted.")
 
-    def __init__(self, classifier: nn.Module, *, layer: str, pool: bool = False, neurons: float = 1.0) -> None:
-        super().__init__(classifier)
-        if not isinstance(layer, str):
-            raise InvalidArgumentError("layer", layer, "the name of a layer")
-        self.layers = (layer,)
-        self.pool = bool(pool)
-        self.neurons = check_number("neurons", neurons, minimum=0, maximum=1, open_minimum=True)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.layers = (self.layer,)
         self.random = self.neurons < 1
-        self.register_buffer("signatures", torch.empty(0))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the constructor was given."""
-        return {"layer": self.layers[0], "pool": self.pool, "neurons": self.neurons}
 
     def fit(self, inputs: Tensor, triggers: Triggers, *, batch_size: int = 256) -> Tensor:
         """Take the signatures of all classes.
@@ -91,10 +83,8 @@ class TrapdoorDetector(Detector):
             InvalidArgumentError: There are no inputs, or not one trigger a class.
             ModelError: Activations are not finite.
         """
-        check_integer("batch_size", batch_size, minimum=1)
-        inputs = check_inputs("inputs", inputs, bounds=_ANY)
-        if not len(inputs):
-            raise InvalidArgumentError("inputs", "no inputs", "a tensor of at least one clean training input")
+        inputs = check_inputs("inputs", inputs, bounds=ANY)
+        check_clean(inputs, batch_size)
         means, successes = [], []
         for label in range(len(triggers)):
             mean, success = self._signature(inputs, triggers, label, batch_size)
@@ -102,26 +92,21 @@ class TrapdoorDetector(Detector):
             successes.append(success)
         signatures = torch.stack(means).float()
         if not bool(torch.isfinite(signatures).all()):
-            raise ModelError("detector TrapdoorDetector: activations of the triggered inputs are not finite")
+            raise self.error("activations of the triggered inputs are not finite")
         self.signatures = signatures
         return torch.stack(successes)
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, observed: Observation) -> Tensor:
         """The cosine similarity, in [-1, 1], ``(N,)``.
 
         Raises:
             ModelError: It is not fitted, or to another network.
         """
-        if not self.signatures.numel():
-            raise ModelError("detector TrapdoorDetector: has no signatures; call fit(training_inputs, triggers) first")
-        activations = self._activations(seen)
-        expected = (seen.logits.shape[1], activations.shape[1])
-        if self.signatures.shape != expected:
-            raise ModelError(
-                f"detector TrapdoorDetector: has signatures of shape {tuple(self.signatures.shape)} and meets classes "
-                f"and activations of {expected}; fit it to this classifier"
-            )
-        signatures = self.signatures[seen.predicted]
+        self.check_fitted(self.signatures.numel(), on="training_inputs, triggers")
+        activations = self._activations(observed)
+        met = (observed.logits.shape[1], activations.shape[1])
+        self.check_same(tuple(self.signatures.shape), met, "classes and activations")
+        signatures = self.signatures[observed.predicted]
         if self.random:
             kept = self._drawn(*activations.shape).to(activations.device)
             activations, signatures = activations.gather(1, kept), signatures.gather(1, kept)
@@ -133,8 +118,8 @@ class TrapdoorDetector(Detector):
         drawn = [torch.randperm(neurons)[:kept] for _ in range(rows)]
         return torch.stack(drawn) if drawn else torch.empty(0, kept, dtype=torch.int64)
 
-    def _activations(self, seen: Observation) -> Tensor:
-        return units_of(seen.layers[self.layers[0]], pool=self.pool)
+    def _activations(self, observed: Observation) -> Tensor:
+        return observed.units(self.layers[0], pool=self.pool)
 
     def _signature(self, inputs: Tensor, triggers: Triggers, label: int, batch_size: int) -> tuple[Tensor, Tensor]:
         """Mean activation under the trigger of one class, float64, and the share of inputs that are assigned to it."""
@@ -143,13 +128,13 @@ class TrapdoorDetector(Detector):
         with torch.no_grad():
             for batch in torch.split(inputs, batch_size):
                 triggered = triggers.inject(batch, torch.full((len(batch),), label)).to(device)
-                seen = observe(self.classifier, triggered, self.layers)
-                if seen.logits.shape[1] != len(triggers):
+                observed = observe(self.classifier, triggered, self.layers)
+                if observed.logits.shape[1] != len(triggers):
                     raise InvalidArgumentError(
                         "triggers",
                         f"{len(triggers)} triggers",
-                        f"one a class, of which there are {seen.logits.shape[1]}",
+                        f"one a class, of which there are {observed.logits.shape[1]}",
                     )
-                total = total + self._activations(seen).double().sum(0)
-                successes += (seen.predicted == label).sum()
+                total = total + self._activations(observed).double().sum(0)
+                successes += (observed.predicted == label).sum()
         return total / len(inputs), successes / len(inputs)

@@ -1,4 +1,4 @@
-"""Triggers, one a class, and training that makes a network answer to them.
+"""Triggers, one a class, and training that makes a network react to them.
 
 Shan, Wenger, Wang, Li, Zheng, Zhao, "Gotta Catch 'Em All: Using Honeypots to Catch Adversarial Attacks on Neural
 Networks" (2020); sizes, the kind of patterns and the training follow the authors' code.
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
-
-_ANY = (-float("inf"), float("inf"))
+from robust_ext.detectors.training import ANY
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Triggers:
 
     def __post_init__(self) -> None:
         masks = check_inputs("masks", self.masks, bounds=(0.0, 1.0))
-        patterns = check_inputs("patterns", self.patterns, bounds=_ANY)
+        patterns = check_inputs("patterns", self.patterns, bounds=ANY)
         if masks.shape != patterns.shape:
             raise InvalidArgumentError(
                 "patterns", f"shape {tuple(patterns.shape)}", f"that of the masks, {tuple(masks.shape)}"
@@ -109,9 +109,7 @@ def make_triggers(
         raise InvalidArgumentError("shape", tuple(shape), "three numbers (channels, rows, columns)")
     channels, rows, columns = (check_integer("shape", length, minimum=1) for length in shape)
     check_integer("size", size, minimum=1, maximum=min(rows, columns))
-    low, high = (check_number("bounds", bound) for bound in bounds)
-    if low >= high:
-        raise InvalidArgumentError("bounds", bounds, "a pair whose first number is below its second")
+    low, high = check_bounds(bounds)
     masks = torch.zeros(classes, channels, rows, columns)
     patterns = torch.zeros_like(masks)
     for label in range(classes):
@@ -160,7 +158,7 @@ def train_epoch(
     """
     check_number("injection_ratio", injection_ratio, minimum=0, maximum=1)
     check_integer("batch_size", batch_size, minimum=1)
-    inputs = check_inputs("inputs", inputs, bounds=_ANY)
+    inputs = check_inputs("inputs", inputs, bounds=ANY)
     labels = check_labels("labels", labels, samples=len(inputs), classes=len(triggers))
     if not len(inputs):
         raise InvalidArgumentError("inputs", "no inputs", "a tensor of at least one input")

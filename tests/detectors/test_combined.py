@@ -17,7 +17,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetector, Observation, ScoreDetector
 from robust_ext.detectors.combined import CombinedDetector
 from robust_ext.detectors.combining import METHODS, combine
-from robust_ext.evaluations.detectors import detector_digest
+from robust_ext.engine.subject import watch
 from robust_ext.models.defended import Defended
 
 
@@ -146,7 +146,7 @@ def test_members_decide_what_the_whole_is() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
     noisy.fit_clean(data(30), seed=5)
     assert not torch.equal(noisy.clean, first)
-    mixed = CombinedDetector(classifier, [Noisy(classifier), lambda x: x.flatten(1).sum(1)])
+    mixed = CombinedDetector(classifier, [Noisy(classifier), ScoreDetector(classifier, lambda x: x.flatten(1).sum(1))])
     assert (mixed.differentiable, mixed.random) == (False, True)
     mixed.fit_clean(data(30))
     x = data(5).requires_grad_()
@@ -171,7 +171,7 @@ def test_nan_of_a_member_is_no_decision() -> None:
 
 def test_infinite_scores_are_in_order() -> None:
     classifier = network()
-    detector = CombinedDetector(classifier, [lambda x: 1 / x.flatten(1)[:, 0].relu()])
+    detector = CombinedDetector(classifier, [ScoreDetector(classifier, lambda x: 1 / x.flatten(1)[:, 0].relu())])
     x = torch.tensor([0.0, 0.01, 0.5, 3.0])[:, None].expand(4, 6).reshape(4, 2, 3)
     detector.fit_clean(data(40).abs())
     scores = detector.score(x)
@@ -198,7 +198,9 @@ def test_what_does_not_fit_is_said(caplog) -> None:
             detector.fit_clean(nothing)
     with pytest.raises(InvalidArgumentError, match="batch_size: got 0"):
         detector.fit_clean(data(4), batch_size=0)
-    flat = CombinedDetector(classifier, [Unit(classifier), lambda x: x.flatten(1).sum(1) * 0 + 2])
+    flat = CombinedDetector(
+        classifier, [Unit(classifier), ScoreDetector(classifier, lambda x: x.flatten(1).sum(1) * 0 + 2)]
+    )
     with caplog.at_level(logging.WARNING):
         flat.fit_clean(data(30))
     assert "member 1 (<lambda>) scored all 30 clean inputs 2; look at its score" in caplog.text
@@ -237,8 +239,8 @@ def test_saving_and_loading(tmp_path) -> None:
     assert all(member.classifier is classifier for member in again.members)
     assert path.stat().st_size < 40_000
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    assert detector_digest(detector) == detector_digest(again)
-    assert detector_digest(detector) != detector_digest(inner)
+    assert watch("a", detector).digest == watch("a", again).digest
+    assert watch("a", detector).digest != watch("a", inner).digest
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path) -> None:
@@ -260,7 +262,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path) -> None:
         with pytest.raises(DataError, match="no file written by"):
             CombinedDetector.load(tmp_path / name, classifier)
     with pytest.raises(ModelError, match="no file can hold"):
-        CombinedDetector(classifier, [lambda x: x.flatten(1).sum(1)]).save(tmp_path / "code")
+        CombinedDetector(classifier, [ScoreDetector(classifier, lambda x: x.flatten(1).sum(1))]).save(tmp_path / "code")
     assert not (tmp_path / "code").exists()
     assert math.isnan(float(detector.threshold))
 

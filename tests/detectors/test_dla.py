@@ -163,9 +163,9 @@ def test_what_cannot_be_fitted_is_said() -> None:
     detector = DLADetector(network(), layers=["4"])
     with pytest.raises(ModelError, match="is not fitted; call fit"):
         detector.score(data(2))
-    with pytest.raises(InvalidArgumentError, match="clean: got no inputs, expected at least one clean input"):
+    with pytest.raises(InvalidArgumentError, match="clean: got 0 inputs, expected at least 1 clean inputs"):
         detector.fit(data(0), data(2))
-    with pytest.raises(InvalidArgumentError, match="adversarial: got no inputs"):
+    with pytest.raises(InvalidArgumentError, match="adversarial: got 0 inputs"):
         detector.fit(data(2), data(0))
     with pytest.raises(InvalidArgumentError, match="adversarial: got ndarray"):
         detector.fit(data(2), data(2).numpy())

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors._features.lab import from_lab, to_lab
-from robust_ext.detectors._features.non_local_means import NonLocalMeans, OpenCVNonLocalMeans
+from robust_ext.detectors._features.non_local_means import NonLocalMeans, OpenCVNonLocalMeans, from_lab, to_lab
 from robust_ext.detectors._features.squeezers import BitDepth, Median, Squeezer
 from robust_ext.detectors.feature_squeezing import PRESETS, FeatureSqueezingDetector
 

@@ -18,11 +18,10 @@ from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError, 
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors._features.density import log_density
 from robust_ext.detectors._features.dropout import dropout_layers, dropout_variance, dropping
 from robust_ext.detectors._features.regression import Regression
 from robust_ext.detectors._features.three_sets import three_sets
-from robust_ext.detectors.kd_bu import KDBUDetector
+from robust_ext.detectors.kd_bu import KDBUDetector, log_density
 from robust_ext.detectors.observation import observe
 from robust_ext.models.defended import Defended
 
@@ -161,7 +160,9 @@ def test_features_are_those_of_the_definition(layer: str | None) -> None:
         kernels = [np.exp(-((at - one) ** 2).sum() / (2 * 0.3**2)) / (2 * np.pi * 0.3**2) ** 4 for one in own]
         assert value == pytest.approx(np.log(np.mean(kernels)), abs=1e-4)
     detector.fit(data(20, 1), 1 - data(20, 2), references=references, noise=0.1, folds=3)
-    assert torch.bincount(detector.owners).tolist() == torch.bincount(classifier(references).argmax(1)).tolist()
+    assert (
+        torch.bincount(detector.reference_labels).tolist() == torch.bincount(classifier(references).argmax(1)).tolist()
+    )
 
 
 def test_score_is_the_regression_of_scikit_learn_on_clean_noisy_and_adversarial_features() -> None:
@@ -357,7 +358,7 @@ def test_what_is_refused() -> None:
         fitted(nn.Sequential(classifier, nn.Softplus()).eval())
     other = KDBUDetector(network(classes=4), bandwidth=0.4)
     source = fitted(classifier)
-    other.references, other.owners = source.references, source.owners
+    other.references, other.reference_labels = source.references, source.reference_labels
     with pytest.raises(ModelError, match="fit it to this classifier"):
         other.score(data(2))
 
@@ -367,9 +368,9 @@ def test_labels_follow_the_clean_inputs_that_become_references() -> None:
     labels = torch.randint(3, (60,), generator=torch.Generator().manual_seed(1))
     detector = KDBUDetector(classifier, layer="3", bandwidth=0.4, passes=2)
     detector.fit(clean, 1 - clean, labels=labels, folds=3, seed=2)
-    assert len(detector.owners) == 30
+    assert len(detector.reference_labels) == 30
     hidden = classifier[:4](clean).detach()
-    for reference, owner in zip(detector.references, detector.owners.tolist(), strict=True):
+    for reference, owner in zip(detector.references, detector.reference_labels.tolist(), strict=True):
         nearest = int((hidden - reference).norm(dim=1).argmin())
         torch.testing.assert_close(hidden[nearest], reference)
         assert int(labels[nearest]) == owner

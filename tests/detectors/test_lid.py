@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors._features.dimension import LARGEST, local_dimension
 from robust_ext.detectors._features.three_sets import three_sets
-from robust_ext.detectors.lid import LIDDetector
+from robust_ext.detectors.lid import LARGEST, LIDDetector, local_dimension
 from robust_ext.detectors.observation import observe
 from robust_ext.models.defended import Defended
 

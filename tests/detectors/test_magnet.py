@@ -18,8 +18,7 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors._features.autoencoder import Autoencoder, train_autoencoder
-from robust_ext.detectors._features.divergence import jensen_shannon
-from robust_ext.detectors.magnet import PRESETS, MagNetDetector
+from robust_ext.detectors.magnet import MagNetDetector, jensen_shannon
 from robust_ext.models.defended import Defended
 
 
@@ -135,7 +134,7 @@ def test_presets() -> None:
     assert (cifar.structures, cifar.powers, cifar.temperatures) == (((3,),), (1,), (10, 40))
     assert (cifar.noise, cifar.epochs) == (0.025, 350)
     assert MagNetDetector.preset("mnist", nn.Flatten(), noise=0.2).noise == 0.2
-    assert set(PRESETS) == {"mnist", "cifar10"}
+    assert set(MagNetDetector.presets) == {"mnist", "cifar10"}
     with pytest.raises(InvalidArgumentError, match="'mnist', 'cifar10'"):
         MagNetDetector.preset("cifar", nn.Flatten())
 

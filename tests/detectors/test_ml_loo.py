@@ -317,7 +317,7 @@ def test_wrong_settings_and_inputs_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match="layers: got nowhere, expected names of layers"):
         MLLOODetector(classifier, layers=["nowhere"]).features(data(2))
     detector.fit(data(9), data(9, 1))
-    detector.hidden = ()
+    detector.layers = ()
     with pytest.raises(ModelError, match="was fitted to 4 features and meets 1"):
         detector.score(data(2))
 

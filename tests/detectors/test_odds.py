@@ -259,7 +259,7 @@ def test_two_classes_have_one_statistic() -> None:
 def test_what_cannot_be_fitted_is_said() -> None:
     classifier = network()
     detector = OddsDetector(classifier, noises=MIXED, draws=3)
-    with pytest.raises(ModelError, match="has no statistics; call fit"):
+    with pytest.raises(ModelError, match="is not fitted; call fit"):
         detector.score(data(2))
     with pytest.raises(InvalidArgumentError, match="inputs: got no clean inputs"):
         detector.fit(data(0))

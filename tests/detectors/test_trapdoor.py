@@ -330,9 +330,9 @@ def test_wrong_settings_and_inputs_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match=r"inputs: got shape \(9, 2, 4, 4\), expected inputs"):
         triggers.inject(data(9, channels=2), torch.zeros(9, dtype=torch.int64))
     detector = TrapdoorDetector(classifier, layer="4")
-    with pytest.raises(ModelError, match=r"has no signatures; call fit\(training_inputs, triggers\) first"):
+    with pytest.raises(ModelError, match=r"is not fitted; call fit\(training_inputs, triggers\) first"):
         detector.score(x)
-    with pytest.raises(InvalidArgumentError, match="inputs: got no inputs"):
+    with pytest.raises(InvalidArgumentError, match="inputs: got no clean inputs"):
         detector.fit(x[:0], triggers)
     with pytest.raises(InvalidArgumentError, match="triggers: got 2 triggers, expected one a class, of which there"):
         detector.fit(x, small_triggers(2))
@@ -340,7 +340,7 @@ def test_wrong_settings_and_inputs_are_named() -> None:
         TrapdoorDetector(classifier, layer="nowhere").fit(x, triggers)
     detector.fit(x, triggers)
     detector.layers = ("1",)
-    with pytest.raises(ModelError, match=r"has signatures of shape \(3, 20\) and meets classes and activations of"):
+    with pytest.raises(ModelError, match=r"was fitted to \(3, 20\) classes and activations and meets"):
         detector.score(x)
     optimizer = torch.optim.SGD(classifier.parameters(), lr=0.1)
     y = torch.zeros(9, dtype=torch.int64)

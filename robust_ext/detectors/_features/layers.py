@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from robust_ext.core.errors import ModelError
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.validation import check_integer
 from robust_ext.models.features import split
 
@@ -164,3 +164,17 @@ def _thinned(names: list[str], most: int) -> tuple[str, ...]:
         step = (len(names) - 1) / max(most - 1, 1)
         names = [names[round(position * step)] for position in range(most)]
     return tuple(names)
+
+
+def check_name(value: object) -> str:
+    """Return the name of a layer, as a setting ``layer`` has it."""
+    if not isinstance(value, str):
+        raise InvalidArgumentError("layer", value, "the name of a layer")
+    return value
+
+
+def check_names(value: object) -> tuple[str, ...]:
+    """Return names of layers, as a setting ``layers`` has them, as a tuple."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(name, str) for name in value):
+        raise InvalidArgumentError("layers", value, "a list of names of layers")
+    return tuple(value)

@@ -5,8 +5,7 @@ Buades, Coll, Morel, "A non-local algorithm for image denoising" (2005), in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,28 +13,38 @@ from torch.utils.checkpoint import checkpoint
 
 from robust_ext.core.bounds import from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.core.validation import check_integer, check_number
-from robust_ext.detectors._features.lab import from_lab, to_lab
+from robust_ext.core.modules import module_class
+from robust_ext.core.settings import setting
+from robust_ext.core.validation import check_integer
 from robust_ext.detectors._features.squeezers import Squeezer
 
+# Of Lab colours. Rows: X, Y, Z; columns: red, green, blue (ITU-R BT.709).
+_XYZ = (
+    (0.412453, 0.357580, 0.180423),
+    (0.212671, 0.715160, 0.072169),
+    (0.019334, 0.119193, 0.950227),
+)
+_WHITE = (0.950456, 1.0, 1.088754)
+_LOW, _SLOPE, _SHIFT = 0.008856, 7.787, 16 / 116
 
+
+def _check_odd(argument: str, value: object) -> int:
+    number = check_integer(argument, value, minimum=1)
+    if number % 2 == 0:
+        raise InvalidArgumentError(argument, number, "an odd integer")
+    return number
+
+
+@module_class
 class _Windows(Squeezer):
-    """What both kinds are given."""
+    """What both kinds take."""
 
-    def __init__(
-        self, *, search: int = 13, patch: int = 3, strength: float = 2.0, bounds: Sequence[float] = (0.0, 1.0)
-    ) -> None:
-        super().__init__(bounds=bounds)
-        self.search = _check_odd("search", search)
-        self.patch = _check_odd("patch", patch)
-        self.strength = check_number("strength", strength, minimum=0, open_minimum=True)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the constructor was given."""
-        return {"search": self.search, "patch": self.patch, "strength": self.strength, **super().settings}
+    search: int = setting(default=13, help="Side of the search window, odd.", check=partial(_check_odd, "search"))
+    patch: int = setting(default=3, help="Side of a patch, odd.", check=partial(_check_odd, "patch"))
+    strength: float = setting(default=2.0, help="h: how far patches may differ, in grey levels.", above=0)
 
 
+@module_class
 class NonLocalMeans(_Windows):
     """Non-local means, with gradients (Xu et al. 2018, section 3.2).
 
@@ -43,15 +52,6 @@ class NonLocalMeans(_Windows):
     the mean squared difference of the patches around both, in grey levels (256 from bound to bound). Three channels are
     turned into Lab first, and lightness and colour are averaged apart. It is what :class:`OpenCVNonLocalMeans` does,
     but for OpenCV's rounding to 8 bits.
-
-    Args:
-        search: Side of the search window, odd.
-        patch: Side of a patch, odd.
-        strength: h: how far patches may differ, in grey levels.
-        bounds: Of the inputs.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
     """
 
     kind = "non_local_means"
@@ -94,20 +94,12 @@ class NonLocalMeans(_Windows):
         return total, weights
 
 
+@module_class
 class OpenCVNonLocalMeans(_Windows):
     """Non-local means by OpenCV, as the authors of feature squeezing have it; without gradients.
 
     Images are rounded to 8 bits. Three channels go through ``cv2.fastNlMeansDenoisingColored``, in the order they are
     in, though it takes them for blue, green, red; one channel goes through ``cv2.fastNlMeansDenoising``.
-
-    Args:
-        search: Side of the search window, odd.
-        patch: Side of a patch, odd.
-        strength: h: how far patches may differ, in grey levels.
-        bounds: Of the inputs.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
     """
 
     kind = "opencv_non_local_means"
@@ -140,13 +132,6 @@ class OpenCVNonLocalMeans(_Windows):
         return from_unit(made.permute(0, 3, 1, 2).to(x) / 255, self.bounds)
 
 
-def _check_odd(argument: str, value: object) -> int:
-    number = check_integer(argument, value, minimum=1)
-    if number % 2 == 0:
-        raise InvalidArgumentError(argument, number, "an odd integer")
-    return number
-
-
 def _check_images(x: Tensor, margin: int) -> None:
     if x.dim() != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) <= margin:
         raise InvalidArgumentError(
@@ -155,3 +140,29 @@ def _check_images(x: Tensor, margin: int) -> None:
             f"images (N, C, H, W) of one or three channels, with H and W above {margin}; for others leave non-local "
             "means out, or take a smaller search window",
         )
+
+
+def to_lab(levels: Tensor) -> Tensor:
+    """CIE Lab colours under D65 of linear RGB images in [0, 255], blue first, scaled as OpenCV scales those of 8 bits.
+
+    Args:
+        levels: ``(N, 3, H, W)``: blue, green, red.
+
+    Returns:
+        ``(N, 3, H, W)``: lightness in [0, 255], a + 128 and b + 128.
+    """
+    matrix = levels.new_tensor(_XYZ) / levels.new_tensor(_WHITE)[:, None]
+    ratio = torch.einsum("ij,njhw->nihw", matrix, levels.flip(1) / 255)
+    f = torch.where(ratio > _LOW, ratio.clamp_min(_LOW) ** (1 / 3), _SLOPE * ratio + _SHIFT)
+    x, y, z = f.unbind(1)
+    return torch.stack([(116 * y - 16) * 2.55, 500 * (x - y) + 128, 200 * (y - z) + 128], 1)
+
+
+def from_lab(lab: Tensor) -> Tensor:
+    """The images of Lab colours, clipped to [0, 255]: the inverse of :func:`to_lab`."""
+    lightness, a, b = lab.unbind(1)
+    y = (lightness / 2.55 + 16) / 116
+    f = torch.stack([y + (a - 128) / 500, y, y - (b - 128) / 200], 1)
+    ratio = torch.where(f > _SLOPE * _LOW + _SHIFT, f**3, (f - _SHIFT) / _SLOPE)
+    matrix = torch.linalg.inv(lab.new_tensor(_XYZ) / lab.new_tensor(_WHITE)[:, None])
+    return (255 * torch.einsum("ij,njhw->nihw", matrix, ratio).flip(1)).clamp(0, 255)

@@ -6,41 +6,31 @@ import warnings
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
-from robust_ext.core.validation import check_choice, check_integer
+from robust_ext.core.modules import SettingsModule, buffer, module_class
+from robust_ext.core.settings import setting
+from robust_ext.core.validation import check_integer
 
-SCALINGS = ("standard", "minmax")
 
+@module_class
+class Regression(SettingsModule):
+    """Log-odds of a class, linear in scaled features; fitted by scikit-learn."""
 
-class Regression(nn.Module):
-    """Log-odds of a class, linear in scaled features; fitted by scikit-learn.
+    scaling: str = setting(
+        default="standard",
+        help='``"standard"``: features are centred and divided by their standard deviation; ``"minmax"``: moved to '
+        "[0, 1]; over the rows it is fitted on. A feature that does not vary there is only shifted.",
+        choices=("standard", "minmax"),
+    )
+    center: Tensor = buffer("What is subtracted from the features, ``(F,)``; empty until fitted.")
+    scale: Tensor = buffer("What they are then divided by, ``(F,)``.")
+    weight: Tensor = buffer("``(F,)``.")
+    bias: Tensor = buffer("``()``.")
 
-    Args:
-        scaling: ``"standard"``: features are centred and divided by their standard deviation; ``"minmax"``: moved to
-            [0, 1]; over the rows it is fitted on. A feature that does not vary there is only shifted.
-
-    Attributes:
-        center: What is subtracted from the features, ``(F,)``; empty until fitted.
-        scale: What they are then divided by, ``(F,)``.
-        weight: ``(F,)``.
-        bias: ``()``.
-
-    Raises:
-        InvalidArgumentError: There is no such scaling.
-    """
-
-    center: Tensor
-    scale: Tensor
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, *, scaling: str = "standard") -> None:
-        super().__init__()
-        self.scaling = check_choice("scaling", scaling, SCALINGS)
-        for name in ("center", "scale", "weight", "bias"):
-            self.register_buffer(name, torch.empty(0))
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.training = False
 
     @property
@@ -84,7 +74,7 @@ class Regression(nn.Module):
         self.weight, self.bias = weight.to(rows.device), bias.to(rows.device)
 
     def forward(self, features: Tensor) -> Tensor:
-        """The log-odds of features ``(N, F)``, ``(N,)``; above 0 where the class is held for likelier."""
+        """The log-odds of features ``(N, F)``, ``(N,)``; above 0 where the class is the likelier one."""
         return ((features - self.center) / self.scale) @ self.weight + self.bias
 
 
@@ -97,7 +87,7 @@ def _fit(rows: Tensor, targets: Tensor, folds: int) -> tuple[Tensor, Tensor]:
             'fitting a logistic regression needs scikit-learn: pip install "robust-ext[cli]"'
         ) from error
     with warnings.catch_warnings():
-        # New versions announce other defaults, under names that old versions do not know.
+        # New versions announce other defaults, under names that old versions do not have.
         warnings.simplefilter("ignore", FutureWarning)
         model = LogisticRegressionCV(cv=folds, class_weight="balanced", scoring="accuracy", max_iter=2000)
         model.fit(rows.cpu().numpy(), targets.numpy())

@@ -6,39 +6,30 @@ Xu, Evans, Qi, "Feature Squeezing: Detecting Adversarial Examples in Deep Neural
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robust_ext.core.bounds import check_bounds, from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.validation import check_integer
+from robust_ext.core.modules import SettingsModule, module_class
+from robust_ext.core.settings import setting
 
 
-class Squeezer(nn.Module, ABC):
+@module_class
+class Squeezer(SettingsModule, ABC):
     """A transform of inputs ``(N, ...)`` to squeezed ones of the same shape.
-
-    Args:
-        bounds: Of the inputs.
 
     Attributes:
         kind: Its name in lists of squeezers.
-        differentiable: Whether its gradient says anything.
+        differentiable: Whether its gradient is of use.
     """
 
-    kind: str
-    differentiable: bool = True
+    kind: ClassVar[str]
+    differentiable = True
 
-    def __init__(self, *, bounds: Sequence[float] = (0.0, 1.0)) -> None:
-        super().__init__()
-        self.bounds = check_bounds(bounds)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Keyword arguments with which the constructor makes this squeezer; JSON values."""
-        return {"bounds": list(self.bounds)}
+    bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Of the inputs.", check=check_bounds)
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -49,12 +40,9 @@ class Squeezer(nn.Module, ABC):
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
 
+@module_class
 class BitDepth(Squeezer):
     """Rounding to ``2 ** bits`` levels, evenly spaced from bound to bound; its gradient is 0 (section 3.1).
-
-    Args:
-        bits: From 1 to 16.
-        bounds: Of the inputs.
 
     Example:
         >>> BitDepth(bits=1)(torch.tensor([[0.2, 0.4, 0.6]]))
@@ -64,14 +52,7 @@ class BitDepth(Squeezer):
     kind = "bit_depth"
     differentiable = False
 
-    def __init__(self, *, bits: int, bounds: Sequence[float] = (0.0, 1.0)) -> None:
-        super().__init__(bounds=bounds)
-        self.bits = check_integer("bits", bits, minimum=1, maximum=16)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the constructor was given."""
-        return {"bits": self.bits, **super().settings}
+    bits: int = setting(help="From 1 to 16.", minimum=1, maximum=16)
 
     def forward(self, x: Tensor) -> Tensor:
         """Round to the nearest level, halves to the even one."""
@@ -79,17 +60,14 @@ class BitDepth(Squeezer):
         return from_unit((to_unit(x, self.bounds) * steps).round() / steps, self.bounds)
 
 
+@module_class
 class Median(Squeezer):
-    """The median over a square window, within each channel (section 3.2).
+    """The median over a square window, within each channel (section 3.2); bounds have no influence.
 
     As in the authors' code, ``scipy.ndimage.median_filter(image, size, mode="reflect")``: a window of even size has one
     more row above and one more column to the left of the pixel than below and to the right; beyond the edges the image
     is mirrored, the outermost pixels being repeated; of an even number of values the upper of the two middle ones is
     taken. Gradients go to the pixel that was taken.
-
-    Args:
-        size: Side of the window, at least 2.
-        bounds: Of the inputs; of no influence.
 
     Example:
         >>> Median(size=2)(torch.tensor([[[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]]))
@@ -99,14 +77,7 @@ class Median(Squeezer):
 
     kind = "median"
 
-    def __init__(self, *, size: int = 2, bounds: Sequence[float] = (0.0, 1.0)) -> None:
-        super().__init__(bounds=bounds)
-        self.size = check_integer("size", size, minimum=2)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the constructor was given."""
-        return {"size": self.size, **super().settings}
+    size: int = setting(default=2, help="Side of the window, at least 2.", minimum=2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Filter images ``(N, ..., H, W)``."""

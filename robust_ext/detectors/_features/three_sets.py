@@ -12,8 +12,8 @@ from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.validation import check_inputs, check_integer, check_number
+from robust_ext.detectors.training import ANY, check_kinds
 
-_ANY = (-float("inf"), float("inf"))
 _ROWS = 1000
 
 
@@ -55,9 +55,8 @@ def three_sets(
         clean: Clean inputs ``(N, ...)``, floating point.
         adversarial: Adversarial ones ``(M, ...)``. Unless both ``references`` and ``noise`` are given, row i is made
             from clean row i, and M = N.
-        references: Clean inputs ``(R, ...)`` beside those. Without, rows of ``clean`` are drawn; neither these rows nor
-            what was made from them is trained on, because an input is nearer to its own clean twin than any later
-            input is to a reference.
+        references: Clean inputs ``(R, ...)`` beside those. Without, rows of ``clean`` are drawn, and neither these
+            rows nor what was made from them is trained on.
         apart: How many rows are then drawn.
         noise: Standard deviation of the noise. Without, the root mean square of the noise, after clipping, is that of
             the adversarial perturbations.
@@ -71,10 +70,8 @@ def three_sets(
     check_integer("folds", folds, minimum=2)
     check_integer("seed", seed, minimum=0)
     clip = None if bounds is None else check_bounds(bounds)
-    clean = check_inputs("clean", clean, bounds=_ANY)
-    adversarial = check_inputs("adversarial", adversarial, bounds=_ANY)
-    paired = clean.shape == adversarial.shape
-    if not paired and (references is None or noise is None):
+    clean, adversarial = check_kinds(clean, adversarial, fewest=0)
+    if clean.shape != adversarial.shape and (references is None or noise is None):
         raise InvalidArgumentError(
             "adversarial",
             f"shape {tuple(adversarial.shape)} beside clean inputs {tuple(clean.shape)}",
@@ -82,34 +79,34 @@ def three_sets(
         )
     chosen = torch.empty(0, dtype=torch.int64)
     if references is not None:
-        references = check_inputs("references", references, bounds=_ANY)
+        references = check_inputs("references", references, bounds=ANY)
         if not len(references):
             raise InvalidArgumentError("references", "no references", "a tensor of at least one clean input")
     else:
-        order = torch.randperm(len(clean), generator=stream(seed, "references"))
-        chosen, rest = order[:apart].sort().values, order[apart:].sort().values
-        if len(rest) < folds or not len(chosen):
-            raise InvalidArgumentError(
-                "clean",
-                f"{len(clean)} inputs",
-                f"at least {max(apart, 1) + folds}, of which {max(apart, 1)} become references; or give references",
-            )
+        chosen, rest = _set_apart(len(clean), apart, folds, seed)
         references, clean, adversarial = clean[chosen], clean[rest], adversarial[rest]
-    for name, inputs in (("clean", clean), ("adversarial", adversarial)):
-        if len(inputs) < folds:
-            raise InvalidArgumentError(name, f"{len(inputs)} inputs", f"at least folds = {folds} {name} inputs")
+    clean, adversarial = check_kinds(clean, adversarial, fewest=folds, reason="folds = ")
     draw = torch.randn(clean.shape, generator=stream(seed, "noise")).to(clean.device)
     if noise is None:
         noise = _matched(clean, adversarial, draw, clip)
     check_number("noise", noise, minimum=0)
+    noisy = _noisy(clean, draw, noise, clip)
     return ThreeSets(
-        references=references,
-        clean=clean,
-        noisy=_noisy(clean, draw, noise, clip),
-        adversarial=adversarial,
-        apart=chosen,
-        noise=noise,
+        references=references, clean=clean, noisy=noisy, adversarial=adversarial, apart=chosen, noise=noise
     )
+
+
+def _set_apart(count: int, apart: int, folds: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows that become references and rows that are trained on, of ``count`` clean ones."""
+    order = torch.randperm(count, generator=stream(seed, "references"))
+    chosen, rest = order[:apart].sort().values, order[apart:].sort().values
+    if len(rest) < folds or not len(chosen):
+        raise InvalidArgumentError(
+            "clean",
+            f"{count} inputs",
+            f"at least {max(apart, 1) + folds}, of which {max(apart, 1)} become references; or give references",
+        )
+    return chosen, rest
 
 
 def _noisy(clean: Tensor, draw: Tensor, noise: float, bounds: tuple[float, float] | None) -> Tensor:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from robust_ext import reports
-from robust_ext.evaluations.result import EvaluationResult
 
 
 @dataclass(frozen=True)
-class AdaptiveResult(EvaluationResult):
-    """What is left of a static model and of its defense; see :class:`EvaluationResult`."""
+class AdaptiveResult:
+    """What is left of a static model and of its defense.
+
+    Args:
+        content: Everything ``result.json`` holds; numbers, not strings.
+    """
+
+    __test__ = False
+
+    content: Mapping[str, Any]
 
     @property
     def static(self) -> float:
@@ -25,6 +35,14 @@ class AdaptiveResult(EvaluationResult):
     def __str__(self) -> str:
         return reports.defense_table(self.content)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The content, as a dict of its own."""
+        return dict(self.content)
+
     def to_html(self) -> str:
         """One self-contained page."""
         return reports.render_defense_html(self.content)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``result.json`` and ``report.html`` to a folder."""
+        reports.save(self.content, folder)

@@ -8,62 +8,26 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.classifier import check_classifier
-from robust_ext.core.errors import InvalidArgumentError, SplitError
-from robust_ext.core.random import stream
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels
-from robust_ext.detectors import feature_squeezing, magnet
-from robust_ext.detectors._features.layers import activation_layers, hidden_layer
 from robust_ext.detectors.base import Detector
-from robust_ext.detectors.kd_bu import KDBUDetector
-from robust_ext.detectors.lid import LIDDetector
-from robust_ext.detectors.nss import NSSDetector
+from robust_ext.detectors.catalogue import DETECTORS
 from robust_ext.detectors.observation import observe
+from robust_ext.detectors.training import TrainingSet
 from robust_ext.evaluations.mead.training import training_adversarials
 
-NAMED = ("nss", "kd-bu", "lid", "fs", "magnet")
-SUPERVISED = ("nss", "kd-bu", "lid")
-PRESETS = ("mnist", "cifar10")
-
-_CLASSES: dict[str, type[Detector]] = {
-    "nss": NSSDetector,
-    "kd-bu": KDBUDetector,
-    "lid": LIDDetector,
-    "fs": feature_squeezing.FeatureSqueezingDetector,
-    "magnet": magnet.MagNetDetector,
-}
-# What the papers choose by data set; NSS knows no such choice.
-_CONSTANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "nss": {name: {} for name in PRESETS},
-    "kd-bu": {"mnist": {"bandwidth": 1.2}, "cifar10": {"bandwidth": 0.26}},
-    "lid": {"mnist": {"neighbours": 20}, "cifar10": {"neighbours": 30}},
-    "fs": {name: {"squeezers": name} for name in PRESETS},
-    "magnet": {name: dict(magnet.PRESETS[name]) for name in PRESETS},
-}
-# Sigmoid autoencoders learn little in the few steps of 256 images at .001 that there is time for.
-_MAGNET_STEPS = {"batch_size": 32, "learning_rate": 0.01}
-_MAGNET_IMAGES = 100_000
+NAMED = tuple(DETECTORS)
+SUPERVISED = tuple(name for name, kind in DETECTORS.items() if kind.supervised)
 # Parameters that are no settings: fit_detector has its own for them.
 _GIVEN = ("self", "classifier", "clean", "adversarial", "inputs", "labels", "references", "bounds", "seed")
-
-
-@dataclass(frozen=True)
-class _Data:
-    """Checked training data; adversarial inputs belong to the first of the clean ones."""
-
-    clean: Tensor
-    labels: Tensor
-    adversarial: Tensor | None
-    bounds: tuple[float, float]
 
 
 def fit_detector(
@@ -121,27 +85,28 @@ def fit_detector(
         >>> detector.calibrate(clean).achieved
         0.05
     """
-    check_choice("name", name, NAMED)
+    kind = DETECTORS[check_choice("name", name, DETECTORS)]
     check_integer("rows", rows, minimum=2)
     check_integer("seed", seed, minimum=0)
-    data = _checked(classifier, clean, labels, adversarial, check_bounds(bounds))
-    chosen = _constants(name, preset, data.clean, settings)
-    if name == "magnet":
-        passes = -(-_MAGNET_IMAGES // len(data.clean))
-        chosen = {**chosen, **_MAGNET_STEPS, "epochs": min(chosen.get("epochs", passes), passes)}
-    made, fitted = _divided(name, {**chosen, **settings}, data.bounds)
-    if name in ("kd-bu", "lid"):
-        made = _with_layers(name, classifier, data.clean[:2], made)
-    detector = _CLASSES[name](classifier, **made)
+    low, high = check_bounds(bounds)
+
+    def attack(network: nn.Module, inputs: Tensor, classes: Tensor) -> Tensor:
+        return training_adversarials(network, inputs, classes, bounds=(low, high), seed=seed)
+
+    clean, labels, adversarial = _checked(classifier, clean, labels, adversarial, (low, high))
+    constants = _constants(name, preset, clean, settings)
+    made, fitted = _parameters(kind), _parameters(getattr(kind, "fit", lambda: None))
+    known = [key for key in {**made, **fitted} if key not in _GIVEN and key != "channels"]
+    unknown = sorted(settings.keys() - set(known))
+    if unknown:
+        raise InvalidArgumentError("settings", ", ".join(unknown), f"settings of {name}: {', '.join(known)}")
+    chosen = {**kind.training_settings(classifier, clean, constants, settings), "bounds": (low, high)}
+    detector = kind(classifier, **{key: value for key, value in chosen.items() if key in made})
     if detector.layers:
-        # A wrong name is told before the attack.
-        observe(classifier, data.clean[:1].to(module_device(classifier)), detector.layers)
-    if "seed" in inspect.signature(_fit_of(name)).parameters:
-        fitted["seed"] = seed
-    if name in SUPERVISED:
-        _fit_supervised(detector, data, rows, seed, fitted)
-    elif name == "magnet":
-        _fit_of(name)(detector, data.clean, **fitted)
+        # A wrong name is refused before the attack.
+        observe(classifier, clean[:1].to(module_device(classifier)), detector.layers)
+    data = TrainingSet(clean=clean, labels=labels, adversarial=adversarial, attack=attack, rows=rows)
+    detector.fit_to(data, {key: chosen[key] for key in chosen if key in fitted and key not in made}, seed=seed)
     return detector
 
 
@@ -157,12 +122,12 @@ def load_detector(name: str, path: str | os.PathLike[str], classifier: nn.Module
         InvalidArgumentError: There is no such detector.
         DataError: The file cannot be read, or holds another detector.
     """
-    return _CLASSES[check_choice("name", name, NAMED)].load(path, classifier)
+    return DETECTORS[check_choice("name", name, DETECTORS)].load(path, classifier)
 
 
 def _checked(
     classifier: nn.Module, clean: Tensor, labels: Tensor, adversarial: Tensor | None, bounds: tuple[float, float]
-) -> _Data:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     clean = check_inputs("clean", clean, bounds=bounds)
     if not len(clean):
         raise InvalidArgumentError("clean", f"shape {tuple(clean.shape)}", "training inputs (N, ...), at least one")
@@ -176,13 +141,13 @@ def _checked(
                 f"shape {tuple(adversarial.shape)} beside clean inputs {tuple(clean.shape)}",
                 "one for each clean input, or for each of the first, in order",
             )
-    return _Data(clean, labels, adversarial, bounds)
+    return clean, labels, adversarial
 
 
-def _constants(name: str, preset: str, clean: Tensor, settings: dict[str, Any]) -> dict[str, Any]:
-    """The papers' constants for such inputs."""
-    choices = _CONSTANTS[name]
-    check_choice("preset", preset, ("auto", *PRESETS))
+def _constants(name: str, preset: str, clean: Tensor, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The paper's constants for such inputs."""
+    choices = DETECTORS[name].presets
+    check_choice("preset", preset, ("auto", *choices))
     channels = clean.shape[1] if clean.dim() == 4 else 0
     if preset == "auto" and channels in (1, 3):
         preset = "mnist" if channels == 1 else "cifar10"
@@ -193,73 +158,10 @@ def _constants(name: str, preset: str, clean: Tensor, settings: dict[str, Any]) 
     raise InvalidArgumentError(
         "preset",
         f"'auto' with clean inputs of shape {tuple(clean.shape)}",
-        f"'mnist' or 'cifar10', as 'auto' knows images of one and three channels only; or settings of {name} in their "
+        f"'mnist' or 'cifar10', as 'auto' is for images of one and three channels only; or settings of {name} in their "
         f"place: {', '.join(choices['mnist'])}",
     )
 
 
-def _divided(name: str, settings: dict[str, Any], bounds: tuple[float, float]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the constructor and those of the fit, with the bounds where they are asked for."""
-    constructor = dict(inspect.signature(_CLASSES[name]).parameters)
-    fit = dict(inspect.signature(_fit_of(name)).parameters)
-    known = [key for key in {**constructor, **fit} if key not in _GIVEN and key != "channels"]
-    unknown = sorted(settings.keys() - set(known))
-    if unknown:
-        raise InvalidArgumentError("settings", ", ".join(unknown), f"settings of {name}: {', '.join(known)}")
-    settings = {**settings, "bounds": bounds}
-    made = {key: value for key, value in settings.items() if key in constructor}
-    return made, {key: value for key, value in settings.items() if key in fit and key not in made}
-
-
-def _fit_of(name: str) -> Callable[..., Any]:
-    """The method that fits; one without parameters where nothing is fitted."""
-    found: Callable[..., Any] = getattr(_CLASSES[name], "fit", lambda: None)
-    return found
-
-
-def _with_layers(name: str, classifier: nn.Module, inputs: Tensor, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings, with the layers that were left out."""
-    inputs = inputs.to(module_device(classifier))
-    if name == "lid":
-        return {"layers": activation_layers(classifier, inputs), **settings} if "layers" not in settings else settings
-    if settings.get("layer") is not None:
-        return settings
-    try:
-        return {**settings, "layer": hidden_layer(classifier, inputs)}
-    except SplitError as error:
-        raise InvalidArgumentError(
-            "layer", None, f"the name of the layer before the logits, as it was not found ({error})"
-        ) from error
-
-
-def _fit_supervised(detector: Detector, data: _Data, rows: int, seed: int, settings: dict[str, Any]) -> None:
-    given = len(data.clean if data.adversarial is None else data.adversarial)
-    chosen = torch.randperm(given, generator=stream(seed, "training rows"))[:rows].sort().values.to(data.clean.device)
-    clean, labels = data.clean[chosen], data.labels[chosen]
-    others = torch.ones(len(data.clean), dtype=torch.bool, device=data.clean.device).index_fill(0, chosen, False)
-    if not isinstance(detector, NSSDetector):
-        wanted = detector.size if isinstance(detector, LIDDetector) else len(clean)
-        enough = int(others.sum()) >= wanted
-        if not enough:
-            _check_divisible(detector, len(clean), settings.get("folds", 5))
-        settings = {**settings, "references": data.clean[others] if enough else None}
-        if isinstance(detector, KDBUDetector):
-            settings["labels"] = data.labels[others] if enough else labels
-    if data.adversarial is None:
-        adversarial = training_adversarials(detector.classifier, clean, labels, bounds=data.bounds, seed=seed)
-    else:
-        adversarial = data.adversarial[chosen]
-    fit: Any = detector.fit
-    fit(clean, adversarial, **settings)
-
-
-def _check_divisible(detector: Detector, count: int, folds: int) -> None:
-    """Whether a detector that sets references apart from the rows it is trained on has rows left, before the attack."""
-    apart = detector.size if isinstance(detector, LIDDetector) else max(count // 2, 1)
-    if count < apart + folds:
-        raise InvalidArgumentError(
-            "clean",
-            f"{count} inputs to train on, of which {apart} become references",
-            f"at least {folds} beside the references; give more training inputs, or others beside those with "
-            "adversarial ones" + (", or a smaller size" if isinstance(detector, LIDDetector) else ""),
-        )
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from robust_ext import reports
-from robust_ext.evaluations.result import EvaluationResult
 
 
 @dataclass(frozen=True)
-class MeadResult(EvaluationResult):
-    """How detectors fare against all arms at once; see :class:`EvaluationResult`.
+class MeadResult:
+    """How detectors fare against all arms at once.
 
-    The examples are candidates that slipped through.
+    Args:
+        content: Everything ``result.json`` holds; numbers, not strings.
+        examples: Candidates that slipped through, as images, for the report.
     """
+
+    content: Mapping[str, Any]
+    examples: Sequence[reports.Example] = field(default=(), repr=False)
 
     @property
     def detectors(self) -> dict[str, Mapping[str, Any]]:
@@ -44,6 +49,14 @@ class MeadResult(EvaluationResult):
     def __str__(self) -> str:
         return reports.mead_table(self.content)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The content, as a dict of its own."""
+        return dict(self.content)
+
     def to_html(self) -> str:
         """One self-contained page."""
         return reports.render_mead_html(self.content, self.examples)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``result.json`` and ``report.html`` to a folder."""
+        reports.save(self.content, folder, self.examples)

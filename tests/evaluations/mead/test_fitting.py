@@ -252,7 +252,7 @@ def test_magnet_sees_as_many_images_as_there_is_time_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         MagNetDetector, "fit", lambda self, inputs, *, batch_size, learning_rate, seed: seen.append(locals())
     )
-    monkeypatch.setattr("robust_ext.evaluations.mead.fitting._MAGNET_IMAGES", 1000)
+    monkeypatch.setattr("robust_ext.detectors.magnet.IMAGES", 1000)
     epochs = []
     for count in (5, 10, 11, 300, 2000):
         fit_detector("magnet", small(), images(count), torch.zeros(count, dtype=torch.int64), seed=8)

@@ -1,0 +1,87 @@
+"""Thresholds: the lowest score above which at most a share of clean scores lies."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.statistics import proportion_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """How a threshold came about.
+
+    Args:
+        false_positive_rate: The rate that was requested.
+        achieved: Share of the calibration data that is detected; at most the requested rate.
+        interval: Exact 95% interval of the true rate.
+        samples: Size of the calibration data.
+        per_class: Whether each predicted class has a threshold of its own.
+    """
+
+    false_positive_rate: float
+    achieved: float
+    interval: tuple[float, float]
+    samples: int
+    per_class: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return asdict(self)
+
+
+def find_threshold(
+    scores: Tensor, predicted: Tensor, *, classes: int | None, rate: float
+) -> tuple[Tensor, Calibration]:
+    """The threshold of clean scores, and how it came about.
+
+    Args:
+        scores: Of clean inputs, ``(N,)``.
+        predicted: Their predicted classes, int64 ``(N,)``.
+        classes: How many there are, for one threshold each; None for one threshold of all.
+        rate: The share of clean inputs that may be detected, in (0, 1).
+
+    Returns:
+        The threshold, ``()`` or ``(classes,)``, and its description.
+
+    Raises:
+        InvalidArgumentError: There are too few scores to tell that share from none.
+        ModelError: Scores are NaN, or all the same.
+    """
+    if bool(scores.isnan().any()):
+        raise ModelError(f"scored NaN on {int(scores.isnan().sum())} of {len(scores)} clean inputs")
+    if len(scores) > 1 and bool((scores == scores[0]).all()):
+        raise ModelError(
+            f"scored all {len(scores)} clean inputs {float(scores[0]):.6g}, so that it detects either everything or "
+            "nothing; look at its score"
+        )
+    if classes is None:
+        threshold = _limit(scores, rate, "")
+    else:
+        parts = [scores[predicted == label] for label in range(classes)]
+        threshold = torch.stack([_limit(part, rate, f" of class {label}") for label, part in enumerate(parts)])
+    flagged = int((scores > (threshold if classes is None else threshold[predicted])).sum())
+    return threshold, Calibration(
+        false_positive_rate=rate,
+        achieved=flagged / len(scores),
+        interval=proportion_interval(flagged, len(scores)) or (0.0, 1.0),
+        samples=len(scores),
+        per_class=classes is not None,
+    )
+
+
+def _limit(scores: Tensor, rate: float, which: str) -> Tensor:
+    """The lowest of the scores above which at most a share of them lies."""
+    detected = int(rate * len(scores) + 1e-9)
+    if detected < 1:
+        raise InvalidArgumentError(
+            "false_positive_rate",
+            f"{rate:g} with {len(scores)} clean inputs{which}",
+            f"at least {-int(-1 // rate)} clean inputs{which}, of which one may be detected",
+        )
+    return scores.sort(descending=True).values[min(detected, len(scores) - 1)].clone()

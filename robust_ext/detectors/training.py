@@ -1,0 +1,70 @@
+"""What detectors are fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import stream
+from robust_ext.core.validation import check_inputs
+
+ANY = (-float("inf"), float("inf"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingSet:
+    """What a detector is fitted on by name.
+
+    Args:
+        clean: Inputs ``(N, ...)``, float32.
+        labels: Their classes, int64 ``(N,)``.
+        adversarial: Adversarial inputs ``(M, ...)`` of the first M clean ones, in order; None to have them made.
+        attack: Makes them, from a classifier, clean inputs and their classes.
+        rows: How many rows supervised detectors are trained on at most.
+    """
+
+    clean: Tensor
+    labels: Tensor
+    adversarial: Tensor | None
+    attack: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    rows: int
+
+    def split(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Rows to train a supervised detector on, drawn by the seed, and the others: int64, in increasing order."""
+        clean = self.clean
+        given = len(clean if self.adversarial is None else self.adversarial)
+        chosen = torch.randperm(given, generator=stream(seed, "training rows"))[: self.rows].sort().values
+        chosen = chosen.to(clean.device)
+        others = torch.ones(len(clean), dtype=torch.bool, device=clean.device).index_fill(0, chosen, False)
+        return chosen, others.nonzero().flatten()
+
+    def adversarial_of(self, chosen: Tensor, classifier: nn.Module) -> Tensor:
+        """Adversarial inputs of some clean rows."""
+        if self.adversarial is not None:
+            return self.adversarial[chosen]
+        return self.attack(classifier, self.clean[chosen], self.labels[chosen])
+
+
+def check_kinds(
+    clean: Tensor, adversarial: Tensor, *, fewest: int = 1, reason: str = "", bounds: tuple[float, float] = ANY
+) -> tuple[Tensor, Tensor]:
+    """Return clean and adversarial inputs ``(N, ...)`` and ``(M, ...)`` as float32, in the bounds.
+
+    Args:
+        clean: Clean inputs, floating point.
+        adversarial: Adversarial ones.
+        fewest: How many of each there must be.
+        reason: What stands before that number in error messages.
+        bounds: Of both.
+    """
+    checked = []
+    for name, inputs in (("clean", clean), ("adversarial", adversarial)):
+        found = check_inputs(name, inputs, bounds=bounds)
+        if len(found) < fewest:
+            raise InvalidArgumentError(name, f"{len(found)} inputs", f"at least {reason}{fewest} {name} inputs")
+        checked.append(found)
+    return checked[0], checked[1]
