@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from robust_ext.attacks.linear_region.network.affine import AffineMap, ChannelScale, Convolution, Linear, Reshape
+from robust_ext.attacks.linear_region.network.affine import AffineMap, ChannelScale, Convolution
 from robust_ext.attacks.linear_region.network.tape import Call, Tape, per_dimension, tensors_in
 
 Rule = Callable[[Tape, Call], Any]
@@ -71,12 +71,17 @@ def _sum_or_product(tape: Tape, call: Call) -> Tensor:
         keywords = {"alpha": call.get(2, "alpha")}
 
     def combined(*inputs: Tensor) -> Tensor:
-        following = iter(inputs)
-        out: Tensor = function(*(next(following) if one is None else one for one in fixed), **keywords)
+        out: Tensor = function(*_filled(fixed, inputs), **keywords)
         return out
 
     number = tape.emit_function(combined, *dependent)
     return tape.bind(call.run(), number)
+
+
+def _filled(fixed: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
+    """The fixed operands, with the inputs where there is None."""
+    following = iter(inputs)
+    return [next(following) if one is None else one for one in fixed]
 
 
 def _constant(tape: Tape, value: Any, entry: Tensor) -> Any:
@@ -107,8 +112,8 @@ def _concatenate(tape: Tape, call: Call) -> Tensor:
     join = torch.stack if call.name == "stack" else torch.cat
 
     def joined(*inputs: Tensor) -> Tensor:
-        following, count = iter(inputs), inputs[0].shape[0]
-        return join([next(following) if one is None else one.expand(count, *one.shape[1:]) for one in fixed], dim)
+        count = inputs[0].shape[0]
+        return join([one.expand(count, *one.shape[1:]) for one in _filled(fixed, inputs)], dim)
 
     return tape.bind(out, tape.emit_function(joined, *(one for one in parts if tape.depends(one))))
 
@@ -121,13 +126,22 @@ def _pad(tape: Tape, call: Call) -> Any:
 
 def _reshape(tape: Tape, call: Call) -> Tensor:
     x = call.input
-    number, before = tape.number(x), tuple(x.shape)
+    number, before = tape.number(x), x.shape
     out: Tensor = call.run()
     if out.dtype != x.dtype:
         raise tape.refusal("it changes the dtype")
     if out.dim() == 0 or out.shape[0] % tape.rows:
         raise tape.refusal("it moves the batch dimension")
-    return tape.bind(out, tape.emit(Reshape(before, tuple(out.shape), tape.rows), number))
+    # Entries of one row, before and after.
+    one, other = before[0] // tape.rows, out.shape[0] // tape.rows
+
+    def forth(value: Tensor, tail: tuple[int, ...] = out.shape[1:]) -> Tensor:
+        return value.reshape(value.shape[0] // one * other, *tail)
+
+    def back(value: Tensor, tail: tuple[int, ...] = before[1:]) -> tuple[Tensor, ...]:
+        return (value.reshape(value.shape[0] // other * one, *tail),)
+
+    return tape.bind(out, tape.emit(AffineMap(forth, transpose=back), number))
 
 
 def _expand(tape: Tape, call: Call) -> Tensor:
@@ -177,48 +191,48 @@ def _linear(tape: Tape, call: Call) -> Tensor:
     x, weight, bias = call.input, call.get(1, "weight"), call.get(2, "bias")
     if x.dim() < 2 or tape.depends(weight) or tape.depends(bias):
         raise tape.refusal("it needs a batch, and a weight that does not depend on the input")
-    number = tape.emit(Linear(weight.detach(), None if bias is None else bias.detach()), tape.number(x))
-    return tape.bind(call.run(), number)
+    return _product(tape, call, weight.detach(), None if bias is None else bias.detach())
 
 
 def _matmul(tape: Tape, call: Call) -> Any:
     first, second = call.input, call.get(1, "other")
     if tape.depends(first) and not tape.depends(second) and first.dim() >= 2 and second.dim() == 2:
-        number = tape.emit(Linear(second.detach().T, None), tape.number(first))
-        return tape.bind(call.run(), number)
+        return _product(tape, call, second.detach().T, None)
     return _one_input(tape, call)
 
 
-def _convolution(tape: Tape, call: Call) -> Tensor:
+def _product(tape: Tape, call: Call, weight: Tensor, bias: Tensor | None) -> Tensor:
+    layer = AffineMap(lambda x: F.linear(x, weight, bias), transpose=lambda gradient: (gradient @ weight,))
+    number = tape.emit(layer, tape.number(call.input))
+    return tape.bind(call.run(), number)
+
+
+def _convolution(tape: Tape, call: Call) -> Any:
     x, weight, bias = call.input, call.get(1, "weight"), call.get(2, "bias")
     dims = weight.dim() - 2
     if x.dim() != dims + 2 or tape.depends(weight) or tape.depends(bias):
         raise tape.refusal("it needs a batch, and a weight that does not depend on the input")
-    number, size = tape.number(x), tuple(x.shape[2:])
-    weight, bias = weight.detach(), None if bias is None else bias.detach()
-    stride, padding = per_dimension(call.get(3, "stride", 1), dims), call.get(4, "padding", 0)
-    transposed = call.name.startswith("conv_transpose")
-    if transposed:
-        over, groups = per_dimension(call.get(5, "output_padding", 0), dims), call.get(6, "groups", 1)
-        dilation, padding = per_dimension(call.get(7, "dilation", 1), dims), per_dimension(padding, dims)
-    else:
-        dilation, groups = per_dimension(call.get(5, "dilation", 1), dims), call.get(6, "groups", 1)
-        if isinstance(padding, str):
-            total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, weight.shape[2:], strict=True)]
-            if any(width % 2 for width in total):
-                widths = [width for one in reversed(total) for width in (one // 2, one - one // 2)]
-                number = tape.emit_function(lambda value: F.pad(value, widths), x)
-                size = tuple(n + width for n, width in zip(size, total, strict=True))
-                total = [0] * dims
-            padding = tuple(width // 2 for width in total)
-        padding = per_dimension(padding, dims)
-        # Where a stride steps over the last values, the transpose must still return as many.
-        over = tuple(
-            (n + 2 * p - d * (k - 1) - 1) % s
-            for n, k, s, p, d in zip(size, weight.shape[2:], stride, padding, dilation, strict=True)
-        )
-    operation = Convolution(weight, bias, stride, padding, dilation, groups, size, transposed, over)
-    number = tape.emit(operation, number)
+    stride, padding, dilation = (
+        per_dimension(call.get(place, name, default), dims)
+        for place, name, default in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
+    )
+    if padding == ("same",):
+        total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        if any(width % 2 for width in total):
+            return _one_input(tape, call)
+        padding = tuple(width // 2 for width in total)
+    elif padding == ("valid",):
+        padding = (0,) * dims
+    operation = Convolution(
+        weight.detach(),
+        None if bias is None else bias.detach(),
+        stride,
+        padding,
+        dilation,
+        call.get(6, "groups", 1),
+        tuple(x.shape[2:]),
+    )
+    number = tape.emit(operation, tape.number(x))
     return tape.bind(call.run(), number)
 
 
@@ -230,6 +244,7 @@ _ONE_INPUT = {
     *("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "repeat"),
     *("__getitem__", "narrow", "select", "index_select", "split", "chunk", "unbind", "tensor_split"),
     *("repeat_interleave", "pixel_shuffle", "pixel_unshuffle", "neg", "negative"),
+    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
 }
 _RESHAPES = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"}
 _SAME = {"contiguous", "clone", "detach", "to", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda"}
@@ -243,7 +258,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_DROPOUTS, _dropout),
     **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _concatenate),
     **dict.fromkeys(("expand", "expand_as"), _expand),
-    **{f"{name}{dims}d": _convolution for name in ("conv", "conv_transpose") for dims in (1, 2, 3)},
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
     "pad": _pad,
     "batch_norm": _batch_norm,
     "linear": _linear,

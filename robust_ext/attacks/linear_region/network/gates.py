@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -54,6 +55,7 @@ class Gate(ABC):
         """The choices of each row, ``(rows, n)`` of a bool or integer dtype."""
 
 
+@dataclass(eq=False)
 class PiecewiseActivation(Gate):
     """A function of one variable that is affine between breakpoints, applied to every value.
 
@@ -72,47 +74,42 @@ class PiecewiseActivation(Gate):
             that none has to be moved.
     """
 
-    def __init__(
-        self,
-        name: str,
-        breakpoints: tuple[Constant, ...],
-        slopes: tuple[Constant, ...],
-        intercepts: tuple[Constant, ...],
-        *,
-        active: tuple[Tensor, ...],
-        rows: int,
-        values: int,
-        dtype: torch.dtype,
-        channels_last: bool,
-    ) -> None:
-        self.name, self.rows, self.active = name, rows, active
-        self.constraints = len(breakpoints) * values
-        self._breakpoints, self._slopes, self._intercepts = breakpoints, slopes, intercepts
-        self._values, self._dtype, self._channels_last = values, dtype, channels_last
+    name: str
+    breakpoints: tuple[Constant, ...]
+    slopes: tuple[Constant, ...]
+    intercepts: tuple[Constant, ...]
+    active: tuple[Tensor, ...]
+    rows: int
+    values: int
+    dtype: torch.dtype
+    channels_last: bool
+
+    def __post_init__(self) -> None:
+        self.constraints = len(self.breakpoints) * self.values
 
     @cached_property
     def _factor(self) -> Tensor:
-        relu = all(isinstance(slope, float) for slope in self._slopes) and self._slopes == (0.0, 1.0)
-        return self.active[0].to(self._dtype) if relu else self._chosen(self._slopes)
+        relu = all(isinstance(slope, float) for slope in self.slopes) and self.slopes == (0.0, 1.0)
+        return self.active[0].to(self.dtype) if relu else self._chosen(self.slopes)
 
     @cached_property
     def _summand(self) -> Tensor | None:
-        none = all(isinstance(value, float) and value == 0 for value in self._intercepts)
-        return None if none else self._chosen(self._intercepts)
+        none = all(isinstance(value, float) and value == 0 for value in self.intercepts)
+        return None if none else self._chosen(self.intercepts)
 
     @cached_property
     def _signs(self) -> list[Tensor]:
-        return [self._flat(side).to(self._dtype).mul_(2).sub_(1) for side in self.active]
+        return [self._flat(side).to(self.dtype).mul_(2).sub_(1) for side in self.active]
 
     def _chosen(self, constants: tuple[Constant, ...]) -> Tensor:
-        out, *others = (torch.as_tensor(one, dtype=self._dtype, device=self.active[0].device) for one in constants)
+        out, *others = (torch.as_tensor(one, dtype=self.dtype, device=self.active[0].device) for one in constants)
         for side, constant in zip(self.active, others, strict=True):
             out = torch.where(side, constant, out)
         return out
 
     def apply(self, x: Tensor, constraints: Tensor) -> Tensor:
         """See :class:`Gate`."""
-        for part, sign, point in zip(self._parts(constraints), self._signs, self._breakpoints, strict=True):
+        for part, sign, point in zip(self._parts(constraints), self._signs, self.breakpoints, strict=True):
             centred = x - point if isinstance(point, Tensor) or point != 0 else x
             torch.mul(self._flat(centred), sign, out=part)
         return self._result(x)
@@ -130,31 +127,19 @@ class PiecewiseActivation(Gate):
         for part, sign in zip(parts[1:], self._signs[1:], strict=True):
             total.addcmul_(part, sign)
         count, *tail = self.active[0].shape
-        last = self._channels_last
+        last = self.channels_last
         total = total.view(count, *tail[1:], tail[0]).movedim(-1, 1) if last else total.view(count, *tail)
         return total if gradient is None else torch.addcmul(total, gradient, self._factor)
 
     def at(self, x: Tensor, rows: int) -> tuple[Gate, Tensor]:
         """See :class:`Gate`."""
-        gate = self._with(tuple(x > point for point in self._breakpoints), rows)
+        gate = replace(self, active=tuple(x > point for point in self.breakpoints), rows=rows)
         return gate, gate._result(x)
 
     def select(self, rows: Tensor) -> Gate:
         """See :class:`Gate`."""
-        return self._with(tuple(_take_rows(side, rows, self.rows) for side in self.active), len(rows))
-
-    def _with(self, active: tuple[Tensor, ...], rows: int) -> PiecewiseActivation:
-        return PiecewiseActivation(
-            self.name,
-            self._breakpoints,
-            self._slopes,
-            self._intercepts,
-            active=active,
-            rows=rows,
-            values=self._values,
-            dtype=self._dtype,
-            channels_last=self._channels_last,
-        )
+        active = tuple(_take_rows(side, rows, self.rows) for side in self.active)
+        return replace(self, active=active, rows=len(rows))
 
     def agrees(self, other: Gate) -> Tensor:
         """See :class:`Gate`."""
@@ -164,13 +149,13 @@ class PiecewiseActivation(Gate):
 
     def choices(self) -> Tensor:
         """See :class:`Gate`."""
-        return torch.cat([side.reshape(self.rows, self._values) for side in self.active], 1)
+        return torch.cat([side.reshape(self.rows, self.values) for side in self.active], 1)
 
     def _parts(self, constraints: Tensor) -> Sequence[Tensor]:
-        return [constraints.narrow(1, i * self._values, self._values) for i in range(len(self.active))]
+        return [constraints.narrow(1, i * self.values, self.values) for i in range(len(self.active))]
 
     def _flat(self, x: Tensor) -> Tensor:
-        return (x.movedim(1, -1) if self._channels_last else x).reshape(self.rows, self._values)
+        return (x.movedim(1, -1) if self.channels_last else x).reshape(self.rows, self.values)
 
 
 def _take_rows(entries: Tensor, rows: Tensor, count: int) -> Tensor:

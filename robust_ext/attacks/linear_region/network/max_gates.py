@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ from robust_ext.attacks.linear_region.network.gates import Gate
 from robust_ext.attacks.linear_region.network.tape import Call, Tape, per_dimension
 
 
+@dataclass(eq=False)
 class MaxGate(Gate):
     """The largest of several values, as in max pooling.
 
@@ -28,90 +30,73 @@ class MaxGate(Gate):
         size: Positions in a channel.
         before: Shape of the input of one row, its entries first.
         after: Shape of the result of one row, its entries first.
-        places: For each position, the places in ``windows`` that hold it; computed when left out.
+        places: For each position, the places in ``windows`` that hold it, see :func:`_places_of`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        windows: Tensor,
-        argmax: Tensor,
-        size: int,
-        before: tuple[int, ...],
-        after: tuple[int, ...],
-        places: Tensor | None = None,
-    ) -> None:
-        self.name = name
-        self._windows, self._argmax, self._size = windows, argmax, size
-        self._before, self._after = before, after
-        self.rows, self._channels = argmax.shape[0], argmax.shape[1]
-        self.constraints = self._channels * windows.numel()
-        self._places = _places(windows, size) if places is None else places
+    name: str
+    windows: Tensor
+    argmax: Tensor
+    size: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    places: Tensor
+
+    def __post_init__(self) -> None:
+        self.rows, self._channels = self.argmax.shape[:2]
+        self.constraints = self._channels * self.windows.numel()
 
     @cached_property
     def _indices(self) -> Tensor:
-        return self._argmax.flatten(0, 1).long()
+        return self.argmax.flatten(0, 1).long()
 
     def apply(self, x: Tensor, constraints: Tensor) -> Tensor:
         """See :class:`Gate`."""
-        flat = x.reshape(self.rows * self._channels, self._size)
-        largest = flat.gather(1, self._indices).view(self.rows, self._channels, 1, self._windows.shape[1])
-        shape = (self.rows, self._channels, *self._windows.shape)
-        others = flat.index_select(1, self._windows.flatten()).view(shape)
+        flat = x.reshape(self.rows * self._channels, self.size)
+        largest = flat.gather(1, self._indices).view(self.rows, self._channels, 1, self.windows.shape[1])
+        shape = (self.rows, self._channels, *self.windows.shape)
+        others = flat.index_select(1, self.windows.flatten()).view(shape)
         torch.sub(largest, others, out=constraints.view(shape))
-        return largest.view(self.rows * self._after[0], *self._after[1:])
+        return largest.view(self.rows * self.after[0], *self.after[1:])
 
     def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> Tensor:
         """See :class:`Gate`."""
         lines = self.rows * self._channels
-        flat = multipliers.reshape(lines, self._windows.numel())
-        largest = flat.view(lines, *self._windows.shape).sum(1)
+        flat = multipliers.reshape(lines, self.windows.numel())
+        largest = flat.view(lines, *self.windows.shape).sum(1)
         if gradient is not None:
             largest += gradient.reshape(largest.shape)
-        if self._places.shape[0] > 1 or self._places.numel() != self._windows.numel():
+        if self.places.shape[0] > 1 or self.places.numel() != self.windows.numel():
             # One column of zeros more, for positions that lie in fewer windows than others.
             flat = F.pad(flat, (0, 1))
-        spread = flat.index_select(1, self._places.flatten())
-        out = spread.view(lines, *self._places.shape).sum(1).neg_() if self._places.shape[0] > 1 else spread.neg_()
-        return out.scatter_add_(1, self._indices, largest).view(self.rows * self._before[0], *self._before[1:])
+        spread = flat.index_select(1, self.places.flatten())
+        out = spread.view(lines, *self.places.shape).sum(1).neg_() if self.places.shape[0] > 1 else spread.neg_()
+        return out.scatter_add_(1, self._indices, largest).view(self.rows * self.before[0], *self.before[1:])
 
     def at(self, x: Tensor, rows: int) -> tuple[Gate, Tensor]:
         """See :class:`Gate`."""
-        flat = x.reshape(rows * self._channels, self._size)
-        values = flat.index_select(1, self._windows.flatten()).view(flat.shape[0], *self._windows.shape)
+        flat = x.reshape(rows * self._channels, self.size)
+        values = flat.index_select(1, self.windows.flatten()).view(flat.shape[0], *self.windows.shape)
         largest, place = values.max(1)
-        columns = torch.arange(self._windows.shape[1], device=x.device)
-        argmax = self._windows[place, columns].view(rows, self._channels, self._windows.shape[1])
-        return self._with(argmax.to(torch.int32)), largest.view(rows * self._after[0], *self._after[1:])
+        columns = torch.arange(self.windows.shape[1], device=x.device)
+        argmax = self.windows[place, columns].view(rows, self._channels, self.windows.shape[1])
+        return replace(self, argmax=argmax.to(torch.int32)), largest.view(rows * self.after[0], *self.after[1:])
 
     def select(self, rows: Tensor) -> Gate:
         """See :class:`Gate`."""
-        return self._with(self._argmax[rows])
-
-    def _with(self, argmax: Tensor) -> MaxGate:
-        return MaxGate(
-            self.name,
-            windows=self._windows,
-            argmax=argmax,
-            size=self._size,
-            before=self._before,
-            after=self._after,
-            places=self._places,
-        )
+        return replace(self, argmax=self.argmax[rows])
 
     def agrees(self, other: Gate) -> Tensor:
         """See :class:`Gate`."""
         assert isinstance(other, MaxGate)
-        same = (self._argmax == other._argmax).unsqueeze(2)
-        return same.expand(-1, -1, self._windows.shape[0], -1).reshape(self.rows, self.constraints)
+        same = (self.argmax == other.argmax).unsqueeze(2)
+        return same.expand(-1, -1, self.windows.shape[0], -1).reshape(self.rows, self.constraints)
 
     def choices(self) -> Tensor:
         """See :class:`Gate`."""
-        return self._argmax.flatten(1)
+        return self.argmax.flatten(1)
 
 
-def _places(windows: Tensor, size: int) -> Tensor:
+def _places_of(windows: Tensor, size: int) -> Tensor:
     """For each position the places in ``windows`` that hold it ``(places, size)``, filled up with one past the end."""
     flat = windows.flatten()
     order = flat.argsort(stable=True)
@@ -124,11 +109,13 @@ def _places(windows: Tensor, size: int) -> Tensor:
 
 def _gate(tape: Tape, name: str, x: Tensor, out: Tensor, windows: Tensor, argmax: Tensor) -> MaxGate:
     rows = tape.rows
+    size = x.numel() // (rows * argmax.shape[1]) if argmax.numel() else 0
     return MaxGate(
         name,
         windows=windows,
+        places=_places_of(windows, size),
         argmax=argmax.to(torch.int32),
-        size=x.numel() // (rows * argmax.shape[1]) if argmax.numel() else 0,
+        size=size,
         before=(x.shape[0] // rows, *x.shape[1:]),
         after=(out.shape[0] // rows, *out.shape[1:]),
     )

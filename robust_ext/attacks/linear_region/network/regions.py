@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.network.affine import AffineMap, ChannelScale, Convolution
+from robust_ext.attacks.linear_region.network.affine import ChannelScale, Convolution
 from robust_ext.attacks.linear_region.network.gates import Gate
 from robust_ext.attacks.linear_region.network.tape import Step
 from robust_ext.core.errors import InvalidArgumentError
@@ -48,7 +48,6 @@ class Regions:
         self.constraints = ends[-1]
         self._last = _last_uses(self._steps, output)
 
-    @torch.no_grad()
     def forward(self, z: Tensor, *, spare: int = 0) -> tuple[Tensor, Tensor]:
         """Constraints and logits at one point for each row: ``C z + d`` and ``A z + b``.
 
@@ -63,19 +62,23 @@ class Regions:
             InvalidArgumentError: Another shape or dtype came.
         """
         self._check_points("z", z, self.rows)
-        values: dict[int, Tensor] = {0: z}
         constraints = z.new_empty(self.rows, self.constraints + spare)
         columns = iter(self.layers)
+        return constraints, self._run(z, lambda gate, x: gate.apply(x, constraints[:, next(columns)[1]]))
+
+    @torch.no_grad()
+    def _run(self, z: Tensor, at_gate: Callable[[Gate, Tensor], Tensor]) -> Tensor:
+        """The logits, with the result of each gate from a function of the gate and its input."""
+        values: dict[int, Tensor] = {0: z}
         for step, last in zip(self._steps, self._last, strict=True):
             operation = step.operation
             if isinstance(operation, Gate):
-                part = constraints[:, next(columns)[1]]
-                values[step.output] = operation.apply(values[step.inputs[0]], part)
+                values[step.output] = at_gate(operation, values[step.inputs[0]])
             else:
                 values[step.output] = operation.apply(*(values[i] for i in step.inputs))
             for unused in last:
                 del values[unused]
-        return constraints, values[self._output]
+        return values[self._output]
 
     @torch.no_grad()
     def adjoint(self, multipliers: Tensor, logits: Tensor | None = None) -> Tensor:
@@ -113,7 +116,6 @@ class Regions:
             return multipliers.new_zeros(self.rows, *self.shape)
         return gradients[0]
 
-    @torch.no_grad()
     def at(self, points: Tensor) -> Regions:
         """The regions of other points, the same as recorded there.
 
@@ -126,18 +128,15 @@ class Regions:
             InvalidArgumentError: Another shape or dtype came.
         """
         self._check_points("points", points, points.shape[0] if points.dim() else 0)
-        values: dict[int, Tensor] = {0: points}
-        steps: list[Step] = []
-        for step, last in zip(self._steps, self._last, strict=True):
-            operation = step.operation
-            if isinstance(operation, Gate):
-                operation, values[step.output] = operation.at(values[step.inputs[0]], points.shape[0])
-            else:
-                values[step.output] = operation.apply(*(values[i] for i in step.inputs))
-            steps.append(Step(operation, step.inputs, step.output))
-            for unused in last:
-                del values[unused]
-        return self._with(steps, values[self._output])
+        gates: list[Gate] = []
+
+        def choose(gate: Gate, x: Tensor) -> Tensor:
+            chosen, out = gate.at(x, points.shape[0])
+            gates.append(chosen)
+            return out
+
+        logits = self._run(points, choose)
+        return self._with(gates, logits)
 
     def select(self, rows: Tensor) -> Regions:
         """The regions of some rows, in any order and as often as wanted.
@@ -153,13 +152,14 @@ class Regions:
         if rows.dtype == torch.bool:
             _check_shape("rows", rows, (self.rows,))
             rows = rows.nonzero().flatten()
+        return self._with([gate.select(rows) for gate in self._gates], self.logits[rows])
+
+    def _with(self, gates: Sequence[Gate], logits: Tensor) -> Regions:
+        following = iter(gates)
         steps = [
-            Step(step.operation.select(rows), step.inputs, step.output) if isinstance(step.operation, Gate) else step
+            Step(next(following), step.inputs, step.output) if isinstance(step.operation, Gate) else step
             for step in self._steps
         ]
-        return self._with(steps, self.logits[rows])
-
-    def _with(self, steps: Sequence[Step], logits: Tensor) -> Regions:
         return Regions(steps, shape=self.shape, dtype=self.dtype, output=self._output, logits=logits)
 
     def _check_points(self, argument: str, points: Tensor, rows: int) -> None:
@@ -204,21 +204,13 @@ def merge_scales(steps: Sequence[Step], output: int) -> list[Step]:
     for step in steps:
         place = places.get(step.inputs[0])
         before = out[place].operation if place is not None and uses[step.inputs[0]] == 1 else None
-        whole = _scaled(before, step.operation)
-        if place is not None and whole is not None:
-            out[place] = Step(whole, out[place].inputs, step.output)
+        if place is not None and isinstance(before, Convolution) and isinstance(step.operation, ChannelScale):
+            out[place] = Step(before.scaled(step.operation), out[place].inputs, step.output)
         else:
             place = len(out)
             out.append(step)
         places[step.output] = place
     return out
-
-
-def _scaled(before: AffineMap | Gate | None, after: AffineMap | Gate) -> Convolution | None:
-    """Both in one, where the second only scales and shifts the channels of the first."""
-    if not isinstance(before, Convolution) or before.transposed or not isinstance(after, ChannelScale):
-        return None
-    return before.scaled(after.scale.flatten(), after.shift.flatten())
 
 
 def _last_uses(steps: Sequence[Step], output: int) -> list[tuple[int, ...]]:
