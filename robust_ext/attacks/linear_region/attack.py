@@ -67,9 +67,7 @@ class LinearRegion(NativeAttack):
     name = "LinearRegion"
     traits = AttackTraits(minimum_norm=True, batching="any", leaves_ball=True, failure="input", seeds="generator")
 
-    starts: int = setting(
-        default=12, help="Starts of each input that are searched for, at least 1.", minimum=1, trial=4
-    )
+    starts: int = setting(default=12, help="Starts of each input that are searched for.", minimum=1, trial=4)
     start: str = setting(
         default="noise",
         help='``"noise"``: adversarial noise, blended with the input. ``"nearest"``: the nearest images of the '
@@ -77,55 +75,34 @@ class LinearRegion(NativeAttack):
         choices=("noise", "nearest", "given"),
     )
     fab_steps: int = setting(
-        default=30,
-        help="Steps along the decision boundary that come first, as in the fast adaptive boundary attack; 0 for none.",
-        minimum=0,
-        trial=10,
+        default=30, help="First steps along the boundary, of the fast adaptive boundary attack.", minimum=0, trial=10
     )
     survivors: int = setting(
-        default=4,
-        help="Starts that go on after these steps, at least 1; all do when there are no such steps and no hops.",
-        minimum=1,
+        default=4, help="Starts that go on then; all do when there are no such steps and no hops.", minimum=1
     )
     basin_hops: int = setting(
-        default=24,
-        help="Random jumps of each survivor before the first region, each with a few steps back along the boundary; 0 "
-        "for none.",
-        minimum=0,
-        trial=2,
+        default=24, help="Random jumps before the first region, each with a few steps back.", minimum=0, trial=2
     )
     hop_length: float | None = setting(
         default=None,
-        help="Of a jump, as a multiple of the perturbation's l2 norm, above 0; .1 in linf and 1.5 in l2 and l1 when "
-        "left out.",
+        help="Of a jump, as a multiple of the perturbation's l2 norm; .1 in linf and 1.5 in l2 and l1 when left out.",
         above=0,
     )
     hop_steps: int | None = setting(
-        default=None,
-        help="Steps back after a jump, at least 1; 30 in linf and 12 in l2 and l1 when left out.",
-        minimum=1,
-        trial=5,
+        default=None, help="Steps back; 30 in linf and 12 in l2 and l1 when left out.", minimum=1, trial=5
     )
     regions: int = setting(
-        default=40,
-        help="Regions that are sampled for each input, over all its starts; 0 for none.",
-        minimum=0,
-        trial=4,
-        art="max_iter",
+        default=40, help="Regions sampled for an input, over all its starts.", minimum=0, trial=4, art="max_iter"
     )
-    halving: int = setting(
-        default=3, help="Rounds after which the worse half of the starts is given up, at least 1.", minimum=1
-    )
+    halving: int = setting(default=3, help="Rounds after which the worse half of the starts is given up.", minimum=1)
     q: float = setting(
         default=0.8,
-        help="Probability that a region is sampled on the side of the input, in [.5, 1] (paper: .8).",
+        help="Probability that a region is sampled on the input's side (paper: .8).",
         minimum=0.5,
         maximum=1,
     )
     gamma: float = setting(
-        default=6.0,
-        help="How close to the best point regions are sampled, above 0: the larger, the closer (paper: 6).",
-        above=0,
+        default=6.0, help="How close to the best point regions are sampled: the larger, the closer (paper: 6).", above=0
     )
     classes: str = setting(
         default="runner-up",
@@ -141,14 +118,12 @@ class LinearRegion(NativeAttack):
     )
     iterations: int = setting(default=100, help="Most iterations of the solver for one region.", minimum=1)
     passes: int | None = setting(
-        default=None,
-        help="Rows sent forward and backward after which an input gets no further round; no limit when left out.",
-        minimum=1,
+        default=None, help="Rows sent forward and backward after which an input gets no further round.", minimum=1
     )
     seconds: float | None = setting(
         default=None,
-        help="Wall-clock time after which no further step is made; no limit when left out. Results then depend on the "
-        "speed of the machine and on the rest of the batch.",
+        help="Wall-clock time after which no further step is made. Results then depend on the speed of the machine "
+        "and on the rest of the batch.",
         above=0,
     )
     batch: int = setting(default=128, help="Most points handled at once.", minimum=1, art=None)
@@ -210,25 +185,23 @@ class LinearRegion(NativeAttack):
         seeds = [draw_seed(generator) for _ in range(len(inputs))]
         oracle = BoundaryOracle(target, inputs, labels, threat_model=threat_model, targeted=targeted)
         found = SearchRecord(oracle, passes=self.passes, seconds=self.seconds, watch=watch)
-        if len(inputs) == 0:
-            return found.result()
-        every = torch.arange(len(inputs), device=inputs.device)
-        found.distances[oracle.adversarial(inputs, every, beyond_rounding=False)] = 0
+        if len(inputs) > 0:
+            every = torch.arange(len(inputs), device=inputs.device)
+            found.distances[oracle.adversarial(inputs, every, beyond_rounding=False)] = 0
+            self._search(oracle, found, seeds, given, pool)
+        return found.result()
+
+    def _search(
+        self, oracle: BoundaryOracle, found: SearchRecord, seeds: list[int], given: Tensor | None, pool: Tensor | None
+    ) -> None:
         # Recording counts its own pass, as any query of the module.
-        recorded = record(target.module, inputs[:1])
+        recorded = record(oracle.target.module, oracle.inputs[:1])
         search = RegionSearch(oracle, recorded, self.batch, self.q, self.gamma, self.classes, self.iterations)
         found.regions = search.regions
         state = initial_state(
-            oracle,
-            seeds,
-            start=self.start,
-            starts=self.starts,
-            batch=self.batch,
-            given=given,
-            pool=pool,
-            wanted=found.open_samples(),
+            oracle, seeds, found.open_samples(), self.start, self.starts, batch=self.batch, given=given, pool=pool
         )
-        rounds = self.successive_halving(len(state.streams) // len(inputs))
+        rounds = self.successive_halving(len(state.streams) // len(seeds))
         found.add(state)
         if self.fab_steps:
             state = self._stepped(oracle, state, state.points, found, steps=self.fab_steps)
@@ -244,10 +217,10 @@ class LinearRegion(NativeAttack):
             if turn < 0:
                 state = self._hopped(oracle, state, found)
             else:
-                improvement = self._required_improvement(turn, len(rounds))
+                first, last = self.improvement
+                improvement = float(first * (last / first) ** (turn / max(1, len(rounds) - 1)))
                 state = search.round(state, draws=draws, number=turn, improvement=improvement)
             found.add(state, number=number, total=total)
-        return found.result()
 
     def successive_halving(self, starts: int) -> list[tuple[int, int]]:
         """How many starts of an input take part in each round, and how many regions each of them samples.
@@ -266,11 +239,6 @@ class LinearRegion(NativeAttack):
             rounds.append((alive, draws))
             left -= alive * draws
         return rounds
-
-    def _required_improvement(self, number: int, total: int) -> float:
-        """The improvement that is required in a round, from 0, of ``total`` rounds."""
-        first, last = self.improvement
-        return float(first * (last / first) ** (number / max(1, total - 1)))
 
     def _hopped(self, oracle: BoundaryOracle, state: SearchState, found: SearchRecord) -> SearchState:
         """The starts after a random jump and a few steps back, or where they were."""

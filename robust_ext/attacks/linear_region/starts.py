@@ -18,25 +18,25 @@ _DRAWS = 10
 def initial_state(
     oracle: BoundaryOracle,
     seeds: list[int],
-    *,
+    wanted: Tensor,
     start: str,
     starts: int,
+    *,
     batch: int,
     given: Tensor | None,
     pool: Tensor | None,
-    wanted: Tensor,
 ) -> SearchState:
     """The starts, input by input, as many for each; those that are not adversarial are infinitely far.
 
     Args:
         oracle: Queries the network.
         seeds: Of each input.
+        wanted: For which inputs noise is drawn, bool ``(N,)``.
         start: ``"noise"``, ``"nearest"`` or ``"given"``.
         starts: How many are searched for, for each input.
         batch: Most points handled at once.
         given: Points that are given, ``(N, S, ...)``.
         pool: Images for ``"nearest"``, ``(P, ...)`` in bounds.
-        wanted: For which inputs noise is drawn, bool ``(N,)``.
     """
     inputs = oracle.inputs
     parts: list[tuple[Tensor, Tensor]] = []

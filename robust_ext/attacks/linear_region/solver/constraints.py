@@ -20,19 +20,15 @@ class Constraints(Protocol):
     @property
     def decision(self) -> Tensor:
         """Which rows decide the class, bool ``(M,)``: the same rows in every problem."""
-        ...
 
     def forward(self, points: Tensor) -> Tensor:
         """``C_b z + d_b``, from ``(B, D)`` to ``(B, M)``."""
-        ...
 
     def adjoint(self, multipliers: Tensor) -> Tensor:
         """``C_b^T y``, from ``(B, M)`` to ``(B, D)``."""
-        ...
 
     def select(self, rows: Tensor) -> Constraints:
         """The problems of these indices, int64 ``(R,)``, alone."""
-        ...
 
 
 class DenseConstraints:
@@ -55,19 +51,18 @@ class DenseConstraints:
     def __init__(self, matrix: Tensor, offset: Tensor, decision: Tensor | None = None) -> None:
         if matrix.dim() != 3:
             raise InvalidArgumentError("matrix", f"shape {tuple(matrix.shape)}", "shape (B, M, D)")
-        if offset.shape != matrix.shape[:2]:
-            raise InvalidArgumentError("offset", f"shape {tuple(offset.shape)}", f"shape {tuple(matrix.shape[:2])}")
         if decision is None:
             decision = torch.zeros(matrix.shape[1], dtype=torch.bool, device=matrix.device)
-        if decision.shape != matrix.shape[1:2] or decision.dtype != torch.bool:
-            got = f"{decision.dtype} of shape {tuple(decision.shape)}"
-            raise InvalidArgumentError("decision", got, f"bool of shape ({matrix.shape[1]},)")
-        self.matrix, self.offset, self._decision = matrix, offset, decision
-
-    @property
-    def decision(self) -> Tensor:
-        """Which rows decide the class, bool ``(M,)``."""
-        return self._decision
+        expected = {
+            "offset": (offset, matrix.shape[:2], matrix.dtype),
+            "decision": (decision, matrix.shape[1:2], torch.bool),
+        }
+        for name, (value, shape, dtype) in expected.items():
+            if value.shape != shape or value.dtype != dtype:
+                raise InvalidArgumentError(
+                    name, f"{value.dtype} of shape {tuple(value.shape)}", f"{dtype} of shape {tuple(shape)}"
+                )
+        self.matrix, self.offset, self.decision = matrix, offset, decision
 
     def forward(self, points: Tensor) -> Tensor:
         """``C_b z + d_b``, from ``(B, D)`` to ``(B, M)``."""
@@ -79,4 +74,4 @@ class DenseConstraints:
 
     def select(self, rows: Tensor) -> DenseConstraints:
         """The problems of these indices, int64 ``(R,)``, alone."""
-        return DenseConstraints(self.matrix[rows], self.offset[rows], self._decision)
+        return DenseConstraints(self.matrix[rows], self.offset[rows], self.decision)

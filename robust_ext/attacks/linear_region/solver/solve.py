@@ -38,16 +38,16 @@ class SolverSettings(Settings):
     """When to stop."""
 
     iterations: int = setting(
-        500, "Most iterations, at least 1; each is one product with the matrix and one with its transpose.", minimum=1
+        default=500, help="Most iterations, of one product with the matrix and one with its transpose each.", minimum=1
     )
     tolerance: float = setting(
-        1e-3,
-        "A problem is solved when its point misses no (scaled) row by more than this share of its distance, and the "
-        "distance and the dual bound differ by no more than it. Above 0.",
+        default=1e-3,
+        help="A problem is solved when its point misses no (scaled) row by more than this share of its distance, and "
+        "the distance and the dual bound differ by no more than it.",
         above=0,
     )
     margin: float = setting(
-        2e-5, "What a proof must have to spare, relative, so that rounding cannot forge one. At least 0.", minimum=0
+        default=2e-5, help="What a proof must have to spare, relative, so that rounding cannot forge one.", minimum=0
     )
 
 
@@ -117,41 +117,50 @@ def solve(
         >>> Status(int(found.status[0])).name, round(float(found.bound[0]), 2)
         ('SOLVED', 0.5)
     """
-    bounds, best = _checked(inputs, constraints.decision.numel(), norm, bounds, best, points, multipliers)
-    rows = len(inputs)
-    found, bound = inputs.clone(), inputs.new_zeros(rows)
+    rows, count = len(inputs), constraints.decision.numel()
+    bounds, best = _checked(inputs, count, norm, bounds, best, points, multipliers)
     status = torch.full((rows,), int(Status.SOLVED), device=inputs.device)
-    iterations = torch.zeros_like(status)
-    last = inputs.new_zeros(rows, constraints.decision.numel())
-    if last.numel() == 0:
-        return Solution(points=found, bound=bound, status=status, iterations=iterations, multipliers=last)
+    found = Solution(
+        points=inputs.clone(),
+        bound=inputs.new_zeros(rows),
+        status=status,
+        iterations=torch.zeros_like(status),
+        multipliers=inputs.new_zeros(rows, count),
+    )
+    if rows == 0 or count == 0:
+        return found
     if scaling is None:
         scaling = estimate_scaling(constraints, inputs, generator=generator)
     values = constraints.forward(inputs) * scaling.rows
     problem = ScaledProblem(constraints, scaling, inputs, values, bounds, norm, settings.margin)
     begin = None if multipliers is None else multipliers / scaling.rows
     method = AcceleratedDual(problem, begin) if norm == "l2" else PrimalDual(problem, points, begin)
-    active = torch.arange(rows, device=inputs.device)
+    _iterate(method, found, best, settings)
+    found.bound[status == Status.INFEASIBLE] = torch.inf
+    found.multipliers.mul_(scaling.rows)
+    return found
+
+
+def _iterate(method: AcceleratedDual | PrimalDual, found: Solution, best: Tensor, settings: SolverSettings) -> None:
+    """Run the method, and write each problem's end into ``found``; finished problems leave the batch."""
+    active = torch.arange(len(best), device=best.device)
     for number in range(1, settings.iterations + 1):
         method.step()
         if number % method.interval and number < settings.iterations:
             continue
         progress = method.progress()
-        bound[active] = bound[active].maximum(progress.bound)
-        verdict = _verdict(progress, bound[active], best[active], settings)
+        found.bound[active] = found.bound[active].maximum(progress.bound)
+        verdict = _verdict(progress, found.bound[active], best[active], settings)
         going = (verdict == Status.CAP).nonzero().flatten()
         if number < settings.iterations and len(going) == len(active):
             continue
-        iterations[active], status[active], found[active] = number, verdict, progress.points
-        last[active] = method.multipliers()
+        found.iterations[active], found.status[active] = number, verdict
+        found.points[active], found.multipliers[active] = progress.points, method.multipliers()
         if len(going) == 0:
             break
         if len(going) < len(active):
             active = active[going]
             method.select(going)
-    bound[status == Status.INFEASIBLE] = torch.inf
-    last *= scaling.rows
-    return Solution(points=found, bound=bound, status=status, iterations=iterations, multipliers=last)
 
 
 def _verdict(progress: Progress, bound: Tensor, best: Tensor, settings: SolverSettings) -> Tensor:
