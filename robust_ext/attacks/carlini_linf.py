@@ -103,7 +103,6 @@ class CarliniWagnerLinf(NativeAttack):
 
         Raises:
             AttackRefusedError: The target gives no gradients.
-            InvalidArgumentError: Inputs or labels are not as described.
         """
         inputs, labels = check_batch(target, inputs, labels, threat_model)
         best, nearest = inputs.clone(), inputs.new_full((len(inputs),), torch.inf)

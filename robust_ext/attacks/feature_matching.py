@@ -92,13 +92,8 @@ class FeatureMatching(MatchingAttack):
         foolbox="feature_distance",
     )
     weight: float = setting(default=1.0, help="Of the classifier's term.", minimum=0)
-    steps: int = setting(default=500, help="Steps of each run.", minimum=1, trial=20, art="max_iter")
-    rel_step_size: float = setting(
-        default=0.04,
-        help="Step size relative to epsilon: of signs for linf, of the gradient's direction for l2 and l1.",
-        above=0,
-        foolbox="rel_stepsize",
-    )
+    steps: int = setting(default=500)
+    rel_step_size: float = setting(default=0.04)
 
     def loss(self, problem: AttackProblem) -> MatchingLoss:
         """See :meth:`MatchingAttack.loss`."""

@@ -46,14 +46,8 @@ class JointLoss(ScoreGradientAttack):
 
     name = "JointLoss"
 
-    steps: int = setting(default=100, help="Steps of each run.", minimum=1, trial=10, art="max_iter")
-    rel_step_size: float = setting(
-        default=0.2,
-        help="Step size relative to epsilon: Euclidean, and for linf times the root of the number of values, or with "
-        '``step="sign"`` in each value.',
-        above=0,
-        foolbox="rel_stepsize",
-    )
+    steps: int = setting(default=100, trial=10)
+    rel_step_size: float = setting(default=0.2)
     restarts: int = setting(
         default=10, help="Runs, and so values of alpha that can be tried.", minimum=1, trial=3, art="num_random_init"
     )

@@ -52,9 +52,7 @@ class LogitMatching(MatchingAttack):
         choices=("both", "classifier", "detector"),
     )
     margin_weight: float = setting(default=0.5, help="Of the classifier's term.", minimum=0)
-    confidence: float = setting(
-        default=1.0, help="Margin in logits above which the classifier's term is content.", minimum=0
-    )
+    confidence: float = setting(default=1.0)
     samples: int = setting(default=20, help="Noisy copies of a point.", minimum=1, trial=2)
     noise: str = setting(
         default="normal",
@@ -67,12 +65,7 @@ class LogitMatching(MatchingAttack):
         "relative to the width of the bounds; 0 for none, when one sample is as good as many.",
         minimum=0,
     )
-    rel_step_size: float = setting(
-        default=0.01,
-        help="Step size relative to epsilon: of signs for linf, of the gradient's direction for l2 and l1.",
-        above=0,
-        foolbox="rel_stepsize",
-    )
+    rel_step_size: float = setting(default=0.01)
     check_every: int = setting(
         default=10,
         help="How often points are evaluated, in steps; detectors that draw noise themselves are expensive to query.",

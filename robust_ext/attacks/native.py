@@ -67,4 +67,7 @@ class NativeAttack(Settings, Attack):
             generator: CPU generator, the only source of randomness.
             targeted: Whether a candidate should be classified as its label instead of as anything else.
             watch: Called after each step.
+
+        Raises:
+            InvalidArgumentError: Inputs or labels are not as described.
         """

@@ -33,7 +33,7 @@ _ROUNDS = 4
 class _AlternatingPGD(ScoreGradientAttack):
     """Steps up the classifier's loss where a row is not misclassified, and down the detector's score where it is."""
 
-    steps: int = setting(default=1000, help="Steps of each run.", minimum=1, trial=20, art="max_iter")
+    steps: int = setting(default=1000)
     loss: str = setting(default="margin", help='Of the classifier: ``"margin"`` or ``"ce"``.', choices=("margin", "ce"))
     confidence: float = setting(
         default=0.0, help="Margin in logits from which a row counts as misclassified here.", minimum=0

@@ -114,7 +114,6 @@ class RayS(NativeAttack):
 
         Raises:
             AttackRefusedError: It is targeted.
-            InvalidArgumentError: Inputs or labels are not as described.
         """
         if targeted:
             raise AttackRefusedError(
@@ -135,9 +134,6 @@ class RayS(NativeAttack):
 
         Of the threat model the bounds count, and the epsilon within which rows may stop; its norm is taken for linf.
         ``watch`` is called after each query; the loss is minus the linf distance known by then, -inf where none is.
-
-        Raises:
-            InvalidArgumentError: Inputs or labels are not as described.
         """
         inputs, labels = check_batch(target, inputs, labels, threat_model)
         state = _RaySearch(inputs.flatten(1), bounds=threat_model.bounds, tolerance=self.tolerance)

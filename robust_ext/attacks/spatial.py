@@ -139,7 +139,6 @@ class SpatialTransformation(NativeAttack):
 
         Raises:
             AttackRefusedError: The inputs are no images ``(N, C, H, W)``.
-            InvalidArgumentError: Inputs or labels are not as described.
         """
         inputs, labels = check_batch(target, inputs, labels, threat_model)
         check_images(self.name, inputs, "an attack without a notion of pixels")

@@ -109,7 +109,6 @@ class Square(NativeAttack):
 
         Raises:
             AttackRefusedError: The inputs are no images ``(N, C, H, W)``.
-            InvalidArgumentError: Inputs or labels are not as described.
         """
         inputs, labels = check_batch(target, inputs, labels, threat_model)
         check_images(self.name, inputs, "robust_ext:RandomSearch")

@@ -130,6 +130,9 @@ class Settings:
 def settings_class(cls: type[C]) -> type[C]:
     """Make a subclass of :class:`Settings` a frozen keyword-only dataclass, its docstring completed with ``Args:``.
 
+    A setting of its base that is declared again without words has another default (or ``trial``) and is otherwise that
+    of the base.
+
     Example:
         >>> @settings_class
         ... class Search(Settings):
@@ -141,6 +144,11 @@ def settings_class(cls: type[C]) -> type[C]:
         ...
         robust_ext.core.errors.InvalidArgumentError: steps: got 0, expected an integer of at least 1
     """
+    for name, info in declared(cls.__base__ or object).items():
+        again = cls.__dict__.get(name)
+        if isinstance(again, dataclasses.Field) and not again.metadata[_KEY].help:
+            trial = info.trial if again.metadata[_KEY].trial is dataclasses.MISSING else again.metadata[_KEY].trial
+            again.metadata = types.MappingProxyType({_KEY: dataclasses.replace(info, trial=trial)})
     made = dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
     complete_docstring(made)
     return made

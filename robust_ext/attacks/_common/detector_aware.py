@@ -71,7 +71,6 @@ class DetectorAwareAttack(NativeAttack):
         Raises:
             AttackRefusedError: The target has no detector, no references where they are needed, or a detector whose
                 score has no gradients where these are needed.
-            InvalidArgumentError: Inputs or labels are not as described.
         """
         defended = target.defended
         self.check(threat_model=threat_model, detector=defended is not None)
