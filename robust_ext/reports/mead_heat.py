@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from robust_ext.reports.mead_views import FEW, Row, percent, short_arm
+from robust_ext.reports.mead_views import FEW, Row, short_arm
+from robust_ext.reports.wording import percent
 
 _LOW, _MIDDLE, _HIGH = (224, 130, 60), (247, 247, 247), (92, 160, 208)
 """Colours of AUROC 0, 0.5 and 1: told apart by colour-blind readers, and light enough for dark text."""

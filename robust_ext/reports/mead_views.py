@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.reports.wording import plain
+from robust_ext.reports.wording import percent, plain
 
 FEW = 20
 """With fewer positives than this, the numbers of a row are called rough."""
@@ -53,29 +52,6 @@ class Group:
         """The entries there are, each with its words."""
         rows = (("blind", self.blind), ("white-box", self.white_box), ("blind and white-box", self.both))
         return [(words, row) for words, row in rows if row is not None]
-
-
-def check_mead(result: Mapping[str, Any]) -> None:
-    """Refuse a result that is of another kind or has no detectors.
-
-    Raises:
-        InvalidArgumentError: Names the entry.
-    """
-    if result.get("kind") != "mead":
-        raise InvalidArgumentError("result['kind']", result.get("kind"), "'mead'")
-    detectors = result.get("detectors")
-    if not isinstance(detectors, Sequence) or isinstance(detectors, str) or not detectors:
-        raise InvalidArgumentError("result['detectors']", detectors, "a list with at least one detector")
-
-
-def percent(value: float | None) -> str:
-    """Return a share in per cent with one decimal, as in the paper's tables.
-
-    Example:
-        >>> percent(0.9071), percent(1.0), percent(None)
-        ('90.7', '100.0', '-')
-    """
-    return "-" if value is None else f"{100 * value:.1f}"
 
 
 def percent_interval(bounds: Sequence[float] | None) -> str:

@@ -10,24 +10,26 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from robust_ext.core.errors import MissingDependencyError
-from robust_ext.reports.wording import PHASES, attack_title, seconds, share, shorten
+from robust_ext.reports.wording import plain, shorten
 
-SCORE, RANDOM, INK, MUTED = "#0072b2", "#d98200", "#1f2933", "#616e7c"
-"""Colours told apart by colour-blind readers (after Okabe and Ito), and two greys."""
+SCORE, RANDOM, INK, MUTED, REST = "#0072b2", "#d98200", "#1f2933", "#616e7c", "#9aa5b1"
+"""Colours told apart by colour-blind readers (after Okabe and Ito), and three greys."""
 
-PHASE_COLOURS = dict(zip(PHASES, ("#12355b", "#0072b2", "#d98200", "#56b4e9", "#9aa5b1"), strict=True))
-REST_COLOUR = "#e4e7eb"
+COLOURS = (SCORE, RANDOM, "#009e73", "#cc79a7", "#56b4e9", "#8a4b08", "#7a5195", MUTED)
+"""Colours of things that are compared, in order."""
+
+MARKERS = "osD^v*PX"
 
 _STYLE = {
     "svg.fonttype": "none",
     "font.size": 8.5,
     "text.color": INK,
-    "axes.edgecolor": "#9aa5b1",
+    "axes.edgecolor": REST,
     "axes.linewidth": 0.8,
     "axes.labelcolor": MUTED,
     "axes.spines.top": False,
@@ -45,8 +47,28 @@ _STYLE = {
     "hatch.linewidth": 1.2,
 }
 _THRESHOLD = {"color": INK, "linewidth": 1.0, "linestyle": (0, (4, 2))}
-_TITLE_COLUMNS = 44
-_MARKERS = "osD^v*PX"
+# Of a bar, and of the space between two rows of bars, which counts as part of one.
+_SLOT, _SPACE = 0.19, 0.45
+_COLUMNS_OF_AN_INCH = 13
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One bar of a row.
+
+    Args:
+        parts: Lengths and colours, one after another.
+        words: To its right.
+        hatched: Whether it differs from its neighbour without colours too.
+        interval: Ends of a thin line over it, or None.
+        mark: Where a diamond stands, or None.
+    """
+
+    parts: Sequence[tuple[float, str]] = ()
+    words: str = ""
+    hatched: bool = False
+    interval: Sequence[float] | None = None
+    mark: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,132 +84,124 @@ class Curve:
     points: Sequence[tuple[float, float | None, float | None]]
 
 
-def score_plot(result: Mapping[str, Any]) -> str:
-    """Return bars of every attack's test score and R-ASR, with their intervals and the threshold, as SVG."""
-    attacks, threshold = result["attacks"], result["settings"]["threshold"]
-    height = 0.72 * len(attacks)
-
-    def paint(axes: Any) -> None:
-        for row, attack in enumerate(attacks):
-            axes.text(0, row - 0.34, f"name-{row}", va="center", fontweight="bold")
-            for kind, words, offset, colour, hatch in (
-                ("score", "score", -0.06, SCORE, ""),
-                ("random_score", "R-ASR", 0.2, RANDOM, "////"),
-            ):
-                value, bounds, place = attack[kind], attack[f"{kind}_interval"], row + offset
-                shown = "no" if value is None else share(value, threshold)
-                axes.text(1.03, place, f"{shown} {words}", va="center", color=MUTED)
-                if value is None:
-                    continue
-                axes.barh(place, value, height=0.22, color=colour, hatch=hatch)
-                if bounds is not None:
-                    ends = {"marker": "|", "markersize": 5, "clip_on": False}
-                    axes.plot(bounds, (place, place), color=INK, linewidth=1.1, **ends)
-        # A line for each row, so that it does not run through the names.
-        rows = range(len(attacks))
-        axes.vlines([threshold] * len(attacks), [row - 0.2 for row in rows], [row + 0.34 for row in rows], **_THRESHOLD)
-        axes.text(threshold, -0.62, f"pass from {threshold:g}", ha="right", va="bottom", color=INK)
-        axes.set(xlim=(0, 1), ylim=(len(attacks) - 0.55, -0.58), yticks=[], xlabel="share of planted problems solved")
-        axes.grid(axis="x")
-        axes.spines["left"].set_visible(False)
-
-    names = [shorten(attack_title(attack), _TITLE_COLUMNS) for attack in attacks]
-    box = (0.1, 0.48, 2.98, height)
-    return draw("score", (4.0, height + 0.72), box, paint, "Test score and R-ASR of each attack", names)
-
-
-def seconds_plot(result: Mapping[str, Any]) -> str:
-    """Return stacked bars of every attack's seconds by phase as SVG."""
-    attacks = result["attacks"]
-    height = 0.46 * len(attacks)
-
-    def paint(axes: Any) -> None:
-        longest = max(*(attack["seconds"]["total"] for attack in attacks), 1e-9)
-        for row, attack in enumerate(attacks):
-            taken, start = attack["seconds"], 0.0
-            parts = [(taken[phase], colour) for phase, colour in PHASE_COLOURS.items()]
-            rest = max(taken["total"] - sum(part for part, _ in parts), 0.0)
-            for part, colour in (*parts, (rest, REST_COLOUR)):
-                axes.barh(row + 0.12, part, left=start, height=0.34, color=colour, edgecolor="white", linewidth=0.6)
-                start += part
-            axes.text(0, row - 0.24, f"name-{row}", va="center", fontweight="bold")
-            across = {"transform": axes.get_yaxis_transform(), "va": "center", "color": MUTED}
-            axes.text(1.03, row + 0.12, f"{seconds(taken['total'])} s", **across)
-        axes.set(xlim=(0, longest), ylim=(len(attacks) - 0.6, -0.48), yticks=[], xlabel="seconds")
-        axes.grid(axis="x")
-        axes.spines["left"].set_visible(False)
-
-    names = [shorten(attack_title(attack), _TITLE_COLUMNS) for attack in attacks]
-    box = (0.1, 0.48, 3.25, height)
-    return draw("seconds", (4.0, height + 0.55), box, paint, "Seconds of each attack by phase", names)
-
-
-def closeness_plot(curves: Sequence[Curve], threshold: float, *, mark: tuple[float, str] | None, prefix: str) -> str:
-    """Return score and R-ASR against 1 - kappa, harder to the right, as SVG.
-
-    Args:
-        curves: With positions of 1 - kappa.
-        threshold: The score needed to pass.
-        mark: A value of 1 - kappa to mark and the words for it, if any.
-        prefix: Makes the identifiers of this SVG unique in a page.
-    """
-    return _curves(curves, threshold, "1 - kappa (harder to the right)", mark, prefix, harder_to_the_right=False)
-
-
-def inner_points_plot(curves: Sequence[Curve], threshold: float, *, mark: tuple[float, str] | None, prefix: str) -> str:
-    """Return score and R-ASR against the number of inner points, harder to the right, as SVG.
-
-    Args:
-        curves: With positions of numbers of inner points.
-        threshold: The score needed to pass.
-        mark: A number of inner points to mark and the words for it, if any.
-        prefix: Makes the identifiers of this SVG unique in a page.
-    """
-    return _curves(curves, threshold, "inner points (harder to the right)", mark, prefix, harder_to_the_right=True)
-
-
-def _curves(
-    curves: Sequence[Curve],
-    threshold: float,
-    x_label: str,
-    mark: tuple[float, str] | None,
-    prefix: str,
+def bar_plot(
+    rows: Sequence[tuple[str, Sequence[Bar]]],
     *,
-    harder_to_the_right: bool,
+    axis: str,
+    label: str,
+    prefix: str,
+    limit: float = 1.0,
+    line: tuple[float, str] | None = None,
+    beside: float = 0.0,
 ) -> str:
-    """Return curves over a logarithmic axis as SVG; larger positions go left unless they are the harder ones."""
+    """Rows of bars as SVG, each with a name above it or beside it.
+
+    Args:
+        rows: Names and bars, all rows with as many.
+        axis: Its words; shares are written in per cent where it ends so.
+        label: For readers who do not see the plot.
+        prefix: Makes the identifiers of this SVG unique in a page.
+        limit: Where the axis ends.
+        line: A value that bars are compared with, and words for it.
+        beside: Inches for names to the left of the bars; 0 puts them above.
+    """
+    names: list[str] = []
+
+    def named(text: str, columns: float) -> str:
+        names.append(shorten(plain(text), int(columns)))
+        return f"name-{len(names) - 1}"
+
+    width = 3.6 - beside if beside < 2 else 3.9
+    height = _SLOT * sum(len(entries) + (0 if beside else 1) + _SPACE for _, entries in rows)
+
+    def paint(axes: Any) -> None:
+        right = {"transform": axes.get_yaxis_transform(), "va": "center"}
+        place = 0.0
+        for name, entries in rows:
+            if beside:
+                columns = beside * _COLUMNS_OF_AN_INCH
+                axes.text(-0.03, place + len(entries) / 2, named(name, columns), ha="right", **right)
+            else:
+                axes.text(0, place + 0.5, named(name, 44), fontweight="bold", **right)
+                place += 1
+            if line is not None:
+                axes.vlines(line[0], place - 0.1, place + len(entries) + 0.1, **_THRESHOLD)
+            for bar in entries:
+                _paint_bar(axes, bar, place + 0.5)
+                if bar.words:
+                    axes.text(1.03, place + 0.5, named(bar.words, 22), color=MUTED, **right)
+                place += 1
+            place += _SPACE
+        if line is not None:
+            axes.text(line[0], -0.1, line[1], ha="right" if line[0] > 0.5 else "center", va="bottom", color=MUTED)
+        axes.set(xlim=(0, limit), ylim=(place, -0.1), yticks=[], xlabel=axis)
+        if axis.endswith("per cent"):
+            axes.set_xticks([0, limit / 2, limit], ["0", "50", "100"])
+        axes.grid(axis="x")
+        axes.spines["left"].set_visible(False)
+
+    box = (beside or 0.1, 0.45, width, height)
+    return draw(prefix, (box[0] + width + (0.2 if beside >= 2 else 0.95), height + 0.68), box, paint, label, names)
+
+
+def _paint_bar(axes: Any, bar: Bar, place: float) -> None:
+    start = 0.0
+    for length, colour in bar.parts:
+        hatch = "////" if bar.hatched else ""
+        axes.barh(place, length, left=start, height=0.84, color=colour, hatch=hatch, edgecolor="white", linewidth=0.6)
+        start += length
+    if bar.interval is not None:
+        ends = {"marker": "|", "markersize": 5, "clip_on": False}
+        axes.plot(bar.interval, (place, place), color=INK, linewidth=1.1, **ends)
+    if bar.mark is not None:
+        marker = {"marker": "D", "markersize": 5, "markerfacecolor": "white", "clip_on": False}
+        axes.plot([bar.mark], [place], linestyle="none", color=RANDOM, markeredgewidth=1.5, **marker)
+
+
+def curve_plot(
+    curves: Sequence[Curve], threshold: float, *, axis: str, mark: tuple[float, str] | None, prefix: str, rising: bool
+) -> str:
+    """Score and R-ASR over a logarithmic axis, harder to the right, as SVG.
+
+    Args:
+        curves: Their points.
+        threshold: The score needed to pass.
+        axis: Its words.
+        mark: A position to mark and the words for it, if any.
+        prefix: Makes the identifiers of this SVG unique in a page.
+        rising: Whether larger positions are the harder ones.
+    """
     positions = sorted({point[0] for curve in curves for point in curve.points})
     values = [value for curve in curves for point in curve.points for value in point[1:] if value is not None] or [1.0]
     low, high = positions[0] / 1.7, positions[-1] * 1.7
+    words = f"{axis} (harder to the right)"
 
     def paint(axes: Any) -> None:
         axes.set_xscale("log")
         # Limits first: they end autoscaling, which warns where all points share one position.
-        axes.set(ylim=(0, 1.02), xlabel=x_label, xlim=(low, high) if harder_to_the_right else (high, low))
+        axes.set(ylim=(0, 1.02), xlabel=words, xlim=(low, high) if rising else (high, low))
         axes.axhline(threshold, **_THRESHOLD)
         # A mark beside the curves would mark nothing.
         if mark is not None and mark[0] in positions:
-            place, words = mark
-            axes.axvline(place, color=MUTED, linewidth=0.8, linestyle=":")
+            axes.axvline(mark[0], color=MUTED, linewidth=0.8, linestyle=":")
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
             # Where no point comes near; below the curves in any case.
             height = max((0.1, 0.3, 0.6, 0.75), key=lambda free: min(abs(free - value) for value in values))
-            axes.text(place, height, words, color=MUTED, ha="center", va="center", bbox=box, zorder=1.5)
+            axes.text(mark[0], height, mark[1], color=MUTED, ha="center", va="center", bbox=box, zorder=1.5)
         # All scores first: the legend fills its first column before its second.
-        for index, words, colour, line in ((1, "score", SCORE, "-"), (2, "R-ASR", RANDOM, "--")):
+        for index, kind, colour, line in ((1, "score", SCORE, "-"), (2, "R-ASR", RANDOM, "--")):
             for number, curve in enumerate(curves):
-                marker, points = _MARKERS[number % len(_MARKERS)], sorted(curve.points, key=lambda point: point[0])
+                points = sorted(curve.points, key=lambda point: point[0])
                 kept = [(point[0], point[index]) for point in points if point[index] is not None]
-                label = f"{words}, {curve.label}" if curve.label else words
                 axes.plot(
                     [x for x, _ in kept],
                     [y for _, y in kept],
                     line,
                     color=colour,
-                    marker=marker,
+                    marker=MARKERS[number % len(MARKERS)],
                     # Curves may lie on each other; a hollow marker leaves the one below in sight.
                     markerfacecolor=colour if index == 1 else "white",
-                    label=label,
+                    label=f"{kind}, {curve.label}" if curve.label else kind,
                     clip_on=False,
                 )
         ticks = _spread_ticks(positions)
@@ -197,13 +211,12 @@ def _curves(
         axes.grid(axis="y")
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.02), ncols=2, frameon=False, borderaxespad=0)
 
-    legend = 0.2 * len(curves)
-    box = (0.4, 0.45, 2.95, 1.55)
-    return draw(prefix, (3.5, 2.12 + legend), box, paint, f"Test score and R-ASR against {x_label}", ())
+    size = (3.5, 2.12 + 0.2 * len(curves))
+    return draw(prefix, size, (0.4, 0.45, 2.95, 1.55), paint, f"Test score and R-ASR against {words}", ())
 
 
 def _spread_ticks(positions: Sequence[float]) -> list[float]:
-    """Return those of the sorted positions whose labels do not touch on a logarithmic axis."""
+    """Those of the sorted positions whose labels do not touch on a logarithmic axis."""
     ticks = [positions[0]]
     gap = (positions[-1] / positions[0]) ** 0.16
     for position in positions[1:]:
@@ -227,11 +240,12 @@ def draw(
         size: Width and height in inches.
         box: Left, bottom, width and height of the axes in inches.
         paint: Draws on the axes; writes ``name-0``, ``name-1``, ... where a name belongs.
-        label: Said to readers who do not see the plot.
-        names: The names.
+        label: For readers who do not see the plot.
+        names: The names; may be filled while painting.
     """
     try:
         import matplotlib.style
+        from markupsafe import Markup
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError('Plots in a report need matplotlib: pip install "robust-ext[cli]"') from error
@@ -242,12 +256,8 @@ def draw(
         figure = Figure(figsize=size)
         left, bottom, width, height = box
         paint(figure.add_axes((left / size[0], bottom / size[1], width / size[0], height / size[1])))
-        figure.savefig(
-            file,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-        )
+        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     # Comments repeat the texts, and the style sheet would hold for the whole page.
@@ -261,4 +271,4 @@ def draw(
     # A function, as a backslash in the label would be read as an escape.
     svg = re.sub(r"<svg[^>]*>", lambda _: opened, svg, count=1)
     svg = re.sub(r">name-(\d+)<", lambda match: f">{html.escape(names[int(match[1])])}<", svg)
-    return svg.strip()
+    return Markup(svg.strip())

@@ -1,12 +1,9 @@
-"""The words and number formats that the table and the page share, and the check of a result at the door."""
+"""The words and number formats that texts, pages and plots share."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from robust_ext.core.errors import InvalidArgumentError
 
 VERDICTS = {
     "passed": "Adversarial examples were planted, and found; of several attacks, the strongest counts. This takes away "
@@ -70,22 +67,6 @@ PHASES = {
 """Label of each timed phase, in the order in which a run goes through them."""
 
 
-def check_result(result: Mapping[str, Any]) -> None:
-    """Refuse a result that is of another kind, has no attacks, or a verdict that is not one.
-
-    Raises:
-        InvalidArgumentError: Names the entry.
-    """
-    if result.get("kind") != "binarization":
-        raise InvalidArgumentError("result['kind']", result.get("kind"), "'binarization'")
-    attacks = result.get("attacks")
-    if not isinstance(attacks, Sequence) or isinstance(attacks, str) or not attacks:
-        raise InvalidArgumentError("result['attacks']", attacks, "a list with at least one attack")
-    for owner in (result, *attacks):
-        if owner.get("verdict") not in VERDICTS:
-            raise InvalidArgumentError("verdict", owner.get("verdict"), "one of " + ", ".join(map(repr, VERDICTS)))
-
-
 def plain(text: object) -> str:
     r"""Return ``text`` on one line, with what cannot be printed (controls, lone surrogates) written as escapes.
 
@@ -99,13 +80,6 @@ def plain(text: object) -> str:
     )
 
 
-def cells(text: str) -> int:
-    """Return how many columns of a terminal ``text`` takes: wide characters two, combining ones none."""
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
-
-
 def shorten(text: str, width: int) -> str:
     """Return ``text`` with its middle replaced by an ellipsis, so that it takes at most ``width`` columns.
 
@@ -113,14 +87,16 @@ def shorten(text: str, width: int) -> str:
         >>> shorten("foolbox:LinfPGD(steps=40)", 15)
         'foolbox…eps=40)'
     """
-    if cells(text) <= width:
+    from rich.cells import cell_len
+
+    if cell_len(text) <= width:
         return text
     head, tail = "", ""
     while True:
         # The longer end waits, so that both ends stay readable.
-        longer_head = cells(head) <= cells(tail)
+        longer_head = cell_len(head) <= cell_len(tail)
         char = text[len(head)] if longer_head else text[-1 - len(tail)]
-        if cells(head + tail + char) > width - 1:
+        if cell_len(head + tail + char) > width - 1:
             return f"{head}…{tail}"
         head, tail = (head + char, tail) if longer_head else (head, char + tail)
 
@@ -155,3 +131,23 @@ def interval(bounds: Sequence[float] | None, *, decimals: int = 3) -> str:
 def seconds(value: float) -> str:
     """Return a duration in seconds with three figures or all the whole seconds, whichever is more."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def percent(value: float | None) -> str:
+    """Return a share in per cent with one decimal, as in the papers' tables.
+
+    Example:
+        >>> percent(0.9071), percent(1.0), percent(None)
+        ('90.7', '100.0', '-')
+    """
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def count(number: int, thing: str) -> str:
+    """Return so many things in words.
+
+    Example:
+        >>> count(1, "attack"), count(2, "attack")
+        ('1 attack', '2 attacks')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -33,7 +33,7 @@ class AdaptiveResult:
         return float(self.content["defended"]["worst_case"]["robust_accuracy"])
 
     def __str__(self) -> str:
-        return reports.defense_table(self.content)
+        return reports.report_text(self.content)
 
     def to_dict(self) -> dict[str, Any]:
         """The content, as a dict of its own."""
@@ -41,7 +41,7 @@ class AdaptiveResult:
 
     def to_html(self) -> str:
         """One self-contained page."""
-        return reports.render_defense_html(self.content)
+        return reports.report_page(self.content)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``result.json`` and ``report.html`` to a folder."""

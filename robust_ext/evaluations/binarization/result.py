@@ -41,7 +41,7 @@ class BinarizationResult:
         return max(scores) if scores else None
 
     def __str__(self) -> str:
-        return reports.table(self.content)
+        return reports.report_text(self.content)
 
     def to_dict(self) -> dict[str, Any]:
         """The content, as a dict of its own."""
@@ -49,7 +49,7 @@ class BinarizationResult:
 
     def to_html(self) -> str:
         """One self-contained page."""
-        return reports.render_html(self.content, self.examples)
+        return reports.report_page(self.content, self.examples)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``result.json`` and ``report.html`` to a folder."""

@@ -47,7 +47,7 @@ class MeadResult:
         return None
 
     def __str__(self) -> str:
-        return reports.mead_table(self.content)
+        return reports.report_text(self.content)
 
     def to_dict(self) -> dict[str, Any]:
         """The content, as a dict of its own."""
@@ -55,7 +55,7 @@ class MeadResult:
 
     def to_html(self) -> str:
         """One self-contained page."""
-        return reports.render_mead_html(self.content, self.examples)
+        return reports.report_page(self.content, self.examples)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``result.json`` and ``report.html`` to a folder."""

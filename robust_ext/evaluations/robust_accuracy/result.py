@@ -39,7 +39,7 @@ class RobustAccuracyResult:
         return {float(row["epsilon"]): float(row["robust_accuracy"]) for row in rows}[epsilon]
 
     def __str__(self) -> str:
-        return reports.robust_accuracy_table(self.content)
+        return reports.report_text(self.content)
 
     def to_dict(self) -> dict[str, Any]:
         """The content, as a dict of its own."""
@@ -47,7 +47,7 @@ class RobustAccuracyResult:
 
     def to_html(self) -> str:
         """One self-contained page."""
-        return reports.render_robust_accuracy_html(self.content)
+        return reports.report_page(self.content)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``result.json`` and ``report.html`` to a folder."""

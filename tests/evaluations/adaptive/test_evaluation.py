@@ -19,7 +19,7 @@ from robust_ext.evaluations.adaptive.content import _judged, _warnings
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.registry.defense import FunctionPurifier, WholeDefense, as_defense
-from robust_ext.reports import defense_table, render_defense_html
+from robust_ext.reports import report_page, report_text
 
 THREAT = ThreatModel(norm="linf", epsilon=0.15)
 SHORT = {"steps": 8, "queries": 20}
@@ -298,19 +298,19 @@ def test_bad_settings(subject, keywords, words):
 def test_table_and_page(subject):
     step = Step(name="<script>\x07", category="black-box", attack=Leaving(), view="static")
     content = evaluate(subject, rounded, attacks=[step]).to_dict()
-    text = defense_table(content)
+    text = report_text(content)
     assert max(map(len, text.splitlines())) <= 110
     assert "\x07" not in text
     (worst,) = (line for line in text.splitlines() if line.startswith("worst case"))
     shown = [f"{100 * content[part]['worst_case']['robust_accuracy']:.1f}" for part in ("static", "defended")]
     assert re.findall(r"[\d.]+", worst) == shown
-    page = render_defense_html(content)
-    assert page == render_defense_html(content)
+    page = report_page(content)
+    assert page == report_page(content)
     assert "<script" not in page
     for attack in content["defended"]["attacks"]:
         assert f"{100 * attack['robust_accuracy']:.1f}" in page
     with pytest.raises(InvalidArgumentError, match="kind"):
-        defense_table({**content, "kind": "mead"})
+        report_text({**content, "kind": "mead"})
 
 
 class Rounding(nn.Module):

@@ -16,7 +16,7 @@ from robust_ext.cli import app as cli
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.evaluations.robust_accuracy import robust_accuracy
 from robust_ext.evaluations.robust_accuracy.curves import curve, differences
-from robust_ext.reports import render_robust_accuracy_html, robust_accuracy_table
+from robust_ext.reports import report_page, report_text
 
 EPSILONS = [0.05, 0.2, 0.4]
 
@@ -191,21 +191,21 @@ def content(linear):
 
 
 def test_table(content):
-    text = robust_accuracy_table(content)
+    text = report_text(content)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 110
     assert "\x07" not in text
     (worst,) = (line for line in lines if line.startswith("worst case"))
     assert re.findall(r"[\d.]+", worst) == [f"{100 * row['robust_accuracy']:.1f}" for row in content["worst_case"]]
     with pytest.raises(InvalidArgumentError, match="kind"):
-        robust_accuracy_table({**content, "kind": "mead"})
+        report_text({**content, "kind": "mead"})
     with pytest.raises(InvalidArgumentError, match="attacks"):
-        robust_accuracy_table({**content, "attacks": []})
+        report_text({**content, "attacks": []})
 
 
 def test_page(content):
-    page = render_robust_accuracy_html(content)
-    assert page == render_robust_accuracy_html(content)
+    page = report_page(content)
+    assert page == report_page(content)
     assert "<script" not in page
     assert "http://" not in page.replace("http://www.w3.org", "")
     for attack in content["attacks"]:

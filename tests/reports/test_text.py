@@ -1,4 +1,4 @@
-"""A MEAD result as text."""
+"""Results as text for a terminal."""
 
 from __future__ import annotations
 
@@ -7,21 +7,100 @@ import unicodedata
 
 import pytest
 
-from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.reports.mead_table import mead_table
-from robust_ext.reports.table import WIDTH
+from robust_ext.reports import report_text
+from robust_ext.reports.text import WIDTH
+from robust_ext.reports.wording import plain, share, shorten
 from tests.reports.mead_results import large_result, make, small_result, suite
-
-
-@pytest.fixture(scope="module")
-def large():
-    return large_result(3)
+from tests.reports.results import make_adaptive, make_attack, make_result, make_robust_accuracy
 
 
 def columns_of(text):
     """Terminal columns, counted in another way than the code does: by normalising to composed characters."""
     composed = unicodedata.normalize("NFC", text)
     return sum(1 + (unicodedata.east_asian_width(char) in {"W", "F"}) for char in composed)
+
+
+def test_targets_are_in_the_rows_when_they_differ():
+    rows = report_text(make_result([make_attack("pgd", target="one"), make_attack("pgd", target="two")])).splitlines()[
+        2:4
+    ]
+    assert "pgd on one" in rows[0]
+    assert "pgd on two" in rows[1]
+
+
+def test_missing_values_are_dashes():
+    nothing = dict.fromkeys(("score", "score_interval", "random_score", "random_score_interval"))
+    attack = make_attack("pgd", **nothing, verdict="inconclusive", samples=0, canaries={"planted": 0, "repaired": 0})
+    row = report_text(make_result([attack])).splitlines()[2]
+    assert row.split() == ["inconclusive", "pgd", "-", "-", "0", "-", "87.0"]
+
+
+LONG = (
+    "foolbox:LinfPGD(steps=100, rel_stepsize=0.05, abs_stepsize=None, random_start=True)",
+    "x" * 400,
+    "攻撃" * 60,
+    "é" * 150,
+    "ロング name " * 30,
+)
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("count", [1, 8])
+def test_is_never_too_wide(name, count):
+    attacks = [make_attack(name, reason="Weil " + name * 2, verdict="inconclusive") for _ in range(count)]
+    lines = report_text(make_result(attacks, reason=name * 3)).splitlines()
+    assert max(map(columns_of, lines)) <= WIDTH
+    rows = lines[2 : 2 + count]
+    assert all("…" in row for row in rows)
+    assert all(row.endswith("87.0") for row in rows)
+    assert {columns_of(row) for row in rows} == {columns_of(lines[1])}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_other_kinds_are_never_too_wide(name):
+    arms = [arm for arm in suite() if arm.group in ("linf 0.125", "Spatial")]
+    mead = make(arms, [name, "nss"], samples=40, white_box=[name], published=True)
+    for result in ({**mead, "suite": name}, make_robust_accuracy(name, "ddn"), make_adaptive(name, "Square")):
+        assert max(map(columns_of, report_text(result).splitlines())) <= WIDTH
+    assert "…" in report_text(mead)
+
+
+def test_wrapping_loses_no_word():
+    reason = " ".join(f"word{number}" for number in range(60))
+    lines = report_text(make_result([make_attack("pgd", reason=reason)])).splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("pgd: "))
+    paragraph = " ".join(line.strip() for line in lines[start : lines.index("", start)])
+    assert paragraph == f"pgd: {reason}"
+
+
+def test_control_characters_do_not_reach_the_terminal():
+    text = report_text(make_result([make_attack("a\x1b[31mb\r\nc\u202e\ud800", reason="two\nlines")]))
+    assert "\x1b" not in text
+    assert r"a\x1b[31mb c\u202e\ud800: two lines" in text
+    text.encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.95, "0.950"), (0.9499, "0.9499"), (0.94981234567, "0.9498"), (1.0, "1.000"), (0.0, "0.000"), (None, "-")],
+)
+def test_rounding_never_crosses_the_threshold(value, shown):
+    assert share(value, 0.95) == shown
+
+
+def test_shorten_keeps_both_ends():
+    assert shorten("abcdefghij", 10) == "abcdefghij"
+    assert shorten("abcdefghij", 7) == "abc…hij"
+    assert shorten("攻撃攻撃", 5) == "攻…撃"
+
+
+def test_plain_keeps_what_can_be_printed():
+    assert plain("naïve 攻撃 😀 <b> $x$") == "naïve 攻撃 😀 <b> $x$"
+
+
+@pytest.fixture(scope="module")
+def large():
+    return large_result(3)
 
 
 def shown(value):
@@ -45,7 +124,7 @@ def block(text, title):
 
 
 def test_summary_rows_are_the_means_given(large):
-    header, rule, *rows = block(mead_table(large), "detector ")
+    header, rule, *rows = block(report_text(large), "detector ")
     assert header.split()[:4] == ["detector", "AUROC", "FPR95", "TPR5"]
     assert set(rule) == {"-"}
     assert len(rows) == len(large["detectors"])
@@ -66,7 +145,7 @@ def test_summary_rows_are_the_means_given(large):
 
 
 def test_averages_stand_under_their_objectives(large):
-    text = mead_table(large, groups=False)
+    text = report_text(large)
     for detector in large["detectors"]:
         _, objectives, numbers, _, *rows = block(text, f"{detector['name']}: averages by norm")
         assert objectives.split() == ["MEAD", "ACE", "KL", "Gini", "FR"]
@@ -91,45 +170,8 @@ def test_averages_stand_under_their_objectives(large):
             assert row[len(title) :].split() == expected
 
 
-def test_group_rows_say_what_the_entries_say():
-    result = small_result()
-    text = mead_table(result)
-    (lid,) = [one for one in result["detectors"] if one["name"] == "lid"]
-    rows = text[text.index("lid: averages") :].splitlines()
-    start = next(number for number, line in enumerate(rows) if line.startswith("group"))
-    rows = rows[start + 2 :]
-    (entry,) = [
-        one
-        for one in lid["results"]
-        if (one["group"], one["objective"], one["algorithm"]) == ("linf 0.125", None, None)
-    ]
-    singles = {
-        one["objective"]: one["auroc"]
-        for one in lid["results"]
-        if one["group"] == "linf 0.125" and one["objective"] is not None
-    }
-    lowest = min(singles, key=singles.get)
-    blamed = max(entry["blame"], key=entry["blame"].get)
-    place = next(number for number, row in enumerate(rows) if row.startswith("linf 0.125"))
-    low, high = entry["auroc_interval"]
-    assert re.split(r"  +", rows[place]) == [
-        "linf 0.125",
-        str(entry["positives"]),
-        shown(entry["coverage"]),
-        f"{shown(entry['auroc'])} [{shown(low)}, {shown(high)}]",
-        shown(entry["fpr_at_95_tpr"]),
-        f"{ {'ace': 'ACE', 'kl': 'KL', 'gini': 'Gini', 'fisher-rao': 'FR'}[lowest] } {shown(singles[lowest])}",
-        f"{shown(entry['blame'][blamed])} {blamed.removesuffix(' linf 0.125')}",
-    ]
-    for offset, scenario, words in [(1, "white-box", "white-box"), (2, "all", "blind and white-box")]:
-        (entry,) = [one for one in lid["white_box"] if (one["group"], one["scenario"]) == ("linf 0.125", scenario)]
-        cells = re.split(r"  +", rows[place + offset].strip())
-        assert cells[:3] == [words, str(entry["positives"]), shown(entry["coverage"])]
-        assert cells[3].startswith(shown(entry["auroc"]))
-
-
 def test_every_number_is_one_of_the_result(large):
-    text = mead_table(large)
+    text = report_text(large)
     body = text[text.index("detector ") : text.index("Fewer than")]
     found = set(re.findall(r"(?<![\w.])\d+\.\d(?!\d)", body))
     # A group's name may hold an epsilon of one decimal.
@@ -138,34 +180,27 @@ def test_every_number_is_one_of_the_result(large):
     assert found <= numbers_of(large) | epsilons
 
 
-def test_groups_can_be_left_out(large):
-    text = mead_table(large, groups=False)
-    assert "coverage" not in text
-    assert "most blame" not in text
-    assert block(text, "detector ") == block(mead_table(large), "detector ")
-
-
 def test_notes_say_what_is_rough_and_left_out(large):
-    text = " ".join(mead_table(large).split())
+    text = " ".join(report_text(large).split())
     assert "Fewer than 20 positives, so numbers are rough or missing: l1 5 (" in text
     assert "l1 10 (0)." in text
     assert "nss: Scores that are no numbers (NaN) were left out in 1 row, up to 3 in one." in text
     assert "Rows without a number are not part of the averages: l1 average, 1 of 7." in text
-    clean = mead_table(make([arm for arm in suite() if arm.group == "linf 0.5"], ["nss"], samples=90))
+    clean = report_text(make([arm for arm in suite() if arm.group == "linf 0.5"], ["nss"], samples=90))
     assert not re.search("Fewer|NaN|Rows without", clean)
     assert "white-box" not in clean
 
 
 def test_rows_without_positives_have_dashes():
     arms = [arm for arm in suite() if arm.group in ("l1 5", "Spatial")]
-    text = mead_table(make(arms, ["nss"], samples=30, rates={"l1 5": 0, "Spatial": 0}))
+    text = report_text(make(arms, ["nss"], samples=30, rates={"l1 5": 0, "Spatial": 0}))
     assert re.search(r"^nss +- +- +- +- +-$", text, flags=re.MULTILINE)
     assert re.search(r"^l1 5 +0 +0\.0 +- +- +- +-$", text, flags=re.MULTILINE)
     assert re.search(r"^l1 average( +-){10}$", text, flags=re.MULTILINE)
 
 
 def test_one_detector_and_one_arm():
-    text = mead_table(make([arm for arm in suite() if arm.group == "Spatial"], ["nss"], samples=50))
+    text = report_text(make([arm for arm in suite() if arm.group == "Spatial"], ["nss"], samples=50))
     assert "1 arm in 1 group;" in text
     assert block(text, "nss: averages")[1].split() == ["MEAD"]
     row = next(line for line in text.splitlines() if line.startswith("Spatial"))
@@ -176,10 +211,10 @@ def test_numbers_of_the_public_code_are_beside_ours():
     arms = [arm for arm in suite() if arm.group == "linf 0.5"]
     result = make(arms, ["nss"], samples=50, published=True)
     entry = result["detectors"][0]["results"][0]
-    text = mead_table(result)
+    text = report_text(result)
     assert "published" in text
     assert f"{shown(entry['published']['auroc'])} / 87.5" in text
-    assert "published" not in mead_table(make(arms, ["nss"], samples=50))
+    assert "published" not in report_text(make(arms, ["nss"], samples=50))
 
 
 def test_more_objectives_than_fit_go_on_below():
@@ -191,41 +226,8 @@ def test_more_objectives_than_fit_go_on_below():
         if row["objective"] == "ace"
         for number, name in enumerate(more)
     ]
-    text = mead_table({**result, "averages": result["averages"] + extra})
+    text = report_text({**result, "averages": result["averages"] + extra})
     for number, name in enumerate(more):
         assert name in text
         assert shown(0.123 + number / 100) in text
     assert max(map(columns_of, text.splitlines())) <= WIDTH
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "攻撃" * 80, "é" * 200, "a\tlong name " * 20])
-def test_is_never_too_wide(name):
-    arms = [arm for arm in suite() if arm.group in ("linf 0.125", "Spatial")]
-    result = make(arms, [name, "nss"], samples=40, white_box=[name], published=True)
-    text = mead_table({**result, "suite": name})
-    assert max(map(columns_of, text.splitlines())) <= WIDTH
-    assert "…" in text
-
-
-def test_control_characters_do_not_reach_the_terminal():
-    nasty = "a\x1b[31mb\r\nc\u202e\ud800"
-    arms = [arm for arm in suite() if arm.group == "linf 0.125"]
-    result = make(arms, [nasty], samples=40, white_box=[nasty])
-    text = mead_table({**result, "suite": nasty})
-    assert "\x1b" not in text
-    assert "\u202e" not in text
-    assert r"suite a\x1b[31mb c\u202e\ud800:" in text
-    text.encode("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"detectors": []}, "at least one detector"),
-        ({"detectors": None}, "at least one detector"),
-        ({"kind": "binarization"}, "got binarization, expected 'mead'"),
-    ],
-)
-def test_refuses_what_it_cannot_show(changes, named):
-    with pytest.raises(InvalidArgumentError, match=named):
-        mead_table(small_result(**changes))

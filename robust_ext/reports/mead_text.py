@@ -1,16 +1,14 @@
-"""A MEAD result as plain text for a terminal."""
+"""The result of a MEAD run as text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robust_ext.reports.columns import GAP, Line, layout, line
 from robust_ext.reports.mead_views import (
     Averages,
     Row,
     averages_of,
-    check_mead,
     groups_of,
     lowest_row,
     most_blamed,
@@ -19,55 +17,46 @@ from robust_ext.reports.mead_views import (
     notes,
     objective_title,
     objectives,
-    percent,
     percent_interval,
     short_arm,
 )
-from robust_ext.reports.table import wrap
-from robust_ext.reports.wording import cells, plain, shorten
+from robust_ext.reports.text import Line, paragraph, table
+from robust_ext.reports.wording import count, percent, plain, shorten
 
-_TITLE = 16
-_OBJECTIVES_BESIDE = 5
+_TITLE = 15
 
 
-def mead_table(result: Mapping[str, Any], *, groups: bool = True) -> str:
-    """Return a MEAD result as text of at most 110 columns, without colour. Numbers are per cent.
+def text(result: Mapping[str, Any], *, groups: bool = True) -> str:
+    """Numbers in per cent: first a row a detector, averaged over the groups of attacks (the paper's table 3).
 
-    First a row a detector, averaged over the groups of attacks (Granese et al., "MEAD" (2022), table 3). Then for each
-    detector the averages by norm of all arms and of each objective (tables 1 and 2), and a row a group of arms. Then
-    what makes numbers rough.
+    Then for each detector the averages by norm of all arms and of each objective (tables 1 and 2), and a row a group
+    of arms. Then what makes numbers rough.
 
     Args:
-        result: The content of ``result.json``, of kind ``"mead"``.
+        result: The content of ``result.json``.
         groups: Whether the rows by group are part of it.
-
-    Raises:
-        InvalidArgumentError: The result is of another kind or has no detectors.
     """
-    check_mead(result)
-    lines = [*wrap(_opening(result)), "", *_summary(result)]
+    lines = [*paragraph(_opening(result)), "", *_summary(result)]
     for detector in result["detectors"]:
-        lines += ["", *_averages(result, detector)]
+        lines += ["", *paragraph(f"{plain(detector['name'])}: averages by norm"), *_averages(result, detector)]
         if groups and (rows := _groups(detector)):
             lines += ["", *rows]
     for note in notes(result):
-        lines += ["", *wrap(note)]
+        lines += ["", *paragraph(note)]
     return "\n".join(lines) + "\n"
 
 
 def _opening(result: Mapping[str, Any]) -> str:
-    arms, accuracy = result["arms"], result["clean_accuracy"]
-    count = len({arm["group"] for arm in arms})
+    arms = result["arms"]
     naturals = "all natural samples count" if result["naturals"] == "kept" else "misclassified samples are left out"
     return (
-        f"MEAD, suite {plain(result['suite'])}: {result['samples']} samples, clean accuracy {percent(accuracy)}%, "
-        f"{len(arms)} arm{'' if len(arms) == 1 else 's'} in {count} group{'' if count == 1 else 's'}; {naturals}. "
-        "All numbers are per cent."
+        f"MEAD, suite {plain(result['suite'])}: {result['samples']} samples, clean accuracy "
+        f"{percent(result['clean_accuracy'])}%, {count(len(arms), 'arm')} in "
+        f"{count(len({arm['group'] for arm in arms}), 'group')}; {naturals}. All numbers are per cent."
     )
 
 
 def _summary(result: Mapping[str, Any]) -> list[str]:
-    white_box = any(detector["white_box"] for detector in result["detectors"])
     rows: list[Line] = [
         ("detector", "AUROC", "FPR95", "TPR5", "lowest AUROC", "of group", "with white-box", "of group")
     ]
@@ -78,7 +67,8 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
         lowest = (lowest_row(group.blind for group in groups), lowest_row(group.with_white_box for group in groups))
         places = (cell for row in lowest for cell in (("-", "-") if row is None else _place(row)))
         rows.append((plain(detector["name"]), *numbers, *places))
-    return layout(rows, words=(0, 5, 7)) if white_box else layout([row[:6] for row in rows], words=(0, 5))
+    shown = 8 if any(detector["white_box"] for detector in result["detectors"]) else 6
+    return table([row[:shown] for row in rows], words=(0, 5, 7))
 
 
 def _place(row: Row) -> tuple[str, str]:
@@ -89,25 +79,20 @@ def _averages(result: Mapping[str, Any], detector: Row) -> list[str]:
     """The paper's form: norms by objectives; objectives that do not fit beside the others go on below."""
     averages = averages_of(result, detector["name"])
     columns = [None, *objectives(result)]
-    lines = wrap(f"{plain(detector['name'])}: averages by norm")
-    for start in range(0, len(columns), _OBJECTIVES_BESIDE):
-        lines += _averages_block(averages, columns[start : start + _OBJECTIVES_BESIDE])
-    return lines
+    titles = [shorten(objective_title(objective), _TITLE) for objective in columns]
+    beside = 5 if max(map(len, titles)) <= 10 else 4
+    starts = range(0, len(columns), beside)
+    return [line for start in starts for line in _averages_block(averages, columns[start : start + beside])]
 
 
 def _averages_block(averages: Averages, columns: Sequence[str | None]) -> list[str]:
-    titles = [shorten(objective_title(objective), _TITLE) for objective in columns]
-    rows: list[Line] = [("", *(words for _ in titles for words in ("AUROC", "FPR95")))]
+    titles = (shorten(objective_title(objective), _TITLE) for objective in columns)
+    rows: list[Line] = [("\n", *(words for title in titles for words in (f"{title}\nAUROC", "\nFPR95")))]
     for norm in norms_of(averages):
         found = [averages.get((norm, objective), {}) for objective in columns]
         numbers = [percent(row.get(key)) for row in found for key in ("auroc", "fpr_at_95_tpr")]
         rows.append((shorten(norm_title(norm), _TITLE), *numbers))
-    # Two columns and their gap are as wide as a title.
-    number = max(6, *(-(-(cells(title) - len(GAP)) // 2) for title in titles))
-    widths = [max(cells(row[0]) for row in rows), *[number] * (2 * len(titles))]
-    under, *body = [line(row, widths, words=(0,)) for row in rows]
-    top = line(("", *titles), [widths[0], *[2 * number + len(GAP)] * len(titles)], words=(0,))
-    return [top, under, "-" * max(map(cells, (top, under, *body))), *body]
+    return table(rows, words=(0,))
 
 
 def _groups(detector: Row) -> list[str]:
@@ -121,7 +106,7 @@ def _groups(detector: Row) -> list[str]:
             blamed = most_blamed(row)
             rows.append(
                 (
-                    title if place == 0 else f"{GAP}{words}",
+                    title if place == 0 else f"  {words}",
                     str(row["positives"]),
                     percent(row["coverage"]),
                     f"{percent(row['auroc'])} {percent_interval(row['auroc_interval'])}".rstrip(),
@@ -133,7 +118,7 @@ def _groups(detector: Row) -> list[str]:
             )
     if not published:
         rows = [row[:-2] + row[-1:] for row in rows]
-    return layout(rows, words=(0, len(rows[0]) - 1)) if len(rows) > 1 else []
+    return table(rows, words=(0, len(rows[0]) - 1)) if len(rows) > 1 else []
 
 
 def _objective(lowest: tuple[str, float] | None) -> str:

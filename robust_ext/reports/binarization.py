@@ -1,0 +1,196 @@
+"""The result of a binarization test, with one or two tests an attack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.reports.plots import RANDOM, REST, SCORE, Bar, Curve, bar_plot, curve_plot
+from robust_ext.reports.text import Line, paragraph, table
+from robust_ext.reports.wording import OUTCOMES, PHASES, VERDICTS, attack_title, interval, plain, seconds, share
+
+_HEADER = ("verdict", "attack", "test score", "R-ASR", "planted", "canaries", "seconds")
+_PHASE_COLOURS = dict(zip(PHASES, ("#12355b", SCORE, RANDOM, "#56b4e9", REST), strict=True))
+
+
+def text(result: Mapping[str, Any]) -> str:
+    """A row an attack (or two, where it went through the regular and the inverted test), the reasons, the verdict.
+
+    Each has its verdict, its test score and the random attack's success rate (R-ASR) with their intervals, the planted
+    problems, the canaries it repaired of those there were, and its seconds.
+
+    Args:
+        result: The content of ``result.json``.
+    """
+    _check(result)
+    threshold = result["settings"]["threshold"]
+    one_target = len({attack["target"] for attack in result["attacks"]}) == 1
+    rows = [_HEADER, *(_row(attack, threshold, one_target) for attack in _tests(result)["attacks"])]
+    lines = [*table(rows, words=(0, 1, 2, 3)), ""]
+    for attack in result["attacks"]:
+        both = f" {attack['verdict']}, score {share(attack['score'], threshold)}." if "tests" in attack else ""
+        lines += paragraph(f"{attack_title(attack)}:{both} {plain(attack['reason'])}")
+    lines += ["", *paragraph(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}")]
+    return "\n".join(lines) + "\n"
+
+
+def context(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page shows.
+
+    Args:
+        result: The content of ``result.json``.
+    """
+    _check(result)
+    tests = _tests(result)
+    pairs = [] if tests is result else result["attacks"]
+    return {
+        "result": tests,
+        "whole": result,
+        "tested_twice": pairs,
+        "OUTCOMES": {key: words for key, words in OUTCOMES.items() if pairs or key != "rejected"},
+        "threshold": result["settings"]["threshold"],
+        "score_plot": _score_plot(tests),
+        "seconds_plot": _seconds_plot(tests),
+        "hardness": list(_hardness(tests)),
+        "calibration": list(_calibration(tests)),
+        "phase_colours": _PHASE_COLOURS,
+    }
+
+
+def _check(result: Mapping[str, Any]) -> None:
+    for owner in (result, *result["attacks"]):
+        if owner.get("verdict") not in VERDICTS:
+            raise InvalidArgumentError("verdict", owner.get("verdict"), "one of " + ", ".join(map(repr, VERDICTS)))
+
+
+def _tests(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A result in which every test of every attack is an entry; a result of one test is returned as it is."""
+    if not any("tests" in attack for attack in result["attacks"]):
+        return result
+    entries = [
+        {**one, "name": f"{attack['name']} ({test})"}
+        for attack in result["attacks"]
+        for test, one in attack["tests"].items()
+    ]
+    return {**result, "attacks": entries}
+
+
+def _row(attack: Mapping[str, Any], threshold: float, one_target: bool) -> Line:
+    """The cells of one attack, in the order of the header; a target that all share leaves room for the name."""
+    canaries = attack["canaries"]
+    return (
+        attack["verdict"],
+        plain(attack["name"]) if one_target else attack_title(attack),
+        f"{share(attack['score'], threshold)} {interval(attack['score_interval'], decimals=2)}".rstrip(),
+        f"{share(attack['random_score'], threshold)} {interval(attack['random_score_interval'], decimals=2)}".rstrip(),
+        str(attack["samples"]),
+        f"{canaries['repaired']} of {canaries['planted']}" if canaries["planted"] else "-",
+        seconds(attack["seconds"]["total"]),
+    )
+
+
+def _score_plot(result: Mapping[str, Any]) -> str:
+    """Bars of every attack's test score and R-ASR, with their intervals and the threshold."""
+    threshold = result["settings"]["threshold"]
+
+    def bar(attack: Mapping[str, Any], kind: str, words: str, colour: str) -> Bar:
+        value = attack[kind]
+        shown = "no" if value is None else share(value, threshold)
+        parts = [] if value is None else [(value, colour)]
+        return Bar(parts=parts, words=f"{shown} {words}", hatched=colour == RANDOM, interval=attack[f"{kind}_interval"])
+
+    rows = [
+        (attack_title(attack), [bar(attack, "score", "score", SCORE), bar(attack, "random_score", "R-ASR", RANDOM)])
+        for attack in result["attacks"]
+    ]
+    return bar_plot(
+        rows,
+        axis="share of planted problems solved",
+        label="Test score and R-ASR of each attack",
+        prefix="score",
+        line=(threshold, f"pass from {threshold:g}"),
+    )
+
+
+def _seconds_plot(result: Mapping[str, Any]) -> str:
+    """Stacked bars of every attack's seconds by phase, and what is left of the total."""
+    rows = []
+    for attack in result["attacks"]:
+        taken = attack["seconds"]
+        parts = [(taken[phase], colour) for phase, colour in _PHASE_COLOURS.items()]
+        rest = max(taken["total"] - sum(part for part, _ in parts), 0.0)
+        words = f"{seconds(taken['total'])} s"
+        rows.append((attack_title(attack), [Bar(parts=[*parts, (rest, "#e4e7eb")], words=words)]))
+    longest = max(*(attack["seconds"]["total"] for attack in result["attacks"]), 1e-9)
+    return bar_plot(rows, axis="seconds", label="Seconds of each attack by phase", prefix="seconds", limit=longest)
+
+
+def _hardness(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A title and a plot for every attack whose candidates were judged at other settings."""
+    for number, attack in enumerate(result["attacks"]):
+        curve = _closeness_curve("", attack["hardness"])
+        if not curve.points:
+            continue
+        place, *scores = min(curve.points, key=lambda point: point[0])
+        # The settings alone cannot tell where the run itself stood: kappa has more than one convention.
+        mark = (place, "this run") if scores == [attack["score"], attack["random_score"]] else None
+        yield attack_title(attack), _closeness_plot(result, [curve], mark, f"hardness-{number}")
+
+
+def _calibration(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A title and a plot for every attack and every axis along which its settings were varied."""
+    calibration = result["calibration"]
+    if calibration is None:
+        return
+    chosen = calibration["chosen"]
+    for number, name in enumerate(dict.fromkeys(row["attack"] for row in calibration["rows"])):
+        rows = [row for row in calibration["rows"] if row["attack"] == name]
+        along_kappa = [
+            _closeness_curve(f"{count} inner points", [row for row in rows if row["inner_points"] == count])
+            for count in sorted({row["inner_points"] for row in rows})
+        ]
+        along_count = [
+            Curve(
+                label=f"kappa {kappa:g}",
+                points=[
+                    (row["inner_points"], row["score"], row["random_score"]) for row in rows if row["kappa"] == kappa
+                ],
+            )
+            for kappa in sorted({row["kappa"] for row in rows})
+        ]
+        # A curve of one point shows nothing along this axis; it is one of the points along the other, or in the table.
+        if curves := [curve for curve in along_kappa if len(curve.points) > 1]:
+            title, curves = _titled(name, curves)
+            mark = None if chosen is None else (1 - chosen["kappa"], "chosen")
+            yield title, _closeness_plot(result, curves, mark, f"kappa-{number}")
+        if curves := [curve for curve in along_count if len(curve.points) > 1]:
+            title, curves = _titled(name, curves)
+            mark = None if chosen is None else (chosen["inner_points"], "chosen")
+            threshold = result["settings"]["threshold"]
+            yield (
+                title,
+                curve_plot(curves, threshold, axis="inner points", mark=mark, prefix=f"inner-{number}", rising=True),
+            )
+
+
+def _titled(name: str, curves: list[Curve]) -> tuple[str, list[Curve]]:
+    """Move the label of an only curve into the title, where there is more room than in the legend."""
+    if len(curves) > 1:
+        return name, curves
+    return f"{name}, {curves[0].label}", [Curve(label="", points=curves[0].points)]
+
+
+def _closeness_plot(
+    result: Mapping[str, Any], curves: Sequence[Curve], mark: tuple[float, str] | None, prefix: str
+) -> str:
+    threshold = result["settings"]["threshold"]
+    return curve_plot(curves, threshold, axis="1 - kappa", mark=mark, prefix=prefix, rising=False)
+
+
+def _closeness_curve(label: str, rows: Sequence[Mapping[str, Any]]) -> Curve:
+    """Score and R-ASR over 1 - kappa; kappa of 1 is the planted point itself and has no place on a log axis."""
+    return Curve(
+        label=label,
+        points=[(1 - row["kappa"], row["score"], row["random_score"]) for row in rows if row["kappa"] < 1],
+    )

@@ -1,0 +1,99 @@
+"""Pages as tests read them: elements, tables, the words of plots, and all of it as a few lines of plain text."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+NASTY = "<script>alert(1)</script>\"'&$x_{1}$ \x00\x1b\ud800 攻撃 name-0 {{ seed }}"
+"""What must not become markup, an escape of a terminal, or a name in a plot."""
+
+_SVG = "{http://www.w3.org/2000/svg}"
+_BLOCKS = "title|h[1-4]|p|li|dt|dd|figcaption|caption|summary|tr|svg|img"
+
+
+class Page(HTMLParser):
+    """Elements, attributes, visible text and the rows of all tables of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.attributes, self.text, self.rows, self.data = [], [], "", [], []
+        self._hidden, self._in_cell = 0, False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append(tag)
+        self.attributes.extend((tag, key, value) for key, value in attributes)
+        self._hidden += tag == "style"
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self._in_cell = True
+            self.rows[-1].append("")
+        if tag == "data":
+            self.data.append(float(dict(attributes)["value"]))
+
+    def handle_endtag(self, tag):
+        self._hidden -= tag == "style"
+        self._in_cell = self._in_cell and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        if self._hidden:
+            return
+        self.text += data
+        if self._in_cell:
+            self.rows[-1][-1] += data
+
+    def rows_of(self, *start):
+        """The rest of all rows whose cells begin with ``start``."""
+        rows = [[" ".join(cell.split()) for cell in row] for row in self.rows]
+        return [row[len(start) :] for row in rows if tuple(row[: len(start)]) == start]
+
+    def row(self, *start):
+        """The rest of the only row whose cells begin with ``start``."""
+        (found,) = self.rows_of(*start)
+        return found
+
+
+def svgs(text):
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)]
+
+
+def words(svg):
+    return ["".join(element.itertext()) for element in svg.iter(f"{_SVG}text")]
+
+
+def plot(text, start):
+    """The only plot whose description begins so."""
+    (svg,) = [svg for svg in svgs(text) if svg.get("aria-label", "").startswith(start)]
+    return svg
+
+
+def spans(svg, colour):
+    """How far the shapes of a colour reach from left to right, in order."""
+    found = []
+    for path in svg.iter(f"{_SVG}path"):
+        if re.search(f"fill: ({colour})", path.get("style", "")):
+            across = [float(x) for x in re.findall(r"[ML] (\S+) ", path.get("d"))]
+            found.append(max(across) - min(across))
+    return found
+
+
+def outline(text):
+    """What a page says, a line a heading, paragraph, row, plot or image: marked by its element, without styles."""
+    text = re.sub(r"<style.*?</style>|<svg[^>]*aria-hidden.*?</svg>", "", text, flags=re.DOTALL)
+    lines = []
+    for tag, attributes, body in re.findall(
+        rf"<({_BLOCKS})\b([^>]*)>(.*?)(?=<(?:{_BLOCKS})\b|</table>|\Z)", text, flags=re.DOTALL
+    ):
+        label = re.search(r'(?:aria-label|alt)="([^"]*)"', attributes)
+        if tag == "svg":
+            body = f"{label[1]}: {' / '.join(re.findall(r'<text[^>]*>(.*?)</text>', body, flags=re.DOTALL))}"
+        elif tag == "img":
+            body = label[1]
+        body = re.sub(r"</t[dh]>\s*<t[dh][^>]*>", " | ", body)
+        body = " ".join(re.sub(r"<[^>]*>", " ", body).split())
+        lines.append(f"{tag}: {body}")
+    return "\n".join(line for line in lines if not line.endswith(": ")) + "\n"

@@ -1,0 +1,164 @@
+"""Results of each kind as runs write them, with numbers that differ from each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from robust_ext.reports import Example
+
+CALIBRATION = {
+    "chosen": {"kappa": 0.9999, "inner_points": 4999},
+    "rows": [
+        {"attack": "pgd", "kappa": kappa, "inner_points": inner, "score": 0.9, "random_score": 0.5, "samples": 64}
+        for kappa, inner in [(0.99, 999), (0.999, 999), (0.9999, 999), (0.9999, 4999)]
+    ],
+}
+VERSIONS = {"robust_ext": "0.1.0", "torch": "2.5.1"}
+
+
+def make_attack(name: str, **changes: Any) -> dict[str, Any]:
+    """The entry of one attack in a binarization test; ``changes`` replaces whole values."""
+    entry: dict[str, Any] = {
+        "name": name,
+        "target": "",
+        "score": 0.61328125,
+        "score_interval": [0.5546875, 0.6690625],
+        "random_score": 0.12109375,
+        "random_score_interval": [0.0837, 0.1671],
+        "verdict": "failed",
+        "reason": "157 of 256 planted problems were solved.",
+        "samples": 256,
+        "not_separable": 3,
+        "not_planted": 7,
+        "outcomes": {
+            "found": 157,
+            "rejected": 1,
+            "not_adversarial": 80,
+            "beyond_epsilon": 11,
+            "out_of_bounds": 5,
+            "not_finite": 2,
+        },
+        "canaries": {"planted": 37, "repaired": 9},
+        "seconds": {"features": 41.5, "readout": 3.25, "attack": 22.5, "random": 18.75, "verify": 0.5, "total": 87.0},
+        "passes": {"forward": 716811, "backward": 10249},
+        "hardness": [
+            {"kappa": 0.9, "score": 0.83, "random_score": 0.41},
+            {"kappa": 0.99, "score": 0.72, "random_score": 0.22},
+        ],
+    }
+    assert changes.keys() <= entry.keys()
+    return {**entry, **changes}
+
+
+def make_pair(name: str) -> dict[str, Any]:
+    """The entry of an attack that went through a regular and an inverted test."""
+    planting = {"samples": 270}
+    tests = {
+        "regular": {**make_attack(name), "planting": planting},
+        "inverted": {**make_attack(name, score=0.25, score_interval=[0.2, 0.31]), "planting": planting},
+    }
+    entry = make_attack(name, score=0.25, reason="It ignores the detector.")
+    return {**{key: entry[key] for key in ("name", "target", "score", "verdict", "reason")}, "tests": tests}
+
+
+def make_result(attacks: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    """A binarization test of these attacks; ``changes`` replaces whole values."""
+    entry: dict[str, Any] = {
+        "kind": "binarization",
+        "verdict": "failed",
+        "reason": "Planted adversarial examples were missed.",
+        "attacks": attacks,
+        "calibration": None,
+        "settings": {"norm": "linf", "epsilon": 8 / 255, "threshold": 0.95, "kappa": 0.999, "corners": True},
+        "versions": VERSIONS,
+        "seed": 20240501,
+    }
+    assert changes.keys() <= entry.keys()
+    return {**entry, **changes}
+
+
+def make_robust_accuracy(*names: str, **changes: Any) -> dict[str, Any]:
+    """Robust accuracy under these attacks at two budgets; ``changes`` replaces whole values."""
+    attacks = [
+        {
+            "name": name,
+            "description": f"{name}(steps={place})",
+            "kind": "fixed epsilon",
+            "robust_accuracy": [
+                {"epsilon": 0.5, "robust_accuracy": 0.75 - place / 100, "interval": [0.65, 0.83]},
+                {"epsilon": 1.0, "robust_accuracy": 0.5 - place / 50, "interval": [0.4, 0.6]},
+            ],
+            "difference": {"mean": 0.01 * place, "maximum": 0.02 * place},
+            "distances": [None, 0.25, 0.75] if place else None,
+            "passes": {"forward": 1000 + place, "backward": 900 + place},
+            "seconds": 12.5 + place,
+        }
+        for place, name in enumerate(names)
+    ]
+    worst = [
+        {"epsilon": 0.5, "robust_accuracy": 0.7, "interval": [0.6, 0.79]},
+        {"epsilon": 1.0, "robust_accuracy": 0.4, "interval": [0.3, 0.5]},
+    ]
+    return {
+        "kind": "robust_accuracy",
+        "norm": "l2",
+        "samples": 100,
+        "clean_accuracy": 0.95,
+        "attacks": attacks,
+        "worst_case": worst,
+        "settings": {"norm": "l2", "batch_size": 100, "seed": 3},
+        "versions": VERSIONS,
+        "seconds": {"attack": 26.0, "total": 30.0},
+        **changes,
+    }
+
+
+def make_adaptive(*names: str, **changes: Any) -> dict[str, Any]:
+    """A random defense that helps a little against these attacks; ``changes`` replaces whole values."""
+
+    def part(accuracy: float) -> dict[str, Any]:
+        attacks = [
+            {
+                "name": name,
+                "category": "transfer" if place else "BPDA",
+                "robust_accuracy": accuracy + place / 100,
+                "interval": [accuracy - 0.05, accuracy + 0.06],
+                "deviation": 0.0125,
+                "passes": {"forward": 500 + place, "backward": 400 + place},
+                "seconds": 3.5 + place,
+            }
+            for place, name in enumerate(names)
+        ]
+        worst = {"robust_accuracy": accuracy - 0.02, "deviation": 0.01}
+        by = {"clean": 2, **{name: 5 + place for place, name in enumerate(names)}}
+        return {"clean_accuracy": accuracy + 0.3, "attacks": attacks, "worst_case": {**worst, "by": by}}
+
+    return {
+        "kind": "test_time",
+        "defense": "Purifier",
+        "random": True,
+        "batch_level": False,
+        "norm": "linf",
+        "epsilon": 0.1,
+        "samples": 64,
+        "static": part(0.25),
+        "defended": part(0.5),
+        "gain": {"robust_accuracy": 0.25, "interval": [0.1, 0.4]},
+        "cost": {"seconds_ratio": 3.25, "forward": 7, "backward": 2},
+        "categories": [{"category": "BPDA", "alone": 0.5, "without": 0.55}],
+        "refused": [{"name": "RayS", "reason": "It changes its answers."}],
+        "warnings": ["Gradients are zero on 10% of the samples."],
+        "settings": {"steps": 50, "seed": 1},
+        "versions": VERSIONS,
+        "seconds": {"attack": 26.0, "total": 30.0},
+        **changes,
+    }
+
+
+def make_example(**changes: Any) -> Example:
+    """An image of sixteen greys on which the attack changed nothing; ``changes`` replaces whole values."""
+    clean = changes.pop("clean", np.linspace(0, 1, 16).reshape(1, 4, 4))
+    entry = {"attack": "pgd", "sample": 3, "outcome": "found", "candidate": clean, "bounds": (0.0, 1.0)}
+    return Example(clean=clean, **{**entry, **changes})

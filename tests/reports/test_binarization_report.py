@@ -1,0 +1,110 @@
+"""The page of a binarization test: bars, curves and marks stand where the numbers put them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from robust_ext.reports import report_page
+from tests.reports.pages import Page, plot, spans, svgs, words
+from tests.reports.results import CALIBRATION, make_attack, make_result
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+
+@pytest.mark.parametrize("verdict", ["passed", "failed", "inconclusive"])
+def test_the_verdict_is_in_words(verdict):
+    text = report_page(make_result([make_attack("pgd", verdict="passed")], verdict=verdict))
+    assert re.search(rf"<h1>{verdict}</h1>", text)
+    assert f"<title>Binarization test: {verdict}</title>" in text
+
+
+def test_names_stand_in_the_plots_as_they_are():
+    name = "$a_1$ <b> & name-1"
+    plots = svgs(report_page(make_result([make_attack(name), make_attack("攻撃 😀")])))
+    (scores,) = [words(svg) for svg in plots if "Test score and R-ASR of each" in svg.get("aria-label", "")]
+    assert scores.count(name) == 1
+    assert scores.count("攻撃 😀") == 1
+    assert scores.count("0.613 score") == 2
+    assert scores.count("0.121 R-ASR") == 2
+
+
+def test_bars_are_as_long_as_the_scores():
+    attack = make_attack("pgd", score=0.8, random_score=0.2, score_interval=None, random_score_interval=None)
+    lengths = spans(plot(report_page(make_result([attack])), "Test score and R-ASR of each"), "#0072b2|url")
+    assert len(lengths) == 2
+    assert lengths[0] / lengths[1] == pytest.approx(4)
+
+
+def test_harder_settings_lie_to_the_right():
+    plots = svgs(report_page(make_result([make_attack("pgd")], calibration=CALIBRATION)))
+    places = {}
+    for svg in plots:
+        for element in svg.iter("{http://www.w3.org/2000/svg}text"):
+            places[svg.get("aria-label"), "".join(element.itertext())] = float(element.get("x") or "nan")
+    kappa = "Test score and R-ASR against 1 - kappa (harder to the right)"
+    inner = "Test score and R-ASR against inner points (harder to the right)"
+    assert places[kappa, "0.01"] < places[kappa, "0.0001"]
+    assert places[inner, "999"] < places[inner, "4999"]
+
+
+def test_the_run_itself_is_marked_on_the_hardness_curve():
+    attack = make_attack("pgd")
+    own = {"kappa": 0.9995, "score": attack["score"], "random_score": attack["random_score"]}
+    for rows, marked in [([*attack["hardness"], own], True), (attack["hardness"], False)]:
+        text = report_page(make_result([make_attack("pgd", hardness=rows)]))
+        (svg,) = [svg for svg in svgs(text) if "against 1 - kappa" in svg.get("aria-label", "")]
+        assert {"0.1", "0.01"} <= set(words(svg))
+        assert ("0.0005" in words(svg)) == marked
+        assert ("this run" in words(svg)) == marked
+
+
+def test_a_calibration_without_a_choice():
+    page = Page(report_page(make_result([make_attack("pgd")], calibration={**CALIBRATION, "chosen": None})))
+    assert "No setting was chosen." in page.text
+    assert page.row("pgd", "0.9999", "4999") == ["0.900", "0.500", "64", ""]
+
+
+def test_intervals_are_called_what_they_are():
+    assert "Thin lines: 95% intervals" in Page(report_page(make_result([make_attack("pgd")]))).text
+    settings = {"threshold": 0.95, "confidence": 0.99}
+    assert "Thin lines: 99% intervals" in Page(report_page(make_result([make_attack("pgd")], settings=settings))).text
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_one_and_many_attacks(count):
+    attacks = [make_attack(f"attack {number} " + "long " * 60) for number in range(count)]
+    page = Page(report_page(make_result(attacks)))
+    for number in range(count):
+        name = " ".join(attacks[number]["name"].split())
+        assert page.row(name, "failed")[0] == "0.613 [0.555, 0.669]"
+    assert f"Binarization test of {count} attack{'' if count == 1 else 's'}" in page.text
+
+
+def test_without_scores():
+    nothing = dict.fromkeys(("score", "score_interval", "random_score", "random_score_interval"))
+    seconds = dict.fromkeys(("features", "readout", "attack", "random", "verify", "total"), 0.0)
+    attack = make_attack("pgd", **nothing, hardness=[], verdict="inconclusive", samples=0, seconds=seconds)
+    text = report_page(make_result([attack], verdict="inconclusive"))
+    page = Page(text)
+    assert page.data == []
+    assert page.row("pgd", "inconclusive")[:3] == ["-", "-", "0"]
+    assert {"no score", "no R-ASR"} <= {word for svg in svgs(text) for word in words(svg)}
+    assert "How hard was the test?" not in page.text
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.9, 0.999, 1 - 1e-9])
+def test_a_curve_of_one_point(kappa):
+    point = {"score": 0.5, "random_score": 0.1}
+    attack = make_attack("pgd", **point, hardness=[{"kappa": kappa, **point}])
+    (svg,) = [svg for svg in svgs(report_page(make_result([attack]))) if "1 - kappa" in svg.get("aria-label", "")]
+    assert f"{1 - kappa:.4g}" in words(svg)
+    assert "this run" in words(svg)
+
+
+def test_missing_scores_leave_gaps_in_curves():
+    hardness = [{"kappa": 0.9, "score": None, "random_score": None}, {"kappa": 1.0, "score": 0.1, "random_score": 0.1}]
+    text = report_page(make_result([make_attack("pgd", score=None, hardness=hardness)]))
+    assert [svg for svg in svgs(text) if "against 1 - kappa" in svg.get("aria-label", "")]

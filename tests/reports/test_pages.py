@@ -1,0 +1,272 @@
+"""The pages of all kinds of results: what they show, and that they are safe, self-contained and repeatable."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.reports import report_page, report_text, save
+from tests.reports.mead_results import make, suite
+from tests.reports.pages import NASTY, Page, outline, svgs
+from tests.reports.results import (
+    CALIBRATION,
+    make_adaptive,
+    make_attack,
+    make_example,
+    make_pair,
+    make_result,
+    make_robust_accuracy,
+)
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+pytest.importorskip("PIL")
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+UPDATE = "ROBUST_EXT_UPDATE_SNAPSHOTS"
+KINDS = {
+    "binarization": lambda name: make_result([make_attack(name, target="a resnet")], calibration=CALIBRATION),
+    "pair": lambda name: make_result([make_pair(name)], verdict="inconclusive"),
+    "mead": lambda name: make(
+        [arm for arm in suite() if arm.group in ("linf 0.125", "Spatial")], [name, "lid"], samples=60, white_box=["lid"]
+    ),
+    "robust_accuracy": lambda name: make_robust_accuracy(name, "ddn"),
+    "adaptive": lambda name: make_adaptive(name, "Square"),
+}
+EXAMPLES = {"binarization": [make_example()], "mead": [make_example()]}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def page(kind):
+    return report_page(KINDS[kind]("pgd"), EXAMPLES.get(kind, ()))
+
+
+def renamed(value):
+    """A result in which every text that a user chooses is nasty."""
+    free = (
+        "name",
+        "target",
+        "reason",
+        "attack",
+        "description",
+        "suite",
+        "defense",
+        "category",
+        "arm",
+        "group",
+        "detector",
+    )
+    if isinstance(value, dict):
+        given = {NASTY: NASTY, "list": [NASTY, 1, None]}
+        return {
+            key: {"threshold": 0.95, **given}
+            if key == "settings"
+            else given
+            if key == "versions"
+            else NASTY
+            if key in free and isinstance(one, str)
+            else renamed(one)
+            for key, one in value.items()
+        }
+    return [NASTY if isinstance(one, str) else renamed(one) for one in value] if isinstance(value, list) else value
+
+
+def test_text_and_page_are_as_they_were(kind, page):
+    """Run with ROBUST_EXT_UPDATE_SNAPSHOTS=1 to write what is shown now; read the difference before it is kept."""
+    shown = f"{report_text(KINDS[kind]('pgd'))}\n{'=' * 20}\n{outline(page)}"
+    file = SNAPSHOTS / f"{kind}.txt"
+    if os.environ.get(UPDATE):
+        SNAPSHOTS.mkdir(exist_ok=True)
+        file.write_text(shown, encoding="utf-8")
+    assert shown == file.read_text(encoding="utf-8")
+
+
+def test_nothing_of_the_result_becomes_markup(kind):
+    result = KINDS[kind](NASTY) if kind == "mead" else renamed(KINDS[kind](NASTY))
+    if kind == "mead":
+        result |= {"suite": NASTY, "settings": {NASTY: NASTY, "list": [NASTY, 1, None]}, "versions": {NASTY: NASTY}}
+        for arm in result["arms"]:
+            arm["attack"] = NASTY
+            arm["outcomes"][NASTY] = 1
+        for row in result["averages"]:
+            row["objective"] = NASTY if row["objective"] == "kl" else row["objective"]
+    if kind == "adaptive":
+        for part in ("static", "defended"):
+            result[part]["worst_case"]["by"] = {"clean": 1, NASTY: 2}
+    text = report_page(result, [make_example(attack=NASTY, outcome=NASTY)] if kind in EXAMPLES else ())
+    page = Page(text)
+    assert "script" not in page.elements
+    assert page.elements.count("img") == (3 if kind in EXAMPLES else 0)
+    assert text.count("&lt;script&gt;alert(1)") >= 6
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]", text)
+    assert "{{ seed }}" in page.text
+    text.encode("utf-8")
+    assert not [key for _, key, _ in page.attributes if key.startswith("on")]
+    assert svgs(text), "every plot is well-formed XML"
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f\ud800-\udfff]", report_text(result))
+
+
+def test_needs_nothing_from_outside(kind, page):
+    parsed = Page(page)
+    links = [value for _, key, value in parsed.attributes if key in ("src", "href", "xlink:href", "srcset", "action")]
+    assert kind not in EXAMPLES or len(links) > 3
+    assert all(link.startswith(("data:image/png;base64,", "#")) for link in links)
+    assert not {"link", "iframe", "object", "embed", "base", "script"} & set(parsed.elements)
+    assert "@import" not in page
+    assert re.findall(r"url\((?!#)", page) == []
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    policy = [value for _, key, value in parsed.attributes if key == "content" and "default-src" in value]
+    assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+
+
+def test_references_inside_the_page_lead_to_one_element(page):
+    identifiers = [value for _, key, value in Page(page).attributes if key == "id"]
+    assert len(identifiers) == len(set(identifiers))
+    targets = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page))
+    assert targets
+    assert {first or second for first, second in targets} <= set(identifiers)
+
+
+def test_tags_are_closed_and_rows_of_a_table_equally_long(page):
+    void = {"meta", "img", "br", "hr", "col"}
+    stack = []
+    for closing, tag, alone in re.findall(r"<(/?)([a-zA-Z][\w:-]*)(?:\"[^\"]*\"|[^>\"])*?(/?)>", page):
+        if closing:
+            assert stack.pop() == tag
+        elif not alone and tag not in void:
+            stack.append(tag)
+    assert stack == []
+    for table in re.findall(r"<table.*?</table>", page, flags=re.DOTALL):
+        lengths = set()
+        for row in re.findall(r"<tr.*?</tr>", table, flags=re.DOTALL):
+            wider = sum(int(span) - 1 for span in re.findall(r'colspan="(\d+)"', row))
+            lengths.add(len(re.findall(r"<t[dh][ >]", row)) + wider)
+        assert len(lengths) == 1
+
+
+def test_plots_are_named_for_those_who_cannot_see_them(page):
+    figures = re.findall(r'<svg[^>]*role="img"[^>]*>', page)
+    labels = re.findall(r'aria-label="([^"]{10,})"', " ".join(figures))
+    assert len(labels) == len(figures) > 0
+    assert len(set(labels)) == len(labels) or "against 1 - kappa" in str(labels)
+
+
+def test_same_page_elsewhere_and_imports_only_for_it():
+    """One other process makes the page of every kind; importing the reports loads nothing heavy."""
+    code = (
+        "import hashlib, json, sys; import robust_ext.reports as reports; "
+        "early = {'matplotlib', 'jinja2', 'PIL', 'markupsafe', 'rich'} & set(sys.modules); assert not early, early; "
+        "print([hashlib.sha256(reports.report_page(one).encode()).hexdigest() for one in json.load(sys.stdin)]); "
+        "assert 'matplotlib.figure' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    import hashlib
+
+    results = [make("pgd") for make in KINDS.values()]
+    here = [hashlib.sha256(report_page(result).encode()).hexdigest() for result in results]
+    given = json.dumps(results)
+    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(here)
+
+
+def test_leaves_matplotlib_as_it_was():
+    import matplotlib
+
+    result = make_result([make_attack("pgd")])
+    with matplotlib.rc_context({"lines.linewidth": 9.0, "axes.labelsize": 31.0, "svg.fonttype": "path"}):
+        before = dict(matplotlib.rcParams)
+        styled = report_page(result)
+        assert dict(matplotlib.rcParams) == before
+    assert styled == report_page(result), "the page does not follow the reader's own style"
+
+
+@pytest.mark.parametrize(
+    ("result", "named"),
+    [
+        (make_result([]), "at least one attack"),
+        ({**make_result([]), "attacks": None}, "at least one attack"),
+        (
+            {**make_result([make_attack("pgd")]), "kind": "other"},
+            r"kind'\]: got other, expected one of 'binarization', 'm",
+        ),
+        ({}, "kind"),
+        (make_result([make_attack("pgd")], verdict="great"), "got great, expected one of 'passed'"),
+        (make_robust_accuracy(), "at least one attack"),
+        ({"kind": "mead", "detectors": []}, "at least one detector"),
+        ({"kind": "mead", "detectors": None}, "at least one detector"),
+    ],
+)
+def test_refuses_what_it_cannot_show(result, named, tmp_path):
+    for show in (report_text, report_page, lambda result: save(result, tmp_path / "run")):
+        with pytest.raises(InvalidArgumentError, match=named):
+            show(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("module", "named"), [("jinja2", "jinja2"), ("matplotlib.figure", "matplotlib")])
+def test_names_the_command_that_installs_what_is_missing(kind, monkeypatch, module, named):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingDependencyError, match=rf"{named}: pip install \"robust-ext\[cli\]\""):
+        report_page(KINDS[kind]("pgd"))
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_examples(kind):
+    """Inputs that are no images are counted; captions name the outcome and the scale."""
+    clean = np.full((1, 4, 4), 0.5)
+    vector = make_example(clean=np.zeros(5))
+    moved = make_example(clean=clean, candidate=clean - 0.125, outcome="beyond_epsilon", sample=17)
+    page = Page(report_page(KINDS[kind]("pgd"), [vector, moved, make_example()]))
+    text = " ".join(page.text.split())
+    assert "Sample 17: beyond epsilon. Scale ±0.125." in text
+    assert "Sample 3: found. No change." in text
+    assert "1 example is not shown, because the inputs are not images" in text
+    assert page.elements.count("img") == 6
+    page = Page(report_page(KINDS[kind]("pgd"), [vector, vector]))
+    assert "2 examples are not shown" in page.text
+    assert "img" not in page.elements
+
+
+def test_files_of_a_result(tmp_path):
+    result = make_result([make_attack("攻撃 \ud800")])
+    folder = tmp_path / "deep" / "run"
+    save(result, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "result.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+    assert json.loads((folder / "result.json").read_text(encoding="utf-8")) == result
+    assert (folder / "report.html").read_text(encoding="utf-8") == report_page(result)
+    save({**result, "seed": 2}, str(folder))
+    assert json.loads((folder / "result.json").read_text(encoding="utf-8"))["seed"] == 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_refuses_numbers_that_json_does_not_know(tmp_path, value):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        save(make_result([make_attack("pgd", score=value)]), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
+    save(make_result([make_attack("pgd")], seed=1), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        save(make_result([make_attack("pgd")], seed=2), tmp_path)
+    assert {path.name: path.read_bytes() for path in Path(tmp_path).iterdir()} == before
