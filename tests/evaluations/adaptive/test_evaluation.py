@@ -310,7 +310,7 @@ def test_table_and_page(subject):
     for attack in content["defended"]["attacks"]:
         assert f"{100 * attack['robust_accuracy']:.1f}" in page
     with pytest.raises(InvalidArgumentError, match="kind"):
-        report_text({**content, "kind": "mead"})
+        report_text({**content, "kind": "other"})
 
 
 class Rounding(nn.Module):

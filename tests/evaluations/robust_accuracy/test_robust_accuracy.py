@@ -198,7 +198,7 @@ def test_table(content):
     (worst,) = (line for line in lines if line.startswith("worst case"))
     assert re.findall(r"[\d.]+", worst) == [f"{100 * row['robust_accuracy']:.1f}" for row in content["worst_case"]]
     with pytest.raises(InvalidArgumentError, match="kind"):
-        report_text({**content, "kind": "mead"})
+        report_text({**content, "kind": "other"})
     with pytest.raises(InvalidArgumentError, match="attacks"):
         report_text({**content, "attacks": []})
 
