@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,13 @@ from robust_ext.engine.run_folder import RunFolder
 def opened(path: Path, settings: dict[str, Any] | None = None, **options: Any) -> RunFolder:
     given = {"kind": "test", "versions": {"torch": "1"}, **options}
     return RunFolder(path, settings={"epsilon": 0.1, "bounds": (0, 1)} if settings is None else settings, **given)
+
+
+def once(folder: RunFolder, name: str, compute: Callable[[], Any]) -> Any:
+    with folder.once(name) as slot:
+        if slot.empty:
+            slot.fill(compute())
+    return slot.value
 
 
 def tree(path: Path) -> set[str]:
@@ -201,11 +209,11 @@ def test_once_is_computed_once(tmp_path: Path) -> None:
 
     with opened(tmp_path) as folder, opened(tmp_path, shard=1) as other:
         expected = {"value": [1, 2.5, None, "a"]}
-        assert folder.once("plan", compute) == folder.once("plan", compute) == other.once("plan", compute) == expected
-        assert folder.once("other", lambda: None) is None
-        assert folder.once("other", lambda: 5) is None
+        assert [once(one, "plan", compute) for one in (folder, folder, other)] == [expected] * 3
+        assert once(folder, "other", lambda: None) is None
+        assert once(folder, "other", lambda: 5) is None
     with opened(tmp_path) as folder:
-        assert folder.once("plan", compute) == expected
+        assert once(folder, "plan", compute) == expected
     assert len(calls) == 1
 
 
@@ -215,10 +223,10 @@ def test_once_is_tried_again_when_it_failed(tmp_path: Path) -> None:
 
     with opened(tmp_path) as folder:
         with pytest.raises(ZeroDivisionError):
-            folder.once("plan", fail)
+            once(folder, "plan", fail)
         with pytest.raises(ValueError, match="not JSON compliant"):
-            folder.once("plan", lambda: float("nan"))
-        assert folder.once("plan", lambda: 3) == 3
+            once(folder, "plan", lambda: float("nan"))
+        assert once(folder, "plan", lambda: 3) == 3
 
 
 ONCE = """
@@ -230,7 +238,10 @@ def compute():
     time.sleep(0.2)
     return os.getpid()
 with RunFolder(sys.argv[1], kind="test", settings={}, versions={}, shard=int(sys.argv[2])) as folder:
-    print(folder.once("plan", compute))
+    with folder.once("plan") as slot:
+        if slot.empty:
+            slot.fill(compute())
+    print(slot.value)
 """
 
 
@@ -280,7 +291,7 @@ def test_nothing_is_written_outside_the_folder(tmp_path: Path, monkeypatch: pyte
     with opened(tmp_path / "run") as folder, opened(tmp_path / "run", shard=1) as other:
         for one in (folder, other):
             one.append([record(0)], {"group": 0})
-        folder.once("plan", lambda: 1)
+        once(folder, "plan", lambda: 1)
         folder.finish(folder.records())
     expected = {"run.json", "records.jsonl", "timings.jsonl", "timings-1.jsonl", "plan.json"}
     locks = {".lock", ".lock-1", ".lock-once"}

@@ -1,23 +1,33 @@
-"""docs/robust_accuracy.md and docs/adaptive_defenses.md name what results hold."""
+"""The pages of docs name what results hold."""
 
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
-from robust_ext import ThreatModel, robust_accuracy
-from robust_ext.evaluations.adaptive import evaluate_defense
+from robust_ext import ThreatModel, evaluate_defense, mead, robust_accuracy
+from robust_ext.evaluations.mead import load_suite
 
 DOCS = Path(__file__).parents[2] / "docs"
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+
+
+def table(page, heading):
+    return (DOCS / page).read_text(encoding="utf-8").split(f"| {heading} |")[1].split("\n\n")[0]
+
+
+def names(text):
+    return set(re.findall(r"`(\w+)(?:\[\])?`", text))
 
 
 def documented(page, heading):
-    table = (DOCS / page).read_text(encoding="utf-8").split(f"| {heading} |")[1].split("\n\n")[0]
-    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    return {name for cell in rows for name in re.findall(r"`(\w+)(?:\[\])?`", cell)}
+    rows = [line.split("|")[1] for line in table(page, heading).splitlines() if line.startswith("| `")]
+    return {name for cell in rows for name in names(cell)}
 
 
+@pytest.fixture(scope="module")
 def subject():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(9, 5)).eval()
@@ -26,17 +36,38 @@ def subject():
         return network, x, network(x).argmax(1)
 
 
-def test_robust_accuracy():
-    network, x, y = subject()
-    content = robust_accuracy(network, "robust_ext:APGD(steps=2)", x, y, norm="linf", epsilons=[0.1]).to_dict()
+def test_robust_accuracy(subject):
+    network, x, y = subject
+    content = robust_accuracy(network, "robust_ext:APGD(steps=2)", x, y, LINF).to_dict()
     assert documented("robust_accuracy.md", "key") == set(content)
     assert documented("robust_accuracy.md", "key of an attack") == set(content["attacks"][0])
 
 
-def test_test_time():
-    network, x, y = subject()
-    threat_model = ThreatModel(norm="linf", epsilon=0.1)
-    content = evaluate_defense(network, lambda x: x, x, y, threat_model, steps=2, queries=5).to_dict()
-    assert documented("test_time.md", "key") == set(content)
+def test_adaptive_defenses(subject):
+    network, x, y = subject
+    content = evaluate_defense(lambda x: x, None, x, y, LINF, classifier=network, steps=2, queries=5).to_dict()
+    assert documented("adaptive_defenses.md", "key") == set(content)
     for part in ("static", "defended"):
-        assert documented("test_time.md", "key of an attack") == set(content[part]["attacks"][0])
+        assert documented("adaptive_defenses.md", "key of an attack") == set(content[part]["attacks"][0])
+
+
+def test_mead(subject):
+    network, x, y = subject
+    detectors, pgd = {"spread": lambda x: x.flatten(1).std(1)}, "robust_ext:ObjectivePGD(steps=3)"
+    threat_model = ThreatModel(norm="linf", epsilon=0.5)
+    content = mead(network, pgd, x, y, threat_model, detectors=detectors, published=True, resamples=5).to_dict()
+    assert documented("mead.md", "key") == set(content)
+    assert documented("mead.md", "key of a detector") == set(content["detectors"][0])
+    assert documented("mead.md", "key of an arm") == set(content["arms"][0])
+    row = content["detectors"][0]["results"][0]
+    assert documented("mead.md", "key of a result") <= set(row) <= names(table("mead.md", "key of a result"))
+    assert set(content["averages"][0]) <= names(table("mead.md", "key"))
+
+
+def test_the_suite_can_be_loaded(tmp_path):
+    (text,) = re.findall(r"```toml\n(.*?)```", (DOCS / "mead.md").read_text(encoding="utf-8"), re.DOTALL)
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    arms = load_suite(str(file))
+    assert len(arms) == 17
+    assert {arm.group for arm in arms} == {"linf 0.03", "linf 0.1", "DeepFool"}

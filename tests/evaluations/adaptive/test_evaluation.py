@@ -9,13 +9,14 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from robust_ext import ThreatModel, cli
+from robust_ext import ThreatModel, evaluate_defense
 from robust_ext.attacks.base import Attack, AttackTraits
+from robust_ext.cli import app as cli
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.evaluations.adaptive import Step, evaluate_defense
-from robust_ext.evaluations.adaptive.content import _judged, _warnings
+from robust_ext.evaluations.adaptive import Step
+from robust_ext.evaluations.adaptive.content import _warnings, _worst_case
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.registry.defense import FunctionPurifier, WholeDefense, as_defense
@@ -71,7 +72,8 @@ def subject():
 
 def evaluate(subject, defense, **keywords):
     network, inputs, labels = subject
-    return evaluate_defense(network, defense, inputs, labels, THREAT, **{**SHORT, **keywords})
+    attacks = ["recommended", *keywords.pop("attacks", ())]
+    return evaluate_defense(defense, attacks, inputs, labels, THREAT, classifier=network, **{**SHORT, **keywords})
 
 
 def accuracy(result, part="defended"):
@@ -147,7 +149,7 @@ def test_judged_by_fresh_answers():
     generator = torch.Generator().manual_seed(0)
     first = (torch.rand(20, 400, 3, generator=generator) < 0.9).double().numpy()
     second = (torch.rand(20, 400, 3, generator=generator) < 0.9).double().numpy()
-    worst, left = _judged(first, second)
+    worst, left = _worst_case(first, second)
     assert first.mean(2).min(0).mean() < 0.6
     assert 0.85 < left.mean() < 0.92
     assert worst.shape == (400,)
@@ -162,8 +164,8 @@ def test_groups_keep_their_composition(subject):
         float((Centred(network)(inputs).argmax(1) == labels).double().mean())
     )
     with pytest.raises(InvalidArgumentError, match="multiple of 4"):
-        evaluate_defense(network, Centred, inputs[:6], labels[:6], THREAT, **SHORT)
-    step = Step(name="other order", category="black-box", attack=Leaving(batching="any"), view="defense")
+        evaluate_defense(Centred(network), None, inputs[:6], labels[:6], THREAT, **SHORT)
+    step = Step(name="other order", category="black-box", attack=Leaving(batching="any"), exposure="defense")
     with pytest.raises(AttackRefusedError, match="other batches"):
         evaluate(subject, Centred, attacks=[step])
 
@@ -171,7 +173,7 @@ def test_groups_keep_their_composition(subject):
 @pytest.mark.parametrize("defense", [rounded, Noise()], ids=["rounded", "noise"])
 def test_stopped_and_gone_on_with(subject, tmp_path, defense):
     def step(attack):
-        return [Step(name="mine", category="black-box", attack=attack, view="defense")]
+        return [Step(name="mine", category="black-box", attack=attack, exposure="defense")]
 
     whole = evaluate(subject, defense, repeats=2, draws=2, attacks=step(Leaving()))
     with pytest.raises(Exception, match="stopped"):
@@ -193,7 +195,7 @@ def test_what_breaks_the_rules_is_no_attempt(subject):
 
     from robust_ext import as_attack
 
-    step = Step(name="far", category="black-box", attack=as_attack(far), view="static")
+    step = Step(name="far", category="black-box", attack=as_attack(far), exposure="static")
     result = evaluate(subject, rounded, attacks=[step])
     assert accuracy(result)["far"] == result.content["defended"]["clean_accuracy"]
 
@@ -292,11 +294,11 @@ def test_bad_settings(subject, keywords, words):
         evaluate(subject, rounded, **keywords)
     network, inputs, labels = subject
     with pytest.raises(InvalidArgumentError, match="no samples"):
-        evaluate_defense(network, rounded, inputs[:0], labels[:0], THREAT)
+        evaluate_defense(rounded, None, inputs[:0], labels[:0], THREAT, classifier=network)
 
 
 def test_table_and_page(subject):
-    step = Step(name="<script>\x07", category="black-box", attack=Leaving(), view="static")
+    step = Step(name="<script>\x07", category="black-box", attack=Leaving(), exposure="static")
     content = evaluate(subject, rounded, attacks=[step]).to_dict()
     text = report_text(content)
     assert max(map(len, text.splitlines())) <= 110

@@ -118,7 +118,7 @@ def test_a_model_in_train_mode(network, digits, linf):
 def test_no_model_and_no_attack(network, digits, linf):
     with pytest.raises(InvalidArgumentError, match="model: got int"):
         run(3, digits[:2], linf)
-    with pytest.raises(InvalidArgumentError, match="attack: got int"):
+    with pytest.raises(InvalidArgumentError, match="attacks: got int"):
         run(network, digits[:2], linf, attack=3)
     with pytest.raises(InvalidArgumentError, match="at least one attack"):
         robust_ext.binarization_test(network, [], digits[:2], linf)

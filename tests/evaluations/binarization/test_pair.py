@@ -15,8 +15,8 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.detectors import Detector, Observation
 from robust_ext.evaluations.binarization.defense import Defense, draw_accepted
-from robust_ext.evaluations.binarization.pair import judge_pair
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.binarization.verdict import pair_verdict
 
 QUICK = {"inner_points": 100, "canaries": 2, "minimum_samples": 5}
 PGD = "foolbox:LinfPGD(steps=30, rel_stepsize=0.1)"
@@ -133,7 +133,7 @@ def test_both_tests_and_what_they_hold(network, digits, linf, pattern):
         assert sum(test["outcomes"].values()) == test["samples"]
         assert [row["kappa"] for row in test["hardness"]] == [0.999]
     assert attack["score"] == min(test["score"] for test in attack["tests"].values())
-    assert attack["verdict"] == judge_pair(attack["tests"])[0] == result.verdict
+    assert attack["verdict"] == pair_verdict(attack["tests"])[0] == result.verdict
     assert "(inverted)" in str(result)
     assert "Both tests side by side" in result.to_html()
     assert result.score == attack["score"]
@@ -141,7 +141,7 @@ def test_both_tests_and_what_they_hold(network, digits, linf, pattern):
 
 def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes(network, digits, linf, pattern):
     blind = pair(network, digits[:16], linf, detector=pattern)
-    aware = pair(network, digits[:16], linf, detector=pattern, view="margin")
+    aware = pair(network, digits[:16], linf, detector=pattern, exposure="margin")
     assert blind.verdict == "failed"
     assert aware.score >= 0.95 > blind.score
     outcomes = blind.content["attacks"][0]["tests"]["inverted"]["outcomes"]
@@ -247,7 +247,7 @@ def result_of(verdict: str, score: float | None) -> dict[str, object]:
     ],
 )
 def test_the_verdict_on_both(regular, inverted, verdict, words):
-    found, reason = judge_pair({"regular": result_of(*regular), "inverted": result_of(*inverted)})
+    found, reason = pair_verdict({"regular": result_of(*regular), "inverted": result_of(*inverted)})
     assert found == verdict
     assert words in reason
 
@@ -292,7 +292,7 @@ def test_bad_arguments_are_named(network, digits, linf, pattern, further):
             {"detector": Pattern(network), "detector_data": further[:10]},
             r"0\.05 with 10 clean inputs, expected at least 20",
         ),
-        ({"detector": pattern, "view": "both"}, "view: got 'both'"),
+        ({"detector": pattern, "exposure": "both"}, "exposure: got 'both'"),
         ({"detector": pattern, "calibrate_on": 4}, "calibrate_on: got 4, expected 0 with a detector"),
         ({"detector": pattern, "reference_distance": 1.0}, "reference_distance: got 1.0"),
         ({"detector": 3}, "detector"),

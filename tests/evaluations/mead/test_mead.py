@@ -9,14 +9,16 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+from robust_ext import Arm, MeadResult, ThreatModel, mead
 from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, ModelError, RunFolderError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector
-from robust_ext.evaluations.mead import Arm, MeadResult, mead
 
 EPSILON = 0.2
+LINF = ThreatModel(norm="linf", epsilon=EPSILON)
+ARM = "robust_ext:ObjectivePGD(steps=2)"
 
 
 class Unsure(Detector):
@@ -61,8 +63,8 @@ def subject():
 
 def run(subject, detectors, arms, **keywords):
     network, inputs, labels, held_out = subject
-    settings = {"suite": (), "arms": arms, "resamples": 0, "detector_data": held_out, **keywords}
-    return mead(network, detectors, inputs, labels, **settings)
+    keywords = {"detectors": detectors, "resamples": 0, "detector_data": held_out, **keywords}
+    return mead(network, arms, inputs, labels, LINF, **keywords)
 
 
 def content(result):
@@ -110,7 +112,7 @@ def test_against_hand_written_attacks_and_scikit_learn(subject):
 
 
 def test_memory_and_folder_agree(subject, tmp_path):
-    arms = [Arm(attack="robust_ext:ObjectivePGD(steps=3)", norm="linf", epsilon=EPSILON)]
+    arms = ["robust_ext:ObjectivePGD(steps=3)"]
     here = run(subject, {"unsure": Unsure, "spread": spread}, arms)
     there = run(subject, {"unsure": Unsure, "spread": spread}, arms, out=tmp_path / "run")
     assert content(here) == content(there)
@@ -127,7 +129,7 @@ def test_interrupted_and_resumed(subject, tmp_path, raises_at):
     def arms(**keywords):
         return [
             Arm(attack="robust_ext:ObjectivePGD(steps=2)", norm="linf", epsilon=EPSILON, label="PGD"),
-            Arm(attack=Counting(**keywords), norm="linf", epsilon=EPSILON),
+            Counting(**keywords),
         ]
 
     whole = run(subject, {"unsure": Unsure}, arms(), batch_size=10)
@@ -135,14 +137,14 @@ def test_interrupted_and_resumed(subject, tmp_path, raises_at):
         run(subject, {"unsure": Unsure}, arms(raises_at=raises_at), batch_size=10, out=tmp_path)
     rest = arms()
     resumed = run(subject, {"unsure": Unsure}, rest, batch_size=10, out=tmp_path)
-    assert rest[1].resolved.calls == 4 - (raises_at - 1)
+    assert rest[1].calls == 4 - (raises_at - 1)
     assert content(resumed) == content(whole)
 
 
 def test_detectors_and_arms_are_added_without_running_anything_again(subject, tmp_path):
     first, second = Counting("first"), Counting("second")
-    one = Arm(attack=first, norm="linf", epsilon=EPSILON)
-    two = Arm(attack=second, norm="linf", epsilon=EPSILON)
+    one = first
+    two = second
     run(subject, {"unsure": Unsure}, [one], out=tmp_path)
     both = run(subject, {"unsure": Unsure, "spread": spread}, [two, one], out=tmp_path)
     assert (first.calls, second.calls) == (1, 1)
@@ -150,7 +152,7 @@ def test_detectors_and_arms_are_added_without_running_anything_again(subject, tm
 
 
 def test_another_seed_or_other_samples_are_refused(subject, tmp_path):
-    arms = [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)]
+    arms = [Counting()]
     run(subject, {"unsure": Unsure}, arms, out=tmp_path)
     with pytest.raises(RunFolderError, match="seed"):
         run(subject, {"unsure": Unsure}, arms, out=tmp_path, seed=1)
@@ -165,7 +167,7 @@ def test_minimum_norm_arms_are_judged_by_distance(subject, tmp_path):
     arms = [Arm(attack=deepfool, norm="l2", epsilon=epsilon, label="DF") for epsilon in epsilons]
     arms.append(Arm(attack=deepfool, norm="l2", label="DF"))
     result = run(subject, {"unsure": Unsure}, arms, out=tmp_path)
-    (folder,) = (path for path in (tmp_path / "arms").iterdir() if path.name.startswith("DF"))
+    (folder,) = (path for path in (tmp_path / "attacks").iterdir() if path.name.startswith("DF"))
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     distances = np.array([record["distance"] for record in records if record["outcome"] == "found"])
     counts = [result.arms[f"DF l2 {epsilon:g}"]["successes"] for epsilon in epsilons]
@@ -176,10 +178,8 @@ def test_minimum_norm_arms_are_judged_by_distance(subject, tmp_path):
 
 def test_candidates_are_kept_and_are_what_was_judged(subject, tmp_path):
     network, inputs, labels, _ = subject
-    run(
-        subject, {"unsure": Unsure}, [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)], out=tmp_path, batch_size=16
-    )
-    (folder,) = (path for path in (tmp_path / "arms").iterdir() if path.name.startswith("counting"))
+    run(subject, {"unsure": Unsure}, [Counting()], out=tmp_path, batch_size=16)
+    (folder,) = (path for path in (tmp_path / "attacks").iterdir() if path.name.startswith("counting"))
     kept = [np.load(file, allow_pickle=False)["candidates"] for file in sorted(folder.glob("candidates-*.npz"))]
     assert [len(part) for part in kept] == [16, 16, 8]
     by_hand = torch.cat([fgsm(network, x, y, EPSILON) for x, y in zip(inputs.split(16), labels.split(16), strict=True)])
@@ -191,7 +191,7 @@ def test_filtered_naturals(subject):
     network, inputs, labels, held_out = subject
     wrong = labels.clone()
     wrong[:15] = (labels[:15] + 1) % 10
-    arms = [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)]
+    arms = [Counting()]
     filtered = run((network, inputs, wrong, held_out), {"unsure": Unsure}, arms, naturals="filtered")
     rest = run((network, inputs[15:], labels[15:], held_out), {"unsure": Unsure}, arms, naturals="filtered")
     for name in ("auroc", "positives", "naturals", "fpr_at_95_tpr", "curve"):
@@ -207,7 +207,7 @@ def test_arms_that_know_the_detector(subject):
         differentiable = False
 
     arms = [
-        Arm(attack=Counting(), norm="linf", epsilon=EPSILON),
+        Counting(),
         Arm(attack="robust_ext:SelectivePGD(steps=100)", norm="linf", epsilon=EPSILON, label="Selective"),
     ]
     result = run(subject, {"unsure": Unsure, "blind": Blind}, arms)
@@ -228,7 +228,7 @@ def test_arms_that_know_the_detector(subject):
 
 def test_combined_detectors(subject):
     """Each is scored as if it were a detector of its own; one that all members agree with is as good as they are."""
-    arms = [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)]
+    arms = [Counting()]
     methods = ("mean", "max", "mixture")
     result = run(subject, {"a": Unsure, "b": Unsure}, arms, combine=methods)
     alone = result.detectors["a"]["results"][0]["auroc"]
@@ -243,7 +243,7 @@ def test_combined_detectors(subject):
 
 
 def test_an_attack_that_never_succeeds(subject):
-    arms = [Arm(attack=Counting(scale=0.0), norm="linf", epsilon=EPSILON)]
+    arms = [Counting(scale=0.0)]
     network, inputs, _, held_out = subject
     with torch.no_grad():
         labels = network(inputs).argmax(1)
@@ -260,37 +260,37 @@ def test_one_sample_and_other_bounds():
     x = torch.rand(1, 1, 2, 3) * 4 - 2
     with torch.no_grad():
         labels = network(x).argmax(1)
-    arms = [Arm(attack="robust_ext:ObjectivePGD(steps=5)", norm="l2", epsilon=3.0)]
-    result = mead(network, spread, x, labels, suite=(), arms=arms, bounds=(-2.0, 2.0), resamples=20)
+    wide = ThreatModel(norm="l2", epsilon=3.0, bounds=(-2.0, 2.0))
+    result = mead(network, "robust_ext:ObjectivePGD(steps=5)", x, labels, wide, detectors=spread, resamples=20)
     assert list(result.detectors) == ["spread"]
     assert result.content["samples"] == 1
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "words"),
     [
-        ({"suite": (), "arms": []}, InvalidArgumentError, "at least one arm"),
-        ({"suite": "nothing"}, InvalidArgumentError, "suite"),
-        ({"naturals": "dropped"}, InvalidArgumentError, "naturals"),
-        ({"batch_size": 0}, InvalidArgumentError, "batch_size"),
-        ({"batchsize": 5}, InvalidArgumentError, "did you mean batch_size"),
-        ({"combine": "mean"}, InvalidArgumentError, "combine"),
-        ({"combine": ("median",)}, InvalidArgumentError, "combine"),
-        ({"bounds": (0.0, 0.5)}, InvalidArgumentError, "bounds"),
+        ({"attacks": []}, "at least one arm"),
+        ({"attacks": "nothing"}, "suite"),
+        ({"naturals": "dropped"}, "naturals"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batchsize": 5}, "did you mean batch_size"),
+        ({"combine": "mean"}, "combine"),
+        ({"combine": ("median",)}, "combine"),
+        ({"threat_model": ThreatModel(norm="linf", epsilon=0.1, bounds=(0.0, 0.5))}, "values in"),
     ],
 )
-def test_bad_settings(subject, change, error, words):
-    keywords = {"arms": [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)], "suite": (), **change}
+def test_bad_settings(subject, change, words):
     network, inputs, labels, _ = subject
-    with pytest.raises(error, match=words):
-        mead(network, {"unsure": Unsure}, inputs, labels, **keywords)
+    keywords = {"attacks": ARM, "threat_model": LINF, "detectors": {"unsure": Unsure}, **change}
+    with pytest.raises(InvalidArgumentError, match=words):
+        mead(network, inputs=inputs, labels=labels, **keywords)
 
 
 def test_an_arm_that_makes_no_sense_is_refused_before_any_work(subject):
     first = Counting()
     arms = [
-        Arm(attack=first, norm="linf", epsilon=EPSILON),
-        Arm(attack="foolbox:L2PGD(steps=2)", norm="linf", epsilon=EPSILON),
+        first,
+        "foolbox:L2PGD(steps=2)",
     ]
     with pytest.raises(AttackRefusedError, match="linf"):
         run(subject, {"unsure": Unsure}, arms)
@@ -298,18 +298,17 @@ def test_an_arm_that_makes_no_sense_is_refused_before_any_work(subject):
 
 
 def test_bad_subjects(subject):
-    network, inputs, labels, _ = subject
-    arms = [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)]
+    network, inputs, labels, held_out = subject
     with pytest.raises(InvalidArgumentError, match="labels"):
-        mead(network, {"unsure": Unsure}, inputs, labels[:3], suite=(), arms=arms)
+        run((network, inputs, labels[:3], held_out), Unsure, ARM)
     with pytest.raises(InvalidArgumentError, match="no samples"):
-        mead(network, {"unsure": Unsure}, inputs[:0], labels[:0], suite=(), arms=arms)
+        run((network, inputs[:0], labels[:0], held_out), Unsure, ARM)
     with pytest.raises(InvalidArgumentError, match="several called Unsure"):
-        mead(network, [Unsure, Unsure], inputs, labels, suite=(), arms=arms)
+        run(subject, [Unsure, Unsure], ARM)
     with pytest.raises(InvalidArgumentError, match="at least one detector"):
-        mead(network, [], inputs, labels, suite=(), arms=arms)
+        run(subject, [], ARM)
     with pytest.raises(ModelError, match="train mode"):
-        mead(digits_network().train(), {"unsure": Unsure}, inputs, labels, suite=(), arms=arms)
+        run((digits_network().train(), inputs, labels, held_out), Unsure, ARM)
 
 
 def test_scores_that_are_no_numbers_are_counted_and_reported(subject, caplog):
@@ -317,9 +316,7 @@ def test_scores_that_are_no_numbers_are_counted_and_reported(subject, caplog):
         scores = spread(x)
         return torch.where(torch.arange(len(x)) < 3, torch.nan, scores)
 
-    result = run(
-        subject, {"broken": broken}, [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)], detector_data=None
-    )
+    result = run(subject, {"broken": broken}, [Counting()], detector_data=None)
     entry = result.detectors["broken"]["results"][0]
     assert entry["unscored"] >= 3
     assert "NaN" in caplog.text
@@ -328,5 +325,5 @@ def test_scores_that_are_no_numbers_are_counted_and_reported(subject, caplog):
 
 def test_nothing_is_written_without_a_folder(subject, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run(subject, {"unsure": Unsure}, [Arm(attack=Counting(), norm="linf", epsilon=EPSILON)])
+    run(subject, {"unsure": Unsure}, [Counting()])
     assert list(Path().iterdir()) == []

@@ -3,14 +3,27 @@
 from collections import Counter
 
 import pytest
+import torch
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.arm import Arm, plan_runs
+from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.evaluations.arm_runs import plan_runs
+from robust_ext.evaluations.arms import Arm
+from robust_ext.evaluations.detectors import NamedDetector
 from robust_ext.evaluations.mead.suites import load_suite, parse_arm, suite_names
 
 OBJECTIVES = {"ace", "kl", "gini", "fisher-rao"}
+
+
+def plan(arms, values, detectors=()):
+    x = torch.zeros(1, values)
+    model = ThreatModel(norm="linf", epsilon=0.1)
+    module = torch.nn.Identity()
+    given = EvaluationInputs(module=module, inputs=x, labels=x, logits=x, ids=[0], threat_model=model)
+    named = [NamedDetector(name=name, detector=module, digest="") for name in detectors]
+    return plan_runs(arms, given, batch_size=1, seed=0, detectors=named)
 
 
 @pytest.mark.parametrize(("name", "square"), [("paper-mnist", "linf 0.3125"), ("paper-cifar10", "linf 0.125")])
@@ -51,8 +64,8 @@ def test_the_papers_steps():
 
 def test_every_suite_can_be_run_as_it_is():
     for name in suite_names():
-        for run in plan_runs(load_suite(name), bounds=(0.0, 1.0), values=784, detectors=["one"]):
-            assert run.attack.refusal(threat_model=run.threat_model, detector=run.knows is not None) is None
+        for run in plan(load_suite(name), 784, ["one"]):
+            assert run.attack.refusal(threat_model=run.threat_model, detector=run.adaptive_to is not None) is None
 
 
 def test_budgets_follow_the_bounds():
@@ -138,7 +151,7 @@ def test_minimum_norm_attacks_are_run_once():
     deepfool = "foolbox:L2DeepFoolAttack(steps=5)"
     arms = [Arm(attack=deepfool, norm="l2", epsilon=epsilon, label="DF") for epsilon in (0.5, 1.0, 2.0)]
     arms += [Arm(attack="robust_ext:ObjectivePGD()", norm="l2", epsilon=epsilon) for epsilon in (0.5, 1.0)]
-    runs = plan_runs(arms, bounds=(0.0, 1.0), values=100)
+    runs = plan(arms, 100)
     assert [len(run.arms) for run in runs] == [3, 1, 1]
     # Far enough for every image in bounds.
     assert runs[0].threat_model.epsilon == 10
@@ -146,6 +159,6 @@ def test_minimum_norm_attacks_are_run_once():
 
 
 def test_arms_that_know_the_detector_are_run_for_each():
-    runs = plan_runs(load_suite("white-box"), bounds=(0.0, 1.0), values=64, detectors=["a", "b"])
-    assert Counter(run.knows for run in runs) == {"a": 12, "b": 12}
+    runs = plan(load_suite("white-box"), 64, ["a", "b"])
+    assert Counter(run.adaptive_to.name for run in runs) == {"a": 12, "b": 12}
     assert len({run.key for run in runs}) == 24

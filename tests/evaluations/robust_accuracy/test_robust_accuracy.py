@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
+from robust_ext import robust_accuracy
 from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.cli import app as cli
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.evaluations.robust_accuracy import robust_accuracy
+from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.robust_accuracy.curves import curve, differences
 from robust_ext.reports import report_page, report_text
 
 EPSILONS = [0.05, 0.2, 0.4]
+L2 = ThreatModel(norm="l2", epsilon=0.2, bounds=(-5.0, 6.0))
 
 
 class Towards(Attack):
@@ -67,9 +69,7 @@ def linear():
 def test_closed_form_on_a_linear_model(linear, minimum_norm):
     network, inputs, labels, distances = linear
     attack = Towards(network, minimum_norm=minimum_norm)
-    result = robust_accuracy(
-        network, attack, inputs, labels, norm="l2", epsilons=EPSILONS, bounds=(-5.0, 6.0), batch_size=15
-    )
+    result = robust_accuracy(network, attack, inputs, labels, L2, epsilons=EPSILONS, batch_size=15)
     assert len(attack.calls) == 3 * (1 if minimum_norm else len(EPSILONS))
     known = np.where(np.arange(40) < 4, 0, distances)
     for epsilon in EPSILONS:
@@ -119,9 +119,8 @@ def test_worst_case_is_that_of_each_sample(linear):
 
         return attack
 
-    result = robust_accuracy(
-        network, {"even": half(0), "odd": half(1)}, inputs, labels, norm="linf", epsilons=[5.0], bounds=(-9.0, 9.0)
-    )
+    threat_model = ThreatModel(norm="linf", epsilon=5.0, bounds=(-9.0, 9.0))
+    result = robust_accuracy(network, {"even": half(0), "odd": half(1)}, inputs, labels, threat_model)
     assert result.robust_accuracy(5.0) == 0
     for name in ("even", "odd"):
         assert 0.3 < result.robust_accuracy(5.0, attack=name) < 0.7
@@ -135,9 +134,8 @@ def test_found_with_less_counts_for_more(linear):
         step = epsilon if epsilon < 1 else 0.0
         return x + step * (1 - 2 * y.view(-1, 1, 1, 1)) * network[1].weight.diff(dim=0)[0].view(1, 1, 4, 4).sign()
 
-    result = robust_accuracy(
-        network, {"shy": shy}, inputs, labels, norm="linf", epsilons=[0.9, 2.0], bounds=(-9.0, 9.0)
-    )
+    threat_model = ThreatModel(norm="linf", epsilon=0.9, bounds=(-9.0, 9.0))
+    result = robust_accuracy(network, {"shy": shy}, inputs, labels, threat_model, epsilons=[2.0])
     assert result.robust_accuracy(0.9) == result.robust_accuracy(2.0) == 0
 
 
@@ -145,14 +143,13 @@ def test_folder(linear, tmp_path):
     """It goes on, and takes further attacks and budgets, without running a finished attack again."""
     network, inputs, labels, _ = linear
     exact = Towards(network, minimum_norm=True)
-    keywords = {"norm": "l2", "bounds": (-5.0, 6.0), "out": tmp_path}
-    robust_accuracy(network, exact, inputs, labels, epsilons=[0.2], **keywords)
+    robust_accuracy(network, exact, inputs, labels, L2, out=tmp_path)
     more = {"exact": exact, "APGD": "robust_ext:APGD(steps=5)"}
-    result = robust_accuracy(network, more, inputs, labels, epsilons=EPSILONS, **keywords)
+    result = robust_accuracy(network, more, inputs, labels, L2, epsilons=EPSILONS, out=tmp_path)
     assert exact.calls == [40]
     saved = json.loads((tmp_path / "result.json").read_text())
     assert saved == json.loads(json.dumps(result.content))
-    fresh = robust_accuracy(network, more, inputs, labels, epsilons=EPSILONS, norm="l2", bounds=(-5.0, 6.0))
+    fresh = robust_accuracy(network, more, inputs, labels, L2, epsilons=EPSILONS)
     assert fresh.content["worst_case"] == saved["worst_case"]
 
 
@@ -163,20 +160,24 @@ def test_folder(linear, tmp_path):
         ({"epsilons": 0.1}, "epsilons"),
         ({"epsilons": [0.1, 0.1]}, "once"),
         ({"epsilons": [-0.1]}, "epsilons"),
-        ({"norm": "l3"}, "norm"),
+        ({"epsilon": [0.1]}, "did you mean epsilons"),
         ({"batch_size": 0}, "batch_size"),
+        ({"threat_model": 0.1}, "threat_model"),
         ({"labels": torch.zeros(3)}, "labels"),
+        ({"inputs": torch.zeros(0, 1, 4, 4)}, "no samples"),
     ],
 )
 def test_bad_input(linear, change, words):
     network, inputs, labels, _ = linear
-    keywords = {"norm": "l2", "epsilons": [0.1], "labels": labels, **change}
+    keywords = {"inputs": inputs, "labels": labels, "threat_model": L2, **change}
     with pytest.raises(InvalidArgumentError, match=words):
-        robust_accuracy(network, "robust_ext:APGD(steps=2)", inputs, **keywords)
-    with pytest.raises(InvalidArgumentError, match="no samples"):
-        robust_accuracy(network, "robust_ext:APGD()", inputs[:0], labels[:0], norm="l2", epsilons=[1])
+        robust_accuracy(network, "robust_ext:APGD(steps=2)", **keywords)
+
+
+def test_another_norm_is_refused(linear):
+    network, inputs, labels, _ = linear
     with pytest.raises(AttackRefusedError, match="linf"):
-        robust_accuracy(network, "foolbox:LinfPGD(steps=2)", inputs, labels, norm="l2", epsilons=[1])
+        robust_accuracy(network, "foolbox:LinfPGD(steps=2)", inputs, labels, L2)
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +187,7 @@ def content(linear):
         "a <script>alert(1)</script>\x07": Towards(network, minimum_norm=True),
         "b\\W": "robust_ext:APGD(steps=2)",
     }
-    result = robust_accuracy(network, attacks, inputs, labels, norm="l2", epsilons=EPSILONS, bounds=(-5.0, 6.0))
+    result = robust_accuracy(network, attacks, inputs, labels, L2, epsilons=EPSILONS)
     return result.to_dict()
 
 
