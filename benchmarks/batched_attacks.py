@@ -9,7 +9,8 @@ from common import THREAT, load, parser, pgd
 
 from robust_ext.attacks.base import CallableAttack
 from robust_ext.core.target import Counted, PassCounter
-from robust_ext.evaluations.binarization.attacking import attack_problems
+from robust_ext.engine.task import drive, verified
+from robust_ext.evaluations.binarization.attacking import ProblemAttack
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
@@ -29,7 +30,8 @@ def main() -> None:
     times = {}
     for rows in ("any", "single", "any", "single"):
         attack = CallableAttack(pgd(200), rows=rows)
-        done = attack_problems(attack, problems, parts.features, settings, position=0.999)
+        posed = ProblemAttack(attack=attack, features=parts.features, settings=settings)
+        done = drive(verified(posed.run(problems)))
         times.setdefault(rows, []).append(done.seconds["attack"])
         found = sum(record["outcome"] == "found" for record in done.records.values())
         print(f"PGD-200, rows={rows:<7} found {found}/{len(inputs)}", flush=True)

@@ -93,7 +93,9 @@ def main() -> None:
                 raise SystemExit("a point ended farther than it began")
     if given.others:
         others = OTHERS[given.norm] | {"PGD, 40 steps, 100 restarts": repeated_pgd(given.norm)}
-        result = robust_accuracy(network, others, inputs, labels, norm=given.norm, epsilons=EPSILONS[given.norm])
+        epsilons = EPSILONS[given.norm]
+        budget = ThreatModel(norm=given.norm, epsilon=epsilons[0])
+        result = robust_accuracy(network, others, inputs, labels, budget, epsilons=epsilons)
         for one in result.content["attacks"]:
             accuracies = {row["epsilon"]: row["robust_accuracy"] for row in one["robust_accuracy"]}
             known = [d for d in one["distances"] or [] if d is not None]

@@ -65,7 +65,8 @@ def main() -> None:
     )
     if not given.others:
         return
-    result = robust_accuracy(network, OTHERS, inputs, labels, norm="l2", epsilons=EPSILONS)
+    budget = ThreatModel(norm="l2", epsilon=EPSILONS[0])
+    result = robust_accuracy(network, OTHERS, inputs, labels, budget, epsilons=EPSILONS)
     for one in result.content["attacks"]:
         known = torch.tensor([d for d in one["distances"] if d is not None])
         print(

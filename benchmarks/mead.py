@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from robust_ext.cli.loading import load_model
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.evaluations.mead import load_suite, mead
 from robust_ext.evaluations.mead.fitting import NAMED, SUPERVISED, fit_detector
@@ -47,9 +48,8 @@ def main() -> None:
     arms = [arm for arm in load_suite("paper-mnist") if arm.group in groups]
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
-        result = mead(
-            network, detectors, inputs, labels, suite=(), arms=arms, detector_data=held_out, out=Path(folder) / "run"
-        )
+        threat_model, out = ThreatModel(norm="linf", epsilon=0.125), Path(folder) / "run"
+        result = mead(network, arms, inputs, labels, threat_model, detectors=detectors, detector_data=held_out, out=out)
         total = time.perf_counter() - begun
     seconds = result.content["seconds"]
     attack = seconds["attack"]

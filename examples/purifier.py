@@ -13,10 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext import ThreatModel
+from robust_ext import ThreatModel, evaluate_defense
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.evaluations.adaptive import evaluate_defense
 
 
 def purify(images: Tensor) -> Tensor:
@@ -31,7 +30,8 @@ def main() -> None:
     digits = load_dataset("digits")
     inputs, labels = digits.take(range(48))
     threat_model = ThreatModel(norm="linf", epsilon=0.15)
-    print(evaluate_defense(digits_network(), purify, inputs, labels, threat_model, steps=20, queries=100))
+    effort = {"steps": 20, "queries": 100}
+    print(evaluate_defense(purify, None, inputs, labels, threat_model, classifier=digits_network(), **effort))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import foolbox
 import torch
 from torch import Tensor, nn
 
-from robust_ext import robust_accuracy
+from robust_ext import ThreatModel, robust_accuracy
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 
@@ -54,7 +54,8 @@ def main() -> None:
     """Robust accuracy of the digits network after one start and after five."""
     inputs, labels = load_dataset("digits").take(range(30))
     attacks = {f"PGD x {number}": pgd(restarts=number, steps=10) for number in (1, 5)}
-    print(robust_accuracy(digits_network(), attacks, inputs, labels, norm="l2", epsilons=[0.25, 0.5, 0.75]))
+    threat_model = ThreatModel(norm="l2", epsilon=0.25)
+    print(robust_accuracy(digits_network(), attacks, inputs, labels, threat_model, epsilons=[0.5, 0.75]))
 
 
 if __name__ == "__main__":

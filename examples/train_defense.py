@@ -26,17 +26,17 @@ from torch import Tensor, nn
 
 from robust_ext.cli.loading import load_model
 from robust_ext.datasets import load_dataset
-from robust_ext.defenses import SOAP, Discriminator, fit_discriminator
-from robust_ext.defenses.named import TRAINED, named_defense
-from robust_ext.defenses.parts import save_part
+from robust_ext.defenses import SOAP, fit_discriminator
+from robust_ext.defenses.catalogue import TRAINED
 from robust_ext.defenses.soap import flipped_crop
-from robust_ext.defenses.training_contrastive import fit_contrastive_encoder
-from robust_ext.defenses.training_loop import train_module
-from robust_ext.defenses.training_pca import fit_projections
-from robust_ext.defenses.training_score import fit_score_network
-from robust_ext.defenses.training_sodef import fit_stable_head
-from robust_ext.defenses.training_views import RandomViews
+from robust_ext.defenses.training.contrastive import fit_contrastive_encoder
+from robust_ext.defenses.training.loop import train_module
+from robust_ext.defenses.training.projections import fit_projections
+from robust_ext.defenses.training.score import fit_score_network
+from robust_ext.defenses.training.stable_head import fit_stable_head
+from robust_ext.defenses.training.views import RandomViews
 from robust_ext.models.features import split
+from robust_ext.registry.defense import named_defense
 
 # For grey images whose mirror images are no such images.
 VIEWS = RandomViews(area=0.5, flip=0.0, jitter=0.4, grey=0.0)
@@ -114,10 +114,8 @@ def save(name: str, part: nn.Module, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     if name == "soap":
         save_file({key: value.contiguous() for key, value in part.state_dict().items()}, file)
-    elif isinstance(part, Discriminator):
-        part.save(file)
     else:
-        save_part(part, file)
+        part.save(file)
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ def test_published_networks_load_and_work():
 @pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
 def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
     """A network trained against l2 holds out where a plainly trained one falls."""
-    from robust_ext import robust_accuracy
+    from robust_ext import ThreatModel, robust_accuracy
     from robust_ext.cli.loading import load_model
     from robust_ext.datasets import load_dataset
 
@@ -116,9 +116,8 @@ def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
 
     inputs, labels = load_dataset("digits").take(range(100))
     attack = f"{ROOT / 'examples' / 'restarts.py'}:pgd(restarts=2, steps=10)"
-    plain, robust = (
-        robust_accuracy(trained(norm), attack, inputs, labels, norm="l2", epsilons=[0.5]) for norm in ("none", "l2")
-    )
+    threat_model = ThreatModel(norm="l2", epsilon=0.5)
+    plain, robust = (robust_accuracy(trained(norm), attack, inputs, labels, threat_model) for norm in ("none", "l2"))
     assert plain.content["clean_accuracy"] > 0.75
     assert robust.content["clean_accuracy"] > 0.6
     assert robust.robust_accuracy(0.5) > plain.robust_accuracy(0.5) + 0.08

@@ -35,11 +35,11 @@ from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.target import Target
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.soap import flipped_crop
-from robust_ext.defenses.training_contrastive import ContrastiveHead
-from robust_ext.defenses.training_pca import fit_projections
-from robust_ext.defenses.training_score import ScoreNetwork
-from robust_ext.defenses.training_sodef import StableHead
-from robust_ext.defenses.training_views import RandomViews
+from robust_ext.defenses.training.contrastive import ContrastiveHead
+from robust_ext.defenses.training.projections import fit_projections
+from robust_ext.defenses.training.score import ScoreNetwork
+from robust_ext.defenses.training.stable_head import StableHead
+from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
 from robust_ext.demo.run import run_demo
 from robust_ext.evaluations.adaptive import Step, evaluate_defense
@@ -137,7 +137,7 @@ class Unsure(detectors.Detector):
 class Rounding(Purifier):
     """A little towards grey, and 32 levels: plain gradients are zero."""
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Any, draws: Any) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Any, rng: Any) -> Tensor:
         return ((point + 0.02 * (0.5 - point)) * 31).round() / 31
 
 
@@ -288,9 +288,9 @@ case(
     model=lambda: as_defense("resize-pad(smallest=0.5, largest=1.0)", network(), digits(2)[0]),
 )
 case("binarization detector, blind", detected, callable_pgd)
-case("binarization detector, margin", detected, {"own": OWN["apgd"], "pgd": callable_pgd}, view="margin")
-case("binarization detector, reject", detected, callable_pgd, view="reject", kappa=0.9)
-case("binarization detector, random", detected, callable_pgd, Noisy, view="margin", detector_draws=3)
+case("binarization detector, margin", detected, {"own": OWN["apgd"], "pgd": callable_pgd}, exposure="margin")
+case("binarization detector, reject", detected, callable_pgd, exposure="reject", kappa=0.9)
+case("binarization detector, random", detected, callable_pgd, Noisy, exposure="margin", detector_draws=3)
 AWARE_NAMES = ["OrthogonalPGD(steps=10)", "SelectivePGD(steps=10)", "JointLoss(steps=5, restarts=2)"]
 case("binarization detector, aware", detected, [f"robust_ext:{name}" for name in AWARE_NAMES], samples=6)
 MATCHING = ["FeatureMatching(steps=10)", "LogitMatching(steps=10, samples=2, check_every=2)"]
@@ -334,12 +334,13 @@ def objective_arms(norm: str, epsilon: float, *names: str) -> list[Arm]:
     return [Arm(attack=text.format(name), norm=norm, epsilon=epsilon, objective=name, label=name) for name in names]
 
 
-def mead_of(watched: Any, arms: list[Arm], *, samples: int = 16, wide: bool = False, **settings: Any) -> Any:
+def mead_of(watched: Any, arms: Any, *, samples: int = 16, wide: bool = False, **settings: Any) -> Any:
     (inputs, labels), (data, _) = digits(samples), digits(60, 100)
-    settings = {"suite": (), "resamples": 20, "batch_size": 10, **settings}
+    settings = {"resamples": 20, "batch_size": 10, **settings}
     bounds, model = ((-1.0, 2.0), Widened()) if wide else ((0.0, 1.0), network())
     inputs, data = (inputs * 3 - 1, data * 3 - 1) if wide else (inputs, data)
-    result = mead(model, watched, inputs, labels, arms=arms, detector_data=data, bounds=bounds, **settings)
+    threat_model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
+    result = mead(model, arms, inputs, labels, threat_model, detectors=watched, detector_data=data, **settings)
     found = plain(result.content)
     if len(found["arms"]) > 9:
         found = {**found, "arms": len(found["arms"]), "detectors": [one["results"] for one in found["detectors"]]}
@@ -380,14 +381,16 @@ case(
         ],
     ),
 )
-case("mead suite", lambda: mead_of(BOTH, [], suite="quick", samples=10, resamples=0))
+case("mead suite", lambda: mead_of(BOTH, "quick", samples=10, resamples=0))
 
 # ---- Robust accuracy.
 
 
 def robust(attacks: Any, norm: str, epsilons: list[float], *, samples: int = 12, **settings: Any) -> Any:
     inputs, labels = digits(samples)
-    result = robust_accuracy(network(), attacks, inputs, labels, norm=norm, epsilons=epsilons, batch_size=8, **settings)
+    threat_model = ThreatModel(norm=norm, epsilon=epsilons[0])
+    settings = {"epsilons": epsilons, "batch_size": 8, **settings}
+    result = robust_accuracy(network(), attacks, inputs, labels, threat_model, **settings)
     return plain(result.content)
 
 
@@ -440,9 +443,8 @@ def defended(defense: Any, norm: str = "linf", *, samples: int = 8, **settings: 
     inputs, labels = digits(samples)
     settings = {"steps": 3, "queries": 10, "draws": 2, "repeats": 2, **settings}
     defense = defense() if callable(defense) and getattr(defense, "__name__", "") == "<lambda>" else defense
-    result = evaluate_defense(
-        network(), defense, inputs, labels, ThreatModel(norm=norm, epsilon=EPSILON[norm] / 1.5), **settings
-    )
+    threat_model, attacks = ThreatModel(norm=norm, epsilon=EPSILON[norm] / 1.5), settings.pop("attacks", None)
+    result = evaluate_defense(defense, attacks, inputs, labels, threat_model, classifier=network(), **settings)
     found = plain(result.content)
     found.pop("cost")
     cost = {key: result.content["cost"][key] for key in ("forward", "backward")}
@@ -457,11 +459,11 @@ case("test time purifier", defended, lambda: Rounding(network(), steps=2))
 case("test time l1", defended, rounded, "l1", seed=2)
 case("test time groups", defended, lambda: defense_of("clc"))
 EXTRA = Step(
-    name="more", category="white-box", attack=robust_ext.as_attack("foolbox:LinfPGD(steps=3)"), view="trajectory"
+    name="more", category="white-box", attack=robust_ext.as_attack("foolbox:LinfPGD(steps=3)"), exposure="trajectory"
 )
 case(
     "test time surrogates",
-    lambda: defended(rounded, attacks=[EXTRA], surrogates={"rounding": Rounding(network(), steps=1)}),
+    lambda: defended(rounded, attacks=["recommended", EXTRA], surrogates={"rounding": Rounding(network(), steps=1)}),
 )
 
 # ---- Attacks of this project, by themselves and as Foolbox's and ART's.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.apgd_ascent import ApgdResult, Ascent, RowLoss, Rows
-from robust_ext.attacks._common.apgd_steps import steps_for
+from robust_ext.attacks._common.apgd_steps import HalvingSteps, SparseSteps, Steps
 from robust_ext.attacks._common.objectives import OBJECTIVES, aimed_dlr
 from robust_ext.attacks._common.rows import STARTS, check_batch, random_start, row_streams
 from robust_ext.attacks.base import AttackTraits
@@ -155,10 +155,7 @@ class APGD(NativeAttack):
             for loss in losses:
                 given = restart == 0 and self.start == "input"
                 start = inputs if given else random_start(inputs, threat_model, streams)
-                rule = steps_for(
-                    inputs.flatten(1), threat_model, steps=self.steps, rho=self.rho, momentum=self.momentum
-                )
-                ascent.run(start, loss, rule, steps=self.steps)
+                ascent.run(start, loss, self._rule(inputs.flatten(1), threat_model), steps=self.steps)
         result = ascent.result()
         stuck = int(result.no_gradient.sum())
         if stuck:
@@ -170,11 +167,16 @@ class APGD(NativeAttack):
             )
         return result
 
+    def _rule(self, inputs: Tensor, threat_model: ThreatModel) -> Steps:
+        if threat_model.norm == "l1":
+            return SparseSteps(inputs, threat_model, steps=self.steps)
+        return HalvingSteps(inputs, threat_model, steps=self.steps, rho=self.rho, momentum=self.momentum)
+
     def _losses(self, ascent: Ascent, *, targeted: bool, count: int) -> list[RowLoss]:
         """The loss of each run of a restart, as a function of the logits of some rows and of which rows they are."""
         objective, labels = OBJECTIVES[self.loss], ascent.labels
         if targeted or not objective.aims:
-            loss = objective.targeted if targeted else objective.untargeted
+            loss = objective.of_kind(targeted=targeted)
             return [lambda logits, rows: loss(logits, labels[rows])]
         others = ascent.logits(ascent.inputs).scatter(1, labels[:, None], -torch.inf)
         ranked = others.nan_to_num(nan=-torch.inf, neginf=-torch.inf).topk(count, 1).indices

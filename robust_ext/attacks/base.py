@@ -80,7 +80,7 @@ class AttackTraits:
     def one_by_one(self) -> bool:
         """Whether rows that must not be mistaken for one another are to be attacked one at a time.
 
-        Far from its input a row cannot be told by where it is, only by its place in the batch.
+        Far from its input a row cannot be recognised by where it is, only by its place in the batch.
         """
         return self.batching == "single" or (self.batching == "any" and self.leaves_ball)
 

@@ -132,7 +132,7 @@ class CarliniWagnerLinf(NativeAttack):
         self, target: Target, points: Tensor, labels: Tensor, *, targeted: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """By how much points miss the confidence ``(n,)``, the gradient of that, and whether they are solved."""
-        loss = OBJECTIVES["margin"].targeted if targeted else OBJECTIVES["margin"].untargeted
+        loss = OBJECTIVES["margin"].of_kind(targeted=targeted)
         with torch.enable_grad():
             points = points.detach().requires_grad_(True)
             logits = target.module(points)

@@ -122,6 +122,6 @@ class _Weights:
 
 def _loss(name: str, *, targeted: bool) -> Loss:
     objective = OBJECTIVES[name]
-    loss = objective.targeted if targeted else objective.untargeted
+    loss = objective.of_kind(targeted=targeted)
     padded = PaddedClasses(nn.Identity(), classes=objective.minimum_classes)
     return lambda logits, labels: loss(padded(logits), labels)

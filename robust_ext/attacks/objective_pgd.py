@@ -197,7 +197,7 @@ class _Best:
         self._value = points.new_full((len(points),), -torch.inf)
 
     def update(self, points: Tensor, value: Tensor, logits: Tensor) -> None:
-        """Take over the points that are better; answers that are not finite decide nothing."""
+        """Take over the points that are better; logits that are not finite decide nothing."""
         wanted = (logits.argmax(1) == self._labels) == self._targeted
         better = wanted & torch.isfinite(logits).all(1) & (value > self._value)
         self._points = torch.where(over_rows(better, points), points, self._points)

@@ -53,7 +53,7 @@ class _AlternatingPGD(ScoreGradientAttack):
 
     def attack(self, problem: AttackProblem) -> Tensor:
         """See :meth:`DetectorAwareAttack.attack`."""
-        loss = OBJECTIVES[self.loss].targeted if problem.targeted else OBJECTIVES[self.loss].untargeted
+        loss = OBJECTIVES[self.loss].of_kind(targeted=problem.targeted)
         tracker = BestTracker(problem, name=self.name, samples=self.samples)
         total = self.restarts * self.steps
         for restart in range(self.restarts):

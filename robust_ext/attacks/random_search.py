@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from robust_ext.attacks._common.best_points import BestPoints
+from robust_ext.attacks._common.rows import check_batch, over_rows, query
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import NativeAttack, Step, Watch
 from robust_ext.core.random import stream
@@ -63,26 +65,20 @@ class RandomSearch(NativeAttack):
         watch: Watch | None = None,
     ) -> Tensor:
         """Return one candidate for each input, see :meth:`NativeAttack.search`."""
+        inputs, labels = check_batch(target, inputs, labels, threat_model)
         seeds = [draw_seed(generator) for _ in range(len(inputs))]
-        best, highest = inputs.clone(), torch.full((len(inputs),), -torch.inf, device=inputs.device)
-        solved = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+        best = BestPoints(inputs, labels, loss="margin", targeted=targeted)
         block: Tensor = inputs.new_empty(0)
         for number in range(self.points):
-            if bool(solved.all()):
+            if bool(best.solved.all()):
                 break
             if number % _BLOCK == 0:
-                block = self._draw(inputs, seeds, solved, threat_model, start=number)
-            drawn = torch.where(_over(solved, inputs), best, block[:, number % _BLOCK])
-            with torch.no_grad():
-                logits = target.module(drawn)
-            margin, adversarial = _judge(logits, labels, targeted=targeted)
-            better = ~solved & (adversarial | (margin > highest))
-            best = torch.where(_over(better, inputs), drawn, best)
-            highest = torch.where(better, margin, highest)
-            solved |= adversarial
+                block = self._draw(inputs, seeds, best.solved, threat_model, start=number)
+            drawn = torch.where(over_rows(best.solved, inputs), best.points, block[:, number % _BLOCK])
+            margin = best.update(drawn, query(target, drawn), closed=best.solved)
             if watch is not None:
                 watch(Step(number=number, total=self.points, points=drawn, loss=margin))
-        return best
+        return best.points
 
     def _draw(
         self, inputs: Tensor, seeds: list[int], solved: Tensor, threat_model: ThreatModel, *, start: int
@@ -102,18 +98,3 @@ class RandomSearch(NativeAttack):
 
     def _is_outer(self, number: int) -> bool:
         return math.floor((number + 1) * self.outer_share) > math.floor(number * self.outer_share)
-
-
-def _judge(logits: Tensor, labels: Tensor, *, targeted: bool) -> tuple[Tensor, Tensor]:
-    """By how much each row is adversarial ``(N,)``, and whether it is; answers of NaN never are."""
-    column = labels.view(-1, 1)
-    own = logits.gather(1, column).squeeze(1)
-    other = logits.scatter(1, column, -torch.inf).amax(1)
-    hit = logits.argmax(1) == labels
-    margin = own - other if targeted else other - own
-    return margin, (hit if targeted else ~hit) & ~margin.isnan()
-
-
-def _over(flags: Tensor, inputs: Tensor) -> Tensor:
-    """Flags ``(N,)`` in a shape that broadcasts over the rows of the inputs."""
-    return flags.view(-1, *[1] * (inputs.dim() - 1))

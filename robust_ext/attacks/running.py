@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
@@ -28,7 +29,7 @@ def run_attack(
     """Run an attack; a target with too few classes for it is padded, and is left as it was.
 
     Args:
-        attack: The attack; whether it makes sense here was asked before, see :meth:`Attack.check`.
+        attack: The attack; whether it makes sense here was checked before, see :meth:`Attack.check`.
         target: What it may query.
         inputs: float32 ``(N, *target.input_shape)``; the attack gets a copy.
         labels: int64 ``(N,)``.
@@ -40,6 +41,22 @@ def run_attack(
 
     Raises:
         AttackError: It raised.
+    """
+    with undisturbed(attack, target, generator) as shown:
+        return attack.search(shown, inputs.clone(), labels.clone(), threat_model=threat_model, generator=generator)
+
+
+@contextmanager
+def undisturbed(attack: Attack, target: Target, generator: torch.Generator) -> Iterator[Target]:
+    """A target for the run of one attack inside the block, padded where it has too few classes, and left as it was.
+
+    Args:
+        attack: The attack.
+        target: What it may query.
+        generator: Of the run; random detectors are seeded from it.
+
+    Raises:
+        AttackError: Anything else than an error of this project was raised inside, or weights were changed in place.
     """
     if target.classes < attack.traits.minimum_classes:
         classes = attack.traits.minimum_classes
@@ -54,9 +71,7 @@ def run_attack(
                 if target.defended.detector.random:
                     # Random detectors draw from the global generator.
                     stack.enter_context(seeded_globals(draw_seed(generator)))
-            candidates = attack.search(
-                target, inputs.clone(), labels.clone(), threat_model=threat_model, generator=generator
-            )
+            yield target
     except RobustExtError:
         raise
     except Exception as error:
@@ -67,7 +82,6 @@ def run_attack(
             f"{attack.name}: changed the network's weights in place ({', '.join(changed[:3])}); what is left is no "
             "longer the network to be tested: load it anew, and hand the attack a copy"
         )
-    return candidates
 
 
 def restore_failed(candidates: Tensor, inputs: Tensor, labels: Tensor, *, target: Target) -> Tensor:

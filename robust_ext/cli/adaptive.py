@@ -8,7 +8,7 @@ from robust_ext.cli.loading import RunOptions, load_model, torch_device
 from robust_ext.cli.options import command
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.threat import NORMS
-from robust_ext.defenses.named import NAMED, TRAINED
+from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.evaluations.adaptive import AdaptiveSettings, evaluate_defense
 
 
@@ -40,6 +40,7 @@ class AdaptiveOptions(Settings):
 def adaptive_command(run: RunOptions, own: AdaptiveOptions, settings: dict[str, Any]) -> None:
     """Evaluate a defense that acts at test time against the static model it defends."""
     threat_model = run.threat_model(own.norm, own.eps)
+    run.begin()
     device = torch_device(run.device)
     samples = run.load_samples(seed=settings["seed"])
     surrogates = {}
@@ -47,18 +48,18 @@ def adaptive_command(run: RunOptions, own: AdaptiveOptions, settings: dict[str, 
         spec, _, weights = text.partition("@")
         surrogates[text] = load_model(spec, weights=weights or None, device=device)
     defense = own.defense if own.defense_weights is None else f"{own.defense}, weights {own.defense_weights}"
-    result = evaluate_defense(
-        run.load_model(),
-        own.defense,
-        samples.inputs,
-        samples.labels,
-        threat_model,
-        defense_weights=own.defense_weights,
-        surrogates=surrogates,
-        sample_ids=samples.ids,
-        out=run.out,
-        progress=run.progress,
-        origin=run.origin(samples, defense=defense),
-        **settings,
-    )
+    with run.context(samples, defense=defense):
+        result = evaluate_defense(
+            own.defense,
+            None,
+            samples.inputs,
+            samples.labels,
+            threat_model,
+            classifier=run.load_model(),
+            defense_weights=own.defense_weights,
+            surrogates=surrogates,
+            sample_ids=samples.ids,
+            **run.keywords,
+            **settings,
+        )
     run.show(result)

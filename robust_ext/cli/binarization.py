@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from robust_ext.cli.loading import ShardedOptions
+from robust_ext.cli.loading import RunOptions
 from robust_ext.cli.options import command
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.threat import NORMS
-from robust_ext.engine.workers import count_records
 from robust_ext.evaluations.binarization import BinarizationSettings, binarization_test
 
 
@@ -25,9 +23,9 @@ class BinarizationOptions(Settings):
     )
     eps: str = setting(help="Budget in the units of the inputs; fractions such as 8/255 are fine.", panel="attack")
     norm: str = setting(default="linf", help=f"One of {', '.join(NORMS)}.", panel="attack")
-    view: str = setting(
+    exposure: str = setting(
         default="classifier",
-        help="What attacks on logits see of model and detector: classifier, reject or margin.",
+        help="What attacks on logits are shown of model and detector: classifier, reject or margin.",
         panel="attack",
     )
     detector: str | None = setting(
@@ -47,28 +45,25 @@ class BinarizationOptions(Settings):
 
 
 @command(BinarizationSettings, samples=64)
-def binarization(run: ShardedOptions, own: BinarizationOptions, settings: dict[str, Any]) -> None:
+def binarization(run: RunOptions, own: BinarizationOptions, settings: dict[str, Any]) -> None:
     """Plant adversarial examples in a model and see whether an attack finds them."""
     threat_model = run.threat_model(own.norm, own.eps)
     run.begin()
     samples = run.load_samples(seed=settings["seed"], further=0 if own.detector is None else own.detector_samples)
-    model = run.load_model()
-    if run.out is not None:
-        run.run_shards(total=run.samples, done=partial(count_records, run.out))
-    result = binarization_test(
-        model,
-        list(own.attack),
-        samples.inputs,
-        threat_model,
-        layer=own.layer,
-        sample_ids=samples.ids,
-        calibrate_on=min(own.calibration_samples, run.samples) if own.calibrate else 0,
-        origin=run.origin(samples, detector=own.detector),
-        detector=own.detector,
-        detector_data=samples.further,
-        detector_fpr=own.detector_fpr,
-        view=own.view,
-        **run.keywords,
-        **settings,
-    )
+    with run.context(samples, detector=own.detector):
+        result = binarization_test(
+            run.load_model(),
+            list(own.attack),
+            samples.inputs,
+            threat_model,
+            layer=own.layer,
+            sample_ids=samples.ids,
+            calibrate_on=min(own.calibration_samples, run.samples) if own.calibrate else 0,
+            detector=own.detector,
+            detector_data=samples.further,
+            detector_fpr=own.detector_fpr,
+            exposure=own.exposure,
+            **run.keywords,
+            **settings,
+        )
     run.show(result)

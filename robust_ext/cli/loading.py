@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.engine.workers import end_with_parent, run_shards
+from robust_ext.engine.context import RunContext, run_context
+from robust_ext.engine.shards import end_with_parent
 
 
 @settings_class
@@ -43,6 +44,8 @@ class RunOptions(Settings):
     )
     device: str = setting(default="cpu", help="As torch names it: cpu, cuda, cuda:1.", panel="run")
     progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
+    jobs: int = setting(default=1, help="Processes; needs --out.", minimum=1, panel="run")
+    shard: str = setting(default="0/1", help="Number of this process, and of how many.", panel=HIDDEN)
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -66,28 +69,12 @@ class RunOptions(Settings):
         n = self.samples
         return Samples(dataset, [int(row) for row in rows[:n]], inputs[:n], labels[:n], inputs[n:] if further else None)
 
-    def origin(self, samples: Samples, **more: str | None) -> dict[str, str]:
-        """Where things came from, in words."""
-        words = {
-            "model": self.model if self.weights is None else f"{self.model}, weights {self.weights}",
-            "data": f"{samples.dataset.name}, order {self.order}",
-            **more,
-        }
-        return {name: text for name, text in words.items() if text is not None}
-
-    def show(self, result: object) -> None:
-        """Write a result to the terminal."""
-        typer.echo(str(result))
-        if self.out is not None:
-            typer.echo(f"{self.out / 'result.json'} and {self.out / 'report.html'} hold the details.")
-
-
-@settings_class
-class ShardedOptions(RunOptions):
-    """Options of evaluations that several processes may share."""
-
-    jobs: int = setting(default=1, help="Processes; needs --out.", minimum=1, panel="run")
-    shard: str = setting(default="0/1", help="Number of this process, and of how many.", panel=HIDDEN)
+    def begin(self) -> None:
+        """Check that processes have a folder to share; one of several ends with the process that started it."""
+        if self.jobs > 1 and self.out is None:
+            raise InvalidArgumentError("--jobs", self.jobs, "a run folder (--out) when there is more than one")
+        if self.part[1] > 1:
+            end_with_parent()
 
     @property
     def part(self) -> tuple[int, int]:
@@ -97,29 +84,29 @@ class ShardedOptions(RunOptions):
             raise InvalidArgumentError("--shard", repr(self.shard), "K/N with K from 0 to N - 1")
         return int(parts[0]), int(parts[1])
 
+    def context(self, samples: Samples, **more: str | None) -> AbstractContextManager[None]:
+        """The surroundings of the run: where things came from, in words, and the processes that share it."""
+        origin = {
+            "model": self.model if self.weights is None else f"{self.model}, weights {self.weights}",
+            "data": f"{samples.dataset.name}, order {self.order}",
+            **more,
+        }
+        known = {name: text for name, text in origin.items() if text is not None}
+        command = _without_jobs(sys.argv[1:])
+        return run_context(RunContext(origin=known, command=command, jobs=self.jobs, shard=self.part))
+
     @property
     def keywords(self) -> dict[str, Any]:
         """What the evaluations' functions take of these."""
-        alone = self.part[1] == 1 and self.jobs == 1
-        return {"out": self.out, "progress": self.progress and alone, "shard": self.part}
-
-    def begin(self) -> None:
-        """Check that processes have a folder to share; one of several ends with the process that started it."""
-        if self.jobs > 1 and self.out is None:
-            raise InvalidArgumentError("--jobs", self.jobs, "a run folder (--out) when there is more than one")
-        if self.part[1] > 1:
-            end_with_parent()
-
-    def run_shards(self, *, total: int, done: Callable[[], int], **words: str) -> None:
-        """Let several processes fill the run folder, where there are to be several."""
-        if self.jobs > 1:
-            arguments = _without_jobs(sys.argv[1:])
-            run_shards(arguments, jobs=self.jobs, total=total, done=done, progress=self.progress, **words)
+        return {"out": self.out, "progress": self.progress}
 
     def show(self, result: object) -> None:
         """Write a result to the terminal, unless another process does."""
-        if self.part[1] == 1:
-            super().show(result)
+        if self.part[1] > 1:
+            return
+        typer.echo(str(result))
+        if self.out is not None:
+            typer.echo(f"{self.out / 'result.json'} and {self.out / 'report.html'} hold the details.")
 
 
 @dataclass(frozen=True)

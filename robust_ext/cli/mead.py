@@ -7,18 +7,17 @@ from typing import Any
 
 import typer
 
-from robust_ext.cli.loading import Samples, ShardedOptions
+from robust_ext.cli.loading import RunOptions, Samples
 from robust_ext.cli.options import command
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
-from robust_ext.engine.arm import plan_runs
-from robust_ext.engine.workers import count_records
 from robust_ext.evaluations.mead.api import mead
 from robust_ext.evaluations.mead.fitting import NAMED
 from robust_ext.evaluations.mead.named import TrainingData, find_detectors
 from robust_ext.evaluations.mead.settings import MeadSettings
-from robust_ext.evaluations.mead.suites import load_suite, parse_arm
+from robust_ext.evaluations.mead.suites import as_arms, parse_arm
 from robust_ext.registry.model import as_module
 
 
@@ -59,19 +58,22 @@ class MeadOptions(Settings):
 
 
 @command(MeadSettings)
-def mead_command(run: ShardedOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
+def mead_command(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
     """Evaluate detectors against many attacks at once."""
     run.begin()
-    suites = list(own.suite or ([] if own.arm else ["quick"]))
-    arms = [one for text in own.arm for one in parse_arm(text)]
-    planned = [*(one for name in suites for one in load_suite(name, bounds=run.limits)), *arms]
+    suites = own.suite or (() if own.arm else ("quick",))
+    # Every arm brings a norm and an epsilon of its own.
+    threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=run.limits)
+    attacks = [*suites, *(one for text in own.arm for one in parse_arm(text))]
+    # Before any detector is fitted.
+    as_arms(attacks, threat_model)
     samples = run.load_samples(seed=settings["seed"])
     model = run.load_model()
     training = _training_data(run, own, samples)
     rows = training.choose(own.train_samples + own.calibration_samples, seed=settings["seed"])
     clean, classes = training.take(rows[: own.train_samples], bounds=run.limits)
     held_out, _ = training.take(rows[own.train_samples :], bounds=run.limits)
-    watched = find_detectors(
+    detectors = find_detectors(
         own.detector,
         as_module(model).module,
         TrainingData(
@@ -85,29 +87,24 @@ def mead_command(run: ShardedOptions, own: MeadOptions, settings: dict[str, Any]
         folder=None if run.out is None else run.out / "detectors",
         say=partial(typer.echo, err=True) if run.progress else lambda _: None,
     )
-    if run.jobs > 1 and run.out is not None:
-        runs = plan_runs(planned, bounds=run.limits, values=samples.inputs[0].numel(), detectors=list(watched))
-        done = partial(count_records, *(run.out / "arms" / one.key for one in runs))
-        run.run_shards(total=len(runs) * run.samples, done=done, title="mead", unit="candidate")
     trained = f"{training.name}, {own.train_samples} samples, and {len(held_out)} to calibrate"
-    result = mead(
-        model,
-        watched,
-        samples.inputs,
-        samples.labels,
-        suite=suites,
-        arms=arms,
-        bounds=run.limits,
-        sample_ids=samples.ids,
-        detector_data=held_out,
-        origin=run.origin(samples, training_data=trained),
-        **run.keywords,
-        **settings,
-    )
+    with run.context(samples, training_data=trained):
+        result = mead(
+            model,
+            attacks,
+            samples.inputs,
+            samples.labels,
+            threat_model,
+            detectors=detectors,
+            detector_data=held_out,
+            sample_ids=samples.ids,
+            **run.keywords,
+            **settings,
+        )
     run.show(result)
 
 
-def _training_data(run: ShardedOptions, own: MeadOptions, samples: Samples) -> Dataset:
+def _training_data(run: RunOptions, own: MeadOptions, samples: Samples) -> Dataset:
     """What detectors are fitted and calibrated on: other data than the samples, and enough of it."""
     training = load_dataset(own.train_data or run.data, root=run.data_root, split="train")
     if training.name == samples.dataset.name:

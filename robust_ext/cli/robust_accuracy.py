@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from robust_ext.cli.loading import ShardedOptions
+from robust_ext.cli.loading import RunOptions
 from robust_ext.cli.options import command, number
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import Settings, setting, settings_class
-from robust_ext.core.threat import NORMS
-from robust_ext.engine.arm import Arm, plan_runs
-from robust_ext.engine.workers import count_records
-from robust_ext.evaluations.binarization.preparation import as_attacks
+from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.evaluations.robust_accuracy import robust_accuracy
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 
@@ -29,7 +25,7 @@ class RobustAccuracyOptions(Settings):
 
 
 @command(RobustAccuracySettings)
-def robust_accuracy_command(run: ShardedOptions, own: RobustAccuracyOptions, settings: dict[str, Any]) -> None:
+def robust_accuracy_command(run: RunOptions, own: RobustAccuracyOptions, settings: dict[str, Any]) -> None:
     """Robust accuracy at several budgets, under each attack and under all of them."""
     given = tuple(number("--eps", text) for text in own.eps.split(","))
     epsilons = RobustAccuracySettings(epsilons=given).epsilons or ()
@@ -39,28 +35,18 @@ def robust_accuracy_command(run: ShardedOptions, own: RobustAccuracyOptions, set
         raise InvalidArgumentError("--attack", ", ".join(own.attack), expected)
     run.begin()
     samples = run.load_samples(seed=settings["seed"])
-    if run.jobs > 1 and run.out is not None:
-        arms = [
-            Arm(attack=one, norm=own.norm, epsilon=epsilon, label=name)
-            for name, one in as_attacks(attacks).items()
-            for epsilon in epsilons
-        ]
-        runs = plan_runs(arms, bounds=run.limits, values=samples.inputs[0].numel())
-        done = partial(count_records, *(run.out / "arms" / one.key for one in runs))
-        run.run_shards(total=len(runs) * run.samples, done=done, title="robust accuracy", unit="candidate")
-    result = robust_accuracy(
-        run.load_model(),
-        attacks,
-        samples.inputs,
-        samples.labels,
-        norm=own.norm,
-        epsilons=epsilons,
-        bounds=run.limits,
-        sample_ids=samples.ids,
-        origin=run.origin(samples),
-        **run.keywords,
-        **settings,
-    )
+    with run.context(samples):
+        result = robust_accuracy(
+            run.load_model(),
+            attacks,
+            samples.inputs,
+            samples.labels,
+            ThreatModel(norm=own.norm, epsilon=epsilons[-1], bounds=run.limits),
+            epsilons=epsilons,
+            sample_ids=samples.ids,
+            **run.keywords,
+            **settings,
+        )
     run.show(result)
 
 

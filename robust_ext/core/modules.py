@@ -32,6 +32,18 @@ def positional(help: str, *, kw_only: Literal[False]) -> Any:
     return dataclasses.field(kw_only=kw_only, metadata={_HELP: help})
 
 
+def given(help: str, *, default: Any = dataclasses.MISSING, default_factory: Any = dataclasses.MISSING) -> Any:
+    """Declare a keyword of the constructor of a :func:`module_class` that is no setting of a user's.
+
+    Args:
+        help: What it is: a function, a module, or what an evaluation decides, as the bounds.
+        default: Its value where none is given.
+        default_factory: What makes that value; for modules and functions, which a class must not hold.
+    """
+    field: Any = dataclasses.field
+    return field(default=default, default_factory=default_factory, metadata={_HELP: help})
+
+
 class SettingsModule(nn.Module):
     """Base of modules with declared settings, which the constructor validates and sets as attributes.
 
@@ -63,7 +75,7 @@ class SettingsModule(nn.Module):
         return {name: plain(getattr(self, name)) for name in declared(type(self))}
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(setting, buffer, positional, dataclasses.field))
+@dataclass_transform(kw_only_default=True, field_specifiers=(setting, buffer, given, positional, dataclasses.field))
 def module_class(cls: type[C]) -> type[C]:
     """Give a subclass of :class:`SettingsModule` the constructor that its fields declare, and complete its docstring.
 

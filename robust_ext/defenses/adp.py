@@ -8,94 +8,86 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds, from_unit, to_unit
+from robust_ext.core.bounds import from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.random import derive_seed
-from robust_ext.core.validation import check_integer, check_number
-from robust_ext.defenses.sign_steps import over_rows
+from robust_ext.core.settings import setting
+from robust_ext.defenses._common import over_rows, stretch
+from robust_ext.defenses.training.score import ScoreNetwork
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG
 
 
+@module_class
 class AdaptiveDenoising(Purifier):
     """Noise, then score steps whose length depends on how the score changes; softmax averaged over runs (Yoon et al.).
 
     For a score s at a point, ``z = <s, s'> / <s, s>`` with s' the score a short way ``probe`` along s. The step is
     ``length = clamp(share * probe / (1 - z))`` times s. A row whose length is no more than ``stop`` stays where it is.
 
-    Each run takes two forward passes of the score network a step, each answer one of the classifier a run: 200 and 10
+    Each run takes two forward passes of the score network a step, the logits one of the classifier a run: 200 and 10
     by default, and no backward pass. Random by the noise alone.
 
     The final point and the iterates are those of the first run; the state holds how far the others' final points are
     from its own, ``offsets`` ``(N, runs - 1, ...)``. Held offsets, as in BPDA, give the mean of all runs' gradients.
 
-    Args:
-        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.
-        score: From images in [0, 1], whatever the bounds, to scores of the same shape, see
-            :func:`robust_ext.defenses.training_score.fit_score_network`.
-        steps: At least 0.
-        noise: Standard deviation, at least 0, for inputs in [0, 1].
-        runs: At least 1. Croce et al. attack single runs, averaged by EoT.
-        share: Above 0.
-        probe: Above 0.
-        lengths: Least and greatest length of a step.
-        stop: At least 0.
-        clip: Whether points are clipped to the bounds after the noise and after each step, as in the authors' code.
-        differentiable_lengths: Whether gradients flow through the lengths too. Croce et al. hold them (appendix B.9).
-        bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.purifier.Purifier`.
-        seed: Of the noise.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
-
     Example:
-        >>> from robust_ext.defenses.training_score import ScoreNetwork
+        >>> from robust_ext.defenses.training.score import ScoreNetwork
         >>> defense = AdaptiveDenoising(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), ScoreNetwork(1), seed=0)
         >>> trace = defense.trace(torch.rand(2, 1, 4, 4))
         >>> trace.state["offsets"].shape, trace.logits.detach().exp().sum(1).round(decimals=4)
         (torch.Size([2, 9, 1, 4, 4]), tensor([1., 1.]))
     """
 
+    name = "adp"
+    part_class = ScoreNetwork
     random = True
     output = "probabilities"
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        score: nn.Module,
-        *,
-        steps: int = 10,
-        noise: float = 0.25,
-        runs: int = 10,
-        share: float = 0.05,
-        probe: float = 1e-3,
-        lengths: Sequence[float] = (1e-5, 0.1),
-        stop: float = 1e-3,
-        clip: bool = True,
-        differentiable_lengths: bool = False,
-        bounds: Sequence[float] = (0.0, 1.0),
-        checkpoint: bool = False,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(classifier, steps=steps, checkpoint=checkpoint, seed=seed)
-        self.score = score
-        self.noise = check_number("noise", noise, minimum=0)
-        self.runs = check_integer("runs", runs, minimum=1)
-        self.share = check_number("share", share, minimum=0, open_minimum=True)
-        self.probe = check_number("probe", probe, minimum=0, open_minimum=True)
+    score: nn.Module = positional(
+        "From images in [0, 1], whatever the bounds, to scores of the same shape, see "
+        ":func:`robust_ext.defenses.training.score.fit_score_network`.",
+        kw_only=False,
+    )
+    steps: int = setting(default=10, help="At least 0.", minimum=0)
+    noise: float = setting(default=0.25, help="Standard deviation, at least 0, for inputs in [0, 1].", minimum=0)
+    runs: int = setting(default=10, help="At least 1. Croce et al. attack single runs, averaged by EoT.", minimum=1)
+    share: float = setting(default=0.05, help="Above 0.", above=0)
+    probe: float = setting(default=1e-3, help="Above 0.", above=0)
+    lengths: Sequence[float] = setting(default=(1e-5, 0.1), help="Least and greatest length of a step.")
+    stop: float = setting(default=1e-3, help="At least 0.", minimum=0)
+    clip: bool = setting(
+        default=True,
+        help="Whether points are clipped to the bounds after the noise and after each step, as in the authors' code.",
+    )
+    differentiable_lengths: bool = setting(
+        default=False, help="Whether gradients flow through the lengths too. Croce et al. hold them (appendix B.9)."
+    )
+    bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
+    checkpoint: bool = setting(default=False, help="See :class:`~robust_ext.models.purifier.Purifier`.")
+    seed: int | None = given("Of the noise.", default=None)
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        super().__post_init__()
+        stretch(self)
+        lengths = self.lengths
         if not isinstance(lengths, (list, tuple)) or len(lengths) != 2 or not 0 <= lengths[0] <= lengths[1]:
             raise InvalidArgumentError("lengths", lengths, "a pair (least, greatest) of at least 0")
         self.lengths = (float(lengths[0]), float(lengths[1]))
-        self.stop = check_number("stop", stop, minimum=0)
-        self.clip = clip
-        self.differentiable_lengths = differentiable_lengths
-        self.bounds = check_bounds(bounds)
+
+    @classmethod
+    def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
+        """The score network."""
+        part(inputs)
+        return {"score": part}
 
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """All runs, one after another; each row's noise of a run comes from the row's seed and the run's number."""

@@ -1,4 +1,4 @@
-"""The anti-adversary: make the classifier surer of what it already says.
+"""The anti-adversary: make the classifier surer of the class that it predicts already.
 
 Source: Alfarra et al., "Combating Adversaries with Anti-Adversaries" (2022); the constants, and how it is attacked, as
 in Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-time Defenses" (2022), section 3.8.
@@ -6,37 +6,25 @@ in Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-time De
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds
-from robust_ext.core.validation import check_number
-from robust_ext.defenses.sign_steps import keep_in
-from robust_ext.models.purifier import Purifier
+from robust_ext.core.modules import module_class
+from robust_ext.core.settings import setting
+from robust_ext.defenses._common import SignPurifier
 from robust_ext.models.row_rng import RowRNG
 from robust_ext.models.vjp import row_gradient
 
 
-class AntiAdversary(Purifier):
+@module_class
+class AntiAdversary(SignPurifier):
     """Sign steps that lower the cross-entropy of the class predicted at the input (Alfarra et al. 2022).
 
     Each row costs ``steps + 2`` forward and ``steps`` backward passes of the classifier, 4 and 2 by default. In the
     paper there is neither a ball nor a clip: points may leave the bounds. Steps of .15 are large for a network that was
     not trained adversarially, and can then change many decisions.
-
-    Args:
-        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.
-        steps: At least 0.
-        step_size: For inputs in [0, 1], above 0; follows the width of other bounds.
-        radius: Of an linf ball to stay in, in the same units; None for no ball.
-        clip: Whether every point is clipped to the bounds.
-        bounds: Of the inputs.
-        checkpoint: See :class:`~robust_ext.models.purifier.Purifier`.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
 
     Example:
         >>> network = nn.Linear(2, 2, bias=False)
@@ -46,25 +34,16 @@ class AntiAdversary(Purifier):
         tensor([[1.0500, 0.2000]])
     """
 
-    needs_gradients = True
+    name = "anti-adversary"
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        *,
-        steps: int = 2,
-        step_size: float = 0.15,
-        radius: float | None = None,
-        clip: bool = False,
-        bounds: Sequence[float] = (0.0, 1.0),
-        checkpoint: bool = False,
-    ) -> None:
-        super().__init__(classifier, steps=steps, checkpoint=checkpoint)
-        self.bounds = check_bounds(bounds)
-        width = self.bounds[1] - self.bounds[0]
-        self.step_size = check_number("step_size", step_size, minimum=0, open_minimum=True) * width
-        self.radius = None if radius is None else check_number("radius", radius, minimum=0) * width
-        self.clip = clip
+    steps: int = setting(default=2, help="At least 0.", minimum=0)
+    step_size: float = setting(
+        default=0.15, help="For inputs in [0, 1], above 0; follows the width of other bounds.", above=0
+    )
+    radius: float | None = setting(
+        default=None, help="Of an linf ball to stay in, in the same units; None for no ball.", minimum=0
+    )
+    clip: bool = setting(default=False, help="Whether every point is clipped to the bounds.")
 
     def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The input; the state holds what is predicted for it, ``"predicted"``, int64 ``(N,)``."""
@@ -72,11 +51,10 @@ class AntiAdversary(Purifier):
             logits: Tensor = self.classifier(x)
         return x, {"predicted": logits.argmax(1)}
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """One sign step down."""
+    def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+        """Down."""
 
         def loss(point: Tensor) -> Tensor:
             return nn.functional.cross_entropy(self.classifier(point), state["predicted"], reduction="none")
 
-        moved = point - self.step_size * row_gradient(loss, point).sign()
-        return keep_in(moved, x=x, radius=self.radius, bounds=self.bounds if self.clip else None)
+        return -row_gradient(loss, point).sign()

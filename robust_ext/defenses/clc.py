@@ -7,27 +7,27 @@ as in Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-time
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import ModelError
-from robust_ext.core.validation import check_choice, check_number
-from robust_ext.defenses.training_pca import INPUT, Projections, edited_inputs
+from robust_ext.core.modules import given, module_class, positional
+from robust_ext.core.settings import setting
+from robust_ext.defenses._common import stretch
+from robust_ext.defenses.training.projections import INPUT, Projections, edited_inputs
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.row_rng import RowRNG
 from robust_ext.models.vjp import wants_gradient
-
-CENTRES = ("batch", "training")
-REDUCTIONS = ("mean", "sum")
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 # The square root has no derivative at 0.
 _LEAST = 1e-36
 
 
+@module_class
 class ClosedLoopControl(AdaptiveDefense):
     """Offsets by Adam that lower the squared distance of activations to their projections (Chen et al. 2021).
 
@@ -36,28 +36,12 @@ class ClosedLoopControl(AdaptiveDefense):
     projection subtracts the mean of the group, so that a group of one row has no defense.
 
     With ``steps`` the losses are taken that often, which costs as many forward passes and one backward pass less, and
-    the answer is one more forward pass: 6 and 4 by default. A trace's iterates are the input with its own offset (one
+    the logits are one more forward pass: 6 and 4 by default. A trace's iterates are the input with its own offset (one
     for each loss); the offsets of the other layers are its state, by the layer's name.
     Held controls, ``BPDA(defense, backward="frozen")``, are the paper's attack.
 
-    Args:
-        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode. Layers must not depend on other rows.
-        projections: See :func:`robust_ext.defenses.training_pca.fit_projections`.
-        steps: At least 0; with 0 there is no defense.
-        learning_rate: Of Adam, above 0; for the input's offset it follows the width of the bounds.
-        regularization: Weight of the mean squared length of the offsets, at least 0.
-        centre: What activations are centred by before they are projected: ``"batch"``, the mean of the group, or
-            ``"training"``, that of the training activations.
-        reduction: ``"mean"`` over all values of the group, as in the authors' code, or the ``"sum"``.
-        group_size: At least 1.
-        pad: See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.
-        bounds: Of the inputs.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
-
     Example:
-        >>> from robust_ext.defenses.training_pca import fit_projections
+        >>> from robust_ext.defenses.training.projections import fit_projections
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
         >>> x = torch.rand(20, 1, 2, 2)
         >>> defense = ClosedLoopControl(net, fit_projections(net, x, layers=["", "1"]), group_size=4)
@@ -66,30 +50,56 @@ class ClosedLoopControl(AdaptiveDefense):
         (torch.Size([8, 3]), 5, ['1'])
     """
 
+    name = "clc"
+    part_class = Projections
     batch_level = True
     needs_gradients = True
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        projections: Projections,
-        *,
-        steps: int = 5,
-        learning_rate: float = 5e-3,
-        regularization: float = 0.0,
-        centre: str = "batch",
-        reduction: str = "mean",
-        group_size: int = 16,
-        pad: bool = False,
-        bounds: Sequence[float] = (0.0, 1.0),
-    ) -> None:
-        super().__init__(classifier, steps=steps, group_size=group_size, pad=pad)
-        self.projections = projections
-        self.learning_rate = check_number("learning_rate", learning_rate, minimum=0, open_minimum=True)
-        self.regularization = check_number("regularization", regularization, minimum=0)
-        self.centre = check_choice("centre", centre, CENTRES)
-        self.reduction = check_choice("reduction", reduction, REDUCTIONS)
-        self.bounds = check_bounds(bounds)
+    classifier: nn.Module = positional(
+        "From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode. Layers must not depend on other rows.",
+        kw_only=False,
+    )
+    projections: Projections = positional(
+        "See :func:`robust_ext.defenses.training.projections.fit_projections`.", kw_only=False
+    )
+    steps: int = setting(default=5, help="At least 0; with 0 there is no defense.", minimum=0)
+    learning_rate: float = setting(
+        default=5e-3, help="Of Adam, above 0; for the input's offset it follows the width of the bounds.", above=0
+    )
+    regularization: float = setting(
+        default=0.0, help="Weight of the mean squared length of the offsets, at least 0.", minimum=0
+    )
+    centre: str = setting(
+        default="batch",
+        help='What activations are centred by before they are projected: ``"batch"``, the mean of the group, or '
+        '``"training"``, that of the training activations.',
+        choices=("batch", "training"),
+    )
+    reduction: str = setting(
+        default="mean",
+        help='``"mean"`` over all values of the group, as in the authors\' code, or the ``"sum"``.',
+        choices=("mean", "sum"),
+    )
+    group_size: int = setting(default=16, help="At least 1.", minimum=1)
+    pad: bool = setting(default=False, help="See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.")
+    bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        super().__post_init__()
+        stretch(self)
+
+    @classmethod
+    def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
+        """The projections of the classifier's activations."""
+
+        def tried(number: int, value: Tensor) -> Tensor:
+            part.off_plane(number, value, own_mean=False)
+            return value
+
+        with edited_inputs(classifier, part.layers, tried):
+            classifier(inputs)
+        return {"projections": part}
 
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """Adam on the offsets of one group."""

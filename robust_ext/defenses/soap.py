@@ -7,21 +7,20 @@ attacked, as in Croce et al., "Evaluating the Adversarial Robustness of Adaptive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.validation import check_choice, check_integer, check_number
-from robust_ext.defenses.sign_steps import keep_in, over_rows
+from robust_ext.core.modules import given, module_class
+from robust_ext.core.settings import setting
+from robust_ext.defenses._common import keep_in, over_rows, stretch
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.row_rng import RowRNG
 from robust_ext.models.vjp import row_gradient
-
-CHOICES = ("row", "batch")
 
 
 def flipped_crop(x: Tensor, *, crop: int = 2, flip: bool = True) -> Tensor:
@@ -46,6 +45,7 @@ def flipped_crop(x: Tensor, *, crop: int = 2, flip: bool = True) -> Tensor:
     return nn.functional.interpolate(part, size=(height, width), mode="nearest")
 
 
+@module_class
 class SOAP(AdaptiveDefense):
     """Sign steps that lower the label consistency loss in balls of growing radius; the best radius stays (Shi 2021).
 
@@ -60,23 +60,6 @@ class SOAP(AdaptiveDefense):
     A classifier is meant to be trained with the same loss beside its own; others may lose accuracy. The state holds the
     chosen radius in the units of the inputs, ``"radius"`` ``(N,)``.
 
-    Args:
-        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.
-        steps: For each radius, at least 0.
-        radius: What radii are multiples of, for inputs in [0, 1]; follows the width of other bounds.
-        step_size: Likewise, above 0.
-        radii: How many, at least 1; the first is 0.
-        choice: Whether the radius is chosen for each ``"row"``, as in the paper, or for a ``"batch"`` by its mean loss,
-            as in the public code; then rows depend on the others in their group, see ``group_size``.
-        view: From inputs ``(N, ...)`` to what the classifier should say the same of, each row on its own and
-            differentiable; :func:`flipped_crop` when left out, which is for images.
-        bounds: Of the inputs.
-        group_size: Rows of a group; for ``choice="batch"`` alone, and needed there.
-        pad: See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
-
     Example:
         >>> defense = SOAP(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
         >>> trace = defense.trace(torch.rand(2, 1, 8, 8))
@@ -84,31 +67,43 @@ class SOAP(AdaptiveDefense):
         (6, torch.Size([2]))
     """
 
+    name = "soap"
     needs_gradients = True
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        *,
-        steps: int = 5,
-        radius: float = 4 / 255,
-        step_size: float = 4 / 255,
-        radii: int = 11,
-        choice: str = "row",
-        view: Callable[[Tensor], Tensor] | None = None,
-        bounds: Sequence[float] = (0.0, 1.0),
-        group_size: int | None = None,
-        pad: bool = False,
-    ) -> None:
-        self.choice = check_choice("choice", choice, CHOICES)
-        self.batch_level = choice == "batch"
-        super().__init__(classifier, steps=steps, group_size=group_size, pad=pad)
-        self.bounds = check_bounds(bounds)
-        width = self.bounds[1] - self.bounds[0]
-        self.radius = check_number("radius", radius, minimum=0) * width
-        self.step_size = check_number("step_size", step_size, minimum=0, open_minimum=True) * width
-        self.radii = check_integer("radii", radii, minimum=1)
-        self.view = flipped_crop if view is None else view
+    steps: int = setting(default=5, help="For each radius, at least 0.", minimum=0)
+    radius: float = setting(
+        default=4 / 255,
+        help="What radii are multiples of, for inputs in [0, 1]; follows the width of other bounds.",
+        minimum=0,
+    )
+    step_size: float = setting(default=4 / 255, help="Likewise, above 0.", above=0)
+    radii: int = setting(default=11, help="How many, at least 1; the first is 0.", minimum=1)
+    choice: str = setting(
+        default="row",
+        help='Whether the radius is chosen for each ``"row"``, as in the paper, or for a ``"batch"`` by its mean '
+        "loss, as in the public code; then rows depend on the others in their group, see ``group_size``.",
+        choices=("row", "batch"),
+    )
+    crop: int = setting(default=2, help="Of :func:`flipped_crop`, where it is the view.", minimum=0)
+    flip: bool = setting(default=True, help="Likewise.")
+    view: Any = given(
+        "From inputs ``(N, ...)`` to inputs that are meant to get the same logits, each row on its own and "
+        "differentiable; :func:`flipped_crop` when left out, which is for images.",
+        default_factory=lambda: None,
+    )
+    bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
+    group_size: int | None = setting(
+        default=None, help='Rows of a group; for ``choice="batch"`` alone, and needed there.', minimum=1
+    )
+    pad: bool = setting(default=False, help="See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.")
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        self.batch_level = self.choice == "batch"
+        super().__post_init__()
+        stretch(self, "radius", "step_size")
+        if self.view is None:
+            self.view = partial(flipped_crop, crop=self.crop, flip=self.flip)
 
     def loss(self, point: Tensor) -> Tensor:
         """The mean over classes of the squared difference of logits, ``(N,)``."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.engine.context import RunContext, run_context
 from robust_ext.evaluations.binarization import BinarizationResult, binarization_test
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason
 
@@ -83,19 +84,20 @@ def run_demo(*, samples: int = 64, seed: int = 0, progress: bool = False) -> Bin
         ("logits x 1000", Saturated(network), {"PGD, CE loss": strong}),
         ("rounded inputs", Rounded(network), {"PGD, no BPDA": strong}),
     ]
-    results = [
-        binarization_test(
-            model,
-            attacks,
-            inputs,
-            ThreatModel(norm="linf", epsilon=0.1),
-            sample_ids=[int(index) for index in chosen],
-            target=target,
-            seed=seed,
-            progress=progress,
-        )
-        for target, model, attacks in cases
-    ]
+    results = []
+    for target, model, attacks in cases:
+        with run_context(RunContext(target=target)):
+            results.append(
+                binarization_test(
+                    model,
+                    attacks,
+                    inputs,
+                    ThreatModel(norm="linf", epsilon=0.1),
+                    sample_ids=[int(index) for index in chosen],
+                    seed=seed,
+                    progress=progress,
+                )
+            )
     found: list[Mapping[str, Any]] = [attack for result in results for attack in result.content["attacks"]]
     passed = sum(attack["verdict"] == "passed" for attack in found)
     content = {

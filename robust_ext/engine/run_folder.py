@@ -1,25 +1,31 @@
 """Runs that survive: records are appended to a folder as they are won, and a killed run goes on where it was.
 
-A run folder holds ``run.json`` (kind, settings, versions), ``records.jsonl`` (one line a sample, the result proper)
-and ``timings.jsonl`` (seconds and passes, which differ from run to run). A run split over several processes appends to
-``records-K.jsonl`` of its own in each. Nothing is written outside the folder.
+A run folder holds ``run.json`` (kind, settings, versions), ``records.jsonl`` (one line a sample, the result proper),
+``timings.jsonl`` (seconds and passes, which differ from run to run) and ``NAME.npz`` (arrays, compressed, without
+pickle). A run split over several processes appends to ``records-K.jsonl`` of its own in each. Nothing is written
+outside the folder.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
 
 from robust_ext.core.errors import RunFolderBusyError, RunFolderError
 from robust_ext.core.files import replace_file
+from robust_ext.engine.store import Slot
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class RunFolder:
@@ -93,19 +99,45 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def once(self, name: str, compute: Callable[[], T]) -> T:
+    @contextmanager
+    def once(self, name: str) -> Iterator[Slot]:
         """A JSON value that is computed once for the whole run, also by processes that share it and after a kill.
 
         Args:
             name: Of the value; kept in ``NAME.json``.
-            compute: Called when there is no such value yet, while other processes wait.
+
+        Yields:
+            A slot with the value; where it is empty, the block fills it while other processes wait.
         """
         file = self.path / f"{name}.json"
         with _locked(self.path / ".lock-once", wait=True):
-            if not file.exists():
-                replace_file(file, json.dumps(compute(), allow_nan=False) + "\n")
-        value: T = json.loads(file.read_text(encoding="utf-8"))
-        return value
+            slot = Slot()
+            if file.exists():
+                slot.fill(json.loads(file.read_text(encoding="utf-8")))
+                yield slot
+                return
+            yield slot
+            if not slot.empty:
+                text = json.dumps(slot.value, allow_nan=False)
+                replace_file(file, text + "\n")
+                slot.fill(json.loads(text))
+
+    def save(self, name: str, **arrays: Any) -> None:
+        """Keep arrays in ``NAME.npz``, replaced whole."""
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        replace_file(self.path / f"{name}.npz", content.getvalue())
+
+    def load(self, name: str) -> dict[str, NDArray[Any]] | None:
+        """The arrays of ``NAME.npz``; None where there is no such file."""
+        file = self.path / f"{name}.npz"
+        if not file.exists():
+            return None
+        try:
+            with np.load(file, allow_pickle=False) as found:
+                return dict(found)
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise RunFolderError(f"{file}: cannot be read ({error}); remove its folder to run it again") from error
 
     def finish(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Replace the records of all shards by the final ones, in order."""

@@ -8,16 +8,19 @@ others in their place, :class:`robust_ext.models.eot.EoT` averages over the draw
 from __future__ import annotations
 
 import copy
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.modules import SettingsModule, module_class, positional
 from robust_ext.core.random import stream
+from robust_ext.core.settings import declared
 from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.models.adaptive_solution import Solution, Trace, whole_groups
 from robust_ext.models.row_rng import RowRNG, given_seeds, seeds_of
@@ -27,29 +30,34 @@ OUTPUTS = ("logits", "probabilities")
 Self = TypeVar("Self", bound="AdaptiveDefense")
 
 
-class AdaptiveDefense(nn.Module, ABC):
+@module_class
+class AdaptiveDefense(SettingsModule, ABC):
     """A static classifier behind an optimisation at test time.
 
-    A subclass says in its class attributes what it is, and what it does in :meth:`solve` and, where that is more than
-    the classifier, in :meth:`readout`. Purifiers implement a step alone, see :class:`Purifier`.
+    A subclass states in its class attributes what it is, and what it does in :meth:`solve` and, where that is more than
+    the classifier, in :meth:`readout`. Purifiers implement a step alone, see
+    :class:`~robust_ext.models.purifier.Purifier`. Settings of its own are declared, see
+    :func:`~robust_ext.core.modules.module_class`.
 
     Draws of a random defense: a row's depend on (seed, draw, position in the batch), where the draw counts the batches
     since the seed was set. Without a seed they come from torch's global generator, fresh for each batch.
 
     Args:
-        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode; kept as ``classifier``.
+        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.
         steps: Inner steps, at least 0.
         group_size: For batch-level defenses, and only for them: how many rows are defended together. Rows
             ``0 .. group_size - 1`` of a batch are the first group, and so on.
         pad: Whether the last group is filled up with copies of the batch's first rows where rows are missing, instead
-            of refusing the batch. The copies draw numbers of their own, and are left out of the answer.
+            of refusing the batch. The copies draw numbers of their own, and their logits are left out.
         checkpoint: Purifiers only: do each step once more in the backward pass, instead of holding its graph. See
-            :class:`Purifier`.
+            :class:`~robust_ext.models.purifier.Purifier`.
         seed: Of the draws; None for fresh ones.
 
     Attributes:
-        random: Whether the answer to the same batch can differ.
-        batch_level: Whether the answer to a row depends on the other rows of its group.
+        name: What it is called in texts such as ``"hd(steps=5)"``; empty where it cannot be made by name.
+        part_class: Class of its trained part, which ``part_class.load`` reads from a file; None where it has none.
+        random: Whether the logits of the same batch can differ.
+        batch_level: Whether the logits of a row depend on the other rows of its group.
         needs_gradients: Whether :meth:`solve` needs gradients; they are switched on for it, whatever the caller does.
         output: What :meth:`readout` returns, ``"logits"`` or ``"probabilities"``.
         draw: Number of the next batch, for the draws.
@@ -58,36 +66,59 @@ class AdaptiveDefense(nn.Module, ABC):
 
     __test__ = False
 
-    random: bool = False
-    batch_level: bool = False
-    needs_gradients: bool = False
-    output: str = "logits"
+    name = ""
+    part_class: ClassVar[Any] = None
+    random = False
+    batch_level = False
+    needs_gradients = False
+    output = "logits"
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        *,
-        steps: int = 0,
-        group_size: int | None = None,
-        pad: bool = False,
-        checkpoint: bool = False,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.classifier = classifier
-        self.steps = check_integer("steps", steps, minimum=0)
+    classifier: nn.Module = positional("From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.", kw_only=False)
+    steps: int = 0
+    group_size: int | None = None
+    pad: bool = False
+    checkpoint: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Validate the settings.
+
+        Raises:
+            InvalidArgumentError: One is outside what is declared, or is none of this defense.
+        """
+        super().__post_init__()
+        own = declared(type(self))
+        for field in dataclasses.fields(AdaptiveDefense):
+            # What a class of declared settings does not declare anew has no effect there.
+            if own and not type(self).__dataclass_fields__[field.name].metadata:
+                self._refuse(field)
         check_choice("output", self.output, OUTPUTS)
-        if self.batch_level and group_size is None:
+        check_integer("steps", self.steps, minimum=0)
+        if self.batch_level and self.group_size is None:
             raise InvalidArgumentError("group_size", None, "the number of rows that this defense treats together")
-        if group_size is not None and not self.batch_level:
-            raise InvalidArgumentError("group_size", group_size, "None: this defense treats each row on its own")
-        self.group_size = None if group_size is None else check_integer("group_size", group_size, minimum=1)
-        self.pad = pad
-        self.checkpoint = checkpoint
-        self.seed = None if seed is None else check_integer("seed", seed, minimum=0)
-        self.draw = 0
-        self.fixed = False
-        self.training = False
+        if self.group_size is not None and not self.batch_level:
+            raise InvalidArgumentError("group_size", self.group_size, "None: this defense treats each row on its own")
+        for name, minimum in (("group_size", 1), ("seed", 0)):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), minimum=minimum)
+        self.draw, self.fixed, self.training = 0, False, False
+
+    def _refuse(self, field: dataclasses.Field[Any]) -> None:
+        value = getattr(self, field.name)
+        if value != getattr(type(self), field.name, None):
+            names = ", ".join(declared(type(self)))
+            raise InvalidArgumentError(field.name, value, f"only settings of {type(self).__name__}: {names}")
+
+    @classmethod
+    def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
+        """What the constructor takes besides the classifier, made of a trained part.
+
+        Args:
+            part: Of :attr:`part_class`.
+            classifier: What it was trained for; raises where it was not.
+            inputs: A few inputs, ``(n, ...)``, to try it on.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no trained part")
 
     @abstractmethod
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
@@ -100,7 +131,7 @@ class AdaptiveDefense(nn.Module, ABC):
         """
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """What :attr:`output` says, ``(N, K)``, of what was solved for; differentiable in ``point``.
+        """What :attr:`output` names, ``(N, K)``, of what was solved for; differentiable in ``point``.
 
         Each row stands for itself here: what rows share belongs into the state, repeated for each of them.
         """
@@ -124,7 +155,7 @@ class AdaptiveDefense(nn.Module, ABC):
         """Logits ``(N, K)`` of ``x`` with all that the defense had found for ``inputs`` held constant.
 
         Held are the change of the input and the state (Croce et al. 2022, section 3.3, for controls). A defense that
-        holds something else says so here.
+        holds something else overrides this.
 
         Args:
             x: ``(N, ...)``; gives the solution's logits where it is ``inputs``.
@@ -145,7 +176,7 @@ class AdaptiveDefense(nn.Module, ABC):
         Raises:
             ModelError: The batch is not a whole number of groups.
         """
-        return self._answer(x, self.next_seeds(len(x)), record=False).logits
+        return self._trace(x, self.next_seeds(len(x)), record=False).logits
 
     def trace(self, x: Tensor, *, seeds: Tensor | Sequence[int] | None = None) -> Trace:
         """What the defense does with ``x`` ``(N, ...)``, with the iterates.
@@ -159,11 +190,11 @@ class AdaptiveDefense(nn.Module, ABC):
             ModelError: The batch is not a whole number of groups.
         """
         if seeds is None:
-            return self._answer(x, self.next_seeds(len(x)), record=True)
+            return self._trace(x, self.next_seeds(len(x)), record=True)
         given = torch.as_tensor(seeds, dtype=torch.int64).cpu()
         if given.shape != x.shape[:1] or bool((given < 0).any()):
             raise InvalidArgumentError("seeds", seeds, f"{len(x)} integers of at least 0, one a row")
-        return self._answer(x, given, record=True)
+        return self._trace(x, given, record=True)
 
     def solution(self, x: Tensor, *, seeds: Tensor, record: bool = False) -> Solution:
         """What the inner steps come to for any batch ``(N, ...)`` of whole groups, without its readout.
@@ -217,7 +248,7 @@ class AdaptiveDefense(nn.Module, ABC):
         finally:
             self.seed, self.draw, self.fixed = before
 
-    def _answer(self, x: Tensor, seeds: Tensor, *, record: bool) -> Trace:
+    def _trace(self, x: Tensor, seeds: Tensor, *, record: bool) -> Trace:
         x = self._as_input(x)
         found = self.solution(x, seeds=seeds, record=record)
         logits = self.logits(found.final, found.state) if len(x) else self.classifier(x)

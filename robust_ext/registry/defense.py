@@ -1,18 +1,24 @@
-"""Defenses of any kind as test-time defenses of this project."""
+"""Defenses of any kind as test-time defenses of this project: by name, from an object, or from text that names one."""
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
-from robust_ext.defenses.named import TRAINED, is_named, named_defense
+from robust_ext.core.settings import declared
+from robust_ext.core.specification import did_you_mean, parse_call
+from robust_ext.core.target import module_device
+from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.purifier import Purifier
@@ -21,10 +27,12 @@ from robust_ext.registry._common import named_object, same_logits, takes_classif
 
 _ACCEPTED = (
     "an AdaptiveDefense, a factory (classifier) -> AdaptiveDefense, a function that purifies inputs, a module from "
-    "inputs to logits, a name of robust_ext.defenses.named.NAMED such as 'hd(steps=5)', or a string such as "
-    "'file.py:make'"
+    f"inputs to logits, a name such as 'hd(steps=5)' ({', '.join(NAMED)}), or a string such as 'file.py:make'"
 )
 _CLASSIFIER = ("classifier", "model", "network", "static")
+_TEXT = re.compile(r"\s*(?P<name>[\w-]+)\s*(?P<arguments>\(.*\))?\s*", re.DOTALL)
+_SCOPE = "defense:"
+_FORM = "a name, or a name with settings as in hd(steps=5)"
 
 
 class FunctionPurifier(Purifier):
@@ -93,11 +101,12 @@ def as_defense(
         obj: An :class:`AdaptiveDefense` of that classifier; a factory: a class, or a function whose first parameter is
             called ``classifier``, ``model``, ``network`` or ``static``, that makes any of these; a function or module
             that purifies inputs, or a module from inputs to logits; whether such draws is read off its attribute
-            ``random`` (False without one). A string: a name of :data:`robust_ext.defenses.named.NAMED`, with settings
-            as in ``hd(steps=5)``; or what names one of the others, ``package.module:object`` or ``file.py:object``.
+            ``random`` (False without one). A string: a name of :data:`robust_ext.defenses.catalogue.NAMED`, with
+            settings as in ``hd(steps=5)``, see :func:`named_defense`; or what names one of the others,
+            ``package.module:object`` or ``file.py:object``.
         classifier: The static classifier.
-        inputs: A few inputs ``(n, ...)``, to tell a purifier from a classifier.
-        weights: File of trained parts, for names in :data:`robust_ext.defenses.named.TRAINED`.
+        inputs: A few inputs ``(n, ...)``, to distinguish a purifier from a classifier.
+        weights: File of trained parts, for names in :data:`robust_ext.defenses.catalogue.TRAINED`.
         bounds: Of the inputs, for names.
         argument: What error messages call it.
 
@@ -110,7 +119,8 @@ def as_defense(
         >>> as_defense(lambda x: x.round(), network, torch.rand(2, 1, 2, 2))(torch.rand(5, 1, 2, 2)).shape
         torch.Size([5, 3])
     """
-    if isinstance(obj, str) and is_named(obj):
+    # A name has no colon before its settings.
+    if isinstance(obj, str) and ":" not in obj.partition("(")[0]:
         return named_defense(obj, classifier, inputs, weights=weights, bounds=bounds, argument=argument)
     if weights is not None:
         expected = f"no weights for a defense of your own; names that take them: {', '.join(TRAINED)}"
@@ -128,6 +138,94 @@ def as_defense(
     if isinstance(obj, type) or takes_classifier(obj, *_CLASSIFIER):
         made: Any = obj
         return as_defense(made(classifier), classifier, inputs, argument=argument)
+    return _wrapped(obj, classifier, inputs, argument)
+
+
+def named_defense(
+    text: str,
+    classifier: nn.Module,
+    inputs: Tensor,
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    bounds: Sequence[float] = (0.0, 1.0),
+    argument: str = "defense",
+) -> AdaptiveDefense:
+    """A published defense by its name.
+
+    Args:
+        text: One of :data:`robust_ext.defenses.catalogue.NAMED`, with settings as keyword arguments in parentheses:
+            those that its class declares, and for those in :data:`~robust_ext.defenses.catalogue.TRAINED` the file of
+            their trained part as ``weights``.
+        classifier: What is defended, from inputs to logits, in eval mode.
+        inputs: A few inputs ``(n, ...)``; trained parts are tried on them.
+        weights: File of the trained part, where the text does not name one.
+        bounds: Of the inputs.
+        argument: What error messages call the text.
+
+    Raises:
+        InvalidArgumentError: There is no such name or setting, or a file is missing, or not wanted, or of parts for
+            another classifier.
+        DataError: The file cannot be read, or holds something else.
+
+    Example:
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
+        >>> named_defense("hd(steps=5)", network, torch.rand(2, 1, 2, 2)).steps
+        5
+    """
+    name, settings = _parsed(text, argument)
+    defense = NAMED[name]
+    known = [*declared(defense), *(["weights"] if defense.part_class else [])]
+    for key in settings:
+        if key not in known:
+            expected = f"one of: {', '.join(known)}{did_you_mean(key, known)}"
+            raise InvalidArgumentError(argument, f"{name}({key}=...)", expected)
+    file = settings.pop("weights", weights)
+    if defense.part_class is not None:
+        settings |= _part_arguments(defense, file, classifier, inputs, argument)
+    elif weights is not None:
+        expected = f"none for {name}, which has no trained parts; those that do: {', '.join(TRAINED)}"
+        raise InvalidArgumentError("defense weights", str(weights), expected)
+    if "bounds" in inspect.signature(defense).parameters:
+        settings["bounds"] = bounds
+    return defense(classifier, **settings)
+
+
+def _parsed(text: str, argument: str) -> tuple[str, dict[str, Any]]:
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise InvalidArgumentError(argument, repr(text), _FORM)
+    name = match["name"]
+    if name not in NAMED:
+        expected = f"one of {', '.join(NAMED)}, package.module:object or file.py:object{did_you_mean(name, NAMED)}"
+        raise InvalidArgumentError(argument, repr(text), expected)
+    try:
+        spec = parse_call(f"{_SCOPE}{name.replace('-', '_')}{match['arguments'] or ''}", argument=argument)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(argument, str(error.got).replace(_SCOPE, ""), error.expected) from error
+    return name, dict(spec.arguments)
+
+
+def _part_arguments(
+    defense: type[AdaptiveDefense], file: object, classifier: nn.Module, inputs: Tensor, argument: str
+) -> dict[str, Any]:
+    """What a defense's constructor takes of its trained part, read from a file and tried on a few inputs."""
+    if not isinstance(file, (str, os.PathLike)):
+        command = f"python examples/train_defense.py --defense {defense.name} --out FILE trains them"
+        expected = f"its trained parts too, {defense.name}(weights='FILE') or --defense-weights FILE; {command}"
+        raise InvalidArgumentError(argument, defense.name, expected)
+    if not Path(file).is_file():
+        raise DataError(f"{file}: no such file; examples/train_defense.py writes files of trained parts")
+    part = defense.part_class.load(file).to(module_device(classifier))
+    try:
+        with torch.no_grad():
+            return defense.part_arguments(part, classifier, inputs)
+    except (RuntimeError, ModelError, InvalidArgumentError) as error:
+        raise InvalidArgumentError(
+            "weights", f"{file}, which does not fit ({error})", "parts that were trained for this classifier"
+        ) from error
+
+
+def _wrapped(obj: object, classifier: nn.Module, inputs: Tensor, argument: str) -> AdaptiveDefense:
     if not callable(obj):
         raise InvalidArgumentError(argument, type(obj).__name__, _ACCEPTED)
     random = bool(getattr(obj, "random", False))

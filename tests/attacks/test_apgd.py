@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.objectives import OBJECTIVES, find_objective
+from robust_ext.attacks._common.objectives import OBJECTIVES
 from robust_ext.attacks.apgd import APGD, ApgdResult
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.running import run_attack
@@ -116,8 +116,8 @@ def test_losses_are_those_of_the_best_points(norm: str, loss: str) -> None:
     parts = problem()
     result = attack(parts, ThreatModel(norm=norm, epsilon=0.3), loss=loss, steps=20)
     with torch.no_grad():
-        losses = find_objective(loss).untargeted(parts[0].module(result.best_points), parts[2])
-        clean = find_objective(loss).untargeted(parts[0].module(parts[1]), parts[2])
+        losses = OBJECTIVES[loss].untargeted(parts[0].module(result.best_points), parts[2])
+        clean = OBJECTIVES[loss].untargeted(parts[0].module(parts[1]), parts[2])
     torch.testing.assert_close(result.losses, losses)
     assert bool((losses > clean).all())
 
@@ -201,9 +201,7 @@ def test_on_failure_the_best_point_comes_back() -> None:
     assert not bool(result.found.any())
     assert torch.equal(result.candidates, result.best_points)
     with torch.no_grad():
-        margins = [
-            find_objective("margin").untargeted(parts[0].module(x), parts[2]) for x in (parts[1], result.candidates)
-        ]
+        margins = [OBJECTIVES["margin"].untargeted(parts[0].module(x), parts[2]) for x in (parts[1], result.candidates)]
     assert bool((margins[1] > margins[0]).all())
 
 
@@ -318,7 +316,7 @@ def test_watching_shows_every_evaluation(stop_early: bool) -> None:
     assert {step.total for step in shown} == {10}
     for step in shown:
         points = step.points.clone().requires_grad_(True)
-        losses = find_objective("ce").untargeted(target.module(points), labels)
+        losses = OBJECTIVES["ce"].untargeted(target.module(points), labels)
         (gradient,) = torch.autograd.grad(losses.sum(), points)
         torch.testing.assert_close(step.loss, losses.detach())
         assert (step.gradient is None) == (step.number % 5 == 4)

@@ -11,7 +11,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.adp import AdaptiveDenoising
-from robust_ext.defenses.training_score import ScoreNetwork, fit_score_network
+from robust_ext.defenses.training.score import ScoreNetwork, fit_score_network
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.defenses.aid import AIDPurifier
-from robust_ext.defenses.discriminator import Discriminator
+from robust_ext.defenses.training.discriminator import Discriminator
 
 
 class Weighted(nn.Module):

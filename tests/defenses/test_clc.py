@@ -11,7 +11,7 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.clc import ClosedLoopControl
-from robust_ext.defenses.training_pca import Projections, edited_inputs, fit_projections
+from robust_ext.defenses.training.projections import Projections, edited_inputs, fit_projections
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import BPDA
 

@@ -13,9 +13,8 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.aid import AIDPurifier
-from robust_ext.defenses.auxiliary import fit_discriminator
-from robust_ext.defenses.discriminator import Discriminator
 from robust_ext.defenses.imf import IMF
+from robust_ext.defenses.training.discriminator import Discriminator, fit_discriminator
 from robust_ext.demo.network import digits_network
 
 LAYERS = ("1", "3", "6")

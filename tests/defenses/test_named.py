@@ -9,22 +9,22 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from robust_ext import ThreatModel, cli, defenses
+from robust_ext import ThreatModel, defenses
+from robust_ext.cli import app as cli
 from robust_ext.core.errors import DataError, InvalidArgumentError, RunFolderError
 from robust_ext.core.objects import load_object
 from robust_ext.datasets import load_dataset
-from robust_ext.defenses.named import NAMED, TRAINED, named_defense
-from robust_ext.defenses.parts import load_part, save_part
+from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.defenses.soap import flipped_crop
-from robust_ext.defenses.training_contrastive import ContrastiveHead
-from robust_ext.defenses.training_pca import fit_projections
-from robust_ext.defenses.training_score import ScoreNetwork
-from robust_ext.defenses.training_sodef import StableHead
-from robust_ext.defenses.training_views import RandomViews
+from robust_ext.defenses.training.contrastive import ContrastiveHead
+from robust_ext.defenses.training.projections import fit_projections
+from robust_ext.defenses.training.score import ScoreNetwork
+from robust_ext.defenses.training.stable_head import StableHead
+from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.adaptive import evaluate_defense
 from robust_ext.models.features import split
-from robust_ext.registry.defense import as_defense
+from robust_ext.registry.defense import as_defense, named_defense
 
 CLASSES = {
     "hd": defenses.HedgeDefense,
@@ -89,7 +89,7 @@ def files(net, images, tmp_path_factory):
     found = {}
     for name in TRAINED:
         part, found[name] = untrained(name, net, images[0]), folder / f"{name}.safetensors"
-        part.save(found[name]) if name in ("imf", "aid") else save_part(part, found[name])
+        part.save(found[name])
     return found
 
 
@@ -166,7 +166,7 @@ def test_settings(net, images, files):
         ("hd(seed=1)", "one of: steps"),
         ("hd(weights='a')", "one of: steps"),
         ("anti-adversary(clip=True, radius='far')", "radius"),
-        ("imf(doubtful=3, weights='{imf}')", "imf"),
+        ("imf(doubtful=3, weights='{imf}')", "doubtful: got 3"),
         ("aid", r"aid\(weights='FILE'\).*train_defense.py --defense aid"),
         ("aid(weights=3)", "train_defense.py"),
         ("aid(weihgts='a')", "did you mean weights"),
@@ -216,16 +216,14 @@ def test_other_classes_are_refused(files):
 
 def test_parts_come_back_as_they_were(net, images, tmp_path):
     head = ContrastiveHead(128, width=5, dimension=3, views=RandomViews(jitter=0.1, shared=False))
-    save_part(head, tmp_path / "part")
-    again = load_part(ContrastiveHead, tmp_path / "part")
+    head.save(tmp_path / "part")
+    again = ContrastiveHead.load(tmp_path / "part")
     assert vars(again.views)["jitter"] == 0.1
     assert again.views.shared is False
     x = torch.rand(3, 128)
     assert torch.equal(head(x), again(x))
-    with pytest.raises(InvalidArgumentError, match="StableHead, Projections"):
-        save_part(nn.Linear(2, 2), tmp_path / "none")
     with pytest.raises(DataError, match="holds a ContrastiveHead"):
-        load_part(StableHead, tmp_path / "part")
+        StableHead.load(tmp_path / "part")
 
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_defense.py"
@@ -253,12 +251,12 @@ def test_settings_are_part_of_a_run(net, images, tmp_path):
     x, y = images
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     small = {"steps": 1, "queries": 2, "draws": 1, "repeats": 1}
-    result = evaluate_defense(net, "hd(steps=1)", x, y, threat_model, out=tmp_path, **small)
+    result = evaluate_defense("hd(steps=1)", None, x, y, threat_model, classifier=net, out=tmp_path, **small)
     kept = result.content["settings"]["defense_settings"]
     assert (kept["steps"], kept["radius"], kept["bounds"]) == (1, 8 / 255, [0.0, 1.0])
     assert json.dumps(kept)
     with pytest.raises(RunFolderError, match=r"other settings.*defense_settings"):
-        evaluate_defense(net, "hd(steps=2)", x, y, threat_model, out=tmp_path, **small)
+        evaluate_defense("hd(steps=2)", None, x, y, threat_model, classifier=net, out=tmp_path, **small)
 
 
 def test_command_line(files, tmp_path):

@@ -13,10 +13,10 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import PassCounter, count_calls
 from robust_ext.defenses.aid import AIDPurifier
 from robust_ext.defenses.anti_adversary import AntiAdversary
-from robust_ext.defenses.discriminator import Discriminator
 from robust_ext.defenses.hd import HedgeDefense
 from robust_ext.defenses.imf import IMF
 from robust_ext.defenses.soap import SOAP
+from robust_ext.defenses.training.discriminator import Discriminator
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.bpda import BPDA, trajectory_gradient
 

@@ -15,8 +15,8 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.reverse import ContrastiveReversal
-from robust_ext.defenses.training_contrastive import contrastive_losses, fit_contrastive_encoder
-from robust_ext.defenses.training_views import RandomViews, View
+from robust_ext.defenses.training.contrastive import contrastive_losses, fit_contrastive_encoder
+from robust_ext.defenses.training.views import RandomViews, View
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT

@@ -13,8 +13,8 @@ from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.sodef import SODEF
-from robust_ext.defenses.training_ode import StableField, integrate
-from robust_ext.defenses.training_sodef import StableHead, fit_stable_head
+from robust_ext.defenses.training.ode import StableField, integrate
+from robust_ext.defenses.training.stable_head import StableHead, fit_stable_head
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.features import split

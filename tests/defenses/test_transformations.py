@@ -15,14 +15,14 @@ from robust_ext.adapters.libraries import load_art
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
-from robust_ext.defenses.transformations import (
+from robust_ext.defenses.input_transformations import (
     BitDepthReduction,
     InputTransformation,
     JPEGCompression,
     MedianSmoothing,
-    RandomizedSmoothing,
-    RandomResizePad,
 )
+from robust_ext.defenses.randomized_smoothing import RandomizedSmoothing
+from robust_ext.defenses.resize_pad import RandomResizePad
 from robust_ext.demo.network import digits_network
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.bpda import BPDA

@@ -17,7 +17,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetector, Observation, ScoreDetector
 from robust_ext.detectors.combined import CombinedDetector
 from robust_ext.detectors.combining import METHODS, combine
-from robust_ext.engine.subject import watch
+from robust_ext.evaluations.detectors import detector_digest
 from robust_ext.models.defended import Defended
 
 
@@ -239,8 +239,8 @@ def test_saving_and_loading(tmp_path) -> None:
     assert all(member.classifier is classifier for member in again.members)
     assert path.stat().st_size < 40_000
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    assert watch("a", detector).digest == watch("a", again).digest
-    assert watch("a", detector).digest != watch("a", inner).digest
+    assert detector_digest(detector) == detector_digest(again)
+    assert detector_digest(detector) != detector_digest(inner)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path) -> None:

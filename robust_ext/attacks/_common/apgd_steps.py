@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.rows import l2_normalize
 from robust_ext.core.threat import ThreatModel
-
-
-class Steps(Protocol):
-    """The rule by which all rows move, each on its own."""
-
-    def review(self, number: int, loss: Tensor, best_points: Tensor, best_loss: Tensor) -> Tensor | None:
-        """Take note of the loss at a point; at checkpoints, which rows should go back to their best point.
-
-        Args:
-            number: Of the point, from 0.
-            loss: There, ``(N,)``.
-            best_points: Of highest loss so far, ``(N, D)``.
-            best_loss: There.
-        """
-
-    def move(self, points: Tensor, gradient: Tensor) -> Tensor:
-        """The next points ``(N, D)``."""
-
-
-def steps_for(inputs: Tensor, threat_model: ThreatModel, *, steps: int, rho: float, momentum: float) -> Steps:
-    """The rule for the threat model's norm.
-
-    Args:
-        inputs: ``(N, D)``.
-        threat_model: The norm, epsilon and bounds.
-        steps: How many there will be.
-        rho: See :class:`HalvingSteps`.
-        momentum: See :class:`HalvingSteps`.
-    """
-    if threat_model.norm == "l1":
-        return SparseSteps(inputs, threat_model, steps=steps)
-    return HalvingSteps(inputs, threat_model, steps=steps, rho=rho, momentum=momentum)
 
 
 def checkpoints(steps: int) -> list[int]:
@@ -87,7 +53,14 @@ class HalvingSteps:
         self._last_loss = self._last_best = inputs.new_zeros(len(inputs))
 
     def review(self, number: int, loss: Tensor, best_points: Tensor, best_loss: Tensor) -> Tensor | None:
-        """See :meth:`Steps.review`."""
+        """Take note of the loss at a point; at checkpoints, which rows should go back to their best point.
+
+        Args:
+            number: Of the point, from 0.
+            loss: There, ``(N,)``.
+            best_points: Of highest loss so far, ``(N, D)``.
+            best_loss: There.
+        """
         if number == 0:
             self._last_best = best_loss.clone()
         else:
@@ -105,7 +78,7 @@ class HalvingSteps:
         return halved
 
     def move(self, points: Tensor, gradient: Tensor) -> Tensor:
-        """See :meth:`Steps.move`."""
+        """The next points ``(N, D)``."""
         moved = self._project(self._direction(gradient).mul_(self._size).add_(points))
         if self._before is not None:
             # x + a (z - x) + (1 - a) (x - before)
@@ -151,7 +124,7 @@ class SparseSteps:
         self._kept = torch.full((len(inputs), 1), self._most_kept, device=inputs.device)
 
     def review(self, number: int, loss: Tensor, best_points: Tensor, best_loss: Tensor) -> Tensor | None:
-        """See :meth:`Steps.review`."""
+        """See :meth:`HalvingSteps.review`."""
         if number == 0 or number % self._interval:
             return None
         epsilon = self._threat_model.epsilon
@@ -166,7 +139,7 @@ class SparseSteps:
         return sparser.squeeze(1)
 
     def move(self, points: Tensor, gradient: Tensor) -> Tensor:
-        """See :meth:`Steps.move`."""
+        """The next points ``(N, D)``."""
         low, high = self._threat_model.bounds
         strength = gradient.abs()
         edge = torch.where(gradient > 0, high, low)
@@ -178,3 +151,6 @@ class SparseSteps:
         moving = (chosen & free).sum(1, keepdim=True).clamp_min(1)
         chosen = gradient.sign().mul_(chosen).mul_(self._size / moving)
         return project(chosen.add_(points), self._inputs, self._threat_model)
+
+
+Steps = HalvingSteps | SparseSteps

@@ -1,22 +1,23 @@
-"""The best point of each row that a search without gradients has asked about."""
+"""The best point of each row that a search without gradients has queried."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.objectives import find_objective
+from robust_ext.attacks._common.objectives import OBJECTIVES
+from robust_ext.attacks._common.rows import over_rows
 
 
 class BestPoints:
     """Keeps one point a row: a misclassified one before one that is not, and of two alike the one of higher loss.
 
-    Answers whose loss is no number are never taken over. Of two that are equally good the first stays.
+    Points whose loss is no number are never taken over. Of two that are equally good the first stays.
 
     Args:
-        inputs: ``(N, ...)``, what is kept until something was asked.
+        inputs: ``(N, ...)``, what is kept until something was queried.
         labels: int64 ``(N,)``, on the device of the inputs.
-        loss: Name of the loss, see :func:`robust_ext.attacks._common.objectives.find_objective`.
+        loss: Name of the loss in :data:`robust_ext.attacks._common.objectives.OBJECTIVES`.
         targeted: Whether rows should be classified as their label instead of as anything else.
 
     Attributes:
@@ -26,8 +27,7 @@ class BestPoints:
     """
 
     def __init__(self, inputs: Tensor, labels: Tensor, *, loss: str, targeted: bool) -> None:
-        objective = find_objective(loss)
-        self._loss = objective.targeted if targeted else objective.untargeted
+        self._loss = OBJECTIVES[loss].of_kind(targeted=targeted)
         self._labels, self._targeted = labels, targeted
         self.points = inputs.clone()
         self.loss = inputs.new_full((len(inputs),), -torch.inf)
@@ -38,7 +38,7 @@ class BestPoints:
 
         Args:
             points: ``(N, ...)``.
-            logits: ``(N, K)``, the answers to them.
+            logits: Of them, ``(N, K)``.
             closed: Rows that stay as they are, ``(N,)`` bool; none when left out.
 
         Returns:
@@ -58,6 +58,6 @@ class BestPoints:
         better = (solved & ~self.solved) | ((solved == self.solved) & (loss > self.loss))
         if closed is not None:
             better &= ~closed
-        self.points = torch.where(better.view(-1, *[1] * (points.dim() - 1)), points, self.points)
+        self.points = torch.where(over_rows(better, points), points, self.points)
         self.loss = torch.where(better, loss, self.loss)
         self.solved = torch.where(better, solved, self.solved)

@@ -1,4 +1,4 @@
-"""What the attacks of MEAD maximise: losses of single rows that may compare with the answer to the natural input.
+"""What the attacks of MEAD maximise: losses of single rows that may compare with the logits of the natural input.
 
 Source: Granese et al., "MEAD: A Multi-Armed Approach for Evaluation of Adversarial Examples Detectors" (2022),
 equations 3 to 6. All take logits, so that probabilities too small for their dtype do no harm: values and gradients are

@@ -1,4 +1,4 @@
-"""What attacks maximise: losses of single rows, from logits ``(N, K)`` and labels ``(N,)``, found by name.
+"""What attacks maximise: losses of single rows, from logits ``(N, K)`` and labels ``(N,)``, by name.
 
 Sources: Carlini and Wagner, "Towards Evaluating the Robustness of Neural Networks" (2017), for the margin; Croce and
 Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks" (2020),
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-
-from robust_ext.core.validation import check_choice
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -93,11 +91,6 @@ def aimed_dlr(logits: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
     return (_chosen(logits, classes) - _chosen(logits, labels)) / _spread_of_four(logits)
 
 
-def towards(loss: Loss) -> Loss:
-    """The loss for labels to aim at: the negative of ``loss``."""
-    return lambda logits, labels: -loss(logits, labels)
-
-
 def _margin_ratio(logits: Tensor, labels: Tensor) -> Tensor:
     """Equation 7 where only one of y and t is known: the other is the best of the other classes."""
     return margin(logits, labels) / _spread_of_four(logits)
@@ -119,10 +112,14 @@ class Objective:
     minimum_classes: int = 2
     aims: bool = False
 
+    def of_kind(self, *, targeted: bool) -> Loss:
+        """The loss for labels to aim at, or for true labels."""
+        return self.targeted if targeted else self.untargeted
+
     @classmethod
     def of(cls, loss: Loss, *, minimum_classes: int = 2, aims: bool = False) -> Objective:
         """A loss whose negative is its targeted form."""
-        return cls(untargeted=loss, targeted=towards(loss), minimum_classes=minimum_classes, aims=aims)
+        return cls(untargeted=loss, targeted=lambda z, y: -loss(z, y), minimum_classes=minimum_classes, aims=aims)
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -131,19 +128,6 @@ OBJECTIVES: dict[str, Objective] = {
     "dlr": Objective.of(dlr, minimum_classes=3),
     "targeted-dlr": Objective.of(_margin_ratio, minimum_classes=4, aims=True),
 }
-
-
-def find_objective(name: str, *, argument: str = "loss") -> Objective:
-    """The objective of a name in :data:`OBJECTIVES`.
-
-    Args:
-        name: ``"ce"``, ``"margin"``, ``"dlr"`` or ``"targeted-dlr"``.
-        argument: What error messages call it.
-
-    Raises:
-        InvalidArgumentError: There is none of this name.
-    """
-    return OBJECTIVES[check_choice(argument, name, OBJECTIVES)]
 
 
 def _chosen(logits: Tensor, classes: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Source: Andriushchenko et al., "Square Attack: a query-efficient black-box adversarial attack via random search" (2020),
 section 3: algorithm 2 (linf), equation 2 and algorithm 3 (l2). The l1 form is that of Croce and Hein, "Mind the box:
 l1-APGD for sparse adversarial attacks on image classifiers" (2021), as in their published code. Every choice is made
-by a number that is uniform in [0, 1), so that who draws them decides what they depend on.
+by a number that is uniform in [0, 1), so that what draws them decides what they depend on.
 """
 
 from __future__ import annotations

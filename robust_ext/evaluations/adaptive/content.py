@@ -10,39 +10,43 @@ from numpy.typing import NDArray
 
 from robust_ext.core.random import derive_seed
 from robust_ext.core.statistics import proportion_interval
+from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
+from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.adaptive.plan import CATEGORIES
-from robust_ext.evaluations.adaptive.running import Outcome, Subject
+from robust_ext.evaluations.adaptive.protocol import StepRun
 
 Floats = NDArray[np.float64]
 _RESAMPLES = 2000
 
 
 def make_content(
-    outcomes: Sequence[Outcome], subject: Subject, *, cost: Mapping[str, Any], described: Mapping[str, Any]
+    outcomes: Sequence[Outcome[StepRun]], *, cost: Mapping[str, Any], warnings: Sequence[str], total: float
 ) -> dict[str, Any]:
     """Everything ``result.json`` holds.
 
     Args:
         outcomes: The clean inputs first, then the steps.
-        subject: What was attacked.
-        cost: Of an answer of the defense over one of the static model.
-        described: ``defense`` in words, ``origin`` by name, ``warnings`` that are known already, and ``total`` seconds.
+        cost: Of a prediction of the defense over one of the static model.
+        warnings: Those that are known already.
+        total: Seconds of this call.
     """
     ran = [one for one in outcomes if one.refusal is None]
-    first, second = _answers(ran, subject)
+    run = ran[0].run
+    defense, model, seed = run.defense, run.given.threat_model, run.settings.seed
+    first, second = _predictions(ran)
     static = np.array([[record["static"] for record in one.records] for one in ran], dtype=np.float64)
-    names = ["clean" if one.step is None else one.step.name for one in ran]
-    worst, left = _judged(first, second)
+    worst, left = _worst_case(first, second)
     static_left = static.min(0)
+    refused = [one for one in outcomes if one.refusal is not None]
     content = {
         "kind": "test_time",
-        "samples": len(subject.samples),
-        "norm": subject.threat_model.norm,
-        "epsilon": subject.threat_model.epsilon,
-        "defense": described["defense"],
-        "random": subject.defense.random,
-        "batch_level": subject.defense.batch_level,
+        "samples": len(run.given.ids),
+        "norm": model.norm,
+        "epsilon": model.epsilon,
+        "defense": type(defense).__name__,
+        "random": defense.random,
+        "batch_level": defense.batch_level,
         "static": {
             "clean_accuracy": float(static[0].mean()),
             "attacks": [_attack(one, row[:, None]) for one, row in zip(ran[1:], static[1:], strict=True)],
@@ -51,42 +55,39 @@ def make_content(
         "defended": {
             "clean_accuracy": float(second[0].mean()),
             "attacks": [_attack(one, rows) for one, rows in zip(ran[1:], second[1:], strict=True)],
-            "worst_case": {**_summary(left), "by": _by(names, worst, left)},
+            "worst_case": {**_summary(left), "by": _by([one.run.title for one in ran], worst, left)},
         },
-        "gain": _gain(left.mean(1) - static_left, subject.settings.seed),
+        "gain": _gain(left.mean(1) - static_left, seed),
         "categories": _categories(ran, first, second),
         "cost": dict(cost),
-        "refused": [
-            {"name": one.step.name, "reason": one.refusal}
-            for one in outcomes
-            if one.step is not None and one.refusal is not None
-        ],
-        "settings": {**subject.described, **{f"{key}_origin": words for key, words in described["origin"].items()}},
+        "refused": [{"name": one.run.title, "reason": one.refusal} for one in refused],
+        "settings": {**run.described, **current_context().origins},
         "versions": versions(),
-        "seed": subject.settings.seed,
+        "seed": seed,
         "seconds": {
-            "attack": sum(timing["seconds"]["attack"] for one in ran for timing in one.timings),
-            "verify": sum(timing["seconds"]["verify"] for one in ran for timing in one.timings),
-            "total": described["total"],
+            "attack": sum(one.total("seconds", "attack") for one in ran),
+            "verify": sum(one.total("seconds", "verify") for one in ran),
+            "total": total,
         },
     }
-    content["warnings"] = [*described["warnings"], *_warnings(content)]
+    content["warnings"] = [*warnings, *_warnings(content)]
     return content
 
 
-def _answers(ran: Sequence[Outcome], subject: Subject) -> tuple[Floats, Floats]:
-    """Whether answers were right, ``(steps, N, repeats)``: those to choose by, and fresh ones to judge by."""
+def _predictions(ran: Sequence[Outcome[StepRun]]) -> tuple[Floats, Floats]:
+    """Whether predictions were right, ``(steps, N, repeats)``: those to choose by, and fresh ones that count."""
     right = np.array([[record["right"] for record in one.records] for one in ran], dtype=np.float64)
-    if not subject.defense.random:
+    run = ran[0].run
+    if not run.defense.random:
         return right, right
-    return right[:, :, : subject.settings.repeats], right[:, :, subject.settings.repeats :]
+    return right[:, :, : run.settings.repeats], right[:, :, run.settings.repeats :]
 
 
 def _worst(right: Floats) -> NDArray[np.intp]:
-    """The attack that each sample is least likely to survive, ``(N,)``, by answers ``(steps, N, repeats)``.
+    """The attack that each sample is least likely to survive, ``(N,)``, by predictions ``(steps, N, repeats)``.
 
-    An attack's share over all samples counts as one more answer: a few answers of one sample say little, and ties go to
-    the attack that is stronger elsewhere.
+    An attack's share over all samples counts as one more prediction: few predictions of one sample mean little, and
+    ties go to the attack that is stronger elsewhere.
     """
     repeats = right.shape[2]
     overall = right.mean((1, 2))[:, None]
@@ -94,11 +95,12 @@ def _worst(right: Floats) -> NDArray[np.intp]:
     return found
 
 
-def _judged(first: Floats, second: Floats) -> tuple[NDArray[np.intp], Floats]:
-    """The attack chosen for each sample, ``(N,)``, and fresh answers to it, ``(N, repeats)``.
+def _worst_case(first: Floats, second: Floats) -> tuple[NDArray[np.intp], Floats]:
+    """The attack chosen for each sample, ``(N,)``, and fresh predictions on it, ``(N, repeats)``.
 
-    One unlucky draw is no success, so others choose than those that judge. Where the choice by sample does worse than
-    the one attack that is strongest on all, it is that attack everywhere: no worst case lies above a single attack.
+    One unlucky draw is no success, so the predictions that choose are not those that count. Where the choice by sample
+    does worse than the one attack that is strongest on all, it is that attack everywhere: no worst case lies above a
+    single attack.
     """
     worst = _worst(first)
     rows = np.arange(second.shape[1])
@@ -108,22 +110,22 @@ def _judged(first: Floats, second: Floats) -> tuple[NDArray[np.intp], Floats]:
     return worst, second[worst, rows]
 
 
-def _attack(one: Outcome, right: Floats) -> dict[str, Any]:
-    step = one.step
+def _attack(one: Outcome[StepRun], right: Floats) -> dict[str, Any]:
+    step = one.run.step
     assert step is not None
     return {
         "name": step.name,
         "category": step.category,
         "attack": step.attack.description,
-        "view": step.view,
+        "view": step.exposure,
         **_summary(right),
-        "seconds": sum(timing["seconds"]["attack"] for timing in one.timings),
-        "passes": {way: sum(timing["passes"][way] for timing in one.timings) for way in ("forward", "backward")},
+        "seconds": one.total("seconds", "attack"),
+        "passes": {way: one.total("passes", way) for way in ("forward", "backward")},
     }
 
 
 def _summary(right: Floats) -> dict[str, Any]:
-    """Robust accuracy of answers ``(N, repeats)``: their mean, its deviation between repeats, and by majority."""
+    """Robust accuracy of predictions ``(N, repeats)``: their mean, its deviation between repeats, and by majority."""
     samples, repeats = right.shape
     majority = int((right.mean(1) > 0.5).sum())
     found = proportion_interval(majority, samples)
@@ -149,9 +151,9 @@ def _gain(differences: Floats, seed: int) -> dict[str, Any]:
     return {"robust_accuracy": float(differences.mean()), "interval": [float(low), float(high)]}
 
 
-def _categories(ran: Sequence[Outcome], first: Floats, second: Floats) -> list[dict[str, Any]]:
+def _categories(ran: Sequence[Outcome[StepRun]], first: Floats, second: Floats) -> list[dict[str, Any]]:
     """For each category: what is left under it alone, and what would be left under all others."""
-    kinds = ["clean" if one.step is None else one.step.category for one in ran]
+    kinds = ["clean" if one.run.step is None else one.run.step.category for one in ran]
     rows = []
     for kind in dict.fromkeys(kinds[1:]):
         alone = [place for place, other in enumerate(kinds) if other in (kind, "clean")]
@@ -161,7 +163,7 @@ def _categories(ran: Sequence[Outcome], first: Floats, second: Floats) -> list[d
 
 
 def _left(first: Floats, second: Floats, places: list[int]) -> float:
-    return float(_judged(first[places], second[places])[1].mean())
+    return float(_worst_case(first[places], second[places])[1].mean())
 
 
 def _warnings(content: Mapping[str, Any]) -> list[str]:
@@ -175,7 +177,7 @@ def _warnings(content: Mapping[str, Any]) -> list[str]:
     def warn(low: Mapping[str, Any] | None, high: Mapping[str, Any] | None, words: str) -> None:
         if low is None or high is None:
             return
-        # What is within the noise of a random defense, or one sample, says nothing.
+        # What is within the noise of a random defense, or one sample, means nothing.
         noise = low["deviation"] + high["deviation"] + 1.5 / content["samples"]
         if low["robust_accuracy"] < high["robust_accuracy"] - noise:
             found.append(words.format(low=low["robust_accuracy"], high=high["robust_accuracy"]))

@@ -1,4 +1,4 @@
-"""Which attacks are run on a test-time defense, and through what view of it.
+"""Which attacks are run on a test-time defense, and through what exposure of it.
 
 Source: Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-time Defenses" (2022), section 4:
 transfer from the static model, black-box attacks, white-box attacks through plain gradients where there are some, BPDA
@@ -7,7 +7,7 @@ in several forms, and EoT where there is randomness; the worst case over all of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -24,12 +24,12 @@ from robust_ext.models.eot import EoT
 from robust_ext.registry.attack import as_attack
 
 CATEGORIES = ("naive", "transfer", "black-box", "white-box")
-VIEWS = ("static", "defense", "identity", "frozen", "trajectory")
+EXPOSURES = ("static", "defense", "identity", "frozen", "trajectory")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One attack through one view of a defense.
+    """One attack on one exposure of a defense.
 
     Args:
         name: Unlike those of other steps.
@@ -37,7 +37,7 @@ class Step:
             or another network, with full effort. ``"black-box"``: by labels or logits alone. ``"white-box"``: through
             the defense.
         attack: The attack.
-        view: What it sees: the ``"static"`` model, the ``"defense"`` with its own gradients, or with those of
+        exposure: What it is run on: the ``"static"`` model, the ``"defense"`` with its own gradients, or with those of
             :class:`robust_ext.models.bpda.BPDA`, ``"identity"``, ``"frozen"`` or ``"trajectory"``.
         averaged: Whether a random defense is averaged over draws.
     """
@@ -45,21 +45,61 @@ class Step:
     name: str
     category: str
     attack: Attack
-    view: str
+    exposure: str
     averaged: bool = True
 
     def __post_init__(self) -> None:
         check_choice("category", self.category, CATEGORIES)
-        check_choice("view", self.view, VIEWS)
+        check_choice("exposure", self.exposure, EXPOSURES)
 
     def module(self, defense: AdaptiveDefense, settings: AdaptiveSettings) -> nn.Module:
-        """What the attack sees, from inputs to logits."""
-        if self.view == "static":
+        """What the attack is run on, from inputs to logits."""
+        if self.exposure == "static":
             return defense.classifier
-        seen: nn.Module = defense if self.view == "defense" else BPDA(defense, backward=self.view)
+        exposed: nn.Module = defense if self.exposure == "defense" else BPDA(defense, backward=self.exposure)
         if defense.random and self.averaged and self.category == "white-box":
-            return EoT(seen, draws=settings.draws)
-        return seen
+            return EoT(exposed, draws=settings.draws)
+        return exposed
+
+
+def as_steps(
+    attacks: object,
+    defense: AdaptiveDefense,
+    settings: AdaptiveSettings,
+    *,
+    threat_model: ThreatModel,
+    surrogates: Mapping[str, nn.Module],
+) -> list[Step]:
+    """Steps of attacks as an evaluation is given them.
+
+    Args:
+        attacks: ``"recommended"`` (or None), a :class:`Step`, anything :func:`robust_ext.as_attack` takes (run on the
+            defense with its own gradients), or a list of these.
+        defense: What is attacked.
+        settings: How hard.
+        threat_model: Of the claim.
+        surrogates: Networks by name from which points are transferred besides those of the static model.
+
+    Raises:
+        InvalidArgumentError: There is none, or two have one name.
+    """
+    steps: list[Step] = []
+    for one in attacks if isinstance(attacks, (list, tuple)) else [attacks]:
+        if isinstance(one, Step):
+            steps.append(one)
+        elif one is None or one == "recommended":
+            steps += plan_steps(defense, settings, threat_model=threat_model, surrogates=surrogates)
+        else:
+            attack = as_attack(one, argument="attacks")
+            category = "white-box" if attack.traits.gradients else "black-box"
+            steps.append(Step(name=attack.name, category=category, attack=attack, exposure="defense"))
+    if not steps:
+        raise InvalidArgumentError("attacks", attacks, "at least one attack, or None for those that are recommended")
+    names = [step.name for step in steps]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidArgumentError("attacks", f"several called {', '.join(twice)}", "steps with names of their own")
+    return steps
 
 
 def plan_steps(
@@ -67,71 +107,56 @@ def plan_steps(
     settings: AdaptiveSettings,
     *,
     threat_model: ThreatModel,
-    attacks: Sequence[Step] = (),
     surrogates: Mapping[str, nn.Module] | None = None,
 ) -> list[Step]:
-    """The recommended attacks on a defense, and further ones.
+    """The recommended attacks on a defense.
 
     Args:
         defense: What is attacked.
         settings: How hard.
-        threat_model: Label-only RayS and Square are run where they know its norm.
-        attacks: Further steps.
+        threat_model: Label-only RayS and Square are run where they work for its norm.
         surrogates: Networks by name from which points are transferred besides those of the static model.
-
-    Raises:
-        InvalidArgumentError: Two steps have one name.
     """
     steps, queries, norm = settings.steps, settings.queries, threat_model.norm
     # The length that many defenses' own evaluations took.
     naive = as_attack(f"robust_ext:ObjectivePGD(steps=20, step_size={threat_model.epsilon / 4})", name="PGD-20")
     apgd = {loss: as_attack(f"robust_ext:APGD(steps={steps}, loss='{loss}')") for loss in ("ce", "margin")}
-    single = as_attack("robust_ext:ObjectivePGD(algorithm='fgsm')", name="FGSM")
     planned = [
-        Step(name="PGD-20 on the static model", category="naive", attack=naive, view="static"),
-        Step(name="PGD-20 on the defense", category="naive", attack=naive, view="defense"),
+        _step("PGD-20 on the static model", "naive", naive),
+        _step("PGD-20 on the defense", "naive", naive, "defense"),
     ]
+    planned += [_step(f"APGD-{loss} on the static model", "transfer", attack) for loss, attack in apgd.items()]
     planned += [
-        Step(name=f"APGD-{loss} on the static model", category="transfer", attack=attack, view="static")
-        for loss, attack in apgd.items()
-    ]
-    planned += [
-        Step(
-            name=f"APGD-{loss} on {name}",
-            category="transfer",
-            attack=Transfer(surrogates={name: network}, attacks=[attack]),
-            view="static",
-        )
+        _step(f"APGD-{loss} on {name}", "transfer", Transfer(surrogates={name: network}, attacks=[attack]))
         for name, network in (surrogates or {}).items()
         for loss, attack in apgd.items()
     ]
-    if norm in ("linf", "l2"):
-        square = as_attack(f"robust_ext:Square(queries={queries})", name="Square")
-        planned += _black_box("Square", square)
+    label_only = {"Square": f"robust_ext:Square(queries={queries})"} if norm in ("linf", "l2") else {}
     if norm == "linf":
-        planned += _black_box("RayS", as_attack(f"robust_ext:RayS(queries={queries})", name="RayS"))
-    views = {"defense": "plain gradients", "identity": "BPDA identity"}
-    if defense.steps > 0:
-        views |= {"frozen": "BPDA frozen", "trajectory": "BPDA trajectory"}
-    if type(defense).frozen is AdaptiveDefense.frozen:
-        # Holding the change of the input has the identity's gradient, where a defense does not say otherwise.
-        views.pop("frozen", None)
-    for view, words in views.items():
+        label_only["RayS"] = f"robust_ext:RayS(queries={queries})"
+    for name, text in label_only.items():
+        attack = as_attack(text, name=name)
         planned += [
-            Step(name=f"APGD-{loss}, {words}", category="white-box", attack=attack, view=view)
-            for loss, attack in apgd.items()
+            _step(f"{name} on the static model", "black-box", attack),
+            _step(f"{name} on the defense", "black-box", attack, "defense"),
         ]
-    planned.append(Step(name="FGSM, BPDA identity", category="white-box", attack=single, view="identity"))
-    planned += attacks
-    names = [step.name for step in planned]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InvalidArgumentError("attacks", f"several called {', '.join(twice)}", "steps with names of their own")
+    for exposure, words in _exposures(defense).items():
+        planned += [_step(f"APGD-{loss}, {words}", "white-box", attack, exposure) for loss, attack in apgd.items()]
+    single = as_attack("robust_ext:ObjectivePGD(algorithm='fgsm')", name="FGSM")
+    planned.append(_step("FGSM, BPDA identity", "white-box", single, "identity"))
     return planned
 
 
-def _black_box(name: str, attack: Attack) -> list[Step]:
-    return [
-        Step(name=f"{name} on the static model", category="black-box", attack=attack, view="static"),
-        Step(name=f"{name} on the defense", category="black-box", attack=attack, view="defense"),
-    ]
+def _step(name: str, category: str, attack: Attack, exposure: str = "static") -> Step:
+    return Step(name=name, category=category, attack=attack, exposure=exposure)
+
+
+def _exposures(defense: AdaptiveDefense) -> dict[str, str]:
+    """Exposures of white-box attacks, in words."""
+    found = {"defense": "plain gradients", "identity": "BPDA identity"}
+    if defense.steps > 0:
+        # Holding the change of the input has the identity's gradient, where a defense does not define another.
+        if type(defense).frozen is not AdaptiveDefense.frozen:
+            found["frozen"] = "BPDA frozen"
+        found["trajectory"] = "BPDA trajectory"
+    return found

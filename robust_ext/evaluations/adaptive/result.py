@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from robust_ext import reports
+from robust_ext.evaluations.result import EvaluationResult
 
 
 @dataclass(frozen=True)
-class AdaptiveResult:
-    """What is left of a static model and of its defense.
-
-    Args:
-        content: Everything ``result.json`` holds; numbers, not strings.
-    """
-
-    __test__ = False
-
-    content: Mapping[str, Any]
+class AdaptiveResult(EvaluationResult):
+    """What is left of a static model and of its defense; see :class:`EvaluationResult`."""
 
     @property
     def static(self) -> float:
@@ -35,14 +25,6 @@ class AdaptiveResult:
     def __str__(self) -> str:
         return reports.report_text(self.content)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The content, as a dict of its own."""
-        return dict(self.content)
-
     def to_html(self) -> str:
         """One self-contained page."""
         return reports.report_page(self.content)
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``result.json`` and ``report.html`` to a folder."""
-        reports.save(self.content, folder)

@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import make_settings
-from robust_ext.core.target import PassCounter
+from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs, check_integer
+from robust_ext.core.validation import check_choice, check_inputs, check_integer
+from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import check_ids, describe, inputs_digest, model_digest
-from robust_ext.evaluations.binarization.pair import prepare_detector, run_pair
-from robust_ext.evaluations.binarization.preparation import as_attacks, counted_parts
+from robust_ext.engine.inputs import as_attacks
+from robust_ext.engine.run import run_all
+from robust_ext.engine.task import drive
+from robust_ext.evaluations.binarization.content import combine_tests, make_content
+from robust_ext.evaluations.binarization.defense import EXPOSURES, TESTS, Defense
+from robust_ext.evaluations.binarization.options import BinarizationOptions
+from robust_ext.evaluations.binarization.preparation import counted_parts, prepare_detector
+from robust_ext.evaluations.binarization.protocol import BinarizationRun, load_examples
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.single import Subject, run_test
+from robust_ext.models.features import LayerInput
 
 
 def binarization_test(
     model: object,
-    attack: object,
+    attacks: object,
     inputs: Tensor,
     threat_model: ThreatModel,
     *,
     layer: str | None = None,
-    sample_ids: Sequence[int] | None = None,
-    out: str | os.PathLike[str] | None = None,
     calibrate_on: int = 0,
     detector: object = None,
     detector_data: Tensor | None = None,
     detector_fpr: float = 0.05,
-    view: str = "classifier",
+    exposure: str = "classifier",
+    sample_ids: Sequence[int] | None = None,
+    out: str | os.PathLike[str] | None = None,
     progress: bool = False,
-    target: str = "",
-    origin: Mapping[str, str] | None = None,
-    shard: tuple[int, int] = (0, 1),
-    **settings: Any,
+    settings: BinarizationSettings | None = None,
+    **options: Unpack[BinarizationOptions],
 ) -> BinarizationResult:
     """Test whether an attack finds adversarial examples that are known to exist (Zimmermann et al. 2022, section 3.1).
 
@@ -50,27 +57,24 @@ def binarization_test(
     Args:
         model: A torch module from inputs in the threat model's bounds to logits, in eval mode; a pair of modules
             ``(features, readout)``; a Foolbox model; an ART ``PyTorchClassifier``.
-        attack: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
+        attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
         inputs: Clean samples, float ``(N, ...)`` in bounds. Labels are not needed: the problems bring their own.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
         layer: Name of the linear layer that makes the logits; found when left out.
-        sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
-        out: Run folder. With one, records survive a kill and the same call goes on; ``result.json`` and
-            ``report.html`` are written there.
         calibrate_on: Number of samples on which the hardness is calibrated first (section 4.3); 0 for no calibration.
         detector: A detector that rejects inputs: anything :func:`robust_ext.as_detector` takes. With one,
             two tests are run (section 3.2): in the *regular* one what is planted goes undetected, in the *inverted* one
             it is detected; an attack has to pass both, and its score is the lower of the two.
         detector_data: Clean inputs ``(M, ...)`` to calibrate a detector that has no threshold.
         detector_fpr: Share of them that it may detect.
-        view: What attacks that know logits only are shown of a classifier with a detector: ``"classifier"`` (they
-            ignore the detector), ``"reject"`` (being rejected is a class) or ``"margin"`` (class 1 only where both are
-            fooled).
+        exposure: What attacks on logits are shown of a classifier with a detector: ``"classifier"`` (they ignore the
+            detector), ``"reject"`` (being rejected is a class) or ``"margin"`` (class 1 only where both are fooled).
+        sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
+        out: Run folder. With one, records survive a kill and the same call goes on; ``result.json`` and
+            ``report.html`` are written there.
         progress: Show a progress bar on stderr.
-        target: Words for what is attacked, for tables that hold several targets.
-        origin: Where things came from, in words by name (``{"model": "net.py:make"}``), kept with the settings.
-        shard: Number of this process, and of how many that share the run folder; a call without it completes them.
-        **settings: Of the test, see :class:`BinarizationSettings`.
+        settings: All settings at once; the defaults when left out.
+        **options: Single settings, see :class:`BinarizationSettings`.
 
     Returns:
         The result; ``print`` shows its table. With a detector, each attack has ``tests`` with the two results.
@@ -84,7 +88,6 @@ def binarization_test(
 
     Example:
         >>> import torch
-        >>> from torch import nn
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3))
         >>> def nothing(model, x, y):
         ...     return x
@@ -92,49 +95,98 @@ def binarization_test(
         >>> binarization_test(model.eval(), nothing, torch.rand(12, 1, 4, 4), threat_model, inner_points=50).verdict
         'failed'
     """
-    checked = make_settings(BinarizationSettings, settings, threat_model=threat_model)
-    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-    samples = check_ids(sample_ids, len(inputs))
+    checked = make_settings(BinarizationSettings, options, base=settings, threat_model=threat_model)
     check_integer("calibrate_on", calibrate_on, minimum=0)
-    attacks = as_attacks(attack)
-    for one in attacks.values():
-        one.check(threat_model=threat_model, detector=detector is not None)
-    counter = PassCounter()
-    features, readout, device = counted_parts(model, inputs, threat_model, layer, counter)
-    described = {
-        **checked.to_dict(),
-        "calibrate_on": calibrate_on,
-        "attacks": {name: describe(one) for name, one in attacks.items()},
-        "target": target,
-        "samples": len(samples),
-        **{f"{name}_origin": words for name, words in (origin or {}).items()},
-        "model": model_digest(features, readout),
-        "inputs": inputs_digest(inputs, samples),
+    check_choice("exposure", exposure, EXPOSURES)
+    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+    run = _prepare(model, attacks, inputs, checked, layer=layer, sample_ids=sample_ids, detected=detector is not None)
+    run = replace(run, calibrate_on=calibrate_on, identity={**run.identity, "calibrate_on": calibrate_on})
+    runs = [run]
+    if detector is not None:
+        if calibrate_on:
+            expected = "0 with a detector: the pair of tests has one hardness"
+            raise InvalidArgumentError("calibrate_on", calibrate_on, expected)
+        found, calibration = prepare_detector(
+            detector,
+            model,
+            inputs[:64].to(run.device),
+            data=detector_data,
+            false_positive_rate=detector_fpr,
+            bounds=threat_model.bounds,
+            seed=checked.seed,
+        )
+        shared = {
+            "exposure": exposure,
+            "detector": type(found).__name__,
+            "detector_digest": model_digest(found, nn.Identity()),
+            "detector_calibration": None if calibration is None else calibration.to_dict(),
+        }
+        defense = Defense(detector=found, inverted=False, exposure=exposure, draws=checked.detector_draws)
+        runs = [_with_detector(run, replace(defense, inverted=inverted), shared) for inverted in (False, True)]
+    outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"))
+    if outcomes is None:
+        return BinarizationResult({})
+    results = {
+        key: BinarizationResult(make_content(left), records=left.records, examples=load_examples(left.store))
+        for key, left in outcomes.items()
     }
-    subject = Subject(
+    if detector is None:
+        result = results[run.key]
+    else:
+        if out is not None:
+            for test, one in results.items():
+                one.save(Path(out) / test)
+        examples = [replace(one, attack=f"{one.attack} ({test})") for test in TESTS for one in results[test].examples]
+        contents = {test: results[test].content for test in TESTS}
+        described = {key: value for key, value in runs[0].identity.items() if key != "test"}
+        result = BinarizationResult(combine_tests(contents, described), examples=examples)
+    if out is not None:
+        result.save(out)
+    return result
+
+
+def _prepare(
+    model: object,
+    attacks: object,
+    inputs: Tensor,
+    settings: BinarizationSettings,
+    *,
+    layer: str | None,
+    sample_ids: Sequence[int] | None,
+    detected: bool,
+) -> BinarizationRun:
+    """The test without a detector and calibration."""
+    threat_model, context = settings.threat_model, current_context()
+    ids, named = check_ids(sample_ids, len(inputs)), as_attacks(attacks)
+    for one in named.values():
+        one.check(threat_model=threat_model, detector=detected)
+    features, readout, device = counted_parts(model, inputs, threat_model, layer, PassCounter())
+    identity = {
+        **settings.to_dict(),
+        "attacks": {name: describe(one) for name, one in named.items()},
+        "target": context.target,
+        "samples": len(ids),
+        **context.origins,
+        "model": model_digest(features, readout),
+        "inputs": inputs_digest(inputs, ids),
+    }
+    return BinarizationRun(
         features=features,
         readout=readout,
         device=device,
-        attacks=attacks,
+        attacks=named,
         inputs=inputs,
-        samples=samples,
-        settings=checked,
-        described=described,
+        ids=ids,
+        given=settings,
+        identity=identity,
     )
-    if detector is None:
-        return run_test(subject, out=out, calibrate_on=calibrate_on, progress=progress, shard=shard)
-    if calibrate_on:
-        raise InvalidArgumentError(
-            "calibrate_on", calibrate_on, "0 with a detector: the pair of tests has one hardness"
-        )
-    watching, calibration = prepare_detector(
-        detector,
-        model,
-        inputs,
-        data=detector_data,
-        false_positive_rate=detector_fpr,
-        bounds=threat_model.bounds,
-        device=device,
-        seed=checked.seed,
-    )
-    return run_pair(subject, watching, calibration=calibration, view=view, out=out, progress=progress, shard=shard)
+
+
+def _with_detector(run: BinarizationRun, defense: Defense, shared: dict[str, object]) -> BinarizationRun:
+    """One of the two tests of a classifier with a detector."""
+    features, network = run.features, run.features.module
+    if isinstance(network, LayerInput):
+        network = network.model
+    # What the detector sends through the network is counted where the network is called.
+    counted = Counted(features.module, features.counter, counts=network is not defense.detector.classifier)
+    return replace(run, features=counted, defense=defense, identity={**run.identity, **shared, "test": defense.test})

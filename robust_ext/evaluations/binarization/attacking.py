@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.base import Attack, draw_seed
-from robust_ext.attacks.running import run_attack
-from robust_ext.core.random import derive_seed, stream
+from robust_ext.attacks.base import Attack
+from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Counted, Target
-from robust_ext.engine.verify import Verification, verify
+from robust_ext.engine.task import Check, Task, Work
+from robust_ext.engine.verify import Verification
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
-from robust_ext.models.defended import SuccessMargin
 
 
 @dataclass
@@ -36,99 +34,124 @@ class Attacked:
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
     candidates: dict[int, Tensor] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"attack": 0.0, "verify": 0.0})
-    passes: dict[str, int] = field(default_factory=lambda: {"forward": 0, "backward": 0})
+    passes: dict[str, int] = field(default_factory=dict)
 
 
-def attack_problems(
-    attack: Attack,
-    problems: Problems,
-    features: Counted,
-    settings: BinarizationSettings,
-    *,
-    position: float,
-    canaries: frozenset[int] = frozenset(),
-    defense: Defense | None = None,
-) -> Attacked:
-    """Run an attack on separable problems and verify what it returns.
-
-    Problems are attacked together where the attack's treatment of rows allows, else one at a time.
+@dataclass(frozen=True, kw_only=True)
+class ProblemAttack:
+    """An attack on planted problems.
 
     Args:
         attack: The attack.
-        problems: All of them separable.
         features: The network's features, counted.
         settings: Of the test.
-        position: Where the boundary lies, see :meth:`Problems.classifier`.
         canaries: Ids of samples that are also posed with the wrong label.
         defense: The detector beside the network, where there is one.
-
-    Returns:
-        Per problem ``outcome``: one of :data:`robust_ext.engine.verify.OUTCOMES`, or ``"not_planted"`` where no
-        planted point is adversarial through the whole model.
     """
-    result = Attacked()
-    before = features.counter.snapshot()
-    together = attack.traits.batching == "full" or (
-        not attack.traits.one_by_one and identifiable(problems.inputs, settings.threat_model)
-    )
-    everything = list(range(len(problems.samples)))
-    batches = [everything] if together else [[row] for row in everything]
-    for rows in batches:
-        if rows:
-            _attack_batch(attack, problems.select(rows), features, settings, position, canaries, defense, result)
-    spent = features.counter.since(before)
-    result.passes = {"forward": spent.forward, "backward": spent.backward}
-    return result
 
+    attack: Attack
+    features: Counted
+    settings: BinarizationSettings
+    canaries: frozenset[int] = frozenset()
+    defense: Defense | None = None
 
-def _attack_batch(
-    attack: Attack,
-    problems: Problems,
-    features: Counted,
-    settings: BinarizationSettings,
-    position: float,
-    canaries: frozenset[int],
-    defense: Defense | None,
-    result: Attacked,
-) -> None:
-    batching = "full" if attack.traits.batching == "full" else "any"
-    norm = settings.threat_model.norm
-    module = problems.classifier(
-        features, position=position, logit_scale=settings.logit_scale, batching=batching, norm=norm
-    )
-    start = time.perf_counter()
-    seed = derive_seed(settings.seed, problems.samples[0], "recheck") // 2
-    survivors = count_planted(module, problems, defense=defense, seed=seed)
-    references = _count_adversarial(module, problems.references, defense, seed)
-    result.seconds["verify"] += time.perf_counter() - start
-    zeros = torch.zeros(len(problems.samples), dtype=torch.int64, device=problems.inputs.device)
-    checked = _run(attack, module, problems, zeros, settings, "attack", defense, result)
-    # The position along the direction follows from the logits, which the verification has anyway.
-    along = ((checked.logits[:, 1] - checked.logits[:, 0]).double() / 2 / module.scale + module.threshold).cpu()
-    reach = 1 + along / problems.gap.cpu()
-    for row, sample in enumerate(problems.samples):
-        planted = int(survivors[row])
-        usable = checked.outcomes[row] not in ("not_finite", "out_of_bounds")
-        result.records[sample] = {
-            "outcome": checked.outcomes[row] if planted else "not_planted",
-            "planted": planted,
-            "references": int(references[row]),
-            "distance": _plain(checked.distances[row]),
-            "reach": _plain(reach[row]) if usable else None,
-            "canary": None,
-        }
-        result.candidates[sample] = checked.candidates[row]
-    chosen = [row for row, sample in enumerate(problems.samples) if sample in canaries and survivors[row]]
-    if chosen:
-        few = problems.select(chosen)
-        module = few.classifier(
-            features, position=position, logit_scale=settings.logit_scale, batching=batching, norm=norm
+    def run(self, problems: Problems) -> Work[Attacked]:
+        """Run the attack on separable problems and verify what it returns.
+
+        Problems are attacked together where the attack's treatment of rows allows, else one at a time.
+
+        Args:
+            problems: All of them separable.
+
+        Returns:
+            Per problem ``outcome``: one of :data:`robust_ext.engine.verify.OUTCOMES`, or ``"not_planted"`` where no
+            planted point is adversarial through the whole model.
+        """
+        result, traits = Attacked(), self.attack.traits
+        before = self.features.counter.snapshot()
+        together = traits.batching == "full" or (
+            not traits.one_by_one and identifiable(problems.inputs, self.settings.threat_model)
         )
-        repaired = _run(attack, module, few, zeros[chosen] + 1, settings, "canary", defense, result)
-        # An answer of NaN is no adversarial one either, but repairs nothing.
-        answered = torch.isfinite(repaired.logits).all(1).tolist()
-        for sample, outcome, finite in zip(few.samples, repaired.outcomes, answered, strict=True):
+        everything = list(range(len(problems.samples)))
+        for rows in [everything] if together else [[row] for row in everything]:
+            if rows:
+                yield from self._batch(problems.select(rows), result)
+        spent = self.features.counter.since(before)
+        result.passes = {"forward": spent.forward, "backward": spent.backward}
+        return result
+
+    def _batch(self, problems: Problems, result: Attacked) -> Work[None]:
+        module, settings = self._classifier(problems), self.settings
+        start = time.perf_counter()
+        seed = derive_seed(settings.seed, problems.samples[0], "recheck") // 2
+        survivors = count_planted(module, problems, defense=self.defense, seed=seed).tolist()
+        references = _count_adversarial(module, problems.references, self.defense, seed).tolist()
+        result.seconds["verify"] += time.perf_counter() - start
+        checked = yield from self._attempt(module, problems, 0, "attack", result)
+        # The position along the direction follows from the logits, which the verification has anyway.
+        along = ((checked.logits[:, 1] - checked.logits[:, 0]).double() / 2 / module.scale + module.threshold).cpu()
+        reach = 1 + along / problems.gap.cpu()
+        for row, sample in enumerate(problems.samples):
+            usable = checked.outcomes[row] not in ("not_finite", "out_of_bounds")
+            result.records[sample] = {
+                "outcome": checked.outcomes[row] if survivors[row] else "not_planted",
+                "planted": survivors[row],
+                "references": references[row],
+                "distance": _plain(checked.distances[row]),
+                "reach": _plain(reach[row]) if usable else None,
+                "canary": None,
+            }
+            result.candidates[sample] = checked.candidates[row]
+        chosen = [row for row, sample in enumerate(problems.samples) if sample in self.canaries and survivors[row]]
+        if chosen:
+            yield from self._pose_canaries(problems.select(chosen), result)
+
+    def _pose_canaries(self, problems: Problems, result: Attacked) -> Work[None]:
+        repaired = yield from self._attempt(self._classifier(problems), problems, 1, "canary", result)
+        # A NaN prediction is no adversarial one either, but repairs nothing.
+        predicted = torch.isfinite(repaired.logits).all(1).tolist()
+        for sample, outcome, finite in zip(problems.samples, repaired.outcomes, predicted, strict=True):
             result.records[sample]["canary"] = "repaired" if outcome == "not_adversarial" and finite else "kept"
+
+    def _classifier(self, problems: Problems) -> BinarizedClassifier:
+        settings = self.settings
+        return problems.classifier(
+            self.features,
+            position=settings.boundary_position,
+            logit_scale=settings.logit_scale,
+            batching="full" if self.attack.traits.batching == "full" else "any",
+            norm=settings.threat_model.norm,
+        )
+
+    def _attempt(
+        self, module: BinarizedClassifier, problems: Problems, label: int, purpose: str, result: Attacked
+    ) -> Work[Verification]:
+        """Run the attack on all problems at once, each with this label."""
+        settings, defense = self.settings, self.defense
+        defended = None if defense is None else defense.defended(module)
+        shown, classes = (module, 2) if defense is None or defended is None else defense.exposed(defended)
+        target = Target(
+            module=shown,
+            bounds=settings.threat_model.bounds,
+            classes=classes,
+            input_shape=tuple(problems.inputs.shape[1:]),
+            device=problems.inputs.device,
+            defended=defended,
+            references=problems.references if problems.references.shape[1] else None,
+        )
+        task = Task(
+            attack=self.attack,
+            target=target,
+            inputs=problems.inputs,
+            labels=torch.full((len(problems.samples),), label, dtype=torch.int64, device=problems.inputs.device),
+            threat_model=settings.threat_model,
+            stream=(settings.seed, problems.samples[0], purpose, self.attack.name),
+        )
+        rejects = None if defense is None or purpose == "canary" else defense.rejects
+        attempt = yield task, Check(module=module, name=self.attack.name, rejects=rejects)
+        for phase, seconds in attempt.seconds.items():
+            result.seconds[phase] += seconds
+        return attempt.verified
 
 
 def count_planted(
@@ -154,49 +177,6 @@ def _count_adversarial(module: nn.Module, points: Tensor, defense: Defense | Non
             adversarial &= ~defense.rejects(column, seed=seed + number)
         counts += adversarial
     return counts
-
-
-def _run(
-    attack: Attack,
-    module: nn.Module,
-    problems: Problems,
-    labels: Tensor,
-    settings: BinarizationSettings,
-    purpose: str,
-    defense: Defense | None,
-    result: Attacked,
-) -> Verification:
-    defended = None if defense is None else defense.defended(module)
-    subject, classes = module, 2
-    if defense is not None and defended is not None and defense.view != "classifier":
-        subject, classes = (SuccessMargin(defended, 0), 2) if defense.view == "margin" else (defended, 3)
-    target = Target(
-        module=subject,
-        bounds=settings.threat_model.bounds,
-        classes=classes,
-        input_shape=tuple(problems.inputs.shape[1:]),
-        device=problems.inputs.device,
-        defended=defended,
-        references=problems.references if problems.references.shape[1] else None,
-    )
-    generator = stream(settings.seed, problems.samples[0], purpose, attack.name)
-    start = time.perf_counter()
-    candidates = run_attack(
-        attack, target, problems.inputs, labels, threat_model=settings.threat_model, generator=generator
-    )
-    middle = time.perf_counter()
-    checked = verify(
-        candidates,
-        problems.inputs,
-        labels,
-        module=module,
-        threat_model=settings.threat_model,
-        attack=attack.name,
-        rejects=None if defense is None or purpose == "canary" else partial(defense.rejects, seed=draw_seed(generator)),
-    )
-    result.seconds["attack"] += middle - start
-    result.seconds["verify"] += time.perf_counter() - middle
-    return checked
 
 
 def _plain(value: Tensor) -> float | None:

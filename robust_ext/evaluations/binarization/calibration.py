@@ -1,7 +1,7 @@
 """Hardness calibration: start as hard as possible, ease until the attack is near perfect (section 4.3).
 
 The points of each sample are measured once; every hardness is another readout or another bias on the same features,
-and the random attack judges its points by all of them. Only the attack itself is run again at each step.
+and the random attack counts its points for all of them. Only the attack itself is run again at each step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.target import Counted
-from robust_ext.evaluations.binarization.attacking import attack_problems
+from robust_ext.engine.task import Work
+from robust_ext.evaluations.binarization.attacking import ProblemAttack
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
@@ -33,7 +34,7 @@ def calibrate(
     settings: BinarizationSettings,
     *,
     forward: Forward,
-) -> dict[str, Any]:
+) -> Work[dict[str, Any]]:
     """Find the hardest setting at which the best attack is near perfect, and the curves on the way there.
 
     Kappa is eased first, with all inner points; when no kappa suffices, a third and a tenth of the inner points are
@@ -57,30 +58,30 @@ def calibrate(
     kappas = sorted({*KAPPAS, settings.kappa}, reverse=True)
     counts = sorted({max(1, settings.inner_points // part) for part in (1, 3, 10)}, reverse=True)
     measured = measure(forward, inputs, samples, settings)
-    versions = {count: fit(measured, readout, settings, inner_points=count) for count in counts}
+    problems = {count: fit(measured, readout, settings, inner_points=count) for count in counts}
     hardest = [_at(settings, kappas[0], count).boundary_position for count in counts]
-    reach, _ = random_reach(forward, list(versions.values()), hardest, settings)
+    reach, _ = random_reach(forward, list(problems.values()), hardest, settings)
     random = dict(zip(counts, reach.unbind(1), strict=True))
     rows: list[dict[str, Any]] = []
 
-    def score(kappa: float, count: int) -> float:
-        tried = _at(settings, kappa, count)
-        new = [_row(name, attack, versions[count], random[count], features, tried) for name, attack in attacks.items()]
-        rows.extend(new)
-        return max((row["score"] for row in new if row["score"] is not None), default=0.0)
+    def score(kappa: float, count: int) -> Work[float]:
+        tried, best = _at(settings, kappa, count), 0.0
+        for name, attack in attacks.items():
+            posed = ProblemAttack(attack=attack, features=features, settings=tried)
+            row = yield from _row(name, posed, problems[count], random[count])
+            rows.append(row)
+            best = max(best, row["score"] or 0.0)
+        return best
 
     chosen: dict[str, Any] | None = None
-    for count in counts:
-        for kappa in kappas:
-            if score(kappa, count) >= settings.threshold:
-                chosen = {"kappa": kappa, "inner_points": count}
-                break
-        if chosen is not None:
+    for count, kappa in ((count, kappa) for count in counts for kappa in kappas):
+        if (yield from score(kappa, count)) >= settings.threshold:
+            chosen = {"kappa": kappa, "inner_points": count}
             break
     if chosen is not None:
         for count in counts:
             if count < chosen["inner_points"]:
-                score(chosen["kappa"], count)
+                yield from score(chosen["kappa"], count)
     spent = features.counter.since(before)
     return {
         "chosen": chosen,
@@ -100,15 +101,13 @@ def _at(settings: BinarizationSettings, kappa: float, inner_points: int) -> Bina
     return replace(settings, kappa=kappa, inner_points=inner_points)
 
 
-def _row(
-    name: str, attack: Attack, problems: Problems, random: Tensor, features: Counted, settings: BinarizationSettings
-) -> dict[str, Any]:
-    position = settings.boundary_position
-    rows = [row for row in range(len(problems.samples)) if bool(problems.separable[row])]
-    done = attack_problems(attack, problems.select(rows), features, settings, position=position).records
+def _row(name: str, posed: ProblemAttack, problems: Problems, random: Tensor) -> Work[dict[str, Any]]:
+    settings = posed.settings
+    rows = [row for row, separable in enumerate(problems.separable.tolist()) if separable]
+    done = (yield from posed.run(problems.select(rows))).records
     planted = [row for row in rows if done[problems.samples[row]]["outcome"] != "not_planted"]
     found = [done[problems.samples[row]]["outcome"] == "found" for row in planted]
-    hits = [float(random[row]) > position for row in planted]
+    hits = [float(random[row]) > settings.boundary_position for row in planted]
     return {
         "attack": name,
         "kappa": settings.kappa,

@@ -18,11 +18,12 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.base import Detector
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.models.defended import Defended
+from robust_ext.models.defended import Defended, SuccessMargin
 
 TESTS = ("regular", "inverted")
+EXPOSURES = ("classifier", "reject", "margin")
 
-# Points asked about at once while one is sought.
+# Points queried at once while one is sought.
 _BLOCK = 16
 # Runs of an attack on the original classifier, where random points are never detected.
 _ATTACKS = 8
@@ -35,14 +36,14 @@ class Defense:
     Args:
         detector: With a threshold; it watches the network.
         inverted: Whether to reject what it lets pass (the inverted test).
-        view: What attacks see that know logits only: ``"classifier"``, ``"reject"`` (a class for being rejected) or
+        exposure: What attacks on logits are shown: ``"classifier"``, ``"reject"`` (a class for being rejected) or
             ``"margin"`` (class 1 only where misclassified and not rejected).
-        draws: How often a random detector is asked; the majority decides.
+        draws: How often a random detector is queried; the majority decides.
     """
 
     detector: Detector
     inverted: bool
-    view: str = "classifier"
+    exposure: str = "classifier"
     draws: int = 1
 
     @property
@@ -51,7 +52,7 @@ class Defense:
         return TESTS[self.inverted]
 
     def rejects(self, points: Tensor, *, seed: int) -> Tensor:
-        """Which points ``(n, ...)`` are rejected, bool ``(n,)``; a random detector is asked several times.
+        """Which points ``(n, ...)`` are rejected, bool ``(n,)``; a random detector is queried several times.
 
         Args:
             points: In bounds, on the detector's device.
@@ -65,13 +66,13 @@ class Defense:
     def accepts(self, points: Tensor, *, seed: int) -> Tensor:
         """Which points ``(n, ...)`` are surely not rejected, bool ``(n,)``: a random detector never rejects them.
 
-        It is asked twice as often, so that what is planted stays what it is when it is asked again.
+        It is queried twice as often, so that what is planted stays what it is when it is queried again.
         """
         times = 2 * self.draws if self.detector.random else 1
         accepted = torch.ones(len(points), dtype=torch.bool, device=points.device)
         with seeded_globals(seed):
             for _ in range(times):
-                # Only those that are still in the running are asked about again.
+                # Only those that are not rejected yet are queried again.
                 left = accepted.nonzero().squeeze(1)
                 if not len(left):
                     break
@@ -80,8 +81,14 @@ class Defense:
 
     def defended(self, classifier: nn.Module) -> Defended:
         """A classifier together with the detector."""
-        view = "classifier" if self.view == "margin" else self.view
-        return Defended(classifier, self.detector, inverted=self.inverted, exposure=view)
+        exposure = "classifier" if self.exposure == "margin" else self.exposure
+        return Defended(classifier, self.detector, inverted=self.inverted, exposure=exposure)
+
+    def exposed(self, defended: Defended) -> tuple[nn.Module, int]:
+        """What attacks on logits are shown of a binarized classifier with the detector, and its number of classes."""
+        if self.exposure == "margin":
+            return SuccessMargin(defended, 0), 2
+        return (defended, 3) if self.exposure == "reject" else (defended.classifier, 2)
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class Drawn:
         planted: ``(N_b, ...)``; None where no point was found that is not rejected.
         references: ``(N_r, ...)``, outside the ball; None likewise.
         source: ``"random"``, or ``"attack"`` where random points were all rejected.
-        tries: Points asked about.
+        tries: Points queried.
     """
 
     planted: Tensor | None
@@ -120,9 +127,9 @@ def draw_accepted(x: Tensor, sample: int, settings: BinarizationSettings, defens
             ("boundary", settings.boundary_points, 1.0),
             ("reference", settings.reference_points, settings.reference_distance),
         ):
-            found, asked = _accepted(x, sample, settings, defense, purpose, count, radius, source)
+            found, queried = _accepted(x, sample, settings, defense, purpose, count, radius, source)
             parts.append(found)
-            tries += asked
+            tries += queried
             if found is None:
                 break
         if all(part is not None for part in parts):
@@ -140,22 +147,22 @@ def _accepted(
     radius: float,
     source: str,
 ) -> tuple[Tensor | None, int]:
-    """``count`` points that are not rejected, or None, and how many were asked about."""
+    """``count`` points that are not rejected, or None, and how many were queried."""
     key: tuple[int | str, ...] = (sample, purpose, defense.test, source)
     kept: list[Tensor] = []
-    asked = found = block = 0
+    queried = found = block = 0
     candidates = _random_points if source == "random" else _attacked_points
     while found < count and (points := candidates(x, settings, defense, radius, block, key)) is not None:
         seed = derive_seed(settings.seed, *key, "detector", block)
         good = points[defense.accepts(points, seed=seed)]
-        # In the ball for what is planted; never in it for references, which would hand the answer over.
+        # In the ball for what is planted; never in it for references, which would give the planted point away.
         distance = settings.threat_model.distance(good, x[None].expand_as(good)) / settings.threat_model.epsilon
         good = good[distance > 1.02] if radius > 1 else good[distance <= 1 + 1e-5]
         kept.append(good)
-        asked += len(points)
+        queried += len(points)
         found += len(good)
         block += 1
-    return (torch.cat(kept)[:count] if found >= count else None) if count else x[None][:0], asked
+    return (torch.cat(kept)[:count] if found >= count else None) if count else x[None][:0], queried
 
 
 def _ball(settings: BinarizationSettings, radius: float) -> ThreatModel:

@@ -1,48 +1,26 @@
-"""What a binarization test is given, made ready: attacks by name, the network in parts, and what identifies a run."""
+"""The network of a binarization test in parts, and its detector, made ready."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.base import Attack
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import Counted, PassCounter, module_device
 from robust_ext.core.threat import ThreatModel
+from robust_ext.detectors.base import Detector
+from robust_ext.detectors.calibration import Calibration
+from robust_ext.engine.inputs import bounded_module
+from robust_ext.evaluations.detectors import calibrate_detector, has_threshold
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_features import split_defense
 from robust_ext.models.features import split
-from robust_ext.registry.attack import as_attack
+from robust_ext.registry.detector import as_detector
 from robust_ext.registry.model import as_module
 
 # Enough inputs to tell two modules apart, few enough to cost nothing.
 _PROBES = 4
-
-
-def as_attacks(attack: object) -> dict[str, Attack]:
-    """Attacks by name, of one attack, a list of attacks or a dict of them by name.
-
-    Raises:
-        InvalidArgumentError: None at all, or two of the same name.
-    """
-    if isinstance(attack, Mapping):
-        found = [as_attack(value, name=str(key)) for key, value in attack.items()]
-    elif isinstance(attack, list):
-        found = [as_attack(value) for value in attack]
-    else:
-        found = [as_attack(attack)]
-    if not found:
-        raise InvalidArgumentError("attack", attack, "at least one attack")
-    named = {one.name: one for one in found}
-    if len(named) < len(found):
-        names = [one.name for one in found]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise InvalidArgumentError(
-            "attack", f"several called {', '.join(twice)}", "a dict of attacks by different names"
-        )
-    return named
 
 
 def counted_parts(
@@ -61,12 +39,7 @@ def counted_parts(
     if isinstance(model, tuple) and all(isinstance(part, nn.Module) for part in model):
         module, whole = model, nn.ModuleList(model)
     else:
-        adapted = as_module(model)
-        if adapted.bounds is not None and adapted.bounds != threat_model.bounds:
-            raise InvalidArgumentError(
-                "threat_model", f"bounds {threat_model.bounds}", f"the bounds the model states, {adapted.bounds}"
-            )
-        module = whole = adapted.module
+        module = whole = bounded_module(model, threat_model)
     device = module_device(whole)
     probes = inputs[:_PROBES].to(device)
     if isinstance(module, AdaptiveDefense):
@@ -74,3 +47,49 @@ def counted_parts(
     else:
         parts = split(module, probes, layer=layer)
     return Counted(parts.features, counter), parts.readout, device
+
+
+def prepare_detector(
+    detector: object,
+    model: object,
+    inputs: Tensor,
+    *,
+    data: Tensor | None,
+    false_positive_rate: float,
+    bounds: tuple[float, float],
+    seed: int,
+) -> tuple[Detector, Calibration | None]:
+    """A detector of a model with a threshold, and how it got that here.
+
+    Args:
+        detector: Anything :func:`as_detector` takes.
+        model: What it is beside.
+        inputs: Some inputs on the model's device, to see whether it is.
+        data: Clean inputs for a detector without a threshold.
+        false_positive_rate: Share of them that it may detect.
+        bounds: Of inputs.
+        seed: Of a random detector's draws, here and in every run that goes on.
+
+    Raises:
+        InvalidArgumentError: The detector has no threshold, and there is nothing to calibrate it on.
+        ModelError: It detects all of the inputs, or its scores are of no use.
+    """
+    network = nn.Sequential(*model).eval() if isinstance(model, tuple) else as_module(model).module
+    found, calibration = as_detector(detector, network, inputs=inputs[:_PROBES]), None
+    if not has_threshold(found):
+        if data is None:
+            raise InvalidArgumentError(
+                "detector_data",
+                "nothing, and a detector without a threshold",
+                "clean inputs to calibrate it on, or a detector whose calibrate() was called",
+            )
+        calibration = calibrate_detector(found, data, false_positive_rate=false_positive_rate, bounds=bounds, seed=seed)
+    some = inputs[:64]
+    with seeded_globals(derive_seed(seed, "detector probe")):
+        detected = found.decide(some)
+    if len(some) >= 10 and bool(detected.all()):
+        raise ModelError(
+            f"detector {type(found).__name__}: rejects all of {len(some)} clean inputs, so that no attack is "
+            "needed; calibrate it on clean inputs like these"
+        )
+    return found, calibration

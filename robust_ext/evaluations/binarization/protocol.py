@@ -2,239 +2,254 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from robust_ext.attacks.base import Attack
-from robust_ext.core.target import Counted, PassCounter
-from robust_ext.evaluations.binarization.attacking import Attacked, attack_problems
+from robust_ext.core.target import Counted, PassCounter, count_calls
+from robust_ext.engine.context import current_context
+from robust_ext.engine.inputs import blocks_of
+from robust_ext.engine.run import Block, Run
+from robust_ext.engine.store import Record, Store
+from robust_ext.engine.task import Work
+from robust_ext.evaluations.binarization import calibration as hardness
+from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
-from robust_ext.evaluations.binarization.forward import Forward
+from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.summary import decided_after
 from robust_ext.reports import Example
 
-EXAMPLES = 3
+# Samples of each attack that the report shows.
+_EXAMPLES = 3
 
 
-class Store(Protocol):
-    """Where records go: a list in memory, or a run folder."""
-
-    def records(self) -> list[dict[str, Any]]:
-        """All records so far, sorted by index."""
-
-    def timings(self) -> list[dict[str, Any]]:
-        """All timings so far."""
-
-    def append(self, records: Sequence[Mapping[str, Any]], timing: Mapping[str, Any]) -> None:
-        """Keep the records of a finished group, and what it took."""
-
-
-@dataclass
-class Memory:
-    """A store that forgets."""
-
-    kept: list[dict[str, Any]] = field(default_factory=list)
-    times: list[dict[str, Any]] = field(default_factory=list)
-
-    def records(self) -> list[dict[str, Any]]:
-        """See :class:`Store`."""
-        return list(self.kept)
-
-    def timings(self) -> list[dict[str, Any]]:
-        """See :class:`Store`."""
-        return list(self.times)
-
-    def append(self, records: Sequence[Mapping[str, Any]], timing: Mapping[str, Any]) -> None:
-        """See :class:`Store`."""
-        self.kept.extend(dict(record) for record in records)
-        self.times.append(dict(timing))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What is tested.
+@dataclass(kw_only=True)
+class BinarizationRun(Run):
+    """One binarization test.
 
     Args:
         features: The network's features, counted.
         readout: What makes its logits of them.
+        device: Of the network.
         attacks: By name.
         inputs: Clean samples ``(N, ...)``, on the CPU or on the device.
-        samples: Their ids.
-        settings: Of the test.
-        forward: How points are measured.
-        device: Of the network.
-        shard: Number of this process, and of how many; group g is done by process g modulo their number.
-        defense: The detector beside the network, where there is one.
-        progress: Called with the number of samples that are done.
-        show: Called with candidates worth showing.
+        ids: Of the samples.
+        given: Settings of the test, before a calibration chooses others.
+        identity: All that identifies the test; plain values.
+        calibrate_on: Samples on which the hardness is calibrated first.
+        defense: The detector of a regular or inverted test.
+        calibration: What the calibration found; None without one.
     """
+
+    kind: ClassVar[str] = "binarization"
+    shared: ClassVar[bool] = True
 
     features: Counted
     readout: nn.Module
+    device: torch.device
     attacks: Mapping[str, Attack]
     inputs: Tensor
-    samples: Sequence[int]
-    settings: BinarizationSettings
-    forward: Forward
-    device: torch.device
-    shard: tuple[int, int] = (0, 1)
+    ids: Sequence[int]
+    given: BinarizationSettings
+    identity: Mapping[str, Any]
+    calibrate_on: int = 0
     defense: Defense | None = None
-    progress: Callable[[int], None] = lambda _: None
-    show: Callable[[list[Example]], None] = lambda _: None
+    calibration: dict[str, Any] | None = None
 
     @property
-    def groups(self) -> list[range]:
-        """Indices of the samples of each group."""
-        size, total = self.settings.group_size, len(self.samples)
-        return [range(start, min(start + size, total)) for start in range(0, total, size)]
+    def key(self) -> str:
+        """The run folder itself; each of two tests has a folder inside it."""
+        return "" if self.defense is None else self.defense.test
 
+    @property
+    def title(self) -> str:
+        """See :class:`Run`."""
+        return self.key
 
-def run_groups(job: Job, store: Store) -> None:
-    """Run what the store does not hold yet; a group that is there in part is run again and completed."""
-    number, count = job.shard
-    for group in range(number, len(job.groups), count):
-        indices = job.groups[group]
-        records = store.records()
-        open_attacks = undecided(job, records)
-        if not open_attacks:
-            break
-        present = {record["index"] for record in records}
-        if present.issuperset(indices):
-            job.progress(len(indices))
-            continue
-        done, timing = _run_group(job, group, open_attacks)
-        store.append([record for record in done if record["index"] not in present], timing)
-        job.progress(len(indices))
+    @property
+    def blocks(self) -> Sequence[range]:
+        """See :class:`Run`."""
+        return blocks_of(len(self.ids), self.given.group_size)
 
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """See :class:`Run`."""
+        return self.identity
 
-def undecided(job: Job, records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Attacks that still need samples, judged by the groups that are complete from the first on."""
-    if not job.settings.sequential:
-        return list(job.attacks)
-    complete = complete_groups(job, records)
-    return [name for name in job.attacks if decided_after(name, complete, job.settings) is None]
+    @property
+    def settings(self) -> BinarizationSettings:
+        """Those of the test, with the hardness that the calibration chose."""
+        return hardness.apply(self.given, self.calibration)
 
+    @cached_property
+    def forward(self) -> Forward:
+        """How points are measured."""
+        rows, fold = self.given.forward_batch, self.given.fold
+        return choose_forward(self.features, self.inputs[:2].to(self.device), rows=rows, fold=fold)
 
-def complete_groups(job: Job, records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Records by group, up to the first group that is not complete."""
-    by_index = {record["index"]: record for record in records}
-    complete: list[list[Mapping[str, Any]]] = []
-    for indices in job.groups:
-        if not all(index in by_index for index in indices):
-            break
-        complete.append([by_index[index] for index in indices])
-    return complete
+    @contextmanager
+    def session(self, bar: tqdm[Any]) -> Iterator[None]:
+        """Count what the detector sends through the network too, and show the count."""
+        counter = self.features.counter
+        with ExitStack() as stack:
+            if self.defense is not None:
+                stack.enter_context(count_calls(self.defense.detector.classifier, counter))
+            counter.watch = _PassesShown(bar)
+            stack.callback(setattr, counter, "watch", None)
+            yield
 
+    def prepare(self, store: Store) -> Work[None]:
+        """Calibrate the hardness once."""
+        if not self.calibrate_on:
+            return
+        with store.once("calibration") as slot:
+            if slot.empty:
+                some, ids = self.inputs[: self.calibrate_on].to(self.device), self.ids[: self.calibrate_on]
+                found = yield from hardness.calibrate(
+                    self.features, self.readout, self.attacks, some, ids, self.given, forward=self.forward
+                )
+                slot.fill(found)
+        self.calibration = slot.value
 
-def _run_group(job: Job, group: int, attacks: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    indices, settings = job.groups[group], job.settings
-    position = settings.boundary_position
-    samples = [job.samples[index] for index in indices]
-    before, clock = job.features.counter.snapshot(), _Clock()
-    inputs = job.inputs[indices.start : indices.stop].to(job.device)
-    drawn = (
-        None
-        if job.defense is None
-        else [draw_accepted(x, sample, settings, job.defense) for x, sample in zip(inputs, samples, strict=True)]
-    )
-    usable = [row for row in range(len(samples)) if drawn is None or drawn[row].planted is not None]
-    if not usable:
-        # Nothing can be planted in any sample of the group, and there is nothing to attack.
-        return _nothing(job, indices, drawn or [], clock, before)
-    measured = measure(
-        job.forward,
-        inputs[usable],
-        [samples[row] for row in usable],
-        settings,
-        planted=None if drawn is None else _stacked([drawn[row].planted for row in usable]),
-        references=None if drawn is None else _stacked([drawn[row].references for row in usable]),
-    )
-    clock.stop("features")
-    problems = fit(measured, job.readout, settings)
-    del measured
-    clock.stop("readout")
-    reach, draws = random_reach(job.forward, [problems], [position], settings, defense=job.defense)
-    clock.stop("random")
-    shared = job.features.counter.since(before)
-    separable = [row for row in range(len(usable)) if bool(problems.separable[row])]
-    posed = problems.select(separable)
-    canaries = frozenset(job.samples[: settings.canaries])
-    results = {
-        name: attack_problems(
-            job.attacks[name],
-            posed,
-            job.features,
-            settings,
-            position=position,
-            canaries=canaries,
-            defense=job.defense,
-        )
-        for name in attacks
-    }
-    if group == 0:
-        job.show(_examples(posed, results, settings.threat_model.bounds))
-    records = []
-    for row, (index, sample) in enumerate(zip(indices, samples, strict=True)):
-        place = usable.index(row) if row in usable else None
-        good = place is not None and bool(problems.separable[place])
-        record = {
-            "index": index,
-            "sample": sample,
-            "separable": good,
-            "random_reach": float(reach[place, 0]) if good else None,
-            "random_draws": 0 if place is None else int(draws[place]),
-            "attacks": {name: result.records[sample] for name, result in results.items() if sample in result.records},
-        }
-        if drawn is not None:
-            record["planting"] = _planting(drawn[row])
-        records.append(record)
-    timing = {
-        "group": group,
-        "seconds": clock.seconds,
-        "passes": {"forward": shared.forward, "backward": shared.backward},
-        "attacks": {name: {"seconds": r.seconds, "passes": r.passes} for name, r in results.items()},
-    }
-    return records, timing
+    def decided(self, records: Sequence[Record]) -> bool:
+        """Whether the sequential rule has decided every attack."""
+        return not self._undecided(records)
 
+    def finish(self, store: Store) -> tuple[Sequence[Record], Sequence[Record]]:
+        """Records and timings up to where the last attack was decided; all without the sequential rule."""
+        groups = self.complete_groups(store.records())
+        if self.given.sequential:
+            groups = groups[: max(decided_after(name, groups, self.given) or len(groups) for name in self.attacks)]
+        records = [record for group in groups for record in group]
+        timings = {entry["block"]: entry for entry in store.timings() if entry["block"] < len(records)}
+        if current_context().shard[1] == 1:
+            store.finish(records)
+        return records, list(timings.values())
 
-def _nothing(
-    job: Job, indices: range, drawn: Sequence[Drawn], clock: _Clock, before: PassCounter
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Records and timing of a group in which nothing could be planted."""
-    records = [
-        {
-            "index": index,
-            "sample": job.samples[index],
-            "separable": False,
-            "random_reach": None,
-            "random_draws": 0,
+    def complete_groups(self, records: Sequence[Record]) -> list[list[Record]]:
+        """Records by group, up to the first group that is not complete."""
+        by_index = {record["index"]: record for record in records}
+        complete: list[list[Record]] = []
+        for indices in self.blocks:
+            if not all(index in by_index for index in indices):
+                break
+            complete.append([by_index[index] for index in indices])
+        return complete
+
+    def _undecided(self, records: Sequence[Record]) -> list[str]:
+        """Attacks that still need samples, by the groups that are complete from the first on."""
+        if not self.given.sequential:
+            return list(self.attacks)
+        complete = self.complete_groups(records)
+        return [name for name in self.attacks if decided_after(name, complete, self.given) is None]
+
+    def work(self, rows: range, store: Store) -> Work[Block]:
+        """Plant something for each of these samples, and run every undecided attack on it."""
+        undecided, settings = self._undecided(store.records()), self.settings
+        before, clock = self.features.counter.snapshot(), _Clock()
+        samples = [self.ids[index] for index in rows]
+        inputs = self.inputs[rows.start : rows.stop].to(self.device)
+        drawn = self._draw(inputs, samples)
+        problems, reach, draws = self._pose(inputs, samples, drawn, clock)
+        spent = self.features.counter.since(before)
+        timing: dict[str, Any] = {
+            "block": rows[0],
+            "seconds": clock.seconds,
+            "passes": {"forward": spent.forward, "backward": spent.backward},
             "attacks": {},
-            "planting": _planting(one),
         }
-        for index, one in zip(indices, drawn, strict=True)
-    ]
-    for phase in ("features", "readout", "random"):
-        clock.stop(phase)
-    spent = job.features.counter.since(before)
-    passes = {"forward": spent.forward, "backward": spent.backward}
-    group = indices.start // job.settings.group_size
-    return records, {"group": group, "seconds": clock.seconds, "passes": passes, "attacks": {}}
+        results: dict[str, Attacked] = {}
+        # Where nothing can be planted in any sample of the group, there is nothing to attack.
+        for name in [] if problems is None else undecided:
+            assert problems is not None
+            results[name] = yield from self._posed(name).run(problems)
+            timing["attacks"][name] = {"seconds": results[name].seconds, "passes": results[name].passes}
+        if problems is not None and rows[0] == 0:
+            save_examples(store, _examples(problems, results, settings.threat_model.bounds))
+        records = []
+        for index, sample, planting in zip(rows, samples, drawn or [None] * len(samples), strict=True):
+            good = problems is not None and sample in problems.samples
+            record = {
+                "index": index,
+                "sample": sample,
+                "separable": good,
+                "random_reach": reach[sample] if good else None,
+                "random_draws": draws.get(sample, 0),
+                "attacks": {name: of.records[sample] for name, of in results.items() if sample in of.records},
+            }
+            if planting is not None:
+                found = planting.planted is not None
+                record["planting"] = {"found": found, "source": planting.source, "tries": planting.tries}
+            records.append(record)
+        return Block(records=records, timing=timing)
+
+    def _posed(self, name: str) -> ProblemAttack:
+        return ProblemAttack(
+            attack=self.attacks[name],
+            features=self.features,
+            settings=self.settings,
+            canaries=frozenset(self.ids[: self.given.canaries]),
+            defense=self.defense,
+        )
+
+    def _draw(self, inputs: Tensor, samples: Sequence[int]) -> list[Drawn] | None:
+        if self.defense is None:
+            return None
+        return [draw_accepted(x, id_, self.settings, self.defense) for x, id_ in zip(inputs, samples, strict=True)]
+
+    def _pose(
+        self, inputs: Tensor, samples: Sequence[int], drawn: Sequence[Drawn] | None, clock: _Clock
+    ) -> tuple[Problems | None, dict[int, float], dict[int, int]]:
+        """The problems that are separable; the random attack's reach and number of points, by id."""
+        usable = [row for row in range(len(samples)) if drawn is None or drawn[row].planted is not None]
+        if not usable:
+            for phase in ("features", "readout", "random"):
+                clock.stop(phase)
+            return None, {}, {}
+        measured = measure(
+            self.forward,
+            inputs[usable],
+            [samples[row] for row in usable],
+            self.settings,
+            planted=None if drawn is None else _stacked([drawn[row].planted for row in usable]),
+            references=None if drawn is None else _stacked([drawn[row].references for row in usable]),
+        )
+        clock.stop("features")
+        fitted = fit(measured, self.readout, self.settings)
+        del measured
+        clock.stop("readout")
+        positions = [self.settings.boundary_position]
+        best, counts = random_reach(self.forward, [fitted], positions, self.settings, defense=self.defense)
+        clock.stop("random")
+        separable = fitted.select([row for row, good in enumerate(fitted.separable.tolist()) if good])
+        reach = dict(zip(fitted.samples, best[:, 0].tolist(), strict=True))
+        return separable, reach, dict(zip(fitted.samples, counts.tolist(), strict=True))
 
 
-def _planting(drawn: Drawn) -> dict[str, Any]:
-    return {"found": drawn.planted is not None, "source": drawn.source, "tries": drawn.tries}
+class _PassesShown:
+    """Rows sent forward, shown at the bar at most twice a second: a group can take long before it advances the bar."""
 
+    def __init__(self, bar: tqdm[Any]) -> None:
+        self._bar = bar
+        self._shown = time.monotonic()
 
-def _stacked(parts: Sequence[Tensor | None]) -> Tensor:
-    return torch.stack([part for part in parts if part is not None])
+    def __call__(self, counter: PassCounter) -> None:
+        if not self._bar.disable and time.monotonic() - self._shown > 0.5:
+            self._shown = time.monotonic()
+            self._bar.set_postfix_str(f"{counter.forward:,} rows forward")
 
 
 class _Clock:
@@ -248,6 +263,10 @@ class _Clock:
         self._start = now
 
 
+def _stacked(parts: Sequence[Tensor | None]) -> Tensor:
+    return torch.stack([part for part in parts if part is not None])
+
+
 def _examples(problems: Problems, results: Mapping[str, Attacked], bounds: tuple[float, float]) -> list[Example]:
     return [
         Example(
@@ -259,5 +278,30 @@ def _examples(problems: Problems, results: Mapping[str, Attacked], bounds: tuple
             bounds=bounds,
         )
         for name, result in results.items()
-        for row, sample in enumerate(problems.samples[:EXAMPLES])
+        for row, sample in enumerate(problems.samples[:_EXAMPLES])
+    ]
+
+
+def save_examples(store: Store, examples: Sequence[Example]) -> None:
+    """Keep examples for the report; those kept before are replaced."""
+    about = [{"attack": e.attack, "sample": e.sample, "outcome": e.outcome, "bounds": e.bounds} for e in examples]
+    arrays: dict[str, Any] = {f"clean{i}": e.clean for i, e in enumerate(examples)}
+    arrays |= {f"candidate{i}": e.candidate for i, e in enumerate(examples)}
+    store.save("examples", about=np.array(json.dumps(about)), **arrays)
+
+
+def load_examples(store: Store) -> list[Example]:
+    """The examples that are kept; none where there are none."""
+    kept = store.load("examples")
+    return [
+        Example(
+            attack=one["attack"],
+            sample=one["sample"],
+            outcome=one["outcome"],
+            clean=kept[f"clean{i}"],
+            candidate=kept[f"candidate{i}"],
+            bounds=(one["bounds"][0], one["bounds"][1]),
+        )
+        for i, one in enumerate([] if kept is None else json.loads(str(kept["about"])))
+        if kept is not None
     ]

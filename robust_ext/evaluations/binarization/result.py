@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from robust_ext import reports
+from robust_ext.evaluations.result import EvaluationResult
 
 
 @dataclass(frozen=True)
-class BinarizationResult:
-    """What the binarization test found.
+class BinarizationResult(EvaluationResult):
+    """What the binarization test found; see :class:`EvaluationResult`.
 
     Args:
         content: Everything ``result.json`` holds; numbers, not strings.
@@ -20,9 +20,7 @@ class BinarizationResult:
         examples: A few candidates as images, for the report.
     """
 
-    content: Mapping[str, Any]
-    records: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
-    examples: Sequence[reports.Example] = field(default=(), repr=False)
+    records: Sequence[Mapping[str, Any]] = field(default=(), repr=False, kw_only=True)
 
     @property
     def verdict(self) -> str:
@@ -43,14 +41,6 @@ class BinarizationResult:
     def __str__(self) -> str:
         return reports.report_text(self.content)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The content, as a dict of its own."""
-        return dict(self.content)
-
     def to_html(self) -> str:
         """One self-contained page."""
         return reports.report_page(self.content, self.examples)
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``result.json`` and ``report.html`` to a folder."""
-        reports.save(self.content, folder, self.examples)

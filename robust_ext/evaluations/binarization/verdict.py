@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from robust_ext.core.statistics import proportion_interval, sequential_decision, upper_bound
+from robust_ext.evaluations.binarization.defense import TESTS
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 VERDICTS = ("passed", "failed", "inconclusive")
@@ -132,3 +133,36 @@ def overall_reason(attacks: Sequence[Mapping[str, Any]]) -> str:
         return "No attack was run."
     best = max(deciding, key=lambda attack: attack["score"] or 0.0)
     return best["reason"] if len(attacks) == 1 else f"Best of {len(attacks)} attacks, {best['name']}: {best['reason']}"
+
+
+def pair_verdict(tests: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """The verdict on an attack, and why.
+
+    Failed where it fails either test, passed where it passes both, else inconclusive.
+
+    Args:
+        tests: Its results in the regular and the inverted test.
+    """
+    verdicts = {test: result["verdict"] for test, result in tests.items()}
+    reasons = " ".join(f"In the {test} test: {result['reason']}" for test, result in tests.items())
+    if "failed" not in verdicts.values():
+        verdict = "passed" if set(verdicts.values()) == {"passed"} else "inconclusive"
+        return verdict, reasons
+    failed = [test for test, verdict in verdicts.items() if verdict == "failed"]
+    if len(failed) == 2:
+        meaning = "It fails both tests: it finds neither what the detector lets pass nor what it detects."
+    else:
+        found, missed = (tests[test]["score"] for test in (_other(failed[0]), failed[0]))
+        meaning = (
+            f"It fails the {failed[0]} test ({_in_words(missed)}) and not the {_other(failed[0])} one "
+            f"({_in_words(found)}): it ignores the detector, and finds only what happens to be on its side."
+        )
+    return "failed", f"{meaning} {reasons}"
+
+
+def _other(test: str) -> str:
+    return TESTS[1 - TESTS.index(test)]
+
+
+def _in_words(score: float | None) -> str:
+    return "nothing planted" if score is None else f"{score:.2f}"

@@ -1,6 +1,6 @@
 """MEAD: a detector against many attacks at once; a sample counts as detected only when all of them are."""
 
-from robust_ext.engine.arm import Arm as Arm
+from robust_ext.evaluations.arms import Arm as Arm
 from robust_ext.evaluations.mead.api import mead as mead
 from robust_ext.evaluations.mead.averages import Average as Average
 from robust_ext.evaluations.mead.averages import average as average

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -14,13 +16,17 @@ from torch import Tensor
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.detectors.combining import combine
-from robust_ext.engine.arm import Arm
+from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
-from robust_ext.engine.subject import Finished, RunOutcome, Subject
+from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.engine.run import Outcome
+from robust_ext.engine.store import Floats
+from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun
+from robust_ext.evaluations.arms import Arm
+from robust_ext.evaluations.detectors import NamedDetector
 from robust_ext.evaluations.mead.metric import Bools
-from robust_ext.evaluations.mead.roc import Floats
 from robust_ext.evaluations.mead.settings import MeadSettings
-from robust_ext.evaluations.mead.summary import Judge, Judged, Naturals, arm_row, judge_detector, outcomes_of
+from robust_ext.evaluations.mead.summary import ArmResult, ArmScorer, arm_row, outcomes_of, score_detector
 from robust_ext.reports import Example
 
 logger = logging.getLogger(__name__)
@@ -28,202 +34,221 @@ logger = logging.getLogger(__name__)
 # Images of what slipped through, in all and of one detector.
 _EXAMPLES, _EXAMPLES_EACH = 12, 3
 
+R = TypeVar("R", bound=ScoredRun)
+R_co = TypeVar("R_co", bound=ScoredRun, covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Generic[R_co]):
+    """What a run left, and the scores of it.
+
+    Args:
+        outcome: Records and timings.
+        scores: Of each detector, float64 ``(N,)``; none where the run was refused.
+        seconds: What they took.
+    """
+
+    outcome: Outcome[R_co]
+    scores: Mapping[str, Floats]
+    seconds: Mapping[str, float]
+
+    @staticmethod
+    def of(outcome: Outcome[R]) -> Scored[R]:
+        """With the scores that its store holds."""
+        found = {} if outcome.refusal is not None else outcome.run.scores(outcome.store)
+        scores = {name: scores for name, (scores, _) in found.items()}
+        return Scored(outcome=outcome, scores=scores, seconds={name: took for name, (_, took) in found.items()})
+
 
 def make_content(
-    finished: Finished,
+    natural: Scored[ScoredRun],
+    left: Sequence[Scored[ArmRun]],
     arms: Sequence[Arm],
-    subject: Subject,
     settings: MeadSettings,
     *,
-    calibration: Tensor | None,
-    described: Mapping[str, Any],
+    suite: str,
+    detector_data: Tensor | None,
+    begun: float,
 ) -> dict[str, Any]:
     """Everything ``result.json`` holds.
 
     Args:
-        finished: What the runs left.
+        natural: The clean inputs.
+        left: Of the runs.
         arms: In the order of the suite.
-        subject: What was attacked and judged.
         settings: Of the run.
-        calibration: Clean inputs beside the samples, where there are some.
-        described: ``suite`` and ``origin`` in words, and ``begun``, the clock when the run began.
+        suite: In words.
+        detector_data: Clean inputs beside the samples, where there are some.
+        begun: The clock when the run began.
 
     Raises:
         InvalidArgumentError: Detectors are to be combined, and there are no clean inputs for it.
     """
-    correct: Bools = (subject.logits.argmax(1) == subject.labels).cpu().numpy()
-    natural = dict(finished.natural.scores)
-    judged = _judged(finished, arms, subject)
-    detectors: list[dict[str, Any]] = [
-        {
-            "name": one.name,
-            "description": _describe(one.detector),
-            "differentiable": one.detector.differentiable,
-            "random": one.detector.random,
-            "combines": None,
-            "seconds": sum(left.score_seconds.get(one.name, 0.0) for left in finished.all()),
-            "threshold": _threshold(one.detector.threshold),
-            "threshold_fpr": settings.detector_fpr if one.calibrated else None,
-        }
-        for one in subject.watched
-    ]
+    run, given = natural.outcome.run, natural.outcome.run.given
+    scores = dict(natural.scores)
+    results = _arm_results(left, arms)
+    detectors = [_detector(one, [natural, *left], settings) for one in run.detectors]
     if settings.combine:
-        detectors += _combine(natural, judged, subject, settings, calibration)
-    judge = Judge(
-        naturals=Naturals(scores=natural, correct=correct, handling=settings.naturals),
-        resamples=settings.resamples,
-        seed=settings.seed,
-        published=settings.published,
-    )
+        detectors += _combine(scores, results, run, settings, detector_data)
+    scorer = ArmScorer(natural=scores, correct=given.correct, settings=settings)
     averages: list[dict[str, Any]] = []
-    blame: dict[str, dict[str, float | None]] = {one.name: {} for one in judged}
+    attribution: dict[str, dict[str, float | None]] = {one.name: {} for one in results}
     for entry in detectors:
-        rows = judge_detector(judge, entry["name"], judged, threshold=entry["threshold"])
+        rows = score_detector(scorer, entry["name"], results, threshold=entry["threshold"])
         entry |= {"results": rows.results, "white_box": rows.white_box, "arms": rows.arms}
         averages += rows.averages
-        for one in judged:
-            blame[one.name][entry["name"]] = rows.blame.get(one.name)
+        for one in results:
+            attribution[one.name][entry["name"]] = rows.attribution.get(one.name)
         unscored = sum(row["unscored"] for row in rows.results if row["objective"] is row["algorithm"] is None)
         if unscored:
             logger.warning("%s scored NaN %d times; these scores are left out", entry["name"], unscored)
-    content = {
+    return {
         "kind": "mead",
-        "samples": len(subject.samples),
-        "clean_accuracy": float(correct.mean()),
-        "suite": described["suite"],
+        "samples": len(given.ids),
+        "clean_accuracy": float(given.correct.mean()),
+        "suite": suite,
         "naturals": settings.naturals,
         "detectors": detectors,
         "averages": averages,
-        "arms": [arm_row(one, blame[one.name], len(subject.samples)) for one in judged],
-        "refused": [
-            {"arms": [arm.name for arm in left.run.arms], "detector": left.run.knows, "reason": left.refusal}
-            for left in finished.outcomes.values()
-            if left.refusal is not None
-        ],
+        "arms": [arm_row(one, attribution[one.name], len(given.ids)) for one in results],
+        "refused": _refused(left),
         "settings": {
             **settings.to_dict(),
-            "bounds": list(subject.bounds),
-            "detectors": {one.name: one.digest for one in subject.watched},
-            **subject.described,
-            **{f"{name}_origin": words for name, words in described["origin"].items()},
+            "combine": list(settings.combine),
+            "bounds": list(given.bounds),
+            "detectors": {one.name: one.digest for one in run.detectors},
+            **given.described,
+            **current_context().origins,
         },
         "versions": versions(),
         "seed": settings.seed,
-        "seconds": {},
+        "seconds": {
+            "attack": sum(one.outcome.total("seconds", "attack") for one in left),
+            "verify": sum(one.outcome.total("seconds", "verify") for one in left),
+            "score": sum(entry["seconds"] for entry in detectors),
+            # Of this call alone, where the others are of all processes and of earlier calls in the same folder.
+            "total": time.perf_counter() - begun,
+        },
     }
-    content["seconds"] = _seconds(finished, detectors, time.perf_counter() - described["begun"])
-    return content
 
 
-def pick_examples(content: Mapping[str, Any], finished: Finished, subject: Subject) -> list[Example]:
+def _detector(one: NamedDetector, left: Sequence[Scored[ScoredRun]], settings: MeadSettings) -> dict[str, Any]:
+    detector, threshold = one.detector, one.detector.threshold
+    shown = ", ".join(f"{name}={value!r}" for name, value in detector.settings.items())
+    return {
+        "name": one.name,
+        "description": f"{type(detector).__name__}({shown})",
+        "differentiable": detector.differentiable,
+        "random": detector.random,
+        "combines": None,
+        "seconds": sum(scored.seconds.get(one.name, 0.0) for scored in left),
+        "threshold": None if threshold.dim() or bool(threshold.isnan()) else float(threshold),
+        "threshold_fpr": settings.detector_fpr if one.calibrated else None,
+    }
+
+
+def _refused(left: Sequence[Scored[ArmRun]]) -> list[dict[str, Any]]:
+    return [
+        {"arms": [arm.name for arm in run.arms], "detector": run.adaptive_to.name, "reason": one.outcome.refusal}
+        for one in left
+        if (run := one.outcome.run).adaptive_to is not None and one.outcome.refusal is not None
+    ]
+
+
+def pick_examples(
+    left: Sequence[Scored[ArmRun]], given: EvaluationInputs, detectors: Sequence[NamedDetector]
+) -> list[Example]:
     """Successful candidates that detectors scored lowest, each of another sample, for the report."""
     examples: list[Example] = []
-    for watched in subject.watched:
+    for detector in detectors:
         ranked = []
-        for key, left in finished.outcomes.items():
-            for record in left.records:
-                score = float(left.scores[watched.name][record["index"]])
+        for one in left:
+            for record in one.outcome.records:
+                score = float(one.scores[detector.name][record["index"]])
                 if record["outcome"] == "found" and score == score:
-                    ranked.append((score, record["index"], key, left))
+                    ranked.append((score, record["index"], one.outcome.run.key, one.outcome))
         seen: set[int] = set()
-        for _, index, key, left in sorted(ranked, key=lambda entry: entry[:3]):
-            if index in seen or bool(subject.logits[index].argmax() != subject.labels[index]):
+        for _, index, _, outcome in sorted(ranked, key=lambda entry: entry[:3]):
+            if index in seen or not given.correct[index]:
                 continue
             seen.add(index)
-            examples.append(_example(index, key, left, watched.name, finished, subject))
+            examples.append(_example(index, outcome, detector.name, given))
             if len(seen) == _EXAMPLES_EACH:
                 break
     return examples[:_EXAMPLES]
 
 
-def _example(index: int, key: str, left: RunOutcome, detector: str, finished: Finished, subject: Subject) -> Example:
-    start = index - index % subject.batch_size
+def _example(index: int, outcome: Outcome[ArmRun], detector: str, given: EvaluationInputs) -> Example:
+    rows = next(rows for rows in outcome.run.blocks if index in rows)
     return Example(
-        attack=f"{left.run.title}, past detector {detector}",
-        sample=subject.samples[index],
+        attack=f"{outcome.run.title}, past detector {detector}",
+        sample=given.ids[index],
         outcome="found",
-        clean=subject.inputs[index].cpu().numpy(),
-        candidate=finished.stores[key].candidates(start)[index - start].numpy(),
-        bounds=subject.bounds,
+        clean=given.inputs[index].cpu().numpy(),
+        candidate=outcome.run.points(rows, outcome.store)[index - rows[0]].cpu().numpy(),
+        bounds=given.bounds,
     )
 
 
-def _judged(finished: Finished, arms: Sequence[Arm], subject: Subject) -> list[Judged]:
-    """Each arm with its own view of its run."""
-    judged = []
+def _arm_results(left: Sequence[Scored[ArmRun]], arms: Sequence[Arm]) -> list[ArmResult]:
+    """Each arm's part of its runs."""
+    results = []
     for arm in arms:
-        for left in finished.outcomes.values():
-            if left.refusal is not None or not any(arm is other for other in left.run.arms):
+        for one in left:
+            outcome, run = one.outcome, one.outcome.run
+            if outcome.refusal is not None or not any(arm is other for other in run.arms):
                 continue
-            success = _success(arm, left, subject)
-            alike = len(left.run.arms)
-            judged.append(
-                Judged(
-                    arm=arm,
-                    name=arm.name if left.run.knows is None else f"{arm.name}, knowing {left.run.knows}",
-                    knows=left.run.knows,
-                    success=success,
-                    scores=dict(left.scores),
-                    cost={
-                        "outcomes": outcomes_of(left.records, success),
-                        # A run that several arms share is split between them.
-                        "seconds": sum(timing["seconds"]["attack"] for timing in left.timings) / alike,
-                        "passes": {
-                            way: sum(timing["passes"][way] for timing in left.timings) / alike
-                            for way in ("forward", "backward")
-                        },
-                    },
-                )
-            )
-    return judged
+            success, known = _success(arm, outcome), None if run.adaptive_to is None else run.adaptive_to.name
+            # A run that several arms share is split between them.
+            alike = len(run.arms)
+            cost = {
+                "outcomes": outcomes_of(outcome.records, success),
+                "seconds": outcome.total("seconds", "attack") / alike,
+                "passes": {way: outcome.total("passes", way) / alike for way in ("forward", "backward")},
+            }
+            name = arm.name if known is None else f"{arm.name}, knowing {known}"
+            scores = dict(one.scores)
+            results.append(ArmResult(arm=arm, name=name, adaptive_to=known, success=success, scores=scores, cost=cost))
+    return results
 
 
-def _success(arm: Arm, left: RunOutcome, subject: Subject) -> Bools:
+def _success(arm: Arm, outcome: Outcome[ArmRun]) -> Bools:
     """Where a candidate is misclassified and within the arm's own budget."""
     limit = np.inf
     if arm.epsilon is not None:
-        limit = arm.epsilon + left.run.threat_model.tolerance(subject.inputs[0].numel())
-    return np.array([record["outcome"] == "found" and record["distance"] <= limit for record in left.records])
+        limit = arm.epsilon + outcome.run.threat_model.tolerance(outcome.run.given.inputs[0].numel())
+    return np.array([record["outcome"] == "found" and record["distance"] <= limit for record in outcome.records])
 
 
 def _combine(
     natural: dict[str, Floats],
-    judged: Sequence[Judged],
-    subject: Subject,
+    results: Sequence[ArmResult],
+    run: ScoredRun,
     settings: MeadSettings,
-    calibration: Tensor | None,
+    detector_data: Tensor | None,
 ) -> list[dict[str, Any]]:
     """Detectors made of all detectors; their scores are added to those given."""
-    if calibration is None:
+    members = [one.name for one in run.detectors]
+    if detector_data is None:
         raise InvalidArgumentError(
             "detector_data", "nothing, and detectors to combine", "clean inputs, whose scores put theirs on one scale"
         )
-    members = [one.name for one in subject.watched]
     if len(members) < 2:
         raise InvalidArgumentError("combine", f"{len(members)} detector", "at least two detectors to combine")
-    begun, clean = time.perf_counter(), []
-    with torch.no_grad():
-        for one in subject.watched:
-            with seeded_globals(derive_seed(settings.seed, "mead calibration scores", one.name)):
-                batches = torch.split(calibration.to(subject.inputs.device), settings.batch_size)
-                clean.append(torch.cat([one.detector.score(batch) for batch in batches]).double().cpu().numpy())
-    entries = []
+    begun, clean, entries = time.perf_counter(), _clean_scores(run, detector_data), []
     for method in settings.combine:
         name = f"{method} of {', '.join(members)}"
-
-        def combined(scores: Mapping[str, Floats], method: str = method) -> Floats:
-            return combine(np.stack([scores[member] for member in members]), clean, method=method)
-
-        natural[name] = combined(natural)
-        for arm in judged:
-            arm.scores[name] = combined(arm.scores)
-        of_clean = np.sort(combine(np.stack(clean), clean, method=method))[::-1]
+        combined = partial(combine, clean=clean, method=method)
+        natural[name] = combined(np.stack([natural[member] for member in members]))
+        for one in results:
+            one.scores[name] = combined(np.stack([one.scores[member] for member in members]))
+        of_clean = np.sort(combined(np.stack(clean)))[::-1]
         entries.append(
             {
                 "name": name,
                 "description": f"{method} of the ranks among clean scores",
-                "differentiable": all(one.detector.differentiable for one in subject.watched),
-                "random": any(one.detector.random for one in subject.watched),
+                "differentiable": all(one.detector.differentiable for one in run.detectors),
+                "random": any(one.detector.random for one in run.detectors),
                 "combines": members,
                 "seconds": time.perf_counter() - begun,
                 "threshold": float(of_clean[min(int(settings.detector_fpr * len(of_clean)), len(of_clean) - 1)]),
@@ -234,21 +259,11 @@ def _combine(
     return entries
 
 
-def _describe(detector: Any) -> str:
-    shown = ", ".join(f"{name}={value!r}" for name, value in detector.settings.items())
-    return f"{type(detector).__name__}({shown})"
-
-
-def _threshold(threshold: Tensor) -> float | None:
-    return None if threshold.dim() or bool(threshold.isnan()) else float(threshold)
-
-
-def _seconds(finished: Finished, detectors: Sequence[Mapping[str, Any]], total: float) -> dict[str, float]:
-    """Seconds by phase, of all processes and of earlier calls in the same folder; ``total`` is of this call alone."""
-    timings = [timing for left in finished.outcomes.values() for timing in left.timings]
-    return {
-        "attack": sum(timing["seconds"]["attack"] for timing in timings),
-        "verify": sum(timing["seconds"]["verify"] for timing in timings),
-        "score": sum(entry["seconds"] for entry in detectors),
-        "total": total,
-    }
+def _clean_scores(run: ScoredRun, detector_data: Tensor) -> list[Floats]:
+    """Scores of the clean inputs beside the samples, of each detector."""
+    clean, batches = [], torch.split(detector_data.to(run.given.inputs.device), run.batch_size)
+    for one in run.detectors:
+        seed = derive_seed(run.seed, "mead calibration scores", one.name)
+        with seeded_globals(seed), torch.no_grad():
+            clean.append(torch.cat([one.detector.score(batch) for batch in batches]).double().cpu().numpy())
+    return clean

@@ -51,17 +51,17 @@ class MultiArmed:
             single-armed. It can lie below that of all arms, as it has fewer positives (remark in section 5.2.1).
         algorithms: By algorithm.
         arms: Each arm by itself.
-        blame: By arm, the share of positives in which it scored lowest, shared where several did; adds up to 1. None
-            without positives.
+        attribution: By arm, the share of positives in which it scored lowest, shared where several did; adds up to 1.
+            None without positives.
         successes_per_sample: How many arms succeed on a sample, on average (tables 4 and 10); None without samples.
-        samples: How many samples were left to judge.
+        samples: How many samples were left.
     """
 
     all_arms: Detection
     objectives: dict[str, Detection]
     algorithms: dict[str, Detection]
     arms: dict[str, Detection]
-    blame: dict[str, float] | None
+    attribution: dict[str, float] | None
     successes_per_sample: float | None
     samples: int
 
@@ -71,7 +71,7 @@ class MultiArmed:
         return {
             **self.all_arms.to_dict(),
             **{part: {name: one.to_dict() for name, one in found.items()} for part, found in parts.items()},
-            "blame": self.blame,
+            "blame": self.attribution,
             "successes_per_sample": self.successes_per_sample,
             "samples": self.samples,
         }
@@ -88,7 +88,7 @@ def multi_armed(
     resamples: int = 1000,
     seed: int = 0,
 ) -> MultiArmed:
-    """Judge a detector by its scores of natural samples and of every arm's results; higher means more adversarial.
+    """Measure a detector by its scores of natural samples and of every arm's results; higher means more adversarial.
 
     Everything is decided in float64. Infinite scores are in order; those that are no numbers are left out, and counted.
 
@@ -111,7 +111,7 @@ def multi_armed(
         >>> arms = [ArmLabel(name="a"), ArmLabel(name="b")]
         >>> scores, success = np.array([[0.9, 0.8], [0.2, 0.1]]), np.array([[True, True], [True, False]])
         >>> result = multi_armed(np.array([0.3, 0.1]), scores, success, arms=arms, resamples=0)
-        >>> result.all_arms.auroc, result.arms["a"].auroc, result.blame
+        >>> result.all_arms.auroc, result.arms["a"].auroc, result.attribution
         (0.75, 1.0, {'a': 0.5, 'b': 0.5})
     """
     natural, scores, success = _checked(natural, scores, success, arms)
@@ -123,7 +123,7 @@ def multi_armed(
         kept = _flags("correct", correct, natural.shape)
         natural, scores, success = natural[kept], scores[:, kept], success[:, kept]
 
-    def judge(chosen: Sequence[int]) -> Detection:
+    def detection(chosen: Sequence[int]) -> Detection:
         rows = list(chosen)
         unscored = int(np.isnan(natural).sum() + (np.isnan(scores[rows]) & success[rows]).sum())
         worst = worst_scores(scores[rows], success[rows])
@@ -132,13 +132,13 @@ def multi_armed(
     numbered = list(enumerate(arms))
     objectives = _distinct(arm.objective for arm in arms)
     algorithms = _distinct(arm.algorithm for arm in arms)
-    shares = blame(scores, success)
+    shares = attribution(scores, success)
     return MultiArmed(
-        all_arms=judge(range(len(arms))),
-        objectives={one: judge([i for i, arm in numbered if arm.objective in (one, None)]) for one in objectives},
-        algorithms={one: judge([i for i, arm in numbered if arm.algorithm == one]) for one in algorithms},
-        arms={arm.name: judge([i]) for i, arm in numbered},
-        blame=None if shares is None else {arm.name: float(shares[i]) for i, arm in numbered},
+        all_arms=detection(range(len(arms))),
+        objectives={one: detection([i for i, arm in numbered if arm.objective in (one, None)]) for one in objectives},
+        algorithms={one: detection([i for i, arm in numbered if arm.algorithm == one]) for one in algorithms},
+        arms={arm.name: detection([i]) for i, arm in numbered},
+        attribution=None if shares is None else {arm.name: float(shares[i]) for i, arm in numbered},
         successes_per_sample=float(success.sum() / len(natural)) if len(natural) else None,
         samples=len(natural),
     )
@@ -156,7 +156,7 @@ def worst_scores(scores: Floats, success: Bools) -> Floats:
     return np.where(valid.any(0), lowest, np.nan)
 
 
-def blame(scores: Floats, success: Bools) -> Floats | None:
+def attribution(scores: Floats, success: Bools) -> Floats | None:
     """The share of positives in which each arm scored lowest, ``(L,)``; arms that tie share. None without positives.
 
     Args:

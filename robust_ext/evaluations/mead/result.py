@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from robust_ext import reports
+from robust_ext.evaluations.result import EvaluationResult
 
 
 @dataclass(frozen=True)
-class MeadResult:
-    """How detectors fare against all arms at once.
+class MeadResult(EvaluationResult):
+    """How detectors fare against all arms at once; see :class:`EvaluationResult`.
 
-    Args:
-        content: Everything ``result.json`` holds; numbers, not strings.
-        examples: Candidates that slipped through, as images, for the report.
+    The examples are candidates that slipped through.
     """
-
-    content: Mapping[str, Any]
-    examples: Sequence[reports.Example] = field(default=(), repr=False)
 
     @property
     def detectors(self) -> dict[str, Mapping[str, Any]]:
@@ -49,14 +44,6 @@ class MeadResult:
     def __str__(self) -> str:
         return reports.report_text(self.content)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The content, as a dict of its own."""
-        return dict(self.content)
-
     def to_html(self) -> str:
         """One self-contained page."""
         return reports.report_page(self.content, self.examples)
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``result.json`` and ``report.html`` to a folder."""
-        reports.save(self.content, folder, self.examples)

@@ -20,7 +20,8 @@ from typing import Any
 
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.specification import did_you_mean
-from robust_ext.engine.arm import Arm, check_arms
+from robust_ext.core.threat import ThreatModel
+from robust_ext.evaluations.arms import Arm, check_arms
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,6 +39,30 @@ def suite_names() -> list[str]:
         ['paper-cifar10', 'paper-mnist', 'quick', 'white-box']
     """
     return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml"))
+
+
+def as_arms(attacks: object, threat_model: ThreatModel) -> tuple[list[Arm], list[str]]:
+    """Arms, and the names of suites among what they are made of.
+
+    Args:
+        attacks: A suite's name or the path of its file, an :class:`Arm`, anything :func:`robust_ext.as_attack` takes
+            (an arm of the threat model's norm and epsilon), or a list of these.
+        threat_model: With the bounds of inputs, to which the budgets of suites are stretched.
+
+    Raises:
+        InvalidArgumentError: There are none, or two have one name.
+    """
+    arms: list[Arm] = []
+    suites: list[str] = []
+    for one in attacks if isinstance(attacks, (list, tuple)) else [attacks]:
+        if isinstance(one, Arm):
+            arms.append(one)
+        elif isinstance(one, str) and (one.endswith(".toml") or ":" not in one):
+            suites.append(one)
+            arms += load_suite(one, bounds=threat_model.bounds)
+        else:
+            arms.append(Arm(attack=one, norm=threat_model.norm, epsilon=threat_model.epsilon))
+    return check_arms(arms), suites
 
 
 def load_suite(name: str, *, bounds: tuple[float, float] = (0.0, 1.0)) -> list[Arm]:

@@ -9,24 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from robust_ext.engine.arm import Arm
+from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.mead.averages import average
 from robust_ext.evaluations.mead.metric import ArmLabel, Bools, MultiArmed, multi_armed, worst_scores
 from robust_ext.evaluations.mead.published import published_curve
 from robust_ext.evaluations.mead.roc import Detection, Floats, curve_at
+from robust_ext.evaluations.mead.settings import MeadSettings
 
 NORMS_IN_ORDER = ("l1", "l2", "linf", None)
 _GRID = np.array([0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, *np.arange(0.1, 1.0001, 0.05).round(2)])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class ArmResult:
     """One arm's results.
 
     Args:
         arm: The arm.
-        name: Unlike others; arms that know a detector are named with it.
-        knows: Name of the detector it attacks too.
+        name: Unlike others; arms that are adaptive to a detector are named with it.
+        adaptive_to: Name of the detector it attacks too.
         success: Where its candidate is misclassified and allowed, bool ``(N,)``.
         scores: Of its candidates by every detector, float64 ``(N,)``.
         cost: What its run took, and how its candidates fared, for ``result.json``.
@@ -34,70 +35,50 @@ class Judged:
 
     arm: Arm
     name: str
-    knows: str | None
+    adaptive_to: str | None
     success: Bools
     scores: dict[str, Floats]
     cost: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Naturals:
-    """The clean samples.
+class ArmScorer:
+    """How detectors are scored by arms.
 
     Args:
-        scores: By every detector, float64 ``(N,)``.
-        correct: Which are classified correctly, bool ``(N,)``.
-        handling: ``"kept"`` or ``"filtered"``, see :func:`multi_armed`.
+        natural: Scores of the clean samples by every detector, float64 ``(N,)``.
+        correct: Which of them are classified correctly, bool ``(N,)``.
+        settings: Of the run.
     """
 
-    scores: Mapping[str, Floats]
+    natural: Mapping[str, Floats]
     correct: Bools
-    handling: str
+    settings: MeadSettings
 
-
-@dataclass(frozen=True, kw_only=True)
-class Judge:
-    """How arms are judged.
-
-    Args:
-        naturals: The clean samples.
-        resamples: For the intervals.
-        seed: Of the resamples.
-        published: Whether to compute what the public code would.
-    """
-
-    naturals: Naturals
-    resamples: int
-    seed: int
-    published: bool
-
-    def multi_armed(self, detector: str, arms: Sequence[Judged]) -> MultiArmed:
+    def multi_armed(self, detector: str, arms: Sequence[ArmResult]) -> MultiArmed:
         """All of these arms against a detector."""
         return multi_armed(
-            self.naturals.scores[detector],
-            _stacked(arms, detector),
-            np.stack([one.success for one in arms]),
+            self.natural[detector],
+            *_stacked(arms, detector),
             arms=[ArmLabel(name=one.name, objective=one.arm.objective, algorithm=one.arm.algorithm) for one in arms],
-            correct=self.naturals.correct,
-            naturals=self.naturals.handling,
-            resamples=self.resamples,
-            seed=self.seed,
+            correct=self.correct,
+            naturals=self.settings.naturals,
+            resamples=self.settings.resamples,
+            seed=self.settings.seed,
         )
 
-    def curve(self, detector: str, arms: Sequence[Judged]) -> dict[str, list[float]] | None:
+    def curve(self, detector: str, arms: Sequence[ArmResult]) -> dict[str, list[float]] | None:
         """The curve of these arms on a grid of false positive rates; None without positives."""
-        kept = np.ones_like(self.naturals.correct) if self.naturals.handling == "kept" else self.naturals.correct
-        worst = worst_scores(_stacked(arms, detector), np.stack([one.success for one in arms]))
-        rates = curve_at(self.naturals.scores[detector][kept], worst[kept], _GRID)
+        kept = np.ones_like(self.correct) if self.settings.naturals == "kept" else self.correct
+        worst = worst_scores(*_stacked(arms, detector))
+        rates = curve_at(self.natural[detector][kept], worst[kept], _GRID)
         if np.isnan(rates).any():
             return None
         return {"fpr": _GRID.tolist(), "tpr": [round(float(rate), 4) for rate in rates]}
 
-    def as_published(self, detector: str, arms: Sequence[Judged]) -> dict[str, object] | None:
+    def as_published(self, detector: str, arms: Sequence[ArmResult]) -> dict[str, object] | None:
         """What the public code computes."""
-        found = published_curve(
-            self.naturals.scores[detector], _stacked(arms, detector), np.stack([one.success for one in arms])
-        )
+        found = published_curve(self.natural[detector], *_stacked(arms, detector))
         return None if found is None else found.to_dict()
 
 
@@ -106,64 +87,66 @@ class DetectorRows:
     """What is known of one detector.
 
     Args:
-        results: Groups of arms that do not know it, for ``result.json``.
-        white_box: Groups of arms that know it: by themselves, and together with the others of the group.
+        results: Groups of arms that are not adaptive, for ``result.json``.
+        white_box: Groups of arms that are adaptive to it: by themselves, and together with the others of the group.
         arms: Each arm by itself.
         averages: Over groups, a norm and an objective.
-        blame: By name of the arm, in its group.
+        attribution: By name of the arm, in its group.
     """
 
     results: list[dict[str, Any]]
     white_box: list[dict[str, Any]]
     arms: list[dict[str, Any]]
     averages: list[dict[str, Any]]
-    blame: dict[str, float]
+    attribution: dict[str, float]
 
 
-def judge_detector(judge: Judge, detector: str, judged: Sequence[Judged], *, threshold: float | None) -> DetectorRows:
+def score_detector(
+    scorer: ArmScorer, detector: str, arms: Sequence[ArmResult], *, threshold: float | None
+) -> DetectorRows:
     """Every row that a detector has.
 
     Args:
-        judge: How arms are judged.
+        scorer: How it is scored.
         detector: Its name.
-        judged: All arms; those that know another detector are left out.
+        arms: All arms; those that are adaptive to another detector are left out.
         threshold: Above which it flags inputs; None where it has none.
     """
-    blind = _groups(one for one in judged if one.knows is None)
-    aware = _groups(one for one in judged if one.knows == detector)
-    whole = {group: judge.multi_armed(detector, arms) for group, arms in blind.items()}
+    blind = _groups(one for one in arms if one.adaptive_to is None)
+    adaptive = _groups(one for one in arms if one.adaptive_to == detector)
+    whole = {group: scorer.multi_armed(detector, members) for group, members in blind.items()}
+    alone = {group: scorer.multi_armed(detector, members) for group, members in adaptive.items()}
     results: list[dict[str, Any]] = []
-    for group, arms in blind.items():
-        results += _entries(judge, detector, group, arms, whole[group])
+    for group, members in blind.items():
+        results += _entries(scorer, detector, group, members, whole[group])
     white_box: list[dict[str, Any]] = []
-    alone = {group: judge.multi_armed(detector, arms) for group, arms in aware.items()}
-    for group, arms in aware.items():
-        white_box.append(_entry(group, arms, alone[group].all_arms, alone[group], scenario="white-box"))
+    for group, members in adaptive.items():
+        white_box.append(_entry(group, members, alone[group].all_arms, alone[group], scenario="white-box"))
         if group in blind:
-            both = [*blind[group], *arms]
-            found = judge.multi_armed(detector, both)
+            both = [*blind[group], *members]
+            found = scorer.multi_armed(detector, both)
             white_box.append(_entry(group, both, found.all_arms, found, scenario="all"))
-    by_arm = {name: found for one in (*whole.values(), *alone.values()) for name, found in one.arms.items()}
-    blame = {name: share for one in (*whole.values(), *alone.values()) for name, share in (one.blame or {}).items()}
+    every = (*whole.values(), *alone.values())
+    by_arm = {name: found for one in every for name, found in one.arms.items()}
     return DetectorRows(
         results=results,
         white_box=white_box,
         arms=[
             {"arm": one.name, **by_arm[one.name].to_dict(), "slipped": _slipped(one, detector, threshold)}
-            for one in judged
+            for one in arms
             if one.name in by_arm
         ],
         averages=[{"detector": detector, **row} for row in _averages(blind, whole)],
-        blame=blame,
+        attribution={name: share for one in every for name, share in (one.attribution or {}).items()},
     )
 
 
-def arm_row(one: Judged, blame: Mapping[str, float | None], samples: int) -> dict[str, Any]:
+def arm_row(one: ArmResult, attribution: Mapping[str, float | None], samples: int) -> dict[str, Any]:
     """One arm in ``result.json``.
 
     Args:
         one: The arm.
-        blame: Its share, by detector.
+        attribution: Its share, by detector.
         samples: How many there were.
     """
     arm = one.arm
@@ -176,11 +159,11 @@ def arm_row(one: Judged, blame: Mapping[str, float | None], samples: int) -> dic
         "algorithm": arm.algorithm,
         "attack": arm.resolved.description,
         "kind": arm.resolved.traits.kind,
-        "knows": one.knows,
+        "knows": one.adaptive_to,
         "successes": int(one.success.sum()),
         "samples": samples,
         **one.cost,
-        "blame": dict(blame),
+        "blame": dict(attribution),
     }
 
 
@@ -193,27 +176,29 @@ def outcomes_of(records: Sequence[Mapping[str, Any]], success: Bools) -> dict[st
     return dict(sorted(Counter(shown).items()))
 
 
-def _groups(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
-    found: dict[str, list[Judged]] = {}
-    for one in judged:
+def _groups(arms: Iterable[ArmResult]) -> dict[str, list[ArmResult]]:
+    found: dict[str, list[ArmResult]] = {}
+    for one in arms:
         found.setdefault(one.arm.group, []).append(one)
     return found
 
 
-def _stacked(arms: Sequence[Judged], detector: str) -> Floats:
-    stacked: Floats = np.stack([one.scores[detector] for one in arms])
-    return stacked
+def _stacked(arms: Sequence[ArmResult], detector: str) -> tuple[Floats, Bools]:
+    """Scores by a detector, and successes, ``(L, N)``."""
+    return np.stack([one.scores[detector] for one in arms]), np.stack([one.success for one in arms])
 
 
-def _entries(judge: Judge, detector: str, group: str, arms: list[Judged], whole: MultiArmed) -> list[dict[str, Any]]:
+def _entries(
+    scorer: ArmScorer, detector: str, group: str, arms: list[ArmResult], whole: MultiArmed
+) -> list[dict[str, Any]]:
     """The multi-armed row of a group, a row an objective and a row an algorithm."""
-    entries = [{**_entry(group, arms, whole.all_arms, whole), "curve": judge.curve(detector, arms)}]
-    if judge.published:
-        entries[0]["published"] = judge.as_published(detector, arms)
+    entries = [{**_entry(group, arms, whole.all_arms, whole), "curve": scorer.curve(detector, arms)}]
+    if scorer.settings.published:
+        entries[0]["published"] = scorer.as_published(detector, arms)
     for objective, found in whole.objectives.items():
         chosen = [one for one in arms if one.arm.objective in (objective, None)]
         entries.append(
-            {**_entry(group, chosen, found, None, objective=objective), "curve": judge.curve(detector, chosen)}
+            {**_entry(group, chosen, found, None, objective=objective), "curve": scorer.curve(detector, chosen)}
         )
     for algorithm, found in whole.algorithms.items():
         chosen = [one for one in arms if one.arm.algorithm == algorithm]
@@ -223,7 +208,7 @@ def _entries(judge: Judge, detector: str, group: str, arms: list[Judged], whole:
 
 def _entry(
     group: str,
-    arms: Sequence[Judged],
+    arms: Sequence[ArmResult],
     found: Detection,
     whole: MultiArmed | None,
     *,
@@ -243,11 +228,11 @@ def _entry(
         "arms": len(arms),
         "successes_per_sample": float(successes.sum() / successes.shape[1]) if successes.shape[1] else None,
         **found.to_dict(),
-        "blame": None if whole is None else whole.blame,
+        "blame": None if whole is None else whole.attribution,
     }
 
 
-def _averages(groups: Mapping[str, Sequence[Judged]], whole: Mapping[str, MultiArmed]) -> list[dict[str, Any]]:
+def _averages(groups: Mapping[str, Sequence[ArmResult]], whole: Mapping[str, MultiArmed]) -> list[dict[str, Any]]:
     """The paper's averages: of the groups of a norm, and of the norms.
 
     Groups that do not differ in objective count in the average of each.
@@ -269,7 +254,7 @@ def _averages(groups: Mapping[str, Sequence[Judged]], whole: Mapping[str, MultiA
     return rows
 
 
-def _slipped(one: Judged, detector: str, threshold: float | None) -> int | None:
+def _slipped(one: ArmResult, detector: str, threshold: float | None) -> int | None:
     if threshold is None:
         return None
     return int((one.success & (one.scores[detector] <= threshold)).sum())

@@ -2,3 +2,4 @@
 
 from robust_ext.evaluations.robust_accuracy.api import robust_accuracy as robust_accuracy
 from robust_ext.evaluations.robust_accuracy.result import RobustAccuracyResult as RobustAccuracyResult
+from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings as RobustAccuracySettings

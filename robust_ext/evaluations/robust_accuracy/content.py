@@ -3,106 +3,87 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, versions
-from robust_ext.engine.subject import Finished, RunOutcome, Subject
+from robust_ext.engine.run import Outcome
+from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.robust_accuracy.curves import Floats, curve, differences
 
 
 def make_content(
-    finished: Finished,
-    names: Sequence[str],
-    epsilons: Sequence[float],
-    subject: Subject,
-    *,
-    norm: str,
-    origin: Mapping[str, str],
-    total: float,
+    outcomes: Sequence[Outcome[ArmRun]], names: Sequence[str], epsilons: Sequence[float], *, total: float
 ) -> dict[str, Any]:
     """Everything ``result.json`` holds.
 
     Args:
-        finished: What the runs left.
+        outcomes: Of the runs, at least one.
         names: Of the attacks.
         epsilons: Budgets, rising.
-        subject: What was attacked.
-        norm: Of the budgets.
-        origin: Where things came from.
         total: Seconds of this call.
     """
-    correct = (subject.logits.argmax(1) == subject.labels).cpu().numpy()
-    slack = _slack(finished, epsilons, subject)
-    attacks, everything = [], np.where(correct, np.inf, 0.0)
+    run, given = outcomes[0].run, outcomes[0].run.given
+    values = given.inputs[0].numel()
+    # What a candidate may lie beyond each budget, as its verification allowed.
+    slack = [replace(run.threat_model, epsilon=epsilon).tolerance(values) for epsilon in epsilons]
+    attacks, everything = [], np.where(given.correct, np.inf, 0.0)
     for name in names:
-        runs = [left for left in finished.outcomes.values() if left.run.arms[0].short == name]
-        smallest = _smallest(runs, correct)
+        mine = [left for left in outcomes if left.run.arms[0].short == name]
+        smallest = _smallest(mine, given.correct)
         everything = np.minimum(everything, smallest)
-        attack = runs[0].run.attack
-        attacks.append(
-            {
-                "name": name,
-                "description": describe(attack),
-                "kind": attack.traits.kind,
-                "robust_accuracy": curve(smallest, epsilons, slack=slack),
-                "distances": _plain(smallest) if attack.traits.minimum_norm else None,
-                "outcomes": dict(
-                    sorted(Counter(record["outcome"] for left in runs for record in left.records).items())
-                ),
-                "seconds": _sum(runs, "seconds", "attack"),
-                "passes": {way: _sum(runs, "passes", way) for way in ("forward", "backward")},
-            }
-        )
-    for attack_entry, difference in zip(
-        attacks, differences([entry["robust_accuracy"] for entry in attacks]), strict=True
-    ):
-        attack_entry["difference"] = difference
+        attacks.append(_attack(name, mine, smallest, curve(smallest, epsilons, slack=slack)))
+    for entry, difference in zip(attacks, differences([one["robust_accuracy"] for one in attacks]), strict=True):
+        entry["difference"] = difference
     return {
         "kind": "robust_accuracy",
-        "samples": len(subject.samples),
-        "norm": norm,
-        "clean_accuracy": float(correct.mean()),
+        "samples": len(given.ids),
+        "norm": run.threat_model.norm,
+        "clean_accuracy": float(given.correct.mean()),
         "attacks": attacks,
         "worst_case": curve(everything, epsilons, slack=slack),
         "settings": {
             "epsilons": list(epsilons),
-            "bounds": list(subject.bounds),
-            **subject.described,
-            **{f"{name}_origin": words for name, words in origin.items()},
+            "bounds": list(given.bounds),
+            **given.described,
+            "batch_size": run.batch_size,
+            "seed": run.seed,
+            **current_context().origins,
         },
         "versions": versions(),
-        "seed": subject.seed,
+        "seed": run.seed,
         "seconds": {
             "attack": sum(entry["seconds"] for entry in attacks),
-            "verify": _sum(list(finished.outcomes.values()), "seconds", "verify"),
+            "verify": sum(left.total("seconds", "verify") for left in outcomes),
             "total": total,
         },
     }
 
 
-def _slack(finished: Finished, epsilons: Sequence[float], subject: Subject) -> list[float]:
-    """What a candidate may lie beyond each budget, as its verification allowed."""
-    values = subject.inputs[0].numel()
-    model = next(iter(finished.outcomes.values())).run.threat_model
-    return [replace(model, epsilon=epsilon).tolerance(values) for epsilon in epsilons]
+def _attack(name: str, mine: Sequence[Outcome[ArmRun]], smallest: Floats, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    attack = mine[0].run.attack
+    distances = [float(value) if np.isfinite(value) else None for value in smallest]
+    return {
+        "name": name,
+        "description": describe(attack),
+        "kind": attack.traits.kind,
+        "robust_accuracy": rows,
+        "distances": distances if attack.traits.minimum_norm else None,
+        "outcomes": dict(sorted(Counter(record["outcome"] for left in mine for record in left.records).items())),
+        "seconds": sum(left.total("seconds", "attack") for left in mine),
+        "passes": {way: sum(left.total("passes", way) for left in mine) for way in ("forward", "backward")},
+    }
 
 
-def _smallest(runs: Sequence[RunOutcome], correct: np.ndarray[Any, np.dtype[np.bool_]]) -> Floats:
+def _smallest(mine: Sequence[Outcome[ArmRun]], correct: NDArray[np.bool_]) -> Floats:
     """The smallest perturbation of each sample that any of the runs found."""
     smallest: Floats = np.where(correct, np.inf, 0.0)
-    for left in runs:
+    for left in mine:
         found = [record["distance"] if record["outcome"] == "found" else np.inf for record in left.records]
         smallest = np.minimum(smallest, np.array(found, dtype=np.float64))
     return smallest
-
-
-def _plain(distances: Floats) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in distances]
-
-
-def _sum(runs: Sequence[RunOutcome], part: str, name: str) -> Any:
-    return sum(timing[part][name] for left in runs for timing in left.timings)

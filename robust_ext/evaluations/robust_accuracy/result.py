@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from robust_ext import reports
+from robust_ext.evaluations.result import EvaluationResult
 
 
 @dataclass(frozen=True)
-class RobustAccuracyResult:
-    """Security curves.
-
-    Args:
-        content: Everything ``result.json`` holds; numbers, not strings.
-    """
-
-    content: Mapping[str, Any]
+class RobustAccuracyResult(EvaluationResult):
+    """Security curves; see :class:`EvaluationResult`."""
 
     @property
     def attacks(self) -> dict[str, Mapping[str, Any]]:
@@ -41,14 +35,6 @@ class RobustAccuracyResult:
     def __str__(self) -> str:
         return reports.report_text(self.content)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The content, as a dict of its own."""
-        return dict(self.content)
-
     def to_html(self) -> str:
         """One self-contained page."""
         return reports.report_page(self.content)
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``result.json`` and ``report.html`` to a folder."""
-        reports.save(self.content, folder)

@@ -6,6 +6,7 @@ Source: Mao et al., "Adversarial Attacks are Reversible with Natural Supervision
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,15 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
-from robust_ext.defenses.training_loop import train_module
-from robust_ext.defenses.training_views import RandomViews
+from robust_ext.defenses.training.loop import train_module
+from robust_ext.defenses.training.part import TrainedPart
+from robust_ext.defenses.training.views import RandomViews
 from robust_ext.models.row_rng import RowRNG, seeds_of
 
 POSITIVES = ("first", "all")
 
 
-class ContrastiveHead(nn.Module):
+class ContrastiveHead(TrainedPart):
     """Linear, batch normalisation, rectifier, linear, as the authors'; from features to embeddings.
 
     Args:
@@ -40,7 +42,14 @@ class ContrastiveHead(nn.Module):
             nn.Linear(features, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, dimension)
         )
         self.views = RandomViews() if views is None else views
+        shown = {name: getattr(self.views, name) for name in ("area", "flip", "jitter", "grey", "shared")}
+        self.settings = {"features": features, "width": width, "dimension": dimension, "views": shown}
         self.eval()
+
+    @classmethod
+    def untrained(cls, *, views: dict[str, Any], **sizes: int) -> ContrastiveHead:  # type: ignore[override]
+        """See :meth:`TrainedPart.untrained`."""
+        return cls(**sizes, views=RandomViews(**views))
 
     def forward(self, features: Tensor) -> Tensor:
         """Embeddings ``(N, D)`` of features ``(N, F)``."""
@@ -68,7 +77,7 @@ class ContrastiveEncoder(nn.Module):
 
 
 def contrastive_losses(embeddings: Tensor, *, temperature: float = 0.2, positives: str = "first") -> Tensor:
-    """How badly each row's views are told from those of other rows, the mean over its views.
+    """How badly each row's views are distinguished from those of other rows, the mean over its views.
 
     For a view it is the cross-entropy of finding a view of the same row among all other views, by cosine similarities
     divided by the temperature.
@@ -135,7 +144,7 @@ def fit_contrastive_encoder(
         seed: Of everything that is drawn.
 
     Returns:
-        On the features' device, in eval mode; its head's parameters ask for no gradients.
+        On the features' device, in eval mode; its head's parameters require no gradients.
 
     Raises:
         InvalidArgumentError: These are no such tensors or settings.

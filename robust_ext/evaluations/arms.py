@@ -1,18 +1,14 @@
-"""Arms: attack configurations, each with the group of attacks it is judged with; and the runs they need."""
+"""Arms: attacks with a budget each, and the group of arms that each is judged with."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.core.validation import check_choice, check_number
-from robust_ext.engine.identity import describe
 from robust_ext.registry.attack import as_attack
 
 
@@ -69,11 +65,6 @@ class Arm:
         """Unlike those of other arms of a suite."""
         return self.short if self.epsilon is None else f"{self.short} {self.norm} {self.epsilon:g}"
 
-    @property
-    def knows_detector(self) -> bool:
-        """Whether it attacks a detector together with the classifier."""
-        return self.resolved.traits.detector
-
     def threat_model(self, *, bounds: tuple[float, float], values: int) -> ThreatModel:
         """What the attack is given: an arm without a budget may go anywhere in the bounds.
 
@@ -85,55 +76,6 @@ class Arm:
         fixed = self.epsilon is not None and not self.resolved.traits.minimum_norm
         widest = (bounds[1] - bounds[0]) * {"linf": 1.0, "l2": float(values) ** 0.5, "l1": float(values)}[norm]
         return ThreatModel(norm=norm, epsilon=self.epsilon if fixed and self.epsilon else widest, bounds=bounds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArmRun:
-    """One run of an attack; minimum-norm attacks are run once for all the budgets they are judged by.
-
-    Args:
-        attack: The attack.
-        threat_model: What it is given.
-        arms: The arms that are judged by what it returns.
-        knows: Name of the detector it attacks too, or None.
-    """
-
-    attack: Attack
-    threat_model: ThreatModel
-    arms: tuple[Arm, ...]
-    knows: str | None = None
-
-    @property
-    def title(self) -> str:
-        """For people."""
-        arm = self.arms[0]
-        # The same whatever budgets a minimum-norm attack is judged by.
-        name = arm.name if arm.epsilon is None or not self.attack.traits.minimum_norm else f"{arm.short} {arm.norm}"
-        return name if self.knows is None else f"{name}, knowing {self.knows}"
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """All that decides what it returns, beside model, inputs and seed; plain values."""
-        model = self.threat_model
-        return {
-            "attack": describe(self.attack),
-            "norm": model.norm,
-            "epsilon": model.epsilon,
-            "bounds": list(model.bounds),
-            "knows": self.knows,
-        }
-
-    @property
-    def stream_keys(self) -> tuple[str, ...]:
-        """What its draws depend on beside seed and sample: names, but not how settings are written down."""
-        model = self.threat_model
-        return self.arms[0].short, model.norm, f"{model.epsilon:g}", self.knows or ""
-
-    @property
-    def key(self) -> str:
-        """A name for files, the same for the same run in any suite."""
-        digest = hashlib.blake2b(repr(sorted(self.described.items())).encode(), digest_size=5).hexdigest()
-        return f"{re.sub(r'[^A-Za-z0-9.]+', '-', self.title)[:60].strip('-.')}-{digest}"
 
 
 def check_arms(arms: Iterable[Arm]) -> list[Arm]:
@@ -153,29 +95,3 @@ def check_arms(arms: Iterable[Arm]) -> list[Arm]:
     if twice:
         raise InvalidArgumentError("arms", f"several called {', '.join(twice)}", "a label of its own for each")
     return found
-
-
-def plan_runs(
-    arms: Sequence[Arm], *, bounds: tuple[float, float], values: int, detectors: Sequence[str] = ()
-) -> list[ArmRun]:
-    """The runs that arms need.
-
-    One an arm, but one for all budgets of a minimum-norm attack, and one a detector for attacks that know it.
-
-    Args:
-        arms: With different names.
-        bounds: Of the inputs.
-        values: Numbers in one input.
-        detectors: Names of the detectors that can be attacked.
-    """
-    grouped: dict[tuple[str, str, str, float], list[Arm]] = {}
-    for arm in arms:
-        model = arm.threat_model(bounds=bounds, values=values)
-        # By label too: two functions may say the same of themselves.
-        grouped.setdefault((arm.short, describe(arm.resolved), model.norm, model.epsilon), []).append(arm)
-    runs = []
-    for found in grouped.values():
-        model = found[0].threat_model(bounds=bounds, values=values)
-        for knows in detectors if found[0].knows_detector else (None,):
-            runs.append(ArmRun(attack=found[0].resolved, threat_model=model, arms=tuple(found), knows=knows))
-    return runs

@@ -16,12 +16,13 @@ from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_inputs, check_labels, check_number
+from robust_ext.defenses.training.part import TrainedPart
 
 INPUT = ""
 """Name of the input itself among layers: a module's name for itself."""
 
 
-class Projections(nn.Module):
+class Projections(TrainedPart):
     """Linear subspaces near which the inputs of some layers lie.
 
     Args:
@@ -40,6 +41,12 @@ class Projections(nn.Module):
         for number, (basis, mean) in enumerate(zip(bases, means, strict=True)):
             self.register_buffer(f"basis_{number}", basis)
             self.register_buffer(f"mean_{number}", mean)
+        self.settings = {"layers": list(self.layers), "shapes": [list(basis.shape) for basis in bases]}
+
+    @classmethod
+    def untrained(cls, *, layers: list[str], shapes: list[list[int]]) -> Projections:  # type: ignore[override]
+        """See :meth:`TrainedPart.untrained`."""
+        return cls(layers, [torch.zeros(shape) for shape in shapes], [torch.zeros(shape[0]) for shape in shapes])
 
     def basis(self, number: int) -> Tensor:
         """``(D, rank)`` of one layer."""

@@ -2,7 +2,7 @@
 
 Source: Vincent, "A Connection Between Score Matching and Denoising Autoencoders" (2011); in adaptive denoising
 purification the score network is that of Song and Ermon, "Improved Techniques for Training Score-Based Generative
-Models" (2020), which is far larger and is told the level of the noise.
+Models" (2020), which is far larger and gets the level of the noise.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from robust_ext.core.bounds import check_bounds, to_unit
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.validation import check_inputs, check_integer, check_number
-from robust_ext.defenses.training_loop import train_module
+from robust_ext.defenses.training.loop import train_module
+from robust_ext.defenses.training.part import TrainedPart
 
 
-class ScoreNetwork(nn.Module):
+class ScoreNetwork(TrainedPart):
     """Convolutions of 3x3 that estimate the noise in an image; the score is minus the noise over its variance.
 
     Args:
@@ -44,6 +45,7 @@ class ScoreNetwork(nn.Module):
         self.layers = nn.Sequential(
             *[part for pair in hidden for part in pair], nn.Conv2d(width, channels, 3, padding=1)
         )
+        self.settings = {"channels": channels, "width": width, "depth": depth, "noise": self.noise}
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,7 +66,7 @@ def fit_score_network(
     bounds: Sequence[float] = (0.0, 1.0),
     seed: int = 0,
 ) -> ScoreNetwork:
-    """Train a score network to tell the noise in images whose noise has a standard deviation between 0 and ``noise``.
+    """Train a score network to estimate the noise in images, of a standard deviation between 0 and ``noise``.
 
     Args:
         inputs: Clean training images, floating point ``(N, C, H, W)`` in the bounds, at least 2; it is trained on
@@ -79,7 +81,7 @@ def fit_score_network(
         seed: Of everything that is drawn.
 
     Returns:
-        In eval mode; its parameters ask for no gradients.
+        In eval mode; its parameters require no gradients.
 
     Raises:
         InvalidArgumentError: These are no such tensors or settings.

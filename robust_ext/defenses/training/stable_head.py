@@ -15,8 +15,9 @@ from robust_ext.core.bounds import check_bounds
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
-from robust_ext.defenses.training_loop import train_module
-from robust_ext.defenses.training_ode import StableField, integrate
+from robust_ext.defenses.training.loop import train_module
+from robust_ext.defenses.training.ode import StableField, integrate
+from robust_ext.defenses.training.part import TrainedPart
 
 # As in the authors' code: sharpness of the three penalties, and how far below 0 the Jacobian is pushed.
 _DIAGONAL, _OFF_DIAGONAL, _SPEED, _SHIFT = 1.0, 0.1, 50.0, 1.0
@@ -24,7 +25,7 @@ _JACOBIANS = 8
 _STEPS = 5
 
 
-class StableHead(nn.Module):
+class StableHead(TrainedPart):
     """Linear map to the state, stable field, linear readout.
 
     Args:
@@ -41,6 +42,7 @@ class StableHead(nn.Module):
         )
         self.field = StableField(dimension, hidden=hidden)
         self.readout = nn.Linear(dimension, check_integer("classes", classes, minimum=2))
+        self.settings = {"features": features, "classes": classes, "dimension": dimension, "hidden": hidden}
         self.eval()
 
 
@@ -86,7 +88,7 @@ def fit_stable_head(
         seed: Of everything that is drawn.
 
     Returns:
-        On the features' device, in eval mode; its parameters ask for no gradients.
+        On the features' device, in eval mode; its parameters require no gradients.
 
     Raises:
         InvalidArgumentError: These are no such tensors or settings.

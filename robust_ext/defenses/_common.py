@@ -1,0 +1,130 @@
+"""What several defenses share: steps along the sign of a gradient, in a box around the input and inside the bounds."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robust_ext.core.bounds import check_bounds
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.modules import given, module_class
+from robust_ext.core.settings import setting
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
+
+
+@module_class
+class SignPurifier(Purifier):
+    """A purifier whose steps go by ``step_size`` along a direction of signs, back into an linf ball and the bounds.
+
+    A subclass implements :meth:`direction`, and declares ``radius`` and ``step_size`` in units of [0, 1].
+    """
+
+    needs_gradients = True
+
+    bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
+    checkpoint: bool = setting(default=False, help="See :class:`~robust_ext.models.purifier.Purifier`.")
+    radius: Any = None
+    step_size: Any = None
+
+    # Whether points are kept in the bounds.
+    clip = True
+
+    def __post_init__(self) -> None:
+        """Validate the settings, and stretch radius and step size to the width of the bounds."""
+        super().__post_init__()
+        stretch(self, "radius", "step_size")
+
+    @abstractmethod
+    def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+        """What the points ``(N, ...)`` move along, times the step size: ``(N, ...)``; see :meth:`Purifier.step`."""
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+        """One step, back into ball and bounds."""
+        moved = point + self.step_size * self.direction(point, number=number, state=state, rng=rng)
+        return keep_in(moved, x=x, radius=self.radius, bounds=self.bounds if self.clip else None)
+
+
+def stretch(defense: Any, *names: str) -> None:
+    """Validate a defense's bounds, and stretch settings that are given for inputs in [0, 1] to their width."""
+    low, high = defense.bounds = check_bounds(defense.bounds)
+    for name in names:
+        if getattr(defense, name) is not None:
+            setattr(defense, name, getattr(defense, name) * (high - low))
+
+
+def keep_in(point: Tensor, *, x: Tensor, radius: float | None, bounds: Sequence[float] | None) -> Tensor:
+    """The nearest point in an linf ball around ``x`` and in the bounds.
+
+    A point that lies in both comes back to the last bit. Gradients flow to ``point`` where it was free to move, and to
+    ``x`` where the ball held it.
+
+    Args:
+        point: ``(N, ...)``.
+        x: ``(N, ...)``, in the bounds.
+        radius: Of the ball, in the units of the inputs; None for no ball.
+        bounds: Lowest and highest value; None for no bounds.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[0.0, 0.5, 1.0]])
+        >>> keep_in(x + 0.5, x=x, radius=0.25, bounds=(0.0, 1.0))
+        tensor([[0.2500, 0.7500, 1.0000]])
+    """
+    if radius is not None:
+        point = point.maximum(x - radius).minimum(x + radius)
+    return point if bounds is None else point.clamp(bounds[0], bounds[1])
+
+
+def random_start(defense: SignPurifier, x: Tensor, rng: RowRNG, *, clip: bool = True) -> Tensor:
+    """Points ``(N, ...)`` drawn uniformly from the ball around ``x``, and clipped to the bounds if wanted."""
+    point = x + rng.uniform(x, "start", low=-defense.radius, high=defense.radius)
+    return keep_in(point, x=x, radius=defense.radius, bounds=defense.bounds if clip else None)
+
+
+def over_rows(values: Tensor, like: Tensor) -> Tensor:
+    """Values ``(N,)`` in a shape that broadcasts over ``like`` ``(N, ...)``."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def one_a_row(value: Tensor, rows: int) -> Tensor:
+    """What a discriminator returned, ``(N,)`` or ``(N, 1)``, as ``(N,)``.
+
+    Raises:
+        ModelError: It has another shape.
+    """
+    if value.shape not in ((rows,), (rows, 1)):
+        raise ModelError(
+            f"discriminator: returned shape {tuple(value.shape)} for {rows} rows, expected ({rows},) or ({rows}, 1)"
+        )
+    return value.reshape(rows)
+
+
+def check_images(x: Tensor) -> None:
+    """Raise InvalidArgumentError for what is no batch of images."""
+    if x.dim() != 4:
+        raise InvalidArgumentError("x", f"shape {tuple(x.shape)}", "images (N, C, H, W)")
+
+
+def with_zero_gradient(value: Tensor, source: Tensor) -> Tensor:
+    """The value as a function of its source that is flat, where otherwise there would be no gradient."""
+    if not (torch.is_grad_enabled() and source.requires_grad):
+        return value
+    flat: Tensor = _Flat.apply(value, source)  # type: ignore[no-untyped-call]
+    return flat
+
+
+class _Flat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, source: Tensor) -> Tensor:
+        ctx.save_for_backward(source)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[None, Tensor]:
+        (source,) = ctx.saved_tensors
+        return None, torch.zeros_like(source)

@@ -1,0 +1,236 @@
+"""The small network that IMF and AID-purifier query for how clean an input is, and its training.
+
+Sources: Hwang et al., "AID-Purifier: A Light Auxiliary Network for Boosting Adversarial Defense" (2021), for training
+on mixtures; Qian et al., "Improving Model Robustness with Latent Distribution Locally and Globally" (2021), for a
+discriminator of logits. Theirs are far larger, and Qian et al. train classifier and discriminator together; here the
+classifier is given and stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.objective_pgd import ObjectivePGD
+from robust_ext.attacks.running import run_attack
+from robust_ext.core.bounds import check_bounds
+from robust_ext.core.classifier import check_classifier
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.target import Target, module_device
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
+from robust_ext.defenses._common import over_rows
+from robust_ext.defenses.training.loop import check_training, train_module
+from robust_ext.defenses.training.part import TrainedPart
+from robust_ext.detectors.observation import observe
+
+
+class Discriminator(TrainedPart):
+    """Tells the activations of clean inputs from those of adversarial ones.
+
+    Each activation is averaged over all places, goes through an encoder of its own, and all meet in layers of half the
+    width each (Hwang et al. 2021, with their depths). The defaults of the widths are smaller than the authors' 1024.
+
+    Args:
+        channels: Of each activation, at least one.
+        layers: Names of the layers of a classifier that make them; empty for its logits.
+        width: Of the encoders.
+        before: How many layers an encoder has after its first one.
+        after: How many layers follow the encoders.
+
+    Raises:
+        InvalidArgumentError: A setting is not accepted.
+
+    Example:
+        >>> discriminator = Discriminator([4, 10])
+        >>> discriminator(torch.rand(3, 4, 8, 8), torch.rand(3, 10)).shape
+        torch.Size([3])
+    """
+
+    def __init__(
+        self, channels: Sequence[int], *, layers: Sequence[str] = (), width: int = 64, before: int = 1, after: int = 3
+    ) -> None:
+        super().__init__()
+        self.channels = tuple(check_integer("channels", count, minimum=1) for count in channels)
+        self.layers = tuple(layers)
+        if not self.channels or isinstance(layers, str) or len(self.layers) not in (0, len(self.channels)):
+            raise InvalidArgumentError(
+                "channels", f"{channels} with layers {layers}", "at least one number, and one for each of the layers"
+            )
+        self.width = check_integer("width", width, minimum=1)
+        self.before = check_integer("before", before, minimum=0)
+        self.after = check_integer("after", after, minimum=0)
+        self.encoders = nn.ModuleList(
+            nn.Sequential(_block(count, width), *(_block(width, width) for _ in range(before)))
+            for count in self.channels
+        )
+        sizes = [max(width * len(self.channels) // 2**number, 1) for number in range(after + 1)]
+        self.common = nn.Sequential(*map(_block, sizes, sizes[1:]))
+        self.readout = nn.Linear(sizes[-1], 1)
+        self.settings = {
+            "channels": list(self.channels),
+            "layers": list(self.layers),
+            "width": width,
+            "before": before,
+            "after": after,
+        }
+        self.eval()
+
+    def forward(self, *activations: Tensor) -> Tensor:
+        """How clean the inputs look, ``(N,)``: the logit of the probability that they are.
+
+        Args:
+            activations: ``(N, channels, ...)`` each, in the order of ``channels``.
+
+        Raises:
+            ModelError: They are not as many, or have other channels.
+        """
+        shapes = [tuple(values.shape) for values in activations]
+        if [shape[1:2] for shape in shapes] != [(count,) for count in self.channels]:
+            raise ModelError(f"discriminator: got activations {shapes}, expected (N, channels, ...) of {self.channels}")
+        pooled = [values.flatten(2).mean(2) if values.dim() > 2 else values for values in activations]
+        encoded = [encoder(values) for encoder, values in zip(self.encoders, pooled, strict=True)]
+        out: Tensor = self.readout(self.common(torch.cat(encoded, 1)))
+        return out.squeeze(1)
+
+
+def fit_discriminator(
+    classifier: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    layers: Sequence[str] = (),
+    mixed: bool | None = None,
+    gamma: float = 2.0,
+    epsilon: float = 0.031,
+    attack_steps: int = 10,
+    attack_step_size: float = 0.004,
+    epochs: int = 20,
+    learning_rate: float = 1e-3,
+    batch_size: int = 128,
+    bounds: Sequence[float] = (0.0, 1.0),
+    seed: int = 0,
+    **sizes: int,
+) -> Discriminator:
+    """Train a discriminator for a classifier, which is left as it was.
+
+    It learns from the inputs and from what PGD on the classifier's cross-entropy makes of them, all of it, successful
+    or not. Trained ``mixed``, as AID-purifier's, it sees inputs anywhere on the line to an adversarial one drawn out
+    ``gamma`` times, and learns which share of them is clean; else clean and adversarial inputs. Constants are those of
+    AID-purifier's code for CIFAR-10, but for Adam in place of SGD, the adversarial inputs made only once, and more
+    passes over fewer data.
+
+    Args:
+        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.
+        inputs: Clean training inputs, floating point ``(N, ...)`` in the bounds, at least 2.
+        labels: Their classes, integers ``(N,)``.
+        layers: Names of the layers it sees, for AID-purifier; empty for the logits, for IMF.
+        mixed: See above; left out, where there are layers.
+        gamma: How far mixtures go, relative to the perturbation, above 0.
+        epsilon: Of the linf attack, for inputs in [0, 1], above 0; follows the width of other bounds.
+        attack_steps: Of PGD from a random start, at least 1.
+        attack_step_size: In the units of ``epsilon``, above 0.
+        epochs: Passes over the data, at least 1.
+        learning_rate: Of Adam, above 0.
+        batch_size: Inputs in a step, at least 2.
+        bounds: Of the inputs.
+        seed: Of everything that is drawn; global generators are left alone.
+        **sizes: ``width``, ``before`` and ``after`` of :class:`Discriminator`.
+
+    Returns:
+        In eval mode, on the classifier's device; its parameters ask for no gradients.
+
+    Raises:
+        InvalidArgumentError: These are no such tensors or settings, or there is no such layer.
+        ModelError: The classifier is not one, or is in train mode.
+        AttackError: It gives no gradients.
+    """
+    limits = low, high = check_bounds(bounds)
+    check_number("gamma", gamma, minimum=0, open_minimum=True)
+    share = check_number("epsilon", epsilon, minimum=0, open_minimum=True)
+    step = check_number("attack_step_size", attack_step_size, minimum=0, open_minimum=True)
+    clean = check_inputs("inputs", inputs, bounds=limits).to(module_device(classifier))
+    # All that is wrong is refused before the attack.
+    check_training(len(clean), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+    classes = check_classifier(classifier, clean[:2]).shape[1]
+    labels = check_labels("labels", labels, samples=len(clean), classes=classes).to(clean.device)
+    channels = [values.shape[1] for values in _activations(classifier, clean[:1], layers)]
+    adversarial = _attacked(
+        ObjectivePGD(objective="ace", steps=attack_steps, step_size=step * (high - low)),
+        classifier,
+        clean,
+        labels,
+        threat_model=ThreatModel(norm="linf", epsilon=share * (high - low), bounds=limits),
+        classes=classes,
+        generator=stream(seed, "adversarial"),
+        batch_size=batch_size,
+    )
+    along = bool(layers) if mixed is None else mixed
+    other = (clean + gamma * (adversarial - clean)).clamp(low, high) if along else adversarial
+
+    def loss(rows: Tensor) -> Tensor:
+        x, cleanness = (_mixtures if along else _both)(clean[rows], other[rows])
+        found = discriminator(*_activations(classifier, x, layers))
+        return nn.functional.binary_cross_entropy_with_logits(found, cleanness)
+
+    with seeded_globals(derive_seed(seed, "discriminator")):
+        discriminator = Discriminator(channels, layers=layers, **sizes).to(clean.device)
+        # Its order and mixtures go on from where its weights were drawn.
+        train_module(
+            discriminator,
+            len(clean),
+            loss,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            seed=None,
+        )
+    return discriminator.requires_grad_(False)
+
+
+def _activations(classifier: nn.Module, x: Tensor, layers: Sequence[str]) -> list[Tensor]:
+    with torch.no_grad():
+        seen = observe(classifier, x, layers)
+    return [seen.layers[name] for name in layers] if layers else [seen.logits]
+
+
+def _both(clean: Tensor, adversarial: Tensor) -> tuple[Tensor, Tensor]:
+    """Clean and adversarial inputs, and which of them are clean."""
+    cleanness = torch.cat([torch.ones(len(clean)), torch.zeros(len(clean))]).to(clean)
+    return torch.cat([clean, adversarial]), cleanness
+
+
+def _mixtures(clean: Tensor, vertex: Tensor) -> tuple[Tensor, Tensor]:
+    """Points between the two, and how much of each is the clean one."""
+    share = torch.rand(len(clean)).to(clean)
+    return torch.lerp(vertex, clean, over_rows(share, clean)), share
+
+
+def _attacked(
+    attack: ObjectivePGD,
+    classifier: nn.Module,
+    clean: Tensor,
+    labels: Tensor,
+    *,
+    threat_model: ThreatModel,
+    classes: int,
+    generator: torch.Generator,
+    batch_size: int,
+) -> Tensor:
+    target = Target(
+        module=classifier,
+        bounds=threat_model.bounds,
+        classes=classes,
+        input_shape=clean.shape[1:],
+        device=clean.device,
+    )
+    pairs = zip(torch.split(clean, batch_size), torch.split(labels, batch_size), strict=True)
+    found = [run_attack(attack, target, x, y, threat_model=threat_model, generator=generator) for x, y in pairs]
+    return torch.cat(found)
+
+
+def _block(before: int, after: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(before, after), nn.BatchNorm1d(after), nn.ReLU())

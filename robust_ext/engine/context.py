@@ -1,0 +1,50 @@
+"""What surrounds a run but is none of its caller's arguments: where things came from, and other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """The surroundings of a run.
+
+    Args:
+        origin: Where things came from, in words by name (``{"model": "net.py:make"}``), kept with the settings.
+        target: Words for what is attacked, for tables that hold several targets.
+        command: Arguments of ``robust-ext`` that repeat the run in another process.
+        jobs: Processes the run is split over.
+        shard: Number of this process, and of how many; one of several does its share and makes no result.
+    """
+
+    origin: Mapping[str, str] = field(default_factory=dict)
+    target: str = ""
+    command: Sequence[str] = ()
+    jobs: int = 1
+    shard: tuple[int, int] = (0, 1)
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """The origin as entries of the settings in a result."""
+        return {f"{name}_origin": words for name, words in self.origin.items()}
+
+
+_CURRENT: ContextVar[RunContext | None] = ContextVar("robust_ext_run", default=None)
+
+
+def current_context() -> RunContext:
+    """The context of the run that begins now."""
+    return _CURRENT.get() or RunContext()
+
+
+@contextmanager
+def run_context(context: RunContext) -> Iterator[None]:
+    """Runs that begin inside the block have this context."""
+    token = _CURRENT.set(context)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)

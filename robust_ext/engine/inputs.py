@@ -1,0 +1,152 @@
+"""What an evaluation is given, checked at the door and made ready: attacks, a classifier and labelled samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from robust_ext.attacks.base import Attack
+from robust_ext.core.classifier import check_classifier
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import module_device
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_labels
+from robust_ext.engine.identity import check_ids, inputs_digest, model_digest
+from robust_ext.registry.attack import as_attack
+from robust_ext.registry.model import as_module
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationInputs:
+    """A classifier, labelled samples, and its logits of them.
+
+    Args:
+        module: The classifier.
+        inputs: Clean samples ``(N, ...)``, float32, on its device.
+        labels: Their classes, int64 ``(N,)``.
+        logits: Of them, ``(N, K)``.
+        ids: Of the samples, which with the seed decide every draw.
+        threat_model: Bounds of inputs, norm and epsilon.
+    """
+
+    module: nn.Module
+    inputs: Tensor
+    labels: Tensor
+    logits: Tensor
+    ids: Sequence[int]
+    threat_model: ThreatModel
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of inputs."""
+        return self.threat_model.bounds
+
+    @cached_property
+    def correct(self) -> NDArray[np.bool_]:
+        """Which samples are classified correctly, ``(N,)``."""
+        found: NDArray[np.bool_] = (self.logits.argmax(1) == self.labels).cpu().numpy()
+        return found
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """Digests of the classifier and the samples."""
+        return {
+            "model": model_digest(self.module, nn.Module()),
+            "inputs": inputs_digest(self.inputs, self.ids),
+            "labels": inputs_digest(self.labels, self.ids),
+        }
+
+    def rows(self, rows: range) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of some rows."""
+        return self.inputs[rows.start : rows.stop], self.labels[rows.start : rows.stop]
+
+    def blocks(self, size: int) -> list[range]:
+        """Rows that are attacked together."""
+        return blocks_of(len(self.inputs), size)
+
+
+def blocks_of(count: int, size: int) -> list[range]:
+    """``count`` indices in blocks of ``size``; what is left is the last block."""
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def prepare_inputs(
+    model: object,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    threat_model: ThreatModel,
+    sample_ids: Sequence[int] | None,
+    batch_size: int,
+) -> EvaluationInputs:
+    """Check a classifier and labelled samples.
+
+    Args:
+        model: A torch module in eval mode from inputs to logits; a model of an adapted library.
+        inputs: float ``(N, ...)`` in bounds, at least one.
+        labels: int64 ``(N,)``.
+        threat_model: With the bounds of inputs.
+        sample_ids: One a sample; ``0 .. N-1`` when left out.
+        batch_size: Samples sent forward at once.
+
+    Raises:
+        InvalidArgumentError: An argument is not as described, or the model states other bounds.
+        ModelError: The model is no classifier to logits.
+    """
+    module = bounded_module(model, threat_model)
+    device = module_device(module)
+    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+    if not len(inputs):
+        raise InvalidArgumentError("inputs", "no samples", "at least one sample")
+    ids = check_ids(sample_ids, len(inputs))
+    inputs = inputs.to(device)
+    logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, batch_size)])
+    labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(device)
+    return EvaluationInputs(
+        module=module, inputs=inputs, labels=labels, logits=logits, ids=ids, threat_model=threat_model
+    )
+
+
+def bounded_module(model: object, threat_model: ThreatModel) -> nn.Module:
+    """A model as a module whose inputs have the threat model's bounds.
+
+    Raises:
+        InvalidArgumentError: It is of no known kind, or states other bounds.
+    """
+    if not isinstance(threat_model, ThreatModel):
+        raise InvalidArgumentError("threat_model", type(threat_model).__name__, "a ThreatModel")
+    adapted = as_module(model)
+    if adapted.bounds is not None and adapted.bounds != threat_model.bounds:
+        raise InvalidArgumentError(
+            "threat_model", f"bounds {threat_model.bounds}", f"the bounds the model states, {adapted.bounds}"
+        )
+    return adapted.module
+
+
+def as_attacks(attacks: object, *, argument: str = "attacks") -> dict[str, Attack]:
+    """Attacks by name, of one attack, a list of attacks or a dict of them by name.
+
+    Raises:
+        InvalidArgumentError: None at all, or two of the same name.
+    """
+    if isinstance(attacks, Mapping):
+        found = [as_attack(value, name=str(key), argument=argument) for key, value in attacks.items()]
+    else:
+        found = [as_attack(value, argument=argument) for value in (attacks if isinstance(attacks, list) else [attacks])]
+    if not found:
+        raise InvalidArgumentError(argument, attacks, "at least one attack")
+    named = {one.name: one for one in found}
+    if len(named) < len(found):
+        names = [one.name for one in found]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidArgumentError(
+            argument, f"several called {', '.join(twice)}", "a dict of attacks by different names"
+        )
+    return named

@@ -1,0 +1,233 @@
+"""The engine: every evaluation is a list of runs, and a run is blocks of samples whose tasks come from a generator.
+
+An evaluation's protocol subclasses :class:`Run`. Here its blocks are run, verified, stored, resumed, shared between
+processes, counted and shown; what came back is an :class:`Outcome` for each run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from robust_ext.core.errors import InvalidArgumentError, RobustExtError, RunFolderBusyError
+from robust_ext.engine.context import RunContext, current_context
+from robust_ext.engine.identity import versions
+from robust_ext.engine.run_folder import RunFolder
+from robust_ext.engine.shards import count_records, run_shards
+from robust_ext.engine.store import InMemoryStore, Record, Store
+from robust_ext.engine.task import Attempt, Task, TaskResult, Work, verified
+
+logger = logging.getLogger(__name__)
+
+# How long to wait for another process to finish a run before looking again.
+_PATIENCE = 0.5
+
+R = TypeVar("R", bound="Run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """What is kept of a block of samples.
+
+    Args:
+        records: One a sample, each with its ``index``.
+        timing: What they took; plain values.
+        candidates: Verified candidates ``(n, ...)``, where they are needed later.
+    """
+
+    records: Sequence[Record]
+    timing: Record
+    candidates: Tensor | None = None
+
+    @staticmethod
+    def of(rows: range, ids: Sequence[int], attempt: Attempt, candidates: Tensor, **columns: Sequence[Any]) -> Block:
+        """The block of one attempt on these rows: id, outcome and these columns of each."""
+        records = [
+            {"index": row, "sample": ids[row], "outcome": outcome, **{name: of[n] for name, of in columns.items()}}
+            for n, (row, outcome) in enumerate(zip(rows, attempt.verified.outcomes, strict=True))
+        ]
+        timing = {"block": rows[0], "seconds": attempt.seconds, "passes": attempt.passes}
+        return Block(records=records, timing=timing, candidates=candidates)
+
+
+class Run(ABC):
+    """The work of one store.
+
+    Attributes:
+        kind: Of the run, in its folder.
+        shared: Whether processes share its blocks; otherwise each process takes whole runs.
+    """
+
+    kind: ClassVar[str] = "attack"
+    shared: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """Its folder inside the run folder; empty for the run folder itself."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The run in words."""
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Sequence[range]:
+        """Indices of the samples that are worked on together."""
+
+    @property
+    @abstractmethod
+    def described(self) -> Mapping[str, Any]:
+        """Everything the records depend on; plain values."""
+
+    @property
+    def long(self) -> bool:
+        """Whether it takes longer than others; such are begun first, so that no process is left with one at last."""
+        return False
+
+    def session(self, bar: tqdm[Any]) -> AbstractContextManager[object]:
+        """What surrounds all of its work."""
+        return nullcontext()
+
+    def prepare(self, store: Store) -> Work[None]:
+        """Tasks that come before the blocks."""
+        yield from ()
+
+    @abstractmethod
+    def work(self, rows: range, store: Store) -> Work[Block]:
+        """The tasks of one block, and what is kept of it."""
+
+    def decided(self, records: Sequence[Record]) -> bool:
+        """Whether no further block is needed."""
+        return False
+
+    def tolerates(self, error: RobustExtError) -> bool:
+        """Whether such an error is for the report, not the end of the evaluation."""
+        return False
+
+    def finish(self, store: Store) -> tuple[Sequence[Record], Sequence[Record]]:
+        """Records and timings that count, once all blocks are done."""
+        return store.records(), store.timings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Generic[R]):
+    """What a run left.
+
+    Args:
+        run: The run.
+        store: Where it is kept.
+        records: One a sample.
+        timings: One a block.
+        refusal: Why it could not be run; the rest is then empty.
+    """
+
+    run: R
+    store: Store
+    records: Sequence[Record] = field(default=())
+    timings: Sequence[Record] = field(default=())
+    refusal: str | None = None
+
+    def total(self, part: str, name: str) -> Any:
+        """Sum over blocks of ``seconds`` or ``passes`` of this name."""
+        return sum(timing[part][name] for timing in self.timings)
+
+
+def run_all(
+    runs: Sequence[R], *, out: str | os.PathLike[str] | None, progress: bool, title: str, unit: str = "candidate"
+) -> Generator[Task, TaskResult, dict[str, Outcome[R]] | None]:
+    """The tasks of all runs that are not there yet, for :func:`robust_ext.engine.task.drive`.
+
+    Args:
+        runs: With different keys.
+        out: Run folder; None keeps everything in memory.
+        progress: Whether to show a progress bar on stderr.
+        title: Of the bar.
+        unit: What it counts.
+
+    Returns:
+        Outcomes by key, in the order of the runs; None in one of several processes, which leaves the result to others.
+    """
+    context, folder = current_context(), None if out is None else Path(out)
+    total = sum(len(rows) for run in runs for rows in run.blocks)
+    if context.jobs > 1:
+        if folder is None:
+            raise InvalidArgumentError("jobs", context.jobs, "a run folder (out) when there is more than one")
+        done = partial(count_records, *{folder / run.key for run in runs})
+        run_shards(
+            context.command, jobs=context.jobs, total=total, done=done, progress=progress, title=title, unit=unit
+        )
+    alone = context.shard[1] == 1
+    outcomes: dict[str, Outcome[R]] = {}
+    shown = progress and alone and context.jobs == 1
+    left = sorted(runs, key=lambda run: not run.long)
+    with tqdm(total=total, unit=unit, disable=not shown, desc=title) as bar:
+        while left:
+            busy: list[R] = []
+            for run in left:
+                try:
+                    store = _open(run, folder, context)
+                except RunFolderBusyError:
+                    if run.shared:
+                        raise
+                    busy.append(run)
+                    continue
+                with closing(store), run.session(bar):
+                    outcomes[run.key] = yield from _run(run, store, context, bar)
+            if not alone:
+                return None
+            if len(busy) == len(left):
+                time.sleep(_PATIENCE)
+            left = busy
+    return {run.key: outcomes[run.key] for run in runs}
+
+
+def _open(run: Run, folder: Path | None, context: RunContext) -> Store:
+    if folder is None:
+        return InMemoryStore()
+    shard = context.shard[0] if run.shared else 0
+    return RunFolder(folder / run.key, kind=run.kind, settings=run.described, versions=versions(), shard=shard)
+
+
+def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator[Task, TaskResult, Outcome[R]]:
+    number, count = context.shard if run.shared else (0, 1)
+    bar.set_postfix_str(run.title, refresh=False)
+    try:
+        yield from verified(run.prepare(store))
+        for rows in run.blocks[number::count]:
+            records = store.records()
+            if run.decided(records):
+                break
+            present = {record["index"] for record in records}
+            if not present.issuperset(rows):
+                block = yield from verified(run.work(rows, store))
+                if block.candidates is not None:
+                    # Before the records: a block whose records are there is not run again.
+                    kept = block.candidates.detach().cpu().numpy()
+                    store.save(candidates_name(rows[0]), candidates=kept)
+                store.append([record for record in block.records if record["index"] not in present], block.timing)
+            bar.update(len(rows))
+    except RobustExtError as error:
+        if not run.tolerates(error):
+            raise
+        logger.warning("%s", error)
+        return Outcome(run=run, store=store, refusal=str(error))
+    records, timings = run.finish(store)
+    return Outcome(run=run, store=store, records=records, timings=timings)
+
+
+def candidates_name(start: int) -> str:
+    """The name under which the candidates of the block that begins at this index are kept."""
+    return f"candidates-{start:06d}"

@@ -1,0 +1,180 @@
+"""Tasks: what a worker is given and what it returns, and how a worker in this process runs one.
+
+A worker knows what an attacker knows: the target, rows, labels, threat model, and the keys of a random stream of its
+own. What its candidates are checked by stays behind, see :class:`Check`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from robust_ext.attacks.base import Attack, draw_seed
+from robust_ext.attacks.running import undisturbed
+from robust_ext.core.random import seeded_globals, stream
+from robust_ext.core.target import Target, count_calls
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.verify import Verification, verify
+
+Key = int | str
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One call of an attack on some rows.
+
+    Args:
+        attack: The attack; whether it fits was checked before, see :meth:`Attack.check`.
+        target: What it may query.
+        inputs: float32 ``(n, ...)``.
+        labels: int64 ``(n,)``.
+        threat_model: What it is given.
+        stream: Seed and keys of the generator it draws from, see :func:`robust_ext.core.random.stream`.
+        counted: Network whose rows are counted meanwhile; None where the target counts its own.
+        global_seed: Of the global generators, for targets that draw from them; None leaves them alone.
+    """
+
+    attack: Attack
+    target: Target
+    inputs: Tensor
+    labels: Tensor
+    threat_model: ThreatModel
+    stream: tuple[Key, ...]
+    counted: nn.Module | None = None
+    global_seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """What came back.
+
+    Args:
+        candidates: What the attack returned; nothing is known of it.
+        seconds: That it took.
+        passes: Rows sent ``forward`` and ``backward``.
+        draw: One more number of the task's stream, for draws that follow the attack.
+    """
+
+    candidates: object
+    seconds: float
+    passes: dict[str, int]
+    draw: int
+
+
+Worker = Callable[[Task], TaskResult]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What candidates are verified by; it stays in the process that made the task.
+
+    Args:
+        module: The full target, in eval mode.
+        name: Of the attack, for error texts.
+        rejects: Which of the verified candidates ``(n, ...)`` a detector rejects, bool ``(n,)``, given a seed.
+    """
+
+    module: nn.Module
+    name: str
+    rejects: Callable[..., Tensor] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What a task came to.
+
+    Args:
+        verified: The candidates, checked.
+        seconds: ``{"attack", "verify"}``.
+        passes: Rows sent ``{"forward", "backward"}`` by the attack.
+    """
+
+    verified: Verification
+    seconds: dict[str, float]
+    passes: dict[str, int]
+
+
+def run_task(task: Task) -> TaskResult:
+    """Run a task in this process: the worker that is used where no other is given.
+
+    Raises:
+        AttackError: The attack raised.
+    """
+    generator = stream(int(task.stream[0]), *task.stream[1:])
+    counter, begun = task.target.counter, time.perf_counter()
+    before = counter.snapshot()
+    with ExitStack() as stack:
+        if task.counted is not None:
+            stack.enter_context(count_calls(task.counted, counter))
+        if task.global_seed is not None:
+            stack.enter_context(seeded_globals(task.global_seed))
+        target = stack.enter_context(undisturbed(task.attack, task.target, generator))
+        candidates = task.attack.search(
+            target,
+            task.inputs.clone(),
+            task.labels.clone(),
+            threat_model=task.threat_model,
+            generator=generator,
+        )
+    seconds, spent = time.perf_counter() - begun, counter.since(before)
+    passes = {"forward": spent.forward, "backward": spent.backward}
+    return TaskResult(candidates=candidates, seconds=seconds, passes=passes, draw=draw_seed(generator))
+
+
+# A protocol's work: it yields tasks, is sent what they came to, and returns what it makes of them.
+Work = Generator[tuple[Task, Check], Attempt, T]
+
+
+def verified(work: Work[T]) -> Generator[Task, TaskResult, T]:
+    """The tasks of some work; what comes back is verified here before the work sees it."""
+    try:
+        task, check = next(work)
+        while True:
+            try:
+                result = yield task
+            except Exception as error:
+                task, check = work.throw(error)
+            else:
+                task, check = work.send(_verify(task, check, result))
+    except StopIteration as end:
+        done: T = end.value
+        return done
+    finally:
+        work.close()
+
+
+def drive(tasks: Generator[Task, TaskResult, T], worker: Worker = run_task) -> T:
+    """Run tasks one after another; an error of a worker is raised where its task was made."""
+    try:
+        task = next(tasks)
+        while True:
+            try:
+                result = worker(task)
+            except BaseException as error:
+                task = tasks.throw(error)
+            else:
+                task = tasks.send(result)
+    except StopIteration as end:
+        done: T = end.value
+        return done
+
+
+def _verify(task: Task, check: Check, result: TaskResult) -> Attempt:
+    begun, rejects = time.perf_counter(), check.rejects
+    found = verify(
+        result.candidates,
+        task.inputs,
+        task.labels,
+        module=check.module,
+        threat_model=task.threat_model,
+        attack=check.name,
+        rejects=None if rejects is None else lambda points: rejects(points, seed=result.draw),
+    )
+    seconds = {"attack": result.seconds, "verify": time.perf_counter() - begun}
+    return Attempt(verified=found, seconds=seconds, passes=result.passes)

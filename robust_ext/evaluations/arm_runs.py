@@ -1,0 +1,291 @@
+"""Runs of arms: every attack once on the classifier, its candidates kept and scored by every detector."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.base import Attack
+from robust_ext.core.errors import AttackRefusedError, RobustExtError
+from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.detectors.base import Detector
+from robust_ext.engine.identity import describe
+from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.engine.run import Block, Run, candidates_name
+from robust_ext.engine.store import Floats, Record, Store
+from robust_ext.engine.task import Check, Task, Work
+from robust_ext.evaluations.arms import Arm
+from robust_ext.evaluations.detectors import NamedDetector
+from robust_ext.models.defended import Defended
+
+# Clean inputs of other classes that a detector lets pass, for attacks that imitate some.
+_REFERENCES = 4
+# Rows that a detector decides at once.
+_DECIDED = 250
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredRun(Run):
+    """Points of every sample, and every detector's scores of them; by itself, the clean inputs.
+
+    Args:
+        given: Classifier and samples.
+        detectors: Those that score.
+        batch_size: Samples attacked at once.
+        seed: Of every draw.
+    """
+
+    given: EvaluationInputs
+    detectors: Sequence[NamedDetector]
+    batch_size: int
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """See :class:`Run`."""
+        return "attacks/clean"
+
+    @property
+    def title(self) -> str:
+        """See :class:`Run`."""
+        return "clean"
+
+    @property
+    def blocks(self) -> Sequence[range]:
+        """See :class:`Run`."""
+        return ()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """See :class:`Run`."""
+        return {**self.given.described, "batch_size": self.batch_size, "seed": self.seed}
+
+    def work(self, rows: range, store: Store) -> Work[Block]:
+        """No tasks."""
+        raise NotImplementedError
+
+    def points(self, rows: range, store: Store) -> Tensor:
+        """What is scored."""
+        return self.given.rows(rows)[0]
+
+    def finish(self, store: Store) -> tuple[Sequence[Record], Sequence[Record]]:
+        """Score what is not scored yet."""
+        self.scores(store)
+        return super().finish(store)
+
+    def scores(self, store: Store) -> dict[str, tuple[Floats, float]]:
+        """Scores of each detector, float64 ``(N,)``, and the seconds they took: those that are kept, and new ones."""
+        found = {}
+        for one in self.detectors:
+            name = f"scores-{re.sub(r'[^A-Za-z0-9.]+', '-', one.name)[:40]}-{one.digest[:12]}"
+            kept = store.load(name)
+            if kept is None:
+                scores, seconds = self._score(one, store)
+                store.save(name, scores=scores, seconds=np.float64(seconds))
+            else:
+                scores, seconds = kept["scores"].astype(np.float64), float(kept["seconds"])
+            found[one.name] = scores, seconds
+        return found
+
+    def _score(self, one: NamedDetector, store: Store) -> tuple[Floats, float]:
+        begun, parts = time.perf_counter(), []
+        for rows in self.given.blocks(self.batch_size):
+            # Random detectors draw from the global generators, in each block anew.
+            seed = derive_seed(self.seed, self.given.ids[rows[0]], "arm scores", one.name)
+            with seeded_globals(seed), torch.no_grad():
+                parts.append(one.detector.score(self.points(rows, store)).double().cpu())
+        return torch.cat(parts).numpy(), time.perf_counter() - begun
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmRun(ScoredRun):
+    """One run of an attack; minimum-norm attacks are run once for all the budgets they are judged by.
+
+    Args:
+        attack: The attack.
+        threat_model: What it is given.
+        arms: The arms that are judged by what it returns.
+        adaptive_to: The detector that it attacks too.
+    """
+
+    attack: Attack
+    threat_model: ThreatModel
+    arms: tuple[Arm, ...]
+    adaptive_to: NamedDetector | None = None
+
+    @property
+    def key(self) -> str:
+        """A name for files, the same for the same run in any suite."""
+        digest = hashlib.blake2b(repr(sorted(self._own.items())).encode(), digest_size=5).hexdigest()
+        return f"attacks/{re.sub(r'[^A-Za-z0-9.]+', '-', self.title)[:60].strip('-.')}-{digest}"
+
+    @property
+    def title(self) -> str:
+        """For people; the same whatever budgets a minimum-norm attack is judged by."""
+        arm = self.arms[0]
+        name = arm.name if arm.epsilon is None or not self.attack.traits.minimum_norm else f"{arm.short} {arm.norm}"
+        return name if self.adaptive_to is None else f"{name}, knowing {self.adaptive_to.name}"
+
+    @property
+    def blocks(self) -> Sequence[range]:
+        """See :class:`Run`."""
+        return self.given.blocks(self.batch_size)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """See :class:`Run`."""
+        detector = {} if self.adaptive_to is None else {"detector": self.adaptive_to.digest}
+        return {**super().described, **self._own, **detector}
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """All that decides what it returns, beside model, inputs and seed; plain values."""
+        model, detector = self.threat_model, self.adaptive_to
+        return {
+            "attack": describe(self.attack),
+            "norm": model.norm,
+            "epsilon": model.epsilon,
+            "bounds": list(model.bounds),
+            "adaptive_to": None if detector is None else detector.name,
+        }
+
+    @property
+    def long(self) -> bool:
+        """See :class:`Run`."""
+        return self.attack.traits.minimum_norm or self.adaptive_to is not None
+
+    def points(self, rows: range, store: Store) -> Tensor:
+        """The candidates of a block."""
+        kept = store.load(candidates_name(rows[0]))
+        assert kept is not None
+        return torch.from_numpy(kept["candidates"]).to(self.given.inputs.device)
+
+    def tolerates(self, error: RobustExtError) -> bool:
+        """An attack may be refused by one detector and not by another, which goes into the result."""
+        return self.adaptive_to is not None and isinstance(error, AttackRefusedError)
+
+    def prepare(self, store: Store) -> Work[None]:
+        """Raise where the attack does not fit the detector."""
+        detector = self.adaptive_to
+        if detector is not None and not detector.calibrated:
+            raise AttackRefusedError(
+                f"{self.title}: detector {detector.name} has no threshold, which attacks that are adaptive to it need; "
+                "give clean inputs to calibrate it on"
+            )
+        self.attack.check(threat_model=self.threat_model, detector=detector is not None)
+        yield from ()
+
+    def work(self, rows: range, store: Store) -> Work[Block]:
+        """One task: the attack on these rows."""
+        given, detector = self.given, self.adaptive_to
+        inputs, labels = given.rows(rows)
+        target = Target(
+            module=given.module,
+            bounds=given.bounds,
+            classes=given.logits.shape[1],
+            input_shape=tuple(inputs.shape[1:]),
+            device=inputs.device,
+            defended=None if detector is None else Defended(given.module, detector.detector),
+        )
+        if detector is not None and self.attack.traits.references:
+            target = replace(
+                target, references=draw_references(given, rows, detector=detector.detector, seed=self.seed)
+            )
+        model = self.threat_model
+        keys = (self.arms[0].short, model.norm, f"{model.epsilon:g}", "" if detector is None else detector.name)
+        attempt = yield (
+            Task(
+                attack=self.attack,
+                target=target,
+                inputs=inputs,
+                labels=labels,
+                threat_model=model,
+                stream=(self.seed, given.ids[rows[0]], "arm", *keys),
+                counted=given.module,
+            ),
+            Check(module=given.module, name=self.attack.name),
+        )
+        found = attempt.verified
+        distances = [value if np.isfinite(value) else None for value in found.distances.tolist()]
+        predicted = found.logits.argmax(1).tolist()
+        return Block.of(rows, given.ids, attempt, found.candidates, distance=distances, predicted=predicted)
+
+
+def plan_runs(
+    arms: Sequence[Arm],
+    given: EvaluationInputs,
+    *,
+    batch_size: int,
+    seed: int,
+    detectors: Sequence[NamedDetector] = (),
+) -> list[ArmRun]:
+    """The runs that arms need.
+
+    One an arm, but one for all budgets of a minimum-norm attack, and one a detector for attacks that are adaptive.
+
+    Args:
+        arms: With different names.
+        given: Classifier and samples.
+        batch_size: Samples attacked at once.
+        seed: Of every draw.
+        detectors: Those that score, and that adaptive attacks attack.
+    """
+    grouped: dict[tuple[str, str, ThreatModel], list[Arm]] = {}
+    for arm in arms:
+        model = arm.threat_model(bounds=given.bounds, values=given.inputs[0].numel())
+        # By label too: two functions may have one description.
+        grouped.setdefault((arm.short, describe(arm.resolved), model), []).append(arm)
+    return [
+        ArmRun(
+            given=given,
+            detectors=detectors,
+            batch_size=batch_size,
+            seed=seed,
+            attack=found[0].resolved,
+            threat_model=model,
+            arms=tuple(found),
+            adaptive_to=detector,
+        )
+        for (_, _, model), found in grouped.items()
+        for detector in (detectors if found[0].resolved.traits.detector else (None,))
+    ]
+
+
+def draw_references(
+    given: EvaluationInputs, rows: Sequence[int], *, detector: Detector, seed: int, count: int = _REFERENCES
+) -> Tensor | None:
+    """Draw points that attacks imitate: clean inputs of other classes that the detector lets pass, ``(n, count, ...)``.
+
+    A row's points depend on the seed and the row, not on the rows beside it.
+
+    Args:
+        given: The clean inputs.
+        rows: The rows that need some.
+        detector: With a threshold.
+        seed: Of the draws.
+        count: Points for each row.
+
+    Returns:
+        None where a row has too few.
+    """
+    inputs, predicted = given.inputs, given.logits.argmax(1)
+    with seeded_globals(derive_seed(seed, "arm references")):
+        passed = ~torch.cat([detector.decide(batch) for batch in torch.split(inputs, _DECIDED)])
+    drawn = []
+    for row in rows:
+        others = (passed & (predicted != predicted[row])).nonzero().squeeze(1)
+        if len(others) < count:
+            return None
+        order = torch.randperm(len(others), generator=stream(seed, row, "arm references"))[:count]
+        drawn.append(inputs[others[order.to(others.device)]])
+    return torch.stack(drawn)

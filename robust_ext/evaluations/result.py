@@ -1,0 +1,31 @@
+"""Results of evaluations, as objects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from robust_ext import reports
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Base of results; ``print`` shows the tables of one.
+
+    Args:
+        content: Everything ``result.json`` holds; numbers, not strings.
+        examples: A few candidates as images, for the report.
+    """
+
+    content: Mapping[str, Any]
+    examples: Sequence[reports.Example] = field(default=(), repr=False, kw_only=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content, as a dict of its own."""
+        return dict(self.content)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``result.json`` and ``report.html`` to a folder."""
+        reports.save(self.content, folder, self.examples)
