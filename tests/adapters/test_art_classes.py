@@ -1,0 +1,385 @@
+"""What ART's own attacks take and give, on the ART classes of this project's attacks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.testing.networks import small_batch, small_network
+
+attacks = pytest.importorskip("robust_ext.adapters.art.attacks", reason="ART is not installed")
+invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="ART is not installed")
+art = invariants.art
+Classification: Any = art.estimators.classification
+Estimators: Any = art.estimators
+WITHOUT_GRADIENTS = ("RandomSearch", "Square", "RayS", "SpatialTransformation")
+QUICK: dict[str, dict[str, Any]] = {
+    "APGD": {"max_iter": 6},
+    "RandomSearch": {"max_iter": 30},
+    "Square": {"max_iter": 30},
+    "RayS": {"max_iter": 120},
+    "ObjectivePGD": {"max_iter": 6, "eps_step": 0.05},
+    "CarliniWagnerLinf": {"max_iter": 10, "learning_rate": 0.1, "initial_const": 0.1},
+    "SpatialTransformation": {"translation": 2, "translation_steps": 3, "rotation_steps": 5},
+}
+EachName = pytest.mark.parametrize("name", list(QUICK))
+SHAPE = (1, 4, 4)
+
+
+def problem(bounds: Any = (0.0, 1.0), network: nn.Module | None = None, **settings: Any) -> Any:
+    network = small_network(SHAPE, 4, bounds=bounds or (0.0, 1.0)) if network is None else network
+    x = small_batch(6, SHAPE, bounds=bounds or (0.0, 1.0))
+    estimator = invariants.PyTorchClassifier(
+        model=network,
+        loss=nn.CrossEntropyLoss(),
+        input_shape=SHAPE,
+        nb_classes=4,
+        clip_values=bounds,
+        device_type="cpu",
+        **settings,
+    )
+    return network, estimator, x.numpy(), network(x).argmax(1).numpy()
+
+
+def make(name: str, estimator: Any, **settings: Any) -> Any:
+    kind = getattr(attacks, name)
+    own = {"eps": 0.2, "seed": 5, "verbose": False}
+    known = {key: value for key, value in own.items() if key in kind.attack_params}
+    return kind(estimator, **{**known, **QUICK[name], **settings})
+
+
+def distances(points: Any, x: Any) -> Any:
+    return np.abs(points.astype(float) - x).reshape(len(x), -1).max(1)
+
+
+@EachName
+def test_masks_keep_values_as_they_are(name: str) -> None:
+    _, estimator, x, y = problem()
+    mask = (np.random.default_rng(0).random(x.shape) < 0.5).astype(np.float32)
+    attack = make(name, estimator)
+    found = attack.generate(x, y, mask=mask)
+    assert found.dtype == np.float32
+    assert np.array_equal(found[mask == 0], x[mask == 0])
+    assert not np.array_equal(found, x)
+    assert "eps" not in attack.attack_params or name == "RayS" or distances(found, x).max() <= 0.2 + 1e-6
+    # One mask for all inputs, in other forms; and a mask that keeps nothing changes nothing.
+    shared = attack.generate(x, y, mask=mask[0])
+    assert np.array_equal(shared, attack.generate(x, y, mask=mask[0].astype(bool)[None]))
+    np.testing.assert_allclose(attack.generate(x, y, mask=2 * np.ones_like(x)), attack.generate(x, y), atol=1e-6)
+    assert np.array_equal(attack.generate(x, y, mask=np.zeros(1)), x)
+
+
+def test_masks_limit_what_gradients_may_change() -> None:
+    _, estimator, x, y = problem()
+    mask = np.zeros(SHAPE, dtype=bool)
+    mask[0, :2] = True
+    for norm, eps in ((np.inf, 0.3), (2, 1.2), (1, 4.0)):
+        attack = make("APGD", estimator, norm=norm, eps=eps, max_iter=20, batch_size=4)
+        found = attack.generate(x, y, mask=mask)
+        assert np.linalg.norm((found - x).reshape(6, -1), ord=norm, axis=1).max() <= eps * (1 + 1e-5)
+        assert (estimator.predict(found).argmax(1) != y).any()
+        # The batch size decides nothing, and rows attacked one by one end where those attacked together do.
+        attack.set_params(batch_size=1)
+        np.testing.assert_allclose(attack.generate(x, y, mask=mask), found, atol=1e-5)
+        attack.set_params(stop_early=True)
+        solved = estimator.predict(attack.generate(x, y, mask=mask)).argmax(1) != y
+        assert (solved == (estimator.predict(found).argmax(1) != y)).all()
+
+
+@pytest.mark.parametrize("name", ["APGD", "RandomSearch", "Square", "ObjectivePGD"])
+def test_each_input_may_have_a_budget(name: str) -> None:
+    _, estimator, x, y = problem()
+    budgets = np.array([0.1, 0.3, 0.1, 0.0, 0.2, 0.3]).reshape(6, 1, 1, 1)
+    found = make(name, estimator, eps=budgets).generate(x, y)
+    assert (distances(found, x) <= budgets.ravel() + 1e-6).all()
+    assert np.array_equal(found[3], x[3])
+    # Rows of one budget are attacked as they would be alone.
+    rows = [0, 2]
+    np.testing.assert_allclose(make(name, estimator, eps=0.1).generate(x[rows], y[rows]), found[rows], atol=1e-6)
+    whole = make(name, estimator, eps=np.full((1,), 0.2)).generate(x, y)
+    assert np.array_equal(whole, make(name, estimator, eps=0.2).generate(x, y))
+
+
+@pytest.mark.parametrize("name", ["APGD", "RandomSearch", "Square", "ObjectivePGD"])
+@pytest.mark.parametrize("shape", [(6, *SHAPE), SHAPE, (4, 4), (4,)])
+def test_each_value_may_have_a_budget(name: str, shape: tuple[int, ...]) -> None:
+    _, estimator, x, y = problem((-1.0, 2.0))
+    budgets = np.random.default_rng(0).random(shape) * 0.6
+    budgets.flat[0] = 0
+    steps = {"eps_step": budgets * 0.25 + (budgets == 0)} if name == "ObjectivePGD" else {}
+    found = make(name, estimator, eps=budgets, **steps).generate(x, y)
+    assert (np.abs(found - x) <= budgets + 1e-6).all()
+    assert np.abs(found - x).max() > 0.15
+    assert found.min() >= -1
+    assert found.max() <= 2
+    margin = invariants._margin(estimator, found, y) - invariants._margin(estimator, x, y)
+    assert margin.mean() < 0
+    masked = make(name, estimator, eps=budgets, **steps).generate(x, y, mask=np.arange(4) % 2 == 0)
+    assert np.array_equal(masked[..., 1::2], x[..., 1::2])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "shown"),
+    [
+        ("APGD", {"eps": np.array([0.1, 0.2])}, r"eps: got shape \(2,\).*\(6, 1, 1, 1\)"),
+        ("APGD", {"eps": np.linspace(0.1, 0.2, 16).reshape(SHAPE), "norm": 2}, r"eps: got an array of shape \(1, 4, 4"),
+        ("RayS", {"eps": np.linspace(0.1, 0.2, 16).reshape(SHAPE)}, "eps: got an array.*a number, or one for each"),
+        (
+            "ObjectivePGD",
+            {"eps": np.linspace(0.1, 0.2, 4), "eps_step": 0.01},
+            "eps_step: got shares from 0.05 to 0.1 of eps",
+        ),
+    ],
+)
+def test_arrays_of_budgets_that_do_not_fit_are_refused(name: str, settings: dict[str, Any], shown: str) -> None:
+    _, estimator, x, y = problem()
+    with pytest.raises(InvalidArgumentError, match=shown):
+        make(name, estimator, **settings).generate(x, y)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"eps": np.array([-1.0, 1.0, 1.0])},
+        {"eps": np.array([np.nan])},
+        {"eps": np.array(["a"])},
+        {"eps": "1"},
+        {"eps": float("inf")},
+        {"eps_step": np.array([0.1, -1.0])},
+        {"eps_step": -1.0},
+        {"max_iter": 1.0},
+        {"norm": 0},
+        {"norm": 3},
+        {"batch_size": 1.0},
+        {"targeted": "true"},
+        {"verbose": "true"},
+    ],
+    ids=str,
+)
+def test_wrong_parameters_raise_where_the_attack_is_made(wrong: dict[str, Any]) -> None:
+    _, estimator, _, _ = problem()
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        attacks.ObjectivePGD(estimator, **wrong)
+
+
+def test_parameters_may_be_given_by_position() -> None:
+    _, estimator, x, y = problem()
+    placed = attacks.ObjectivePGD(estimator, 2, 0.4, 0.05, 7, True, 16, seed=1, verbose=False)
+    assert (placed.norm, placed.eps, placed.eps_step, placed.max_iter, placed.targeted) == (2, 0.4, 0.05, 7, True)
+    assert placed.batch_size == 16
+    named = attacks.ObjectivePGD(
+        estimator, norm=2, eps=0.4, eps_step=0.05, max_iter=7, targeted=True, batch_size=16, seed=1, verbose=False
+    )
+    aims = (y + 1) % 4
+    assert np.array_equal(placed.generate(x, aims), named.generate(x, aims))
+
+
+@pytest.mark.parametrize("name", ["APGD", "SelectivePGD"])
+def test_no_random_starts_means_one_from_the_input(name: str) -> None:
+    kind = getattr(attacks, name)
+    declared = {entry.name: entry for entry in kind.parameters}
+    assert declared["num_random_init"].default == 1
+    if name == "APGD":
+        _, estimator, x, y = problem()
+        none = make("APGD", estimator, num_random_init=0)
+        assert none.native().description == make("APGD", estimator, start="input").native().description
+        assert np.array_equal(none.generate(x, y), make("APGD", estimator, start="input").generate(x, y))
+        with pytest.raises(InvalidArgumentError, match="num_random_init: got -1"):
+            make("APGD", estimator, num_random_init=-1)
+
+
+@EachName
+def test_what_rounding_left_outside_the_clip_values_is_clipped(name: str) -> None:
+    _, estimator, x, y = problem()
+    x.flat[:2] = (-9e-6, 1 + 9e-6)
+    found = make(name, estimator).generate(x, y)
+    assert np.array_equal(found, make(name, estimator).generate(x.clip(0, 1), y))
+    x.flat[0] = -1e-4
+    with pytest.raises(InvalidArgumentError, match="bounds"):
+        make(name, estimator).generate(x, y)
+
+
+@EachName
+def test_x_init_is_taken_and_other_keywords_are_refused(name: str) -> None:
+    _, estimator, x, y = problem()
+    attack = make(name, estimator)
+    assert np.array_equal(attack.generate(x, y, x_init=np.zeros((20, *SHAPE))), attack.generate(x, y))
+    with pytest.raises(InvalidArgumentError, match=r"generate: got the keyword 'maks', expected x, y, mask, x_init"):
+        attack.generate(x, y, maks=np.ones_like(x))
+
+
+@pytest.mark.parametrize(
+    ("mask", "shown"),
+    [
+        (np.ones((2, 4, 4)), r"shape \(2, 4, 4\)"),
+        (np.ones(SHAPE, dtype=int), "dtype int64"),
+        (-np.ones(SHAPE), "values below 0"),
+        (np.full(SHAPE, np.nan), "values below 0 or NaN"),
+    ],
+)
+def test_wrong_masks_are_refused(mask: Any, shown: str) -> None:
+    _, estimator, x, y = problem()
+    with pytest.raises(InvalidArgumentError, match=f"mask: got {shown}"):
+        make("APGD", estimator).generate(x, y, mask=mask)
+
+
+def by_predictions(estimator: Any, form: str) -> Any:
+    """The classifier as one of which predictions alone are known."""
+
+    def predict(x: Any) -> Any:
+        logits = estimator.predict(x.astype(np.float32))
+        return np.eye(4)[logits.argmax(1)] if form == "labels" else logits
+
+    return Classification.BlackBoxClassifier(predict, input_shape=SHAPE, nb_classes=4, clip_values=(0, 1))
+
+
+class AsFloat(nn.Module):
+    """For preprocessing of ART that gives float64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
+
+
+@pytest.mark.parametrize("name", WITHOUT_GRADIENTS)
+def test_attacks_without_gradients_take_black_boxes(name: str) -> None:
+    _, estimator, x, y = problem()
+    box = by_predictions(estimator, "logits")
+    attack = make(name, box, batch_size=4)
+    expected = make(name, estimator, batch_size=4).generate(x, y)
+    assert np.array_equal(attack.generate(x, y), expected)
+    assert np.array_equal(attack.generate(x, np.eye(4)[y]), expected)
+    assert np.array_equal(attack.generate(x), expected)
+    labels = make(name, by_predictions(estimator, "labels"), batch_size=4).generate(x, y)
+    assert name != "RayS" or np.array_equal(labels, expected)
+    # Preprocessing in numpy is no obstacle either, as no gradients flow through it.
+    squeezing = art.defences.preprocessor.FeatureSqueezing(clip_values=(0, 1), bit_depth=3)
+    network = nn.Sequential(AsFloat(), small_network(SHAPE, 4)).eval()
+    _, squeezed, x, y = problem(network=network, preprocessing_defences=squeezing)
+    found = make(name, squeezed).generate(x, y)
+    assert found.shape == x.shape
+    assert name == "SpatialTransformation" or (squeezed.predict(found).argmax(1) != y).any()
+
+
+@EachName
+def test_estimators_are_those_that_are_required(name: str) -> None:
+    kind = getattr(attacks, name)
+    required = [Estimators.BaseEstimator, Classification.ClassifierMixin]
+    required += [] if name in WITHOUT_GRADIENTS else [Estimators.LossGradientsMixin]
+    assert set(kind._estimator_requirements) == set(required)
+
+    class Nothing:
+        pass
+
+    with pytest.raises(art.exceptions.EstimatorError) as raised:
+        kind(Nothing)
+    assert set(raised.value.class_expected_list) == set(required)
+    assert all(re.search(one.__name__, str(raised.value)) for one in required)
+    if name not in WITHOUT_GRADIENTS:
+        with pytest.raises(art.exceptions.EstimatorError):
+            kind(by_predictions(problem()[1], "logits"))
+
+
+def test_classifiers_of_other_frameworks_are_refused_where_gradients_are_needed() -> None:
+    class Elsewhere(  # type: ignore[misc]
+        Classification.ClassGradientsMixin,
+        Classification.ClassifierMixin,
+        Estimators.BaseEstimator,
+        Estimators.LossGradientsMixin,
+    ):
+        def __init__(self) -> None:
+            super().__init__(model=None, clip_values=(0, 1))
+
+        input_shape = SHAPE
+        nb_classes = 4
+
+        def predict(self, x: Any, **kwargs: Any) -> Any:
+            return x.reshape(len(x), -1)[:, :4]
+
+        def fit(self, x: Any, y: Any, **kwargs: Any) -> None: ...
+
+        def loss_gradient(self, x: Any, y: Any, **kwargs: Any) -> Any: ...
+
+        def class_gradient(self, x: Any, label: Any = None, **kwargs: Any) -> Any: ...
+
+    for name in ("APGD", "ObjectivePGD", "CarliniWagnerLinf"):
+        with pytest.raises(InvalidArgumentError, match="a Elsewhere, expected a PyTorchClassifier"):
+            getattr(attacks, name)(Elsewhere())
+    x = small_batch(5, SHAPE).numpy()
+    found = make("RandomSearch", Elsewhere(), eps=0.4).generate(x)
+    assert (Elsewhere().predict(found).argmax(1) != Elsewhere().predict(x).argmax(1)).any()
+
+
+def test_clip_values_and_preprocessing_in_pytorch_are_needed() -> None:
+    _, estimator, x, y = problem(None)
+    for name in ("APGD", "RandomSearch"):
+        with pytest.raises(InvalidArgumentError, match="clip_values=None"):
+            make(name, estimator).generate(x, y)
+    squeezing = art.defences.preprocessor.FeatureSqueezing(clip_values=(0, 1))
+    _, estimator, x, y = problem(preprocessing_defences=squeezing)
+    with pytest.raises(ModelError, match="FeatureSqueezing"):
+        make("APGD", estimator).generate(x, y)
+
+
+def test_points_of_minimum_norm_attacks_may_lie_beyond_eps() -> None:
+    _, estimator, x, y = problem()
+    points = make("RayS", estimator, eps=1e-3, max_iter=60).generate(x, y)
+    assert (distances(points, x) > 1e-3).all()
+    assert (estimator.predict(points).argmax(1) != y).all()
+    with pytest.raises(InvalidArgumentError, match="eps"):
+        make("RayS", estimator, eps=0.0)
+    with pytest.raises(InvalidArgumentError, match="norm: got 2, expected one for linf"):
+        make("RayS", estimator, norm=2)
+
+
+def test_the_summary_writer_gets_gradients_of_what_is_attacked() -> None:
+    network, estimator, x, y = problem()
+    points = torch.from_numpy(x.copy()).requires_grad_()
+    loss = nn.functional.cross_entropy(network(points), torch.from_numpy(y), reduction="sum")
+    gradient = torch.autograd.grad(loss, points)[0].numpy()
+    writer = invariants.RecordingWriter()
+    attack = attacks.APGD(estimator, eps=0.1, max_iter=3, start="input", verbose=False)
+    attack.set_params(summary_writer=writer)
+    attack.generate(x, y)
+    first = writer.updates[0]
+    assert np.array_equal(first["x"], x)
+    np.testing.assert_allclose(first["grad"], gradient, atol=1e-5)
+    assert len(writer.updates) == 4
+    assert writer.updates[3]["grad"] is None
+    attack.generate(x, y, mask=np.arange(4) < 2)
+    assert all(np.array_equal(update["x"][..., 2:], x[..., 2:]) for update in writer.updates[4:])
+    attack.set_params(summary_writer=False)
+    attack.generate(x, y)
+    assert len(writer.updates) == 8
+    with pytest.raises(ValueError, match="summary_writer"):
+        attack.set_params(summary_writer=3)
+
+
+def test_float64_inputs_and_no_inputs_are_taken() -> None:
+    _, estimator, x, y = problem()
+    for name in QUICK:
+        attack = make(name, estimator)
+        assert np.array_equal(attack.generate(x.astype(np.float64), y), attack.generate(x, y))
+        for ways in ({}, {"mask": np.zeros(SHAPE)}):
+            assert attack.generate(x[:0], y[:0], **ways).shape == (0, *SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("labels", "shown"),
+    [
+        (np.array([0, 1, 2]), r"y: got shape \(3,\)"),
+        (np.array([0, 1, 2, 3, 4, 0]), "y: got labels in 0..4"),
+        (np.array([0, 1, 2, 3, -1, 0]), "y: got labels in -1..3"),
+        (np.eye(5)[:5], r"y: got shape \(5, 5\)"),
+        (np.eye(6), r"y: got shape \(6, 6\)"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(labels: Any, shown: str) -> None:
+    _, estimator, x, _ = problem()
+    with pytest.raises(InvalidArgumentError, match=shown):
+        make("APGD", estimator).generate(x, labels)

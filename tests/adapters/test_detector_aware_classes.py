@@ -1,0 +1,400 @@
+"""The Foolbox and ART classes of detector-aware attacks, both from one table of cases."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.catalogue import ATTACKS
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.detectors import Observation
+from robust_ext.models.defended import Defended
+from robust_ext.registry import as_attack
+from robust_ext.testing.defenses import FarHidden, Problem, small_defense
+
+pytest.importorskip("eagerpy", reason="Foolbox is not installed")
+pytest.importorskip("art", reason="ART is not installed")
+from robust_ext.adapters.art import attacks as art_attacks
+from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
+from robust_ext.adapters.art.library import art
+from robust_ext.adapters.foolbox import attacks as foolbox_attacks
+from robust_ext.adapters.foolbox.library import foolbox
+from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
+
+PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier
+CORE = {attack.__name__: attack for attack in ATTACKS}
+QUICK: dict[str, dict[str, Any]] = {
+    "OrthogonalPGD": {"steps": 12, "rel_step_size": 0.2},
+    "SelectivePGD": {"steps": 12, "rel_step_size": 0.2},
+    "JointLoss": {"steps": 8, "restarts": 2},
+    "FeatureMatching": {"features": "2", "steps": 12, "rel_step_size": 0.1},
+    "LogitMatching": {"steps": 12, "rel_step_size": 0.1, "samples": 2, "level": 0.02, "check_every": 2},
+}
+ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
+EPSILON = {"linf": 0.3, "l2": 0.8, "l1": 2.4}
+MATCHING = ("FeatureMatching", "LogitMatching")
+HOSTS = pytest.mark.parametrize("host", ["foolbox", "art"])
+EachName = pytest.mark.parametrize("name", list(QUICK))
+EachCase = pytest.mark.parametrize(
+    ("norm", "name"), [(norm, name) for name in QUICK for norm in ORDERS if (norm, name) != ("l1", "OrthogonalPGD")]
+)
+
+
+def class_of(host: str, name: str, norm: str = "linf") -> Any:
+    return getattr(art_attacks, name) if host == "art" else getattr(foolbox_attacks, f"{norm.capitalize()}{name}Attack")
+
+
+def model_of(host: str, problem: Problem, *, exposure: str = "reject") -> Any:
+    defended = problem.defended
+    shown = Defended(defended.classifier, defended.detector, inverted=defended.inverted, exposure=exposure)
+    bounds = problem.threat_model.bounds
+    if host == "foolbox":
+        return DefendedPyTorchModel(shown, bounds=bounds)
+    shape = tuple(problem.inputs.shape[1:])
+    return DefendedPyTorchClassifier(shown, input_shape=shape, nb_classes=4, clip_values=bounds)
+
+
+def build(host: str, name: str, problem: Problem, **settings: Any) -> Any:
+    """The attack, with settings in the words of the core attack; ART's on a model of the problem."""
+    model = settings.pop("model", None)
+    kind = class_of(host, name, problem.threat_model.norm)
+    names = {entry.setting: entry.name for entry in kind.parameters}
+    chosen = {names.get(key, key): value for key, value in {**QUICK[name], **settings}.items()}
+    if "random_start" in chosen:
+        chosen["random_start"] = chosen["random_start"] == "random"
+    if host == "foolbox":
+        return kind(**chosen)
+    own = {"norm": ORDERS[problem.threat_model.norm], "eps": problem.threat_model.epsilon, "verbose": False}
+    return kind(model_of("art", problem) if model is None else model, **{**own, **chosen})
+
+
+def run(host: str, name: str, problem: Problem, *, labels: Any = None, references: Any = "own", **settings: Any) -> Any:
+    """Candidates ``(N, ...)`` of an attack in a host."""
+    targeted, model = settings.pop("targeted", False), settings.pop("model", None)
+    y = problem.labels if labels is None else labels
+    ways = {}
+    if references is not None and (name in MATCHING or not isinstance(references, str)):
+        ways["references"] = problem.target.references if isinstance(references, str) else references
+    if host == "foolbox":
+        criterion = foolbox.criteria.TargetedMisclassification(y) if targeted else Undetected(y)
+        at = model_of(host, problem) if model is None else model
+        epsilon = problem.threat_model.epsilon
+        return build(host, name, problem, **settings)(at, problem.inputs, criterion, epsilons=epsilon, **ways)[0]
+    attack = build(host, name, problem, targeted=targeted, model=model, **settings)
+    ways = {key: np.asarray(value) for key, value in ways.items()}
+    return torch.from_numpy(attack.generate(problem.inputs.numpy(), np.asarray(y), **ways))
+
+
+@HOSTS
+@EachCase
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
+@pytest.mark.parametrize("targeted", [False, True])
+def test_points_are_those_of_the_attack_itself(
+    host: str, norm: str, name: str, bounds: tuple[float, float], targeted: bool
+) -> None:
+    problem = small_defense(6, norm=norm, epsilon=EPSILON[norm], bounds=bounds)
+    labels = (problem.labels + 1) % 4 if targeted else problem.labels
+    expected = CORE[name](**QUICK[name]).search(
+        problem.target,
+        problem.inputs,
+        labels,
+        threat_model=problem.threat_model,
+        generator=torch.Generator().manual_seed(5),
+        targeted=targeted,
+    )
+    found = run(host, name, problem, labels=labels, targeted=targeted, seed=5)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, problem.inputs)
+
+
+@EachCase
+@pytest.mark.parametrize("inverted", [False, True])
+def test_success_is_what_the_defended_classifier_decides(norm: str, name: str, inverted: bool) -> None:
+    problem = small_defense(12, norm=norm, epsilon=EPSILON[norm], inverted=inverted)
+    ways = {"references": problem.target.references} if name in MATCHING else {}
+    attack = build("foolbox", name, problem, seed=0)
+    criterion, epsilon = Undetected(problem.labels), problem.threat_model.epsilon
+    _, clipped, success = attack(model_of("foolbox", problem), problem.inputs, criterion, epsilons=epsilon, **ways)
+    assert torch.equal(success, problem.successes(clipped))
+    assert bool(success.any())
+    points = run("art", name, problem, seed=0)
+    outcomes = model_of("art", problem).outcomes(points.numpy(), problem.labels.numpy())
+    fooled = np.array([outcome == "fooled" for outcome in outcomes])
+    assert np.array_equal(fooled, problem.successes(points).numpy())
+    assert fooled.any()
+
+
+@pytest.mark.parametrize("name", ["OrthogonalPGD", "JointLoss"])
+def test_more_is_found_than_by_attacks_on_the_labels_alone(name: str) -> None:
+    problem = small_defense(40, epsilon=0.3)
+    model, criterion = model_of("foolbox", problem), Undetected(problem.labels)
+    attack = class_of("foolbox", name)(steps=50, seed=0)
+    found = attack(model, problem.inputs, criterion, epsilons=0.3)[2]
+    blind = foolbox_attacks.LinfAPGD(steps=50, seed=0)(model, problem.inputs, criterion, epsilons=0.3)[2]
+    assert int(found.sum()) > int(blind.sum())
+
+
+@HOSTS
+@EachName
+def test_settings_are_those_of_the_core_attack(host: str, name: str) -> None:
+    problem = small_defense(1)
+    made = build(host, name, problem)
+    assert made.native().description == CORE[name](**QUICK[name]).description
+    attack = as_attack(made, name="mine")
+    assert type(attack) is CORE[name]
+    assert (attack.name, attack.traits.detector) == ("mine", True)
+    for wrong in ({"steps": 0}, {"seed": -1}, {"rel_step_size": 0.0}, {"step_size": -1.0}, {"samples": 0}):
+        shown = {entry.setting: entry.name for entry in made.parameters}.get(next(iter(wrong)), "seed")
+        with pytest.raises(InvalidArgumentError, match=f"^{shown}: got"):
+            build(host, name, problem, **wrong)
+    if host == "art":
+        made.set_params(max_iter=3)
+        assert made.native().steps == 3
+        with pytest.raises(InvalidArgumentError, match="start"):
+            build(host, name, problem, start="middle")
+
+
+@HOSTS
+@EachName
+def test_steps_may_be_relative_or_in_the_units_of_the_inputs(host: str, name: str) -> None:
+    problem = small_defense(6)
+    relative = run(host, name, problem, rel_step_size=0.25, seed=1)
+    absolute = run(host, name, problem, rel_step_size=9.0, step_size=0.25 * problem.threat_model.epsilon, seed=1)
+    torch.testing.assert_close(relative, absolute)
+    assert not torch.allclose(relative, run(host, name, problem, rel_step_size=0.1, seed=1))
+
+
+@HOSTS
+def test_settings_for_other_norms_are_refused(host: str) -> None:
+    for name, norm, settings in (
+        ("OrthogonalPGD", "l2", {"step": "sign"}),
+        ("SelectivePGD", "l1", {"step": "sign"}),
+        ("JointLoss", "l2", {"step": "sign"}),
+    ):
+        problem = small_defense(1, norm=norm)
+        kind = class_of(host, name, norm)
+        shown = f"{kind.__name__}: got settings that work for linf only"
+        with pytest.raises(InvalidArgumentError, match=shown if host == "foolbox" else "norm: got .*one for linf"):
+            build(host, name, problem, **settings)
+    assert not hasattr(foolbox_attacks, "L1OrthogonalPGDAttack")
+    problem = small_defense(1)
+    with pytest.raises(InvalidArgumentError, match="norm: got 1, expected one for linf or l2"):
+        build("art", "OrthogonalPGD", problem, norm=1)
+    with pytest.raises(InvalidArgumentError, match="norm: got"):
+        build("art", "JointLoss", problem).set_params(norm=2, step="sign")
+
+
+@HOSTS
+@EachName
+def test_models_without_a_detector_are_refused(host: str, name: str) -> None:
+    problem = small_defense(2)
+    if host == "foolbox":
+        plain = foolbox.PyTorchModel(problem.defended.classifier, bounds=(0, 1), device="cpu")
+    else:
+        plain = PyTorchClassifier(problem.defended.classifier, nn.CrossEntropyLoss(), (1, 3, 4), 4, clip_values=(0, 1))
+    with pytest.raises(InvalidArgumentError, match=r"without a detector, expected .*DefendedPyTorch(Model|Classifier)"):
+        run(host, name, problem, model=plain)
+
+
+class Rounded(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 255).round() / 255
+
+
+class Shifted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1
+
+
+class Twice(nn.Module):
+    def __init__(self, defended: Defended) -> None:
+        super().__init__()
+        self.defended = defended
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.defended(x) + 0 * self.defended(x)
+        return out
+
+
+@pytest.mark.parametrize("around", ["mean", "rounding", "shift", "after", "twice"])
+def test_what_lies_around_the_detector_is_refused(around: str) -> None:
+    problem = small_defense(3)
+    modules: dict[str, nn.Module] = {
+        "mean": problem.defended,
+        "rounding": nn.Sequential(Rounded(), problem.defended),
+        "shift": nn.Sequential(Shifted(), problem.defended),
+        "after": nn.Sequential(problem.defended, nn.Tanh()),
+        "twice": Twice(problem.defended),
+    }
+    ways = {"preprocessing": {"mean": 0.1}} if around == "mean" else {}
+    model = foolbox.PyTorchModel(modules[around].eval(), bounds=(0, 1), device="cpu", **ways)
+    # These inputs are what rounding leaves as they are.
+    object.__setattr__(problem, "inputs", Rounded()(problem.inputs))
+    shown = "model: got one that changes inputs or logits around its detector"
+    with pytest.raises(InvalidArgumentError, match=shown):
+        run("foolbox", "SelectivePGD", problem, model=model)
+    estimator = PyTorchClassifier(
+        modules[around],
+        nn.CrossEntropyLoss(),
+        (1, 3, 4),
+        4,
+        clip_values=(0, 1),
+        preprocessing=(0.1, 1) if around == "mean" else (0, 1),
+        device_type="cpu",
+    )
+    with pytest.raises(InvalidArgumentError, match=shown):
+        run("art", "SelectivePGD", problem, model=estimator)
+
+
+def test_modules_around_that_change_nothing_are_passed_by() -> None:
+    problem = small_defense(3)
+    held = foolbox.PyTorchModel(nn.Sequential(nn.Identity(), problem.defended).eval(), bounds=(0, 1), device="cpu")
+    points = [run("foolbox", "SelectivePGD", problem, model=model, seed=1) for model in (held, None)]
+    assert torch.equal(*points)
+
+
+@HOSTS
+def test_references_go_with_their_rows_and_may_be_shared(host: str) -> None:
+    problem = small_defense(6)
+    groups = problem.target.references
+    assert groups is not None
+    ways: dict[str, Any] = {"start": "input", "seed": 2}
+    whole = run(host, "FeatureMatching", problem, **ways)
+    if host == "art":
+        parts = run(host, "FeatureMatching", problem, batch_size=2, **ways)
+        torch.testing.assert_close(parts, whole, atol=1e-6, rtol=0)
+    turned = run(host, "FeatureMatching", problem, references=groups.flip(0), **ways)
+    assert not torch.allclose(turned, whole, atol=1e-3)
+    each = run(host, "FeatureMatching", problem, references=groups[:1].expand(6, *groups.shape[1:]), **ways)
+    assert torch.equal(run(host, "FeatureMatching", problem, references=groups[0], **ways), each)
+
+
+@HOSTS
+@pytest.mark.parametrize(
+    ("references", "shown"),
+    [
+        (None, "references: got None, expected points of other classes"),
+        (torch.zeros(3, 2, 1, 3, 4), r"references: got shape \(3, 2, 1, 3, 4\)"),
+        (torch.zeros(4, 0, 1, 3, 4), r"references: got shape \(4, 0, 1, 3, 4\)"),
+        (torch.zeros(0, 1, 3, 4), r"references: got shape \(0, 1, 3, 4\)"),
+        (torch.zeros(2, 1, 3, 5), r"references: got shape \(2, 1, 3, 5\)"),
+        (torch.zeros(3, 4), r"references: got shape \(3, 4\)"),
+        (torch.full((2, 1, 3, 4), 2.0), "references: got values"),
+        (torch.full((2, 1, 3, 4), torch.nan), "references: got NaN"),
+    ],
+)
+def test_wrong_references_are_refused(host: str, references: Any, shown: str) -> None:
+    problem = small_defense(4)
+    for ways in ({}, {"eps": 0}) if host == "art" else ({},):
+        for name in MATCHING:
+            with pytest.raises(InvalidArgumentError, match=shown):
+                run(host, name, problem, references=references, **ways)
+
+
+def test_attacks_that_imitate_nothing_take_no_references_and_none_a_mask() -> None:
+    problem = small_defense(4)
+    with pytest.raises(TypeError, match="references"):
+        run("foolbox", "OrthogonalPGD", problem, references=problem.target.references)
+    with pytest.raises(InvalidArgumentError, match="the keyword 'references'"):
+        run("art", "JointLoss", problem, references=problem.target.references)
+    attack = build("art", "OrthogonalPGD", problem)
+    x, y = problem.inputs.numpy(), problem.labels.numpy()
+    with pytest.raises(InvalidArgumentError, match="mask: got an array, expected None: detector-aware"):
+        attack.generate(x, y, mask=np.ones_like(x))
+    with pytest.raises(InvalidArgumentError, match="the keyword 'maks'"):
+        attack.generate(x, y, maks=1)
+    attack.set_params(eps=np.linspace(0.1, 0.2, 4))
+    with pytest.raises(InvalidArgumentError, match=r"eps: got an array of shape \(4,\)"):
+        attack.generate(x, y)
+    attack.set_params(eps=np.linspace(0.1, 0.2, 4).reshape(4, 1, 1, 1))
+    reached = np.abs(attack.generate(x, y) - x).reshape(4, -1).max(1)
+    assert (reached <= np.linspace(0.1, 0.2, 4) + 1e-6).all()
+
+
+@HOSTS
+def test_being_rejected_is_no_class_to_aim_at(host: str) -> None:
+    problem = small_defense(4)
+    for labels in [torch.full((4,), 4)] + [torch.eye(5)[[4, 4, 4, 4]]] * (host == "art"):
+        with pytest.raises(InvalidArgumentError, match=r"got labels in 4\.\.4"):
+            run(host, "JointLoss", problem, labels=labels, targeted=True)
+
+
+@HOSTS
+def test_scores_without_gradients_are_refused(host: str) -> None:
+    problem = small_defense(4)
+    problem.defended.detector.differentiable = False
+    with pytest.raises(AttackRefusedError, match="differentiable=False"):
+        run(host, "OrthogonalPGD", problem)
+
+
+@EachName
+def test_exposures_and_all_forms_of_labels_are_attacked_alike(name: str) -> None:
+    problem = small_defense(6)
+    y = problem.labels.numpy()
+    expected = run("art", name, problem, seed=1)
+    plain = model_of("art", problem, exposure="classifier")
+    for labels in (np.eye(4)[y], np.eye(5)[y], y[:, None]):
+        assert torch.equal(run("art", name, problem, labels=labels, seed=1), expected)
+    for labels in (y, np.eye(4)[y]):
+        assert torch.equal(run("art", name, problem, labels=labels, model=plain, seed=1), expected)
+    references = {"references": np.asarray(problem.target.references)} if name in MATCHING else {}
+    for model in (None, plain):
+        made = build("art", name, problem, model=model, seed=1)
+        assert np.array_equal(made.generate(problem.inputs.numpy(), **references), expected.numpy())
+
+
+class Noisy(FarHidden):
+    random = True
+
+    def score_of(self, seen: Observation) -> Tensor:
+        return super().score_of(seen) + 0.1 * torch.randn(len(seen.inputs))
+
+
+@HOSTS
+def test_random_detectors_draw_what_the_seed_decides(host: str) -> None:
+    problem = small_defense(6)
+    detector = Noisy(problem.defended.classifier)
+    detector.middle = problem.defended.detector.get_buffer("middle")
+    detector.threshold = problem.defended.detector.threshold
+    object.__setattr__(problem, "defended", Defended(problem.defended.classifier, detector, exposure="reject"))
+    points = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        if host == "foolbox":  # A call of Foolbox queries the random detector once more, to judge.
+            attack = build(host, "SelectivePGD", problem, seed=4)
+            points.append(attack.run(model_of(host, problem), problem.inputs, problem.labels, epsilon=0.3))
+        else:
+            points.append(run(host, "SelectivePGD", problem, seed=4))
+        assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(*points)
+    assert not torch.equal(points[0], run(host, "SelectivePGD", problem, seed=5))
+
+
+@HOSTS
+def test_the_detector_is_left_as_it_was(host: str) -> None:
+    problem = small_defense(4)
+    scale = nn.Parameter(torch.ones(()))
+    problem.defended.detector.register_parameter("scale", scale)
+    scale.grad = torch.tensor(3.0)
+    before = {key: value.clone() for key, value in problem.defended.state_dict().items()}
+    run(host, "OrthogonalPGD", problem)
+    assert all(torch.equal(value, before[key]) for key, value in problem.defended.state_dict().items())
+    assert scale.requires_grad
+    assert torch.equal(scale.grad, torch.tensor(3.0))
+    assert not problem.defended._forward_hooks
+
+
+def test_names_and_distances_are_foolboxes() -> None:
+    for norm in ("linf", "l2"):
+        for name in QUICK:
+            kind = class_of("foolbox", name, norm)
+            assert issubclass(kind, foolbox.attacks.base.FixedEpsilonAttack)
+            assert kind.distance is getattr(foolbox.distances, norm)
+            assert "seed" in inspect.signature(kind).parameters
+    assert "feature_distance" in inspect.signature(foolbox_attacks.L2FeatureMatchingAttack).parameters
