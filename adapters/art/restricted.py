@@ -126,11 +126,12 @@ class Masked(Restricted):
 
     def __init__(self, module: nn.Module, inputs: Tensor, mask: Tensor) -> None:
         super().__init__(module, inputs)
-        self.mask = mask
+        self.mask = mask.to(inputs.dtype)
+        self.kept = inputs * (1 - self.mask)
 
     def points(self, x: Tensor) -> Tensor:
-        """See :meth:`Restricted.points`."""
-        return torch.where(self.mask, x, self.inputs)
+        """See :meth:`Restricted.points`; exact, and affine for attacks that need that."""
+        return x * self.mask + self.kept
 
 
 class Scaled(Restricted):

@@ -1,0 +1,303 @@
+"""The Foolbox and ART classes of the linear-region attack, both from one table of cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.adapters.module_search import search_module
+from robust_ext.attacks.linear_region.attack import LinearRegion
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
+
+pytest.importorskip("eagerpy", reason="Foolbox is not installed")
+pytest.importorskip("art", reason="ART is not installed")
+from eagerpy import astensor
+
+from robust_ext.adapters.art import attacks as art_attacks
+from robust_ext.adapters.art.library import art
+from robust_ext.adapters.foolbox import attacks as foolbox_attacks
+from robust_ext.adapters.foolbox.library import foolbox
+
+HOSTS = pytest.mark.parametrize("host", ["foolbox", "art"])
+ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
+EachNorm = pytest.mark.parametrize("norm", list(ORDERS))
+TINY: dict[str, Any] = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
+STILL = TINY | {"start": "given", "fab_steps": 0, "basin_hops": 0, "regions": 0}
+SHAPE = (1, 2, 3)
+Bounds = tuple[float, float]
+
+
+def affine_network(bounds: Bounds = (0.0, 1.0), classes: int = 3) -> nn.Module:
+    """A random network whose decision boundaries run through the middle of the box."""
+    low, high = bounds
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        first, last = nn.Linear(6, 8), nn.Linear(8, classes)
+    with torch.no_grad():
+        first.weight.mul_(4 / (high - low))
+        first.bias.sub_(first.weight.sum(1) * (low + high) / 2)
+        last.bias.sub_(last(first(torch.full((6,), (low + high) / 2)).relu()))
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last).eval()
+
+
+def images(count: int, bounds: Bounds = (0.0, 1.0), *, seed: int = 1) -> Tensor:
+    unit = torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(seed))
+    return unit * (bounds[1] - bounds[0]) + bounds[0]
+
+
+def labels_of(network: nn.Module, x: Tensor) -> Tensor:
+    """The predictions, but for the last row, which is wrong as it is."""
+    with torch.no_grad():
+        labels: Tensor = network(x).argmax(1)
+    return torch.cat([labels[:-1], (labels[-1:] + 1) % 3])
+
+
+def distances(norm: str, points: Tensor, x: Tensor) -> Any:
+    return np.linalg.norm((points.double() - x.double()).flatten(1).numpy(), ord=ORDERS[norm], axis=1)
+
+
+def aligned(points: Any, x: Any, starts: Any) -> Any:
+    """The cosine between the way to each point and that to the start most in its direction."""
+    way, ways = (points - x).reshape(len(x), 1, -1), (starts - x[:, None]).reshape(*starts.shape[:2], -1)
+    return ((way * ways).sum(2) / np.linalg.norm(way, axis=2) / np.linalg.norm(ways, axis=2)).max(1)
+
+
+def build(host: str, norm: str, network: nn.Module, bounds: Bounds = (0.0, 1.0), **settings: Any) -> tuple[Any, Any]:
+    """The attack, and the model that it is called with in Foolbox."""
+    if host == "foolbox":
+        model = foolbox.PyTorchModel(network, bounds=bounds, device="cpu", preprocessing=settings.pop("mean", None))
+        return getattr(foolbox_attacks, f"{norm.capitalize()}LinearRegionAttack")(**settings), model
+    mean = settings.pop("mean", None)
+    preprocessing = (0, 1) if mean is None else (mean["mean"].numpy(), mean["std"].numpy())
+    estimator = art.estimators.classification.PyTorchClassifier(
+        network, nn.CrossEntropyLoss(), SHAPE, 3, clip_values=bounds, preprocessing=preprocessing, device_type="cpu"
+    )
+    names = {"regions": "max_iter"}
+    chosen = {names.get(key, key): value for key, value in settings.items()}
+    return art_attacks.LinearRegion(estimator, norm=ORDERS[norm], verbose=False, **chosen), None
+
+
+def run(host: str, norm: str, network: nn.Module, x: Tensor, y: Tensor, points: Any = None, **settings: Any) -> Tensor:
+    """Candidates of the attack in a host."""
+    targeted = settings.pop("targeted", False)
+    if host == "art" and targeted:
+        settings["targeted"] = True
+    attack, model = build(host, norm, network, **{**TINY, **settings})
+    if host == "foolbox":
+        criterion = foolbox.criteria.TargetedMisclassification(y) if targeted else y
+        ways = {} if points is None else {"starting_points": points}
+        raw: Tensor = attack(model, x, criterion, epsilons=None, **ways)[0]
+        return raw
+    ways = {} if points is None else {"x_adv_init": np.asarray(points)}
+    return torch.from_numpy(attack.generate(x.numpy(), np.eye(3, dtype=np.float32)[y.numpy()], **ways))
+
+
+def by_hand(network: nn.Module, x: Tensor, y: Tensor, norm: str, bounds: Bounds = (0.0, 1.0), **ways: Any) -> Tensor:
+    target = Target(module=network, bounds=bounds, classes=3, input_shape=SHAPE, device=torch.device("cpu"))
+    target = replace(target, starting_points=ways.pop("starting_points", None))
+    return LinearRegion(**TINY | ways.pop("chosen", {})).search(
+        target,
+        x,
+        y,
+        threat_model=ThreatModel(norm=norm, epsilon=0.01, bounds=bounds),
+        generator=torch.Generator().manual_seed(5),
+        **ways,
+    )
+
+
+@HOSTS
+@EachNorm
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
+@pytest.mark.parametrize("targeted", [False, True])
+def test_points_are_those_of_the_attack_itself(host: str, norm: str, bounds: Bounds, targeted: bool) -> None:
+    network, x = affine_network(bounds), images(4, bounds)
+    y = (labels_of(network, x) + targeted) % 3
+    found = run(host, norm, network, x, y, bounds=bounds, targeted=targeted, seed=5)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, by_hand(network, x, y, norm, bounds, targeted=targeted))
+    assert not torch.equal(found, x)
+
+
+def test_epsilons_decide_what_is_success_but_not_where_points_lie() -> None:
+    network, x = affine_network(), images(4)
+    y = labels_of(network, x)
+    attack, model = build("foolbox", "l2", network, **TINY, seed=5)
+    raw, _, success = attack(model, x, y, epsilons=None)
+    reach = distances("l2", raw, x)
+    assert bool(success.all())
+    assert reach[-1] == 0
+    assert (reach[:-1] > 0).all()
+    far = float(reach.max()) + 1e-4
+    for epsilons in ([0.0, far], [1e-4, far]):
+        points, _, over = attack(model, x, y, epsilons=epsilons)
+        assert all(torch.equal(entry, raw) for entry in points)
+        assert over.tolist() == [[False, False, False, True], [True] * 4]
+
+
+@HOSTS
+@EachNorm
+@pytest.mark.parametrize("count", [1, 3])
+def test_no_point_is_farther_than_the_starting_points(host: str, norm: str, count: int) -> None:
+    network, x, pool = affine_network(), images(4), images(60, seed=7)
+    y = labels_of(network, x)
+    given = torch.stack([pool[network(pool).argmax(1) != label][:count] for label in y])
+    points = given[:, 0] if count == 1 else given
+    nearest = np.stack([distances(norm, given[:, k], x) for k in range(count)]).min(0)
+    nearest[-1] = 0
+    batches = {"batch_size": 3} if host == "art" else {}
+    found = run(host, norm, network, x, y, points, **STILL, **batches)
+    assert bool((network(found).argmax(1) != y).all())
+    assert (distances(norm, found, x) <= nearest * (1 + 1e-6)).all()
+    # With nothing to search, results lie on the way to a starting point.
+    assert aligned(found[:-1].double().numpy(), x[:-1].double().numpy(), given[:-1].double().numpy()).min() > 1 - 1e-6
+    found = run(host, norm, network, x, y, astensor(points) if host == "foolbox" else points, seed=5)
+    assert (distances(norm, found, x) <= nearest * (1 + 1e-6)).all()
+    assert torch.equal(found, by_hand(network, x, y, norm, starting_points=given))
+
+
+@HOSTS
+def test_starting_points_that_are_not_adversarial_are_no_results(host: str) -> None:
+    network, x = affine_network(), images(3)
+    found = run(host, "l2", network, x, network(x).argmax(1), x, start="given", fab_steps=0, seed=5)
+    assert torch.equal(found, x)
+
+
+@HOSTS
+@pytest.mark.parametrize(
+    "points",
+    [torch.zeros(2, *SHAPE), torch.zeros(3, 1, 3, 2), torch.full((3, *SHAPE), 1.5), torch.zeros(3, 2, 1, 3, 2)],
+)
+def test_wrong_starting_points_raise(host: str, points: Tensor) -> None:
+    network, x = affine_network(), images(3)
+    name = {"foolbox": "starting_points", "art": "x_adv_init"}[host]
+    with pytest.raises(InvalidArgumentError, match=f"^{name}: got"):
+        run(host, "l2", network, x, network(x).argmax(1), points)
+
+
+@HOSTS
+def test_start_given_needs_starting_points(host: str) -> None:
+    network, x = affine_network(), images(2)
+    with pytest.raises(InvalidArgumentError, match="starting_points"):
+        run(host, "l2", network, x, network(x).argmax(1), start="given")
+
+
+@HOSTS
+def test_preprocessing_acts_as_a_layer(host: str) -> None:
+    network, x = affine_network(), images(3)
+    mean, deviation = torch.tensor([0.25, 0.5, 0.125]), torch.tensor([0.5, 2.0, 1.0])
+
+    class Standardised(nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            return (values - mean) / deviation
+
+    whole = nn.Sequential(Standardised(), network).eval()
+    y = whole(x).argmax(1)
+    found = run(host, "l2", network, x, y, mean={"mean": mean, "std": deviation, "axis": -1}, seed=5)
+    torch.testing.assert_close(found, by_hand(whole, x, y, "l2"), atol=0 if host == "foolbox" else 1e-5, rtol=0)
+    assert bool((whole(found).argmax(1) != y).all())
+
+
+@HOSTS
+def test_images_of_a_pool_are_started_at(host: str) -> None:
+    network, x, pool = affine_network(), images(3), images(30, seed=7)
+    y = network(x).argmax(1)
+    given = pool if host == "foolbox" else pool.numpy()
+    found = run(host, "l2", network, x, y, start="nearest", pool=given, seed=5)
+    assert torch.equal(found, by_hand(network, x, y, "l2", chosen={"start": "nearest", "pool": pool}))
+    attack, _ = build("foolbox", "l2", network, start="nearest", pool=pool)
+    assert "pool=30 images" in repr(attack)
+
+
+@HOSTS
+def test_seeds_decide_the_points(host: str) -> None:
+    network, x = affine_network(), images(4)
+    y = network(x).argmax(1)
+
+    def points(seed: int | None, outer: int) -> Tensor:
+        torch.manual_seed(outer)
+        np.random.seed(outer)
+        return run(host, "l2", network, x, y, seed=seed)
+
+    assert torch.equal(points(1, 0), points(1, 9))
+    assert not torch.equal(points(1, 0), points(2, 0))
+    # Some lead to the same points, as those found are the nearest there are.
+    assert not all(torch.equal(points(None, 0), points(None, outer)) for outer in range(1, 6))
+
+
+@HOSTS
+def test_networks_that_are_not_piecewise_affine_are_refused(host: str) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Sigmoid(), nn.Linear(8, 3)).eval()
+    x = images(2)
+    with pytest.raises(ModelError, match="piecewise affine"):
+        run(host, "l2", network, x, network(x).argmax(1))
+
+
+@EachNorm
+def test_masks_are_searched_within(norm: str) -> None:
+    network, x = affine_network(), images(4)
+    y = labels_of(network, x)
+    mask = np.array([True, True, False])
+    attack, _ = build("art", norm, network, **TINY, seed=5)
+    found = torch.from_numpy(attack.generate(x.numpy(), y.numpy(), mask=mask))
+    assert torch.equal(found[..., 2], x[..., 2])
+    moved = (found != x).flatten(1).any(1)
+    assert bool(moved[:-1].any())
+    assert bool((network(found).argmax(1) != y)[moved].all())
+
+    class Kept(nn.Module):
+        def __init__(self, row: Tensor) -> None:
+            super().__init__()
+            self.row = row
+
+        def forward(self, values: Tensor) -> Tensor:
+            kept = torch.from_numpy(mask).float()
+            return values * kept + self.row * (1 - kept)
+
+    generator = torch.Generator().manual_seed(5)
+    for number in range(4):
+        whole = nn.Sequential(Kept(x[number]), network).eval()
+        threat_model = ThreatModel(norm=norm, epsilon=1.0)
+        alone = search_module(
+            LinearRegion(**TINY),
+            whole,
+            x[number : number + 1],
+            y[number : number + 1],
+            threat_model=threat_model,
+            generator=generator,
+        )
+        assert torch.equal(whole[0](alone)[0], found[number])
+
+
+def test_no_samples_give_none() -> None:
+    attack, _ = build("art", "l2", affine_network(), **TINY)
+    x, y = images(1)[:0].numpy(), np.zeros(0, dtype=np.int64)
+    assert attack.generate(x, y).shape == (0, *SHAPE)
+    assert attack.generate(x, y, x_adv_init=x).shape == (0, *SHAPE)
+    with pytest.raises(InvalidArgumentError, match="the keyword 'points'"):
+        attack.generate(x, y, points=x)
+
+
+@HOSTS
+def test_settings_are_those_of_the_attack(host: str) -> None:
+    network = affine_network()
+    made = as_attack(build(host, "l1", network, **TINY, q=0.9)[0], name="mine")
+    assert isinstance(made, LinearRegion)
+    assert (made.name, made.description) == ("mine", LinearRegion(**TINY, q=0.9).description)
+    wrong: Any = {"starts": 0, "start": "far", "q": 0.4, "improvement": (0.1,), "seconds": 0.0, "seed": -1}
+    for name, value in {**wrong, "regions": -1}.items():
+        shown = "max_iter" if (host, name) == ("art", "regions") else name
+        with pytest.raises(InvalidArgumentError, match=f"^{shown}: got"):
+            build(host, "l2", network, **{name: value})
+    if host == "foolbox":
+        for norm in ORDERS:
+            kind = type(build(host, norm, network)[0])
+            assert kind.distance is getattr(foolbox.distances, norm)
+            assert issubclass(kind, foolbox.attacks.base.MinimizationAttack)
