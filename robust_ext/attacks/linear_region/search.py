@@ -257,5 +257,5 @@ def sample_near(
     across = across / across.norm(dim=1, keepdim=True).clamp_min_(torch.finfo(offsets.dtype).tiny)
     angle = torch.where(side < q, 1.0, -1.0) * angle * math.pi
     direction = angle.cos() * across - angle.sin() * outward
-    moved = points.flatten(1) + size * reach**gamma * direction
-    return moved.clamp_(*bounds).view_as(points)
+    moved: Tensor = (points.flatten(1) + size * reach**gamma * direction).clamp_(*bounds)
+    return moved.view_as(points)

@@ -63,7 +63,7 @@ def _sum_or_product(tape: Tape, call: Call) -> Tensor:
         raise tape.refusal("it multiplies two results that depend on the input")
     if len({(one.dim(), one.shape[0]) for one in dependent}) > 1:
         raise tape.refusal("it adds two results with different batch dimensions")
-    fixed = [None if tape.depends(one) else _constant(tape, one, dependent[0]) for one in operands]
+    fixed: list[Any] = [None if tape.depends(one) else _constant(tape, one, dependent[0]) for one in operands]
     function, keywords = call.out_of_place, {}
     if call.name in _QUOTIENTS:
         function, fixed[1] = torch.mul, 1 / fixed[1]
@@ -212,22 +212,18 @@ def _convolution(tape: Tape, call: Call) -> Any:
     dims = weight.dim() - 2
     if x.dim() != dims + 2 or tape.depends(weight) or tape.depends(bias):
         raise tape.refusal("it needs a batch, and a weight that does not depend on the input")
-    stride, padding, dilation = (
-        per_dimension(call.get(place, name, default), dims)
-        for place, name, default in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
-    )
-    if padding == ("same",):
-        total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    stride, dilation = per_dimension(call.get(3, "stride", 1), dims), per_dimension(call.get(5, "dilation", 1), dims)
+    padding = call.get(4, "padding", 0)
+    if isinstance(padding, str):
+        total = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, weight.shape[2:], strict=True)]
         if any(width % 2 for width in total):
             return _one_input(tape, call)
-        padding = tuple(width // 2 for width in total)
-    elif padding == ("valid",):
-        padding = (0,) * dims
+        padding = [width // 2 for width in total]
     operation = Convolution(
         weight.detach(),
         None if bias is None else bias.detach(),
         stride,
-        padding,
+        per_dimension(padding, dims),
         dilation,
         call.get(6, "groups", 1),
         tuple(x.shape[2:]),

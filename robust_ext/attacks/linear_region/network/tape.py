@@ -174,8 +174,6 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 def per_dimension(value: Any, dims: int) -> tuple[int, ...]:
     """A setting for each dimension."""
-    if isinstance(value, str):
-        return (value,)
     values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     return tuple(int(one) for one in (values * dims if len(values) == 1 else values))
 
