@@ -221,19 +221,19 @@ AFFINE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", GATES)
-def test_every_gate(name: str, rows: int) -> None:
-    check_regions(Function(GATES[name]).double(), drawn(rows))
-    check_regions(Function(GATES[name]), drawn(rows, dtype=torch.float32), tolerance=2e-5)
+def network_of(name: str) -> nn.Module:
+    """A gate by itself, or an affine function between two gates."""
+    if name in GATES:
+        return Function(GATES[name])
+    return Function(lambda x: F.relu(AFFINE[name](F.leaky_relu(x))))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", AFFINE)
-def test_every_affine_function_after_and_before_a_gate(name: str, rows: int) -> None:
-    function = AFFINE[name]
-    tolerance = 1e-5 if name == "other dtypes" else 1e-10
-    check_regions(Function(lambda x: F.relu(function(F.leaky_relu(x)))).double(), drawn(rows), tolerance=tolerance)
+@pytest.mark.parametrize("name", [*GATES, *AFFINE])
+def test_every_function(name: str, rows: int) -> None:
+    check_regions(network_of(name).double(), drawn(rows), tolerance=1e-5 if name == "other dtypes" else 1e-10)
+    if name in GATES:
+        check_regions(network_of(name), drawn(rows, dtype=torch.float32), tolerance=2e-5)
 
 
 @pytest.mark.parametrize("name", [*GATES, *AFFINE])
@@ -242,26 +242,26 @@ def test_rows_are_selected_and_points_replaced_in_any_number(name: str) -> None:
     network, points = Function(lambda x: F.relu(function(x))).double(), drawn(3)
     regions = record(network, points)
     for rows in (torch.tensor([2, 0, 2, 1, 1]), torch.tensor([1]), torch.zeros(0, dtype=torch.int64)):
-        chosen, alone = regions.select(rows), record(network, points[rows])
-        assert chosen.rows == len(rows)
-        assert chosen.pattern() == alone.pattern() == [regions.pattern()[i] for i in rows]
-        z = drawn(len(rows), seed=7)
-        for one, other, whole in zip(chosen.forward(z), alone.forward(z), regions.forward(points), strict=True):
-            # The order within a layer is that of the memory, which may differ for another number of rows.
-            torch.testing.assert_close(one.sort(1).values, other.sort(1).values, rtol=1e-10, atol=1e-10)
-            assert one.shape == (len(rows), whole.shape[1])
-        check_adjoint(chosen, z, 1e-9 if name != "other dtypes" else 1e-5)
-    for rows in (0, 1, 4):
-        others = drawn(rows, seed=11)
+        chosen = regions.select(rows)
+        assert chosen.pattern() == [regions.pattern()[i] for i in rows]
+        check_same(chosen, record(network, points[rows]), len(rows))
+        check_adjoint(chosen, drawn(len(rows), seed=7), 1e-9 if name != "other dtypes" else 1e-5)
+    for count in (0, 1, 4):
+        others = drawn(count, seed=11)
         moved, recorded = regions.at(others), record(network, others)
-        assert moved.pattern() == recorded.pattern()
         torch.testing.assert_close(moved.logits, recorded.logits, rtol=1e-10, atol=1e-10)
-        z = drawn(rows, seed=12)
-        torch.testing.assert_close(moved.forward(z)[1], recorded.forward(z)[1], rtol=1e-10, atol=1e-10)
-        sides = [one.forward(z)[0].sort(1).values for one in (moved, recorded)]
-        torch.testing.assert_close(*sides, rtol=1e-10, atol=1e-10)
+        check_same(moved, recorded, count)
     mask = torch.tensor([True, False, True])
     assert regions.select(mask).pattern() == [regions.pattern()[0], regions.pattern()[2]]
+
+
+def check_same(regions: Regions, recorded: Regions, rows: int) -> None:
+    assert regions.rows == rows
+    assert regions.pattern() == recorded.pattern()
+    z = drawn(rows, seed=12)
+    for one, other in zip(regions.forward(z), recorded.forward(z), strict=True):
+        # The order within a layer is that of the memory, which may differ for another number of rows.
+        torch.testing.assert_close(one.sort(1).values, other.sort(1).values, rtol=1e-10, atol=1e-10)
 
 
 class Residual(nn.Module):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from robust_ext.attacks.linear_region.network.recording import record
 from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.core.errors import InvalidArgumentError
+from tests.attacks.linear_region.test_recording import check_adjoint, product
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "networks.py"
 
@@ -43,12 +44,6 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def product(regions: Regions, z: Tensor) -> tuple[Tensor, Tensor]:
-    """The linear parts alone, ``C z`` and ``A z``."""
-    (constraints, logits), (offsets, biases) = regions.forward(z), regions.forward(torch.zeros_like(z))
-    return constraints - offsets, logits - biases
 
 
 def written_out(regions: Regions) -> tuple[Tensor, Tensor]:
@@ -198,12 +193,10 @@ def test_a_region_ends_where_the_first_constraint_falls_below_zero(seed: int) ->
     low, high = torch.zeros(6, dtype=torch.float64), torch.full((6,), torch.inf, dtype=torch.float64)
     for step in range(1, 4001):
         length = torch.full((6,), step * 2.5e-4, dtype=torch.float64)
-        changed = ~same(length) & high.isinf()
-        high = torch.where(changed, length, high)
+        high = torch.where(~same(length) & high.isinf(), length, high)
         low = torch.where(high.isinf(), length, low)
-        if not bool(high.isinf().any()):
+        if bool(high.isfinite().all()):
             break
-    assert bool(high.isfinite().all())
     for _ in range(40):
         middle = (low + high) / 2
         inside = same(middle)
@@ -225,26 +218,21 @@ def test_published_networks(name: str, dtype: torch.dtype, tolerance: float) -> 
     with torch.no_grad():
         torch.testing.assert_close(logits, network(x), rtol=tolerance, atol=tolerance * scale)
     assert bool((constraints >= -tolerance * scale).all())
-    z = drawn(2, *NETWORKS[name], dtype=dtype, seed=1)
-    y, v = drawn(2, regions.constraints, dtype=dtype, seed=2), drawn(2, 10, dtype=dtype, seed=3)
-    forth, back = product(regions, z), regions.adjoint(y, v)
-    left = (forth[0] * y).sum(1) + (forth[1] * v).sum(1)
-    size = (forth[0] * y).abs().sum(1) + (forth[1] * v).abs().sum(1)
-    assert bool(((left - (back * z).flatten(1).sum(1)).abs() <= tolerance * size).all())
+    check_adjoint(regions, x, tolerance)
     # The gradient of the logits is that of the network.
+    v = drawn(2, 10, dtype=dtype, seed=3)
     point = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(network(point), point, v)
-    found = regions.adjoint(torch.zeros_like(y), v)
+    found = regions.adjoint(torch.zeros_like(constraints), v)
     torch.testing.assert_close(found, gradient, rtol=tolerance, atol=tolerance * 10 * float(gradient.abs().max()))
-    torch.testing.assert_close(regions.forward(z)[0] - forth[0], regions.forward(0 * z)[0], rtol=1e-4, atol=1e-4)
-    assert regions.pattern() == record(network, x + tolerance * 1e-4 * z).pattern() or dtype == torch.float32
+    nearby = x + tolerance * 1e-4 * drawn(2, *NETWORKS[name], dtype=dtype, seed=1)
+    assert regions.pattern() == record(network, nearby).pattern() or dtype == torch.float32
 
 
 def test_no_image_and_one_image() -> None:
     network = seeded(convolutional).double()
-    regions = record(network, drawn(0, 2, 6, 7))
+    regions, one = (record(network, drawn(rows, 2, 6, 7)) for rows in (0, 1))
     constraints, logits = regions.forward(drawn(0, 2, 6, 7))
-    one = record(network, drawn(1, 2, 6, 7))
     assert constraints.shape == (0, one.constraints)
     assert logits.shape == regions.logits.shape == (0, 3)
     assert regions.adjoint(constraints, logits).shape == (0, 2, 6, 7)
@@ -254,8 +242,7 @@ def test_no_image_and_one_image() -> None:
 
 def test_a_network_without_choices_has_one_region() -> None:
     network = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3))).double()
-    x = drawn(2, 2, 3)
-    regions = record(network, x)
+    regions = record(network, drawn(2, 2, 3))
     constraints, logits = regions.forward(drawn(2, 2, 3, seed=1))
     assert (regions.constraints, constraints.shape) == (0, (2, 0))
     assert regions.pattern()[0] == regions.pattern()[1]
@@ -265,43 +252,30 @@ def test_a_network_without_choices_has_one_region() -> None:
 
 
 def test_choices_are_kept_small() -> None:
-    network = seeded(convolutional)
-    regions = record(network, drawn(3, 2, 6, 7, dtype=torch.float32))
-    kinds = {}
-    for step in regions._steps:
-        choices = getattr(step.operation, "choices", None)
-        if choices is not None:
-            kinds[step.operation.name] = choices().dtype  # type: ignore[union-attr]
-    assert kinds == {"relu": torch.bool, "max_pool2d": torch.int32}
+    regions = record(seeded(convolutional), drawn(3, 2, 6, 7, dtype=torch.float32))
+    assert [gate.choices().dtype for gate in regions._gates] == [torch.bool, torch.int32, torch.bool]
 
 
-def test_results_do_not_ask_for_gradients_and_arguments_stay() -> None:
-    network = seeded(convolutional).double()
-    x = drawn(2, 2, 6, 7)
-    regions = record(network, x)
+def test_results_do_not_require_gradients_and_arguments_stay() -> None:
+    regions = record(seeded(convolutional).double(), drawn(2, 2, 6, 7))
     z, y, v = drawn(2, 2, 6, 7), drawn(2, regions.constraints), drawn(2, 3)
     given = [one.clone() for one in (z, y, v)]
-    first = (*regions.forward(z), regions.adjoint(y, v))
-    second = (*regions.forward(z), regions.adjoint(y, v))
+    first, second = ((*regions.forward(z), regions.adjoint(y, v)) for _ in range(2))
     assert not any(one.requires_grad for one in first)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip((z, y, v), given, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip((*first, z, y, v), (*second, *given), strict=True))
 
 
 def test_wrong_shapes_and_dtypes_are_refused() -> None:
     regions = record(seeded(perceptron).double(), drawn(4, 5))
-    good = drawn(4, 5), drawn(4, 13), drawn(4, 3)
-    with pytest.raises(InvalidArgumentError, match=r"z: got shape \(3, 5\), expected shape \(4, 5\)"):
-        regions.forward(good[0][:3])
-    with pytest.raises(InvalidArgumentError, match=r"points: got shape \(4, 4\), expected shape \(4, 5\)"):
-        regions.at(good[0][:, :4])
-    with pytest.raises(InvalidArgumentError, match=r"z: got dtype torch.float32"):
-        regions.forward(good[0].float())
-    with pytest.raises(InvalidArgumentError, match=r"multipliers: got shape \(4, 12\), expected shape \(4, 13\)"):
-        regions.adjoint(good[1][:, :12])
-    with pytest.raises(InvalidArgumentError, match=r"logits: got shape \(4, 2\), expected shape \(4, 3\)"):
-        regions.adjoint(good[1], good[2][:, :2])
-    with pytest.raises(InvalidArgumentError, match=r"rows: got torch\.float32"):
-        regions.select(torch.zeros(3))
-    with pytest.raises(InvalidArgumentError, match=r"rows: got shape \(3,\)"):
-        regions.select(torch.tensor([True, False, True]))
+    z, y, v = drawn(4, 5), drawn(4, 13), drawn(4, 3)
+    for call, match in (
+        (lambda: regions.forward(z[:3]), r"z: got shape \(3, 5\), expected shape \(4, 5\)"),
+        (lambda: regions.at(z[:, :4]), r"points: got shape \(4, 4\), expected shape \(4, 5\)"),
+        (lambda: regions.forward(z.float()), r"z: got dtype torch.float32"),
+        (lambda: regions.adjoint(y[:, :12]), r"multipliers: got shape \(4, 12\), expected shape \(4, 13\)"),
+        (lambda: regions.adjoint(y, v[:, :2]), r"logits: got shape \(4, 2\), expected shape \(4, 3\)"),
+        (lambda: regions.select(torch.zeros(3)), r"rows: got torch\.float32"),
+        (lambda: regions.select(torch.tensor([True, False, True])), r"rows: got shape \(3,\)"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=match):
+            call()
