@@ -19,6 +19,7 @@ import copy
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -26,16 +27,11 @@ from torch import Tensor, nn
 
 from robust_ext.cli.loading import load_model
 from robust_ext.datasets import load_dataset
-from robust_ext.defenses import SOAP, fit_discriminator
-from robust_ext.defenses.catalogue import TRAINED
+from robust_ext.defenses import SOAP
+from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.defenses.soap import flipped_crop
-from robust_ext.defenses.training.contrastive import fit_contrastive_encoder
 from robust_ext.defenses.training.loop import train_module
-from robust_ext.defenses.training.projections import fit_projections
-from robust_ext.defenses.training.score import fit_score_network
-from robust_ext.defenses.training.stable_head import fit_stable_head
 from robust_ext.defenses.training.views import RandomViews
-from robust_ext.models.features import split
 from robust_ext.registry.defense import named_defense
 
 # For grey images whose mirror images are no such images.
@@ -65,33 +61,22 @@ def train(
         seed: Of everything that is drawn.
         plain_views: Whether views are crops and brightness alone, or those of the authors, with flips and colours.
     """
+    if name == "soap":
+        return train_for_soap(classifier, inputs, labels, flip=not plain_views, epochs=epochs, seed=seed)
     layers = [key for key, part in classifier.named_modules() if isinstance(part, (nn.Conv2d, nn.Linear))]
-    features = split(classifier, inputs[:2]).features
-    views = VIEWS if plain_views else RandomViews()
-    if name in ("aid", "imf"):
-        seen = layers[:-1] if name == "aid" else []
-        return fit_discriminator(
-            classifier,
-            inputs,
-            labels,
-            layers=seen,
-            epsilon=epsilon,
-            attack_step_size=epsilon / 4,
-            epochs=epochs,
-            seed=seed,
-        )
-    if name == "sodef":
-        return fit_stable_head(
-            features, inputs, labels, classes=classifier(inputs[:1]).shape[1], epochs=epochs, seed=seed
-        )
-    if name == "clc":
+    learned = {"epochs": epochs, "seed": seed}
+    attacked = {"epsilon": epsilon, "attack_step_size": epsilon / 4, **learned}
+    settings: dict[str, dict[str, Any]] = {
+        "aid": {"layers": layers[:-1], **attacked},
+        "imf": attacked,
+        "sodef": {"classes": classifier(inputs[:1]).shape[1], **learned},
         # The input and what enters each layer but the last; in the paper, what enters the blocks of a ResNet.
-        return fit_projections(classifier, inputs, layers=["", *layers[1:-1]], labels=labels)
-    if name == "reverse":
-        return fit_contrastive_encoder(features, inputs, views=views, epochs=epochs, seed=seed).head
-    if name == "adp":
-        return fit_score_network(inputs, width=16, epochs=epochs, seed=seed)
-    return train_for_soap(classifier, inputs, labels, flip=not plain_views, epochs=epochs, seed=seed)
+        "clc": {"layers": ["", *layers[1:-1]]},
+        "reverse": {"views": VIEWS if plain_views else RandomViews(), **learned},
+        "adp": {"width": 16, **learned},
+    }
+    made: nn.Module = NAMED[name].training_class(**settings.get(name, learned)).fit(classifier, inputs, labels)
+    return made
 
 
 def train_for_soap(
@@ -160,8 +145,8 @@ def main() -> None:
             settings = "(group_size=16)" if name in ("clc", "reverse") else ""
             defense = named_defense(name + settings, classifier, images[:2], weights=file)
     with torch.no_grad():
-        said = {"static": defense.classifier(images), "defended": defense(images)}
-    accuracy = {key: float((logits.argmax(1) == truth).float().mean()) for key, logits in said.items()}
+        logits_of = {"static": defense.classifier(images), "defended": defense(images)}
+    accuracy = {key: float((logits.argmax(1) == truth).float().mean()) for key, logits in logits_of.items()}
     print(f"accuracy on 64 test images: static {accuracy['static']:.3f}, defended {accuracy['defended']:.3f}")
 
 

@@ -36,7 +36,7 @@ from robust_ext.core.target import Target
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.soap import flipped_crop
 from robust_ext.defenses.training.contrastive import ContrastiveHead
-from robust_ext.defenses.training.projections import fit_projections
+from robust_ext.defenses.training.projections import ProjectionsTraining
 from robust_ext.defenses.training.score import ScoreNetwork
 from robust_ext.defenses.training.stable_head import StableHead
 from robust_ext.defenses.training.views import RandomViews
@@ -843,7 +843,7 @@ def part_of(name: str) -> Any:
         return defenses.Discriminator([32, 128] if layers else [10], layers=layers, width=8, after=1).eval()
     return {
         "sodef": lambda: StableHead(128, 10, dimension=6, hidden=7),
-        "clc": lambda: fit_projections(network(), digits(4)[0], layers=["", "5"]),
+        "clc": lambda: ProjectionsTraining(layers=["", "5"]).fit(network(), digits(4)[0]),
         "reverse": lambda: ContrastiveHead(128, width=5, dimension=3, views=RandomViews(area=0.5, flip=0.0)),
         "adp": lambda: ScoreNetwork(1, width=5, depth=2, noise=0.2),
     }[name]().eval()

@@ -19,4 +19,4 @@ from robust_ext.defenses.reverse import ContrastiveReversal as ContrastiveRevers
 from robust_ext.defenses.soap import SOAP as SOAP
 from robust_ext.defenses.sodef import SODEF as SODEF
 from robust_ext.defenses.training.discriminator import Discriminator as Discriminator
-from robust_ext.defenses.training.discriminator import fit_discriminator as fit_discriminator
+from robust_ext.defenses.training.discriminator import DiscriminatorTraining as DiscriminatorTraining

@@ -19,7 +19,7 @@ from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.random import derive_seed
 from robust_ext.core.settings import setting
 from robust_ext.defenses._common import over_rows, stretch
-from robust_ext.defenses.training.score import ScoreNetwork
+from robust_ext.defenses.training.score import ScoreNetwork, ScoreTraining
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG
@@ -48,12 +48,13 @@ class AdaptiveDenoising(Purifier):
 
     name = "adp"
     part_class = ScoreNetwork
+    training_class = ScoreTraining
     random = True
     output = "probabilities"
 
     score: nn.Module = positional(
         "From images in [0, 1], whatever the bounds, to scores of the same shape, see "
-        ":func:`robust_ext.defenses.training.score.fit_score_network`.",
+        ":class:`~robust_ext.defenses.training.score.ScoreTraining`.",
         kw_only=False,
     )
     steps: int = setting(default=10, help="At least 0.", minimum=0)

@@ -16,7 +16,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.settings import setting
 from robust_ext.defenses._common import SignPurifier, one_a_row
-from robust_ext.defenses.training.discriminator import Discriminator
+from robust_ext.defenses.training.discriminator import Discriminator, DiscriminatorTraining
 from robust_ext.detectors.observation import observe
 from robust_ext.models.row_rng import RowRNG
 from robust_ext.models.vjp import row_gradient
@@ -32,11 +32,12 @@ class AIDPurifier(SignPurifier):
 
     name = "aid"
     part_class = Discriminator
+    training_class = DiscriminatorTraining
 
     discriminator: nn.Module = positional(
         "From the outputs of the layers, one argument each, to numbers ``(N,)`` or ``(N, 1)``, in eval mode: the "
         "higher, the more likely a clean input; their sigmoid is the probability of one. See "
-        ":func:`robust_ext.defenses.training.discriminator.fit_discriminator`.",
+        ":class:`~robust_ext.defenses.training.discriminator.DiscriminatorTraining`.",
         kw_only=False,
     )
     layers: Any = given(

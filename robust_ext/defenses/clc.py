@@ -16,7 +16,7 @@ from robust_ext.core.errors import ModelError
 from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.settings import setting
 from robust_ext.defenses._common import stretch
-from robust_ext.defenses.training.projections import INPUT, Projections, edited_inputs
+from robust_ext.defenses.training.projections import INPUT, Projections, ProjectionsTraining, edited_inputs
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.row_rng import RowRNG
@@ -41,10 +41,10 @@ class ClosedLoopControl(AdaptiveDefense):
     Held controls, ``BPDA(defense, backward="frozen")``, are the paper's attack.
 
     Example:
-        >>> from robust_ext.defenses.training.projections import fit_projections
+        >>> from robust_ext.defenses.training.projections import ProjectionsTraining
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
         >>> x = torch.rand(20, 1, 2, 2)
-        >>> defense = ClosedLoopControl(net, fit_projections(net, x, layers=["", "1"]), group_size=4)
+        >>> defense = ClosedLoopControl(net, ProjectionsTraining(layers=["", "1"]).fit(net, x), group_size=4)
         >>> trace = defense.trace(x[:8])
         >>> trace.logits.shape, len(trace.iterates), list(trace.state)
         (torch.Size([8, 3]), 5, ['1'])
@@ -52,6 +52,7 @@ class ClosedLoopControl(AdaptiveDefense):
 
     name = "clc"
     part_class = Projections
+    training_class = ProjectionsTraining
     batch_level = True
     needs_gradients = True
 
@@ -60,7 +61,7 @@ class ClosedLoopControl(AdaptiveDefense):
         kw_only=False,
     )
     projections: Projections = positional(
-        "See :func:`robust_ext.defenses.training.projections.fit_projections`.", kw_only=False
+        "See :class:`~robust_ext.defenses.training.projections.ProjectionsTraining`.", kw_only=False
     )
     steps: int = setting(default=5, help="At least 0; with 0 there is no defense.", minimum=0)
     learning_rate: float = setting(

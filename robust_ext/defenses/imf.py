@@ -18,7 +18,7 @@ from robust_ext.core.modules import module_class, positional
 from robust_ext.core.settings import setting
 from robust_ext.core.validation import check_number
 from robust_ext.defenses._common import SignPurifier, one_a_row, over_rows
-from robust_ext.defenses.training.discriminator import Discriminator
+from robust_ext.defenses.training.discriminator import Discriminator, DiscriminatorTraining
 from robust_ext.models.row_rng import RowRNG
 from robust_ext.models.vjp import row_gradient
 
@@ -38,11 +38,12 @@ class IMF(SignPurifier):
 
     name = "imf"
     part_class = Discriminator
+    training_class = DiscriminatorTraining
 
     discriminator: nn.Module = positional(
         "From logits ``(N, K)`` to numbers ``(N,)`` or ``(N, 1)``, in eval mode: the higher, the more likely a "
         "clean input; their sigmoid is the probability of one. See "
-        ":func:`robust_ext.defenses.training.discriminator.fit_discriminator`.",
+        ":class:`~robust_ext.defenses.training.discriminator.DiscriminatorTraining`.",
         kw_only=False,
     )
     steps: int = setting(default=1, help="At least 0.", minimum=0)

@@ -16,7 +16,13 @@ from robust_ext.core.bounds import from_unit, to_unit
 from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.settings import setting
 from robust_ext.defenses._common import SignPurifier, random_start
-from robust_ext.defenses.training.contrastive import POSITIVES, ContrastiveEncoder, ContrastiveHead, contrastive_losses
+from robust_ext.defenses.training.contrastive import (
+    POSITIVES,
+    ContrastiveEncoder,
+    ContrastiveHead,
+    ContrastiveTraining,
+    contrastive_losses,
+)
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.models.features import split
 from robust_ext.models.row_rng import RowRNG
@@ -41,12 +47,13 @@ class ContrastiveReversal(SignPurifier):
 
     name = "reverse"
     part_class = ContrastiveHead
+    training_class = ContrastiveTraining
     random = True
     batch_level = True
 
     encoder: nn.Module = positional(
         "From images to embeddings ``(N, D)``, in eval mode, see "
-        ":func:`robust_ext.defenses.training.contrastive.fit_contrastive_encoder`.",
+        ":class:`~robust_ext.defenses.training.contrastive.ContrastiveTraining`.",
         kw_only=False,
     )
     steps: int = setting(default=40, help="At least 0.", minimum=0)

@@ -16,7 +16,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.modules import module_class, positional
 from robust_ext.core.settings import setting
 from robust_ext.defenses.training.ode import SOLVERS, integrate, load_torchdiffeq
-from robust_ext.defenses.training.stable_head import StableHead
+from robust_ext.defenses.training.stable_head import StableHead, StableHeadTraining
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.features import split
@@ -46,6 +46,7 @@ class SODEF(AdaptiveDefense):
 
     name = "sodef"
     part_class = StableHead
+    training_class = StableHeadTraining
 
     classifier: nn.Module = positional(
         "The static classifier that the features are of, from inputs ``(N, ...)`` to ``(N, K)``.", kw_only=False
@@ -54,7 +55,7 @@ class SODEF(AdaptiveDefense):
         "From inputs to features ``(N, F)``, see :func:`robust_ext.models.features.split`.", kw_only=False
     )
     head: StableHead = positional(
-        "See :func:`robust_ext.defenses.training.stable_head.fit_stable_head`.", kw_only=False
+        "See :class:`~robust_ext.defenses.training.stable_head.StableHeadTraining`.", kw_only=False
     )
     time: float = setting(default=5.0, help="Length of the interval, above 0.", above=0)
     solver: str = setting(

@@ -56,6 +56,7 @@ class AdaptiveDefense(SettingsModule, ABC):
     Attributes:
         name: What it is called in texts such as ``"hd(steps=5)"``; empty where it cannot be made by name.
         part_class: Class of its trained part, which ``part_class.load`` reads from a file; None where it has none.
+        training_class: Class of the settings of its training, whose ``fit`` makes that part.
         random: Whether the logits of the same batch can differ.
         batch_level: Whether the logits of a row depend on the other rows of its group.
         needs_gradients: Whether :meth:`solve` needs gradients; they are switched on for it, whatever the caller does.
@@ -68,6 +69,7 @@ class AdaptiveDefense(SettingsModule, ABC):
 
     name = ""
     part_class: ClassVar[Any] = None
+    training_class: ClassVar[Any] = None
     random = False
     batch_level = False
     needs_gradients = False

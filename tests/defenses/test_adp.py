@@ -11,7 +11,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.adp import AdaptiveDenoising
-from robust_ext.defenses.training.score import ScoreNetwork, fit_score_network
+from robust_ext.defenses.training.score import ScoreNetwork, ScoreTraining
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
@@ -209,14 +209,14 @@ def test_what_is_wrong_is_said() -> None:
         with pytest.raises(InvalidArgumentError, match=named):
             defense(**settings)
     with pytest.raises(InvalidArgumentError, match="images"):
-        fit_score_network(torch.rand(4, 3))
+        ScoreTraining().fit(network(), torch.rand(4, 3))
 
 
 def test_a_score_network_learns_where_images_are() -> None:
     # All images are one: the noise is the difference from it.
     image = torch.rand(1, 1, 5, 5, generator=torch.Generator().manual_seed(0))
     inputs = image.expand(64, -1, -1, -1)
-    score = fit_score_network(inputs, width=16, depth=2, epochs=40, batch_size=32, learning_rate=1e-2)
+    score = ScoreTraining(width=16, depth=2, epochs=40, batch_size=32, learning_rate=1e-2).fit(nn.Identity(), inputs)
     noise = 0.2 * torch.randn(20, 1, 5, 5, generator=torch.Generator().manual_seed(1))
     found = score(image + noise)
     assert float(nn.functional.cosine_similarity(found.flatten(1), -noise.flatten(1)).mean()) > 0.8
@@ -227,7 +227,7 @@ def test_a_score_network_learns_where_images_are() -> None:
 def test_training_depends_on_its_seed_alone() -> None:
     x = torch.rand(20, 1, 4, 4)
     before = torch.get_rng_state()
-    found = [fit_score_network(x, width=4, depth=1, epochs=1, seed=seed)(x) for seed in (0, 0, 1)]
+    found = [ScoreTraining(width=4, depth=1, epochs=1, seed=seed).fit(nn.Identity(), x)(x) for seed in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])

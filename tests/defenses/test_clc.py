@@ -11,7 +11,7 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.clc import ClosedLoopControl
-from robust_ext.defenses.training.projections import Projections, edited_inputs, fit_projections
+from robust_ext.defenses.training.projections import Projections, ProjectionsTraining, edited_inputs
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import BPDA
 
@@ -99,7 +99,7 @@ def test_projections_are_those_of_a_singular_value_decomposition() -> None:
     net, x = network(), data(50)
     labels = net(x).argmax(1)
     labels[:10] = (labels[:10] + 1) % 3
-    found = fit_projections(net, x, layers=LAYERS, labels=labels, share=0.6)
+    found = ProjectionsTraining(layers=LAYERS, share=0.6).fit(net, x, labels)
     used = x[10:]
     values = [used.flatten(1), used.flatten(1), net[:3](used)]
     for number, rows in enumerate(values):
@@ -121,7 +121,7 @@ def test_projections_are_those_of_a_singular_value_decomposition() -> None:
 
 
 def test_all_of_the_singular_values_are_all_axes() -> None:
-    found = fit_projections(network(), data(50), layers=["3"], share=1.0)
+    found = ProjectionsTraining(layers=["3"], share=1.0).fit(network(), data(50))
     assert found.basis(0).shape == (8, 8)
 
 
@@ -241,9 +241,9 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(InvalidArgumentError, match="centre"):
         defense(centre="middle")
     with pytest.raises(InvalidArgumentError, match="names of layers, such as"):
-        fit_projections(network(), data(9), layers=["9"])
+        ProjectionsTraining(layers=["9"]).fit(network(), data(9))
     with pytest.raises(InvalidArgumentError, match="0 usable inputs"):
-        fit_projections(network(), data(9), layers=["1"], labels=(network()(data(9)).argmax(1) + 1) % 3)
+        ProjectionsTraining(layers=["1"]).fit(network(), data(9), (network()(data(9)).argmax(1) + 1) % 3)
     with pytest.raises(InvalidArgumentError, match="one or more different names"):
         Projections(["1", "1"], [torch.eye(2)] * 2, [torch.zeros(2)] * 2)
     turned = Projections(["3", "1"], [torch.eye(8), torch.eye(6)], [torch.zeros(8), torch.zeros(6)])
@@ -264,7 +264,7 @@ def test_foolbox_breaks_it() -> None:
     foolbox = pytest.importorskip("foolbox")
     net = digits_network()
     inputs, labels = load_dataset("digits", split="train").take(range(300))
-    model = ClosedLoopControl(net, fit_projections(net, inputs, layers=["", "5"], labels=labels), learning_rate=0.02)
+    model = ClosedLoopControl(net, ProjectionsTraining(layers=["", "5"]).fit(net, inputs, labels), learning_rate=0.02)
     x, wanted = load_dataset("digits").take(range(32))
     assert float((model(x).argmax(1) == wanted).float().mean()) > 0.7
     attack = foolbox.attacks.LinfPGD(steps=10, rel_stepsize=0.2, random_start=False)

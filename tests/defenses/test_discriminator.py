@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.aid import AIDPurifier
 from robust_ext.defenses.imf import IMF
-from robust_ext.defenses.training.discriminator import Discriminator, fit_discriminator
+from robust_ext.defenses.training.discriminator import Discriminator, DiscriminatorTraining
 from robust_ext.demo.network import digits_network
 
 LAYERS = ("1", "3", "6")
@@ -46,9 +47,7 @@ def attacked(net: nn.Sequential) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def fit(net: nn.Module, training: tuple[Tensor, Tensor], layers: tuple[str, ...]) -> Discriminator:
-    return fit_discriminator(
-        net,
-        *training,
+    settings = DiscriminatorTraining(
         layers=layers,
         epsilon=0.1,
         attack_step_size=0.04,
@@ -60,6 +59,7 @@ def fit(net: nn.Module, training: tuple[Tensor, Tensor], layers: tuple[str, ...]
         before=0,
         after=1,
     )
+    return settings.fit(net, *training)
 
 
 @pytest.mark.parametrize("layers", [(), LAYERS])
@@ -91,7 +91,7 @@ def test_the_seed_decides_and_nothing_else_changes(net: nn.Sequential, training:
     weights = [parameter.clone() for parameter in net.parameters()]
     before = torch.get_rng_state()
     first, again, other = (
-        fit_discriminator(net, *few, layers=LAYERS[-1:], epochs=2, attack_steps=1, width=8, seed=seed)
+        DiscriminatorTraining(layers=LAYERS[-1:], epochs=2, attack_steps=1, width=8, seed=seed).fit(net, *few)
         for seed in (1, 1, 2)
     )
     assert torch.equal(torch.get_rng_state(), before)
@@ -114,10 +114,9 @@ def test_other_bounds_are_the_same_stretched(net: nn.Sequential, training: tuple
             return out
 
     x, labels = training[0][:40], training[1][:40]
-    unit = fit_discriminator(net, x, labels, mixed=True, epochs=1, attack_steps=2)
-    other = fit_discriminator(
-        Halved().eval(), 2 * x - 1, labels, mixed=True, epochs=1, attack_steps=2, bounds=(-1.0, 1.0)
-    )
+    settings: dict[str, Any] = {"mixed": True, "epochs": 1, "attack_steps": 2}
+    unit = DiscriminatorTraining(**settings).fit(net, x, labels)
+    other = DiscriminatorTraining(**settings, bounds=(-1.0, 1.0)).fit(Halved().eval(), 2 * x - 1, labels)
     logits = torch.randn(30, 10, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(unit(logits), other(logits), rtol=1e-2, atol=1e-2)
 
@@ -143,15 +142,15 @@ def test_it_can_be_saved(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said(net: nn.Sequential, training: tuple[Tensor, Tensor]) -> None:
     x, labels = training
     with pytest.raises(InvalidArgumentError, match="inputs: got 1 inputs"):
-        fit_discriminator(net, x[:1], labels[:1])
+        DiscriminatorTraining().fit(net, x[:1], labels[:1])
     with pytest.raises(InvalidArgumentError, match="layers: got fc"):
-        fit_discriminator(net, x, labels, layers=["fc"])
+        DiscriminatorTraining(layers=["fc"]).fit(net, x, labels)
     with pytest.raises(InvalidArgumentError, match="labels"):
-        fit_discriminator(net, x, labels[:3])
+        DiscriminatorTraining().fit(net, x, labels[:3])
     with pytest.raises(InvalidArgumentError, match="batch_size: got 1"):
-        fit_discriminator(net, x, labels, batch_size=1)
+        DiscriminatorTraining(batch_size=1)
     with pytest.raises(InvalidArgumentError, match="inputs"):
-        fit_discriminator(net, 2 * x, labels)
+        DiscriminatorTraining().fit(net, 2 * x, labels)
     with pytest.raises(InvalidArgumentError, match="channels"):
         Discriminator([3], layers=["a", "b"])
     with pytest.raises(InvalidArgumentError, match="channels"):

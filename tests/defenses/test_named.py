@@ -17,7 +17,7 @@ from robust_ext.datasets import load_dataset
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.defenses.soap import flipped_crop
 from robust_ext.defenses.training.contrastive import ContrastiveHead
-from robust_ext.defenses.training.projections import fit_projections
+from robust_ext.defenses.training.projections import ProjectionsTraining
 from robust_ext.defenses.training.score import ScoreNetwork
 from robust_ext.defenses.training.stable_head import StableHead
 from robust_ext.defenses.training.views import RandomViews
@@ -72,7 +72,7 @@ def untrained(name, net, images):
     elif name == "sodef":
         part = StableHead(128, 10, dimension=6, hidden=7)
     elif name == "clc":
-        part = fit_projections(net, images, layers=["", "5"])
+        part = ProjectionsTraining(layers=["", "5"]).fit(net, images)
     elif name == "reverse":
         part = ContrastiveHead(128, width=5, dimension=3, views=RandomViews(area=0.5, flip=0.0))
     else:

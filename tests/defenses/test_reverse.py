@@ -15,7 +15,7 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.reverse import ContrastiveReversal
-from robust_ext.defenses.training.contrastive import contrastive_losses, fit_contrastive_encoder
+from robust_ext.defenses.training.contrastive import ContrastiveEncoder, ContrastiveTraining, contrastive_losses
 from robust_ext.defenses.training.views import RandomViews, View
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import BPDA
@@ -262,8 +262,9 @@ def test_training_learns_and_depends_on_its_seed_alone() -> None:
     views = RandomViews(area=0.8, flip=0, jitter=0.2)
     before = torch.get_rng_state()
     keywords: dict[str, Any] = {"views": views, "width": 32, "epochs": 10, "batch_size": 50}
-    encoders = [fit_contrastive_encoder(features, inputs, seed=seed, **keywords) for seed in (0, 0)]
-    other = fit_contrastive_encoder(features, inputs, seed=1, **{**keywords, "epochs": 1})
+    trained = [ContrastiveTraining(seed=seed, **keywords).fit(net, inputs) for seed in (0, 0)]
+    encoders = [ContrastiveEncoder(features, head) for head in trained]
+    other = ContrastiveEncoder(features, ContrastiveTraining(**{**keywords, "seed": 1, "epochs": 1}).fit(net, inputs))
     assert torch.equal(torch.get_rng_state(), before)
     x, _ = load_dataset("digits").take(range(40))
     assert torch.equal(encoders[0](x), encoders[1](x))

@@ -14,7 +14,7 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.sodef import SODEF
 from robust_ext.defenses.training.ode import StableField, integrate
-from robust_ext.defenses.training.stable_head import StableHead, fit_stable_head
+from robust_ext.defenses.training.stable_head import StableHead, StableHeadTraining
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.features import split
@@ -161,7 +161,7 @@ def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgumentError, match="time"):
         defense(time=0)
     with pytest.raises(InvalidArgumentError, match="at least 2 training inputs"):
-        fit_stable_head(nn.Flatten(), data(1), torch.zeros(1, dtype=torch.int64))
+        StableHeadTraining().fit(network(), data(1), torch.zeros(1, dtype=torch.int64))
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     with pytest.raises(MissingDependencyError, match='or choose solver="rk4"'):
         defense(solver="dopri5")
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained() -> tuple[SODEF, Tensor, Tensor]:
     net = digits_network()
     inputs, labels = load_dataset("digits", split="train").take(range(400))
-    head = fit_stable_head(split(net, inputs[:2]).features, inputs, labels, hidden=32, epochs=3, seed=4)
+    head = StableHeadTraining(hidden=32, epochs=3, seed=4).fit(net, inputs, labels)
     test, wanted = load_dataset("digits").take(range(60))
     return SODEF(net, split(net, inputs[:2]).features, head, solver="rk4", steps=8), test, wanted
 
@@ -196,11 +196,13 @@ def test_training_depends_on_its_seed_alone() -> None:
     x, labels = data(30), torch.arange(30) % 3
     before = torch.get_rng_state()
     heads = [
-        fit_stable_head(network()[:3], x, labels, dimension=4, hidden=4, epochs=1, batch_size=8, seed=seed)
+        StableHeadTraining(dimension=4, hidden=4, epochs=1, batch_size=8, seed=seed).fit(network(), x, labels)
         for seed in (0, 0, 1)
     ]
     assert torch.equal(torch.get_rng_state(), before)
-    wide = fit_stable_head(network()[:3], 2 * x - 1, labels, classes=5, dimension=2, hidden=2, epochs=1, bounds=[-1, 1])
+    wide = StableHeadTraining(classes=5, dimension=2, hidden=2, epochs=1, bounds=(-1, 1)).fit(
+        network(), 2 * x - 1, labels
+    )
     assert wide.readout.out_features == 5
     assert torch.equal(heads[0].field.layers[0].weight, heads[1].field.layers[0].weight)
     assert not torch.equal(heads[0].field.layers[0].weight, heads[2].field.layers[0].weight)

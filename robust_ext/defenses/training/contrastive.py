@@ -5,20 +5,20 @@ Source: Mao et al., "Adversarial Attacks are Reversible with Natural Supervision
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds, from_unit, to_unit
+from robust_ext.core.bounds import from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
-from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
-from robust_ext.defenses.training.loop import train_module
+from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.validation import check_choice
+from robust_ext.defenses.training.loop import NetworkTraining
 from robust_ext.defenses.training.part import TrainedPart
 from robust_ext.defenses.training.views import RandomViews
+from robust_ext.models.features import split
 from robust_ext.models.row_rng import RowRNG, seeds_of
 
 POSITIVES = ("first", "all")
@@ -110,61 +110,35 @@ def contrastive_losses(embeddings: Tensor, *, temperature: float = 0.2, positive
     return (total.logsumexp(1).view(views, rows).T - wanted).mean(1)
 
 
-def fit_contrastive_encoder(
-    features: nn.Module,
-    inputs: Tensor,
-    *,
-    views: RandomViews | None = None,
-    count: int = 2,
-    temperature: float = 0.2,
-    width: int = 256,
-    dimension: int = 16,
-    epochs: int = 20,
-    batch_size: int = 128,
-    learning_rate: float = 1e-3,
-    bounds: Sequence[float] = (0.0, 1.0),
-    seed: int = 0,
-) -> ContrastiveEncoder:
-    """Train a head on the features of a network that stays as it is, without labels.
+@settings_class
+class ContrastiveTraining(NetworkTraining):
+    """Training of a :class:`ContrastiveHead` on a classifier's features, without labels.
 
-    The head is a :class:`ContrastiveHead`. The authors' learns from all of CIFAR-10 for 200 passes at a rate of 1e-4.
-
-    Args:
-        features: From inputs to features ``(N, F)``, in eval mode.
-        inputs: Clean training images, floating point ``(N, C, H, W)`` in the bounds, at least 2.
-        views: How views are drawn; those of the authors when left out.
-        count: Views of each image in a step, at least 2.
-        temperature: See :func:`contrastive_losses`.
-        width: Of the head's hidden layer.
-        dimension: Of the embeddings.
-        epochs: Passes over the data.
-        batch_size: At least 2.
-        learning_rate: Of Adam.
-        bounds: Of the inputs.
-        seed: Of everything that is drawn.
-
-    Returns:
-        On the features' device, in eval mode; its head's parameters require no gradients.
-
-    Raises:
-        InvalidArgumentError: These are no such tensors or settings.
+    The authors' learns from all of CIFAR-10 for 200 passes at a rate of 1e-4.
     """
-    check_integer("count", count, minimum=2)
-    check_number("temperature", temperature, minimum=0, open_minimum=True)
-    limits = check_bounds(bounds)
-    device = module_device(features)
-    unit = to_unit(check_inputs("inputs", inputs, bounds=limits), limits).to(device)
-    with torch.no_grad():
-        size = features(from_unit(unit[:2], limits)).flatten(1).shape[1]
-    with seeded_globals(derive_seed(seed, "head")):
-        head = ContrastiveHead(size, width=width, dimension=dimension, views=views).to(device)
 
-    def loss(rows: Tensor) -> Tensor:
-        rng = RowRNG(seeds_of(len(rows)))
-        seen = from_unit(torch.cat([head.views(unit[rows], rng, "view", number) for number in range(count)]), limits)
+    views: RandomViews | None = setting(default=None, help="How views are drawn; those of the authors when left out.")
+    count: int = setting(default=2, help="Views of each image in a step, at least 2.", minimum=2)
+    temperature: float = setting(default=0.2, help="See :func:`contrastive_losses`.", above=0)
+    width: int = setting(default=256, help="Of the head's hidden layer.", minimum=1)
+    dimension: int = setting(default=16, help="Of the embeddings.", minimum=1)
+
+    def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> ContrastiveHead:
+        """Train; see :meth:`Training.fit`."""
+        unit = to_unit(self.checked(classifier, inputs), self.bounds)
+        features = split(classifier, from_unit(unit[:2], self.bounds)).features
         with torch.no_grad():
-            values = features(seen).flatten(1)
-        return contrastive_losses(head(values).view(count, len(rows), -1), temperature=temperature).mean()
+            size = features(from_unit(unit[:2], self.bounds)).shape[1]
+        with seeded_globals(derive_seed(self.seed, "head")):
+            head = ContrastiveHead(size, width=self.width, dimension=self.dimension, views=self.views).to(unit.device)
 
-    train_module(head, len(unit), loss, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
-    return ContrastiveEncoder(features, head.requires_grad_(False))
+        def loss(rows: Tensor) -> Tensor:
+            rng = RowRNG(seeds_of(len(rows)))
+            seen = torch.cat([head.views(unit[rows], rng, "view", number) for number in range(self.count)])
+            with torch.no_grad():
+                values = features(from_unit(seen, self.bounds))
+            embeddings = head(values).view(self.count, len(rows), -1)
+            return contrastive_losses(embeddings, temperature=self.temperature).mean()
+
+        self.run(head, len(unit), loss)
+        return head.requires_grad_(False)

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.running import run_attack
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import derive_seed, seeded_globals, stream
-from robust_ext.core.target import Target, module_device
+from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
+from robust_ext.core.validation import check_integer, check_labels
 from robust_ext.defenses._common import over_rows
-from robust_ext.defenses.training.loop import check_training, train_module
+from robust_ext.defenses.training.loop import NetworkTraining, check_rows
 from robust_ext.defenses.training.part import TrainedPart
 from robust_ext.detectors.observation import observe
 
@@ -97,98 +97,74 @@ class Discriminator(TrainedPart):
         return out.squeeze(1)
 
 
-def fit_discriminator(
-    classifier: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    layers: Sequence[str] = (),
-    mixed: bool | None = None,
-    gamma: float = 2.0,
-    epsilon: float = 0.031,
-    attack_steps: int = 10,
-    attack_step_size: float = 0.004,
-    epochs: int = 20,
-    learning_rate: float = 1e-3,
-    batch_size: int = 128,
-    bounds: Sequence[float] = (0.0, 1.0),
-    seed: int = 0,
-    **sizes: int,
-) -> Discriminator:
-    """Train a discriminator for a classifier, which is left as it was.
+@settings_class
+class DiscriminatorTraining(NetworkTraining):
+    """Training of a :class:`Discriminator`.
 
     It learns from the inputs and from what PGD on the classifier's cross-entropy makes of them, all of it, successful
     or not. Trained ``mixed``, as AID-purifier's, it sees inputs anywhere on the line to an adversarial one drawn out
     ``gamma`` times, and learns which share of them is clean; else clean and adversarial inputs. Constants are those of
     AID-purifier's code for CIFAR-10, but for Adam in place of SGD, the adversarial inputs made only once, and more
     passes over fewer data.
-
-    Args:
-        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.
-        inputs: Clean training inputs, floating point ``(N, ...)`` in the bounds, at least 2.
-        labels: Their classes, integers ``(N,)``.
-        layers: Names of the layers it sees, for AID-purifier; empty for the logits, for IMF.
-        mixed: See above; left out, where there are layers.
-        gamma: How far mixtures go, relative to the perturbation, above 0.
-        epsilon: Of the linf attack, for inputs in [0, 1], above 0; follows the width of other bounds.
-        attack_steps: Of PGD from a random start, at least 1.
-        attack_step_size: In the units of ``epsilon``, above 0.
-        epochs: Passes over the data, at least 1.
-        learning_rate: Of Adam, above 0.
-        batch_size: Inputs in a step, at least 2.
-        bounds: Of the inputs.
-        seed: Of everything that is drawn; global generators are left alone.
-        **sizes: ``width``, ``before`` and ``after`` of :class:`Discriminator`.
-
-    Returns:
-        In eval mode, on the classifier's device; its parameters ask for no gradients.
-
-    Raises:
-        InvalidArgumentError: These are no such tensors or settings, or there is no such layer.
-        ModelError: The classifier is not one, or is in train mode.
-        AttackError: It gives no gradients.
     """
-    limits = low, high = check_bounds(bounds)
-    check_number("gamma", gamma, minimum=0, open_minimum=True)
-    share = check_number("epsilon", epsilon, minimum=0, open_minimum=True)
-    step = check_number("attack_step_size", attack_step_size, minimum=0, open_minimum=True)
-    clean = check_inputs("inputs", inputs, bounds=limits).to(module_device(classifier))
-    # All that is wrong is refused before the attack.
-    check_training(len(clean), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
-    classes = check_classifier(classifier, clean[:2]).shape[1]
-    labels = check_labels("labels", labels, samples=len(clean), classes=classes).to(clean.device)
-    channels = [values.shape[1] for values in _activations(classifier, clean[:1], layers)]
-    adversarial = _attacked(
-        ObjectivePGD(objective="ace", steps=attack_steps, step_size=step * (high - low)),
-        classifier,
-        clean,
-        labels,
-        threat_model=ThreatModel(norm="linf", epsilon=share * (high - low), bounds=limits),
-        classes=classes,
-        generator=stream(seed, "adversarial"),
-        batch_size=batch_size,
+
+    layers: tuple[str, ...] = setting(
+        default=(), help="Names of the layers it sees, for AID-purifier; empty for the logits, for IMF."
     )
-    along = bool(layers) if mixed is None else mixed
-    other = (clean + gamma * (adversarial - clean)).clamp(low, high) if along else adversarial
+    mixed: bool | None = setting(default=None, help="See above; when left out, where there are layers.")
+    gamma: float = setting(default=2.0, help="How far mixtures go, relative to the perturbation, above 0.", above=0)
+    epsilon: float = setting(
+        default=0.031, help="Of the linf attack, for inputs in [0, 1]; follows the width of other bounds.", above=0
+    )
+    attack_steps: int = setting(default=10, help="Of PGD from a random start, at least 1.", minimum=1)
+    attack_step_size: float = setting(default=0.004, help="In the units of ``epsilon``, above 0.", above=0)
+    width: int = setting(default=64, help="See :class:`Discriminator`.", minimum=1)
+    before: int = setting(default=1, help="Likewise.", minimum=0)
+    after: int = setting(default=3, help="Likewise.", minimum=0)
 
-    def loss(rows: Tensor) -> Tensor:
-        x, cleanness = (_mixtures if along else _both)(clean[rows], other[rows])
-        found = discriminator(*_activations(classifier, x, layers))
-        return nn.functional.binary_cross_entropy_with_logits(found, cleanness)
+    def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> Discriminator:
+        """Train; see :meth:`Training.fit`.
 
-    with seeded_globals(derive_seed(seed, "discriminator")):
-        discriminator = Discriminator(channels, layers=layers, **sizes).to(clean.device)
-        # Its order and mixtures go on from where its weights were drawn.
-        train_module(
-            discriminator,
-            len(clean),
-            loss,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            seed=None,
+        Raises:
+            AttackError: The classifier gives no gradients.
+        """
+        clean = self.checked(classifier, inputs)
+        # All that is wrong is refused before the attack.
+        check_rows(len(clean))
+        classes = check_classifier(classifier, clean[:2]).shape[1]
+        labels = check_labels("labels", labels, samples=len(clean), classes=classes).to(clean.device)
+        channels = [values.shape[1] for values in _activations(classifier, clean[:1], self.layers)]
+        adversarial = self._attacked(classifier, clean, labels, classes)
+        mixed = bool(self.layers) if self.mixed is None else self.mixed
+        other = (clean + self.gamma * (adversarial - clean)).clamp(*self.bounds) if mixed else adversarial
+
+        def loss(rows: Tensor) -> Tensor:
+            x, cleanness = (_mixtures if mixed else _both)(clean[rows], other[rows])
+            found = discriminator(*_activations(classifier, x, self.layers))
+            return nn.functional.binary_cross_entropy_with_logits(found, cleanness)
+
+        with seeded_globals(derive_seed(self.seed, "discriminator")):
+            sizes = {"width": self.width, "before": self.before, "after": self.after}
+            discriminator = Discriminator(channels, layers=self.layers, **sizes).to(clean.device)
+            # Its order and mixtures go on from where its weights were drawn.
+            self.run(discriminator, len(clean), loss, seeded=False)
+        return discriminator.requires_grad_(False)
+
+    def _attacked(self, classifier: nn.Module, clean: Tensor, labels: Tensor, classes: int) -> Tensor:
+        width = self.bounds[1] - self.bounds[0]
+        attack = ObjectivePGD(objective="ace", steps=self.attack_steps, step_size=self.attack_step_size * width)
+        threat_model = ThreatModel(norm="linf", epsilon=self.epsilon * width, bounds=self.bounds)
+        target = Target(
+            module=classifier,
+            bounds=self.bounds,
+            classes=classes,
+            input_shape=clean.shape[1:],
+            device=clean.device,
         )
-    return discriminator.requires_grad_(False)
+        generator = stream(self.seed, "adversarial")
+        pairs = zip(torch.split(clean, self.batch_size), torch.split(labels, self.batch_size), strict=True)
+        found = [run_attack(attack, target, x, y, threat_model=threat_model, generator=generator) for x, y in pairs]
+        return torch.cat(found)
 
 
 def _activations(classifier: nn.Module, x: Tensor, layers: Sequence[str]) -> list[Tensor]:
@@ -207,29 +183,6 @@ def _mixtures(clean: Tensor, vertex: Tensor) -> tuple[Tensor, Tensor]:
     """Points between the two, and how much of each is the clean one."""
     share = torch.rand(len(clean)).to(clean)
     return torch.lerp(vertex, clean, over_rows(share, clean)), share
-
-
-def _attacked(
-    attack: ObjectivePGD,
-    classifier: nn.Module,
-    clean: Tensor,
-    labels: Tensor,
-    *,
-    threat_model: ThreatModel,
-    classes: int,
-    generator: torch.Generator,
-    batch_size: int,
-) -> Tensor:
-    target = Target(
-        module=classifier,
-        bounds=threat_model.bounds,
-        classes=classes,
-        input_shape=clean.shape[1:],
-        device=clean.device,
-    )
-    pairs = zip(torch.split(clean, batch_size), torch.split(labels, batch_size), strict=True)
-    found = [run_attack(attack, target, x, y, threat_model=threat_model, generator=generator) for x, y in pairs]
-    return torch.cat(found)
 
 
 def _block(before: int, after: int) -> nn.Sequential:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_inputs, check_labels, check_number
+from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.validation import check_labels
+from robust_ext.defenses.training.loop import Training
 from robust_ext.defenses.training.part import TrainedPart
 
 INPUT = ""
@@ -99,45 +100,34 @@ def edited_inputs(
         yield
 
 
-def fit_projections(
-    classifier: nn.Module,
-    inputs: Tensor,
-    *,
-    layers: Sequence[str],
-    labels: Tensor | None = None,
-    share: float = 0.99,
-    bounds: Sequence[float] = (0.0, 1.0),
-) -> Projections:
-    """Find for each layer the fewest principal axes whose singular values sum up to more than a share of all.
+@settings_class
+class ProjectionsTraining(Training):
+    """Finds for each layer the fewest principal axes whose singular values sum up to more than a share of all.
 
-    Args:
-        classifier: In eval mode; its logits are needed where there are labels.
-        inputs: Clean training inputs, floating point ``(N, ...)`` in the bounds, at least 2. Chen et al. take 6,500.
-        layers: As for :class:`Projections`; the paper's are the input and the inputs of four blocks of a ResNet-20.
-        labels: Integers ``(N,)``: only inputs that are classified right are used, as in the authors' code. All are
-            where left out.
-        share: Of the sum of singular values, in (0, 1].
-        bounds: Of the inputs.
-
-    Returns:
-        On the classifier's device.
-
-    Raises:
-        InvalidArgumentError: These are no such tensors or settings, or there is no such layer.
+    Chen et al. take 6,500 inputs. With labels, only inputs that are classified right are used, as in the authors' code.
     """
-    check_number("share", share, minimum=0, maximum=1, open_minimum=True)
-    inputs = check_inputs("inputs", inputs, bounds=check_bounds(bounds)).to(module_device(classifier))
-    with torch.no_grad():
-        if labels is not None:
-            labels = check_labels("labels", labels, samples=len(inputs)).to(inputs.device)
-            inputs = inputs[classifier(inputs).argmax(1) == labels]
-        if len(inputs) < 2:
-            raise InvalidArgumentError("inputs", f"{len(inputs)} usable inputs", "at least 2 training inputs")
-        seen: dict[int, Tensor] = {}
-        with edited_inputs(classifier, layers, lambda number, value: seen.setdefault(number, value)):
-            classifier(inputs)
-        bases, means = zip(*(_axes(seen[number].flatten(1), share) for number in range(len(layers))), strict=True)
-    return Projections(layers, bases, means)
+
+    layers: tuple[str, ...] = setting(
+        help="As for :class:`Projections`; the paper's are the input and the inputs of four blocks of a ResNet-20."
+    )
+    share: float = setting(default=0.99, help="Of the sum of singular values, in (0, 1].", above=0, maximum=1)
+    bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Of the inputs.", check=check_bounds)
+
+    def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> Projections:
+        """Find the axes; see :meth:`Training.fit`."""
+        inputs = self.checked(classifier, inputs)
+        with torch.no_grad():
+            if labels is not None:
+                labels = check_labels("labels", labels, samples=len(inputs)).to(inputs.device)
+                inputs = inputs[classifier(inputs).argmax(1) == labels]
+            if len(inputs) < 2:
+                raise InvalidArgumentError("inputs", f"{len(inputs)} usable inputs", "at least 2 training inputs")
+            seen: dict[int, Tensor] = {}
+            with edited_inputs(classifier, self.layers, lambda number, value: seen.setdefault(number, value)):
+                classifier(inputs)
+            found = [_axes(seen[number].flatten(1), self.share) for number in range(len(self.layers))]
+        bases, means = zip(*found, strict=True)
+        return Projections(self.layers, bases, means)
 
 
 def _axes(rows: Tensor, share: float) -> tuple[Tensor, Tensor]:

@@ -7,17 +7,17 @@ Models" (2020), which is far larger and gets the level of the noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds, to_unit
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.bounds import to_unit
 from robust_ext.core.random import derive_seed, seeded_globals
-from robust_ext.core.validation import check_inputs, check_integer, check_number
-from robust_ext.defenses.training.loop import train_module
+from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.validation import check_integer, check_number
+from robust_ext.defenses._common import check_images
+from robust_ext.defenses.training.loop import NetworkTraining
 from robust_ext.defenses.training.part import TrainedPart
 
 
@@ -54,52 +54,30 @@ class ScoreNetwork(TrainedPart):
         return -out / self.noise**2
 
 
-def fit_score_network(
-    inputs: Tensor,
-    *,
-    noise: float = 0.25,
-    width: int = 32,
-    depth: int = 3,
-    epochs: int = 30,
-    batch_size: int = 64,
-    learning_rate: float = 2e-3,
-    bounds: Sequence[float] = (0.0, 1.0),
-    seed: int = 0,
-) -> ScoreNetwork:
-    """Train a score network to estimate the noise in images, of a standard deviation between 0 and ``noise``.
+@settings_class
+class ScoreTraining(NetworkTraining):
+    """Training of a :class:`ScoreNetwork` to estimate the noise in images, of a deviation between 0 and ``noise``."""
 
-    Args:
-        inputs: Clean training images, floating point ``(N, C, H, W)`` in the bounds, at least 2; it is trained on
-            their device.
-        noise: Above 0, for images in [0, 1].
-        width: See :class:`ScoreNetwork`.
-        depth: See :class:`ScoreNetwork`.
-        epochs: Passes over the data.
-        batch_size: At least 2.
-        learning_rate: Of Adam.
-        bounds: Of the inputs; the network sees images in [0, 1] whatever they are.
-        seed: Of everything that is drawn.
+    noise: float = setting(default=0.25, help="Above 0, for images in [0, 1].", above=0)
+    width: int = setting(default=32, help="See :class:`ScoreNetwork`.", minimum=1)
+    depth: int = setting(default=3, help="Likewise.", minimum=1)
+    epochs: int = setting(default=30, help="Passes over the data, at least 1.", minimum=1)
+    batch_size: int = setting(default=64, help="Inputs in a step, at least 2.", minimum=2)
+    learning_rate: float = setting(default=2e-3, help="Of Adam, above 0.", above=0)
 
-    Returns:
-        In eval mode; its parameters require no gradients.
+    def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> ScoreNetwork:
+        """Train; of the classifier nothing matters but its device. See :meth:`Training.fit`."""
+        unit = to_unit(self.checked(classifier, inputs), self.bounds)
+        check_images(unit)
+        with seeded_globals(derive_seed(self.seed, "score")):
+            network = ScoreNetwork(unit.shape[1], width=self.width, depth=self.depth, noise=self.noise).to(unit.device)
 
-    Raises:
-        InvalidArgumentError: These are no such tensors or settings.
-    """
-    limits = check_bounds(bounds)
-    device = inputs.device
-    unit = to_unit(check_inputs("inputs", inputs, bounds=limits), limits)
-    if unit.dim() != 4:
-        raise InvalidArgumentError("inputs", f"shape {tuple(unit.shape)}", "images (N, C, H, W)")
-    with seeded_globals(derive_seed(seed, "score")):
-        network = ScoreNetwork(unit.shape[1], width=width, depth=depth, noise=noise).to(device)
+        def loss(rows: Tensor) -> Tensor:
+            clean = unit[rows]
+            level = self.noise * torch.rand(len(rows), 1, 1, 1).to(unit.device)
+            added = level * torch.randn(clean.shape).to(unit.device)
+            found = -(self.noise**2) * network(clean + added)
+            return nn.functional.mse_loss(found, added) / self.noise**2
 
-    def loss(rows: Tensor) -> Tensor:
-        clean = unit[rows]
-        level = noise * torch.rand(len(rows), 1, 1, 1).to(device)
-        added = level * torch.randn(clean.shape).to(device)
-        found = -(noise**2) * network(clean + added)
-        return nn.functional.mse_loss(found, added) / noise**2
-
-    train_module(network, len(unit), loss, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
-    return network.requires_grad_(False)
+        self.run(network, len(unit), loss)
+        return network.requires_grad_(False)
