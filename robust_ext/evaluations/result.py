@@ -22,9 +22,16 @@ class EvaluationResult:
     content: Mapping[str, Any]
     examples: Sequence[reports.Example] = field(default=(), repr=False, kw_only=True)
 
+    def __str__(self) -> str:
+        return reports.report_text(self.content)
+
     def to_dict(self) -> dict[str, Any]:
         """The content, as a dict of its own."""
         return dict(self.content)
+
+    def to_html(self) -> str:
+        """One self-contained page."""
+        return reports.report_page(self.content, self.examples)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``result.json`` and ``report.html`` to a folder."""

@@ -81,7 +81,7 @@ def save(result: Result, folder: str | os.PathLike[str], examples: Sequence[Exam
     Raises:
         InvalidArgumentError: As for :func:`report_text`.
         MissingDependencyError: Matplotlib, jinja2 or Pillow are not installed.
-        ValueError: The result holds NaN or infinity, which JSON does not know.
+        ValueError: The result holds NaN or infinity, which JSON does not have.
     """
     content = json.dumps(dict(result), indent=2, allow_nan=False) + "\n"
     page = report_page(result, examples)

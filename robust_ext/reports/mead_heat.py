@@ -58,10 +58,12 @@ def _heat_map(norm: str | None, pairs: list[tuple[Row, Row]]) -> HeatMap:
     epsilons = sorted({arm["epsilon"] for arm, _ in pairs if arm["epsilon"] is not None})
     columns = [*epsilons, *([None] if any(arm["epsilon"] is None for arm, _ in pairs) else [])]
     rows: dict[str, dict[float | None, Cell]] = {}
-    # Arms that know the detector, and those without an objective, come after the others.
-    for arm, numbers in sorted(pairs, key=lambda pair: (pair[0]["knows"] is not None, pair[0]["objective"] is None)):
-        name = short_arm(arm["name"], arm["group"], arm["knows"])
-        name += "" if arm["knows"] is None else " (white-box)"
+    # Arms adaptive to the detector, and those without an objective, come after the others.
+    for arm, numbers in sorted(
+        pairs, key=lambda pair: (pair[0]["adaptive_to"] is not None, pair[0]["objective"] is None)
+    ):
+        name = short_arm(arm["name"], arm["group"], arm["adaptive_to"])
+        name += "" if arm["adaptive_to"] is None else " (white-box)"
         place = arm["epsilon"]
         if place in rows.get(name, {}):
             name = f"{name} ({arm['name']})"

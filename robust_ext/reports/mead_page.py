@@ -45,14 +45,16 @@ def _detector(result: Mapping[str, Any], number: int, detector: Row, styles: mea
     averages = mead_views.averages_of(result, detector["name"])
     groups = mead_views.groups_of(detector)
     mean = averages.get(("all", None))
-    blamed = [group for group in groups if group.blind is not None and mead_views.most_blamed(group.blind)]
+    attributed = [group for group in groups if group.blind is not None and mead_views.largest_attribution(group.blind)]
     known = [group for group in groups if group.with_white_box is not None]
     arms = {arm["name"]: arm for arm in result["arms"]}
     name = plain(detector["name"])
-    plots: dict[str, str | None] = {"blame_plot": None, "white_box_plot": None}
-    if blamed:
-        label = f"Blame by group, past detector {name}"
-        plots["blame_plot"] = mead_plots.blame_plot(blamed, arms, styles, label=label, prefix=f"blame-{number}")
+    plots: dict[str, str | None] = {"attribution_plot": None, "white_box_plot": None}
+    if attributed:
+        label = f"Attribution by group, past detector {name}"
+        plots["attribution_plot"] = mead_plots.attribution_plot(
+            attributed, arms, styles, label=label, prefix=f"attribution-{number}"
+        )
     if known:
         label = f"Blind and white-box arms against detector {name}"
         plots["white_box_plot"] = mead_plots.white_box_plot(known, label=label, prefix=f"white-{number}")
@@ -64,7 +66,9 @@ def _detector(result: Mapping[str, Any], number: int, detector: Row, styles: mea
         "lowest": mead_views.lowest_row(group.blind for group in groups),
         "lowest_known": mead_views.lowest_row(group.with_white_box for group in groups),
         "groups": [
-            (group, words, row, mead_views.most_blamed(row)) for group in groups for words, row in group.scenarios
+            (group, words, row, mead_views.largest_attribution(row))
+            for group in groups
+            for words, row in group.scenarios
         ],
         "published": any(row.get("published") for row in detector["results"]),
         "white_box": known,

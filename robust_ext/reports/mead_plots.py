@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robust_ext.reports.mead_views import Group, Row, averages_of, most_blamed, objectives, short_arm
+from robust_ext.reports.mead_views import Group, Row, averages_of, largest_attribution, objectives, short_arm
 from robust_ext.reports.plots import COLOURS, INK, RANDOM, REST, SCORE, Bar, bar_plot, draw
 from robust_ext.reports.wording import percent, seconds, shorten
 
@@ -75,11 +75,13 @@ def roc_plot(rows: Sequence[tuple[str | None, Row]], styles: Styles, *, label: s
     return draw(prefix, (2.35, 2.2), (0.34, 0.42, 1.86, 1.7), paint, label, ())
 
 
-def blame_plot(groups: Sequence[Group], arms: Mapping[str, Row], styles: Styles, *, label: str, prefix: str) -> str:
-    """A stacked bar a group: how the blame falls on the objectives, and the arm with most of it.
+def attribution_plot(
+    groups: Sequence[Group], arms: Mapping[str, Row], styles: Styles, *, label: str, prefix: str
+) -> str:
+    """A stacked bar a group: the attribution by objective, and the arm with the largest.
 
     Args:
-        groups: With blame.
+        groups: With an attribution.
         arms: The arms by name.
         styles: As :func:`objective_styles` gives them.
         label: For readers who do not see the plot.
@@ -89,10 +91,10 @@ def blame_plot(groups: Sequence[Group], arms: Mapping[str, Row], styles: Styles,
     for group in groups:
         row = group.blind or {}
         parts = dict.fromkeys([*styles, None], 0.0)
-        for arm, part in row["blame"].items():
+        for arm, part in row["attribution"].items():
             parts[arms[arm]["objective"] if arm in arms else None] += part
         coloured = [(part, REST if name is None else styles[name][0]) for name, part in parts.items() if part]
-        most = most_blamed(row)
+        most = largest_attribution(row)
         words = "" if most is None else f"{percent(most[1])} {shorten(short_arm(most[0], group.name), _ARM_COLUMNS)}"
         rows.append((group.name, [Bar(parts=coloured, words=words)]))
     axis = "share of samples where it scored lowest, per cent"

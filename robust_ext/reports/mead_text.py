@@ -10,8 +10,8 @@ from robust_ext.reports.mead_views import (
     Row,
     averages_of,
     groups_of,
+    largest_attribution,
     lowest_row,
-    most_blamed,
     norm_title,
     norms_of,
     notes,
@@ -96,14 +96,14 @@ def _averages_block(averages: Averages, columns: Sequence[str | None]) -> list[s
 
 
 def _groups(detector: Row) -> list[str]:
-    """A row a group and scenario: AUROC with its interval, the lowest objective, and the arm with most blame."""
+    """A row a group and scenario: AUROC, the lowest objective, and the arm with the largest attribution."""
     published = any("published" in row for row in detector["results"])
-    head = ("group", "positives", "coverage", "AUROC", "FPR95", "lowest single", "published", "most blame")
+    head = ("group", "positives", "coverage", "AUROC", "FPR95", "lowest single", "published", "attribution")
     rows: list[Line] = [head]
     for group in groups_of(detector):
         for place, (words, row) in enumerate(group.scenarios):
             title = plain(group.name) if words == "blind" else f"{plain(group.name)}, {words}"
-            blamed = most_blamed(row)
+            attributed = largest_attribution(row)
             rows.append(
                 (
                     title if place == 0 else f"  {words}",
@@ -113,7 +113,9 @@ def _groups(detector: Row) -> list[str]:
                     percent(row["fpr_at_95_tpr"]),
                     _objective(group.lowest) if words == "blind" else "",
                     _published(row),
-                    f"{percent(blamed[1])} {short_arm(blamed[0], group.name, detector['name'])}" if blamed else "-",
+                    f"{percent(attributed[1])} {short_arm(attributed[0], group.name, detector['name'])}"
+                    if attributed
+                    else "-",
                 )
             )
     if not published:

@@ -24,8 +24,8 @@ class Group:
 
     Args:
         name: Of the group, such as ``"linf 0.25"``.
-        blind: The entry of all arms that do not know the detector; None where only others were run.
-        white_box: The entry of the arms that know the detector, if any.
+        blind: The entry of all arms that are not adaptive to the detector; None where only others were run.
+        white_box: The entry of the arms adaptive to the detector, if any.
         both: The entry of all these arms together, if any.
         objectives: By objective, the entry of this objective alone.
     """
@@ -44,7 +44,7 @@ class Group:
 
     @property
     def with_white_box(self) -> Row | None:
-        """The entry of all arms there are, where some of them know the detector."""
+        """The entry of all arms there are, where some are adaptive to the detector."""
         return self.white_box if self.blind is None else self.both
 
     @property
@@ -74,8 +74,8 @@ def norm_title(norm: str | None) -> str:
     return "no norm" if norm is None else "mean of these" if norm == "all" else f"{plain(norm)} average"
 
 
-def short_arm(name: str, group: str, knows: str | None = None) -> str:
-    """Return the name of an arm on one line, without its group and the detector that it knows, which end it.
+def short_arm(name: str, group: str, adaptive_to: str | None = None) -> str:
+    """Return the name of an arm on one line, without its group and the detector that it is adaptive to, which end it.
 
     Example:
         >>> short_arm("PGD-ACE linf 0.25", "linf 0.25"), short_arm("DeepFool", "DeepFool")
@@ -83,12 +83,12 @@ def short_arm(name: str, group: str, knows: str | None = None) -> str:
         >>> short_arm("PGD-ACE linf 0.25, knowing lid", "linf 0.25", "lid")
         'PGD-ACE'
     """
-    return plain(name.removesuffix(f", knowing {knows}").removesuffix(f" {group}"))
+    return plain(name.removesuffix(f", knowing {adaptive_to}").removesuffix(f" {group}"))
 
 
-def most_blamed(row: Row) -> tuple[str, float] | None:
-    """The arm with the largest share of blame, and that share; None without positives, or where it is the only arm."""
-    shares = row.get("blame") or {}
+def largest_attribution(row: Row) -> tuple[str, float] | None:
+    """The arm with the largest attribution, and that share; None without positives, or where it is the only arm."""
+    shares = row.get("attribution") or {}
     return max(shares.items(), key=lambda pair: pair[1]) if len(shares) > 1 else None
 
 

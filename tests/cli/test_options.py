@@ -1,6 +1,7 @@
 """Every option of every command reaches the function behind it, under its own name and with the value it was given."""
 
 import importlib
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +12,13 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from robust_ext.cli import app as cli
-from robust_ext.cli.loading import ShardedOptions
+from robust_ext.cli.loading import RunOptions
 from robust_ext.cli.options import number, option_name, pair
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import declared, setting_types
 from robust_ext.core.threat import ThreatModel
 from robust_ext.demo.network import digits_network
+from robust_ext.engine.context import current_context
 from robust_ext.evaluations.adaptive import AdaptiveSettings
 from robust_ext.evaluations.binarization import BinarizationSettings
 from robust_ext.evaluations.mead import MeadSettings
@@ -28,15 +30,18 @@ COMMANDS = {
     "robust-accuracy": ("robust_accuracy", "robust_accuracy", RobustAccuracySettings),
     "test-time": ("adaptive", "evaluate_defense", AdaptiveSettings),
 }
-RUN = ("model", "weights", "bounds", "data", "data_root", "data_split", "samples", "order", "out", "device", "progress")
+RUN = (
+    *("model", "weights", "bounds", "data", "data_root", "data_split", "samples", "order"),
+    *("out", "device", "progress", "jobs", "shard"),
+)
 TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
 OTHERS = {
     "binarization": (
-        *("layer", "attack", "eps", "norm", "view", "detector", "detector_fpr", "detector_samples"),
-        *("calibrate", "calibration_samples", "jobs", "shard"),
+        *("layer", "attack", "eps", "norm", "exposure", "detector", "detector_fpr", "detector_samples"),
+        *("calibrate", "calibration_samples"),
     ),
-    "mead": ("detector", "suite", "arm", "jobs", "shard", *TRAINING),
-    "robust-accuracy": ("attack", "eps", "norm", "jobs", "shard"),
+    "mead": ("detector", "suite", "arm", *TRAINING),
+    "robust-accuracy": ("attack", "eps", "norm"),
     "test-time": ("defense", "defense_weights", "surrogate", "eps", "norm"),
 }
 """The options that are no settings of an evaluation; each is named in a test below."""
@@ -82,7 +87,7 @@ def invoke(monkeypatch, files):
         calls = []
 
         def evaluation(*positional, **keywords):
-            calls.append(SimpleNamespace(positional=positional, **keywords))
+            calls.append(SimpleNamespace(positional=positional, context=current_context(), **keywords))
             return "the result"
 
         monkeypatch.setattr(importlib.import_module(f"robust_ext.cli.{module}"), function, evaluation)
@@ -143,8 +148,8 @@ def test_model_and_data_options(command, invoke, files):
     inputs = call.positional[2]
     assert len(inputs) == {"mead": 8, "robust-accuracy": 100}.get(command, 64)
     assert float(inputs.min()) == 0.0
-    assert call.origin["model"] == "digits"
-    assert call.origin["data"] == "digits-test, order random"
+    assert call.context.origin["model"] == "digits"
+    assert call.context.origin["data"] == "digits-test, order random"
     assert call.out is None
     assert call.output == "the result\n"
     model = ["--model", f"{files / 'mine.py'}:make", "--weights", str(files / "w.safetensors"), "--device", "cpu"]
@@ -153,42 +158,44 @@ def test_model_and_data_options(command, invoke, files):
     split = "test" if command == "mead" else "train"
     call = invoke(command, *model, *data, split, "--out", str(files / "run"), "--no-progress")
     weights = digits_network().state_dict()
-    assert all(torch.equal(value, weights[key] + 1) for key, value in call.positional[0].state_dict().items())
+    model = call.classifier if command == "test-time" else call.positional[0]
+    assert all(torch.equal(value, weights[key] + 1) for key, value in model.state_dict().items())
     assert call.sample_ids == [0, 1, 2, 3, 4]
     assert float(call.positional[2].min()) == -1.0
-    assert call.origin["data"] == f"digits-{split}, order first"
-    assert call.origin["model"].endswith("w.safetensors")
+    assert call.context.origin["data"] == f"digits-{split}, order first"
+    assert call.context.origin["model"].endswith("w.safetensors")
     assert (call.out, call.progress) == (files / "run", False)
     assert "report.html hold the details." in call.output
 
 
 def test_options_of_binarization(invoke):
     assert invoke("binarization").calibrate_on == 0
-    own = ["--attack", "c:d", "--norm", "l2", "--layer", "fc", "--view", "reject", "--detector", "x.py:y"]
+    own = ["--attack", "c:d", "--norm", "l2", "--layer", "fc", "--exposure", "reject", "--detector", "x.py:y"]
     sizes = ["--detector-fpr", "0.2", "--detector-samples", "30", "--calibrate", "--calibration-samples", "9"]
     call = invoke("binarization", *own, *sizes)
     assert call.positional[1] == ["a:b", "c:d"]
     assert call.positional[3] == ThreatModel(norm="l2", epsilon=8 / 255)
-    assert (call.layer, call.view, call.detector, call.detector_fpr) == ("fc", "reject", "x.py:y", 0.2)
+    assert (call.layer, call.exposure, call.detector, call.detector_fpr) == ("fc", "reject", "x.py:y", 0.2)
     assert len(call.detector_data) == 30
     assert call.calibrate_on == 9
-    assert call.origin["detector"] == "x.py:y"
+    assert call.context.origin["detector"] == "x.py:y"
 
 
 def test_options_of_robust_accuracy(invoke):
     call = invoke("robust-accuracy", "--norm", "l1", "--attack", "mine=c:d(e=1)")
     assert call.positional[1] == {"a:b": "a:b", "mine": "c:d(e=1)"}
-    assert (call.norm, call.epsilons) == ("l1", (8 / 255, 0.2))
+    assert call.positional[4] == ThreatModel(norm="l1", epsilon=0.2)
+    assert call.epsilons == (8 / 255, 0.2)
 
 
 def test_options_of_test_time(invoke, files):
     surrogate = f"digits@{files / 'w.safetensors'}"
     call = invoke("test-time", "--norm", "l2", "--defense-weights", "d.safetensors", "--surrogate", surrogate)
-    assert call.positional[1] == "hd"
+    assert call.positional[0] == "hd"
     assert call.positional[4] == ThreatModel(norm="l2", epsilon=8 / 255)
     assert call.defense_weights == "d.safetensors"
     assert list(call.surrogates) == [surrogate]
-    assert call.origin["defense"] == "hd, weights d.safetensors"
+    assert call.context.origin["defense"] == "hd, weights d.safetensors"
 
 
 def test_options_of_mead(invoke, monkeypatch):
@@ -198,7 +205,7 @@ def test_options_of_mead(invoke, monkeypatch):
         lambda names, module, data, **keywords: made.update(names=names, data=data) or {"mine": None},
     )
     call = invoke("mead")
-    assert (call.suite, call.arms) == (["quick"], [])
+    assert call.positional[1] == ["quick"]
     own = [
         "--detector",
         "lid",
@@ -210,31 +217,28 @@ def test_options_of_mead(invoke, monkeypatch):
         "digits",
     ]
     call = invoke("mead", *own, "--preset", "mnist", "--adversarial-samples", "11")
-    assert call.suite == ["white-box"]
-    assert [(arm.norm, arm.epsilon) for arm in call.arms] == [("linf", 0.1), ("linf", 0.2)]
+    suite, *arms = call.positional[1]
+    assert suite == "white-box"
+    assert [(arm.norm, arm.epsilon) for arm in arms] == [("linf", 0.1), ("linf", 0.2)]
     assert len(call.detector_data) == 40
     assert made["names"][-1] == "lid"
     assert (len(made["data"].clean), made["data"].attacked, made["data"].preset) == (50, 11, "mnist")
-    assert call.origin["training_data"] == "digits-train, 50 samples, and 40 to calibrate"
+    assert call.context.origin["training_data"] == "digits-train, 50 samples, and 40 to calibrate"
 
 
-@pytest.mark.parametrize("command", ["binarization", "mead", "robust-accuracy"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_jobs_repeat_the_command(command, invoke, files, monkeypatch):
-    started, ended = [], []
-    monkeypatch.setattr("robust_ext.cli.loading.run_shards", lambda *given, **keywords: started.append(keywords))
+    ended = []
     monkeypatch.setattr("robust_ext.cli.loading.end_with_parent", lambda: ended.append(True))
-    attack = ["--attack", "robust_ext:APGD()"] if command == "robust-accuracy" else []
-    arguments = ["--out", str(files / "run"), "--samples", "4", *attack]
-    if command == "robust-accuracy":
-        monkeypatch.setattr("robust_ext.cli.robust_accuracy.as_attacks", lambda attacks: {})
+    arguments = ["--out", str(files / "run"), "--samples", "4"]
+    monkeypatch.setattr(sys, "argv", ["robust-ext", command, "--jobs", "2", "--eps", "1", "--jobs=2"])
     call = invoke(command, *arguments, "--jobs", "2")
-    assert (call.shard, call.progress) == ((0, 1), False)
-    assert started[0]["jobs"] == 2
-    assert started[0]["done"]() == 0
+    assert (call.context.jobs, call.context.shard) == (2, (0, 1))
+    assert call.context.command == [command, "--eps", "1"]
     assert not ended
     call = invoke(command, *arguments, "--shard", "1/2")
-    assert (call.shard, call.progress) == ((1, 2), False)
-    assert (call.output, ended, len(started)) == ("", [True], 1)
+    assert call.context.shard == (1, 2)
+    assert (call.output, ended) == ("", [True])
 
 
 def test_demo_and_attacks(monkeypatch, tmp_path):
@@ -253,7 +257,7 @@ def test_demo_and_attacks(monkeypatch, tmp_path):
 def test_numbers():
     assert number("--eps", "8/255") == 8 / 255
     assert pair("--bounds", "-1,1") == (-1.0, 1.0)
-    assert ShardedOptions(model="m", data="d", shard="1/2").part == (1, 2)
+    assert RunOptions(model="m", data="d", shard="1/2").part == (1, 2)
     for text in ("2/2", "a/2", "1", "-1/2"):
         with pytest.raises(InvalidArgumentError, match=r"--shard: got .* expected K/N"):
-            _ = ShardedOptions(model="m", data="d", shard=text).part
+            _ = RunOptions(model="m", data="d", shard=text).part

@@ -24,7 +24,7 @@ class Arm:
     epsilon: float | None = None
     objective: str | None = None
     algorithm: str | None = None
-    knows: str | None = None
+    adaptive_to: str | None = None
 
 
 def suite() -> list[Arm]:
@@ -60,7 +60,7 @@ def knowing(detector: str, arms: Sequence[Arm]) -> list[Arm]:
             epsilon=epsilon,
             objective="ace",
             algorithm="pgd",
-            knows=detector,
+            adaptive_to=detector,
         )
         for group, epsilon in groups
     ]
@@ -98,7 +98,7 @@ def make(
     natural = {name: draw.normal(size=samples) for name in detectors}
     scores = {}
     for name in detectors:
-        shift = np.array([draw.uniform(-0.2, 1.8) - (1.5 if arm.knows == name else 0) for arm in everything])
+        shift = np.array([draw.uniform(-0.2, 1.8) - (1.5 if arm.adaptive_to == name else 0) for arm in everything])
         scores[name] = draw.normal(size=success.shape) + shift[:, None]
     if unscored:
         scores[detectors[0]][0, :unscored] = np.nan
@@ -175,12 +175,12 @@ def _entries(
     def entry(result: Any, chosen: Sequence[int], **keys: Any) -> dict[str, Any]:
         row = {**base, "objective": None, "algorithm": None, **keys, "arms": len(chosen)}
         row["successes_per_sample"] = float(success[chosen].sum() / len(natural))
-        row |= {**_numbers(result), "blame": None}
+        row |= {**_numbers(result), "attribution": None}
         if scenario == "blind" and row["algorithm"] is None:
             row["curve"] = _curve(natural, scores[chosen], success[chosen])
         return row
 
-    entries = [{**entry(found.all_arms, rows), "blame": found.blame}]
+    entries = [{**entry(found.all_arms, rows), "attribution": found.attribution}]
     if scenario == "blind":
         for name, one in found.objectives.items():
             entries.append(entry(one, [i for i in rows if arms[i].objective in (name, None)], objective=name))
@@ -193,11 +193,11 @@ def _detector(
     name: str, arms: Sequence[Arm], natural: Any, scores: Any, success: Any, combines: Any, published: bool
 ) -> dict[str, Any]:
     threshold = float(np.quantile(natural, 0.95))
-    seen = [i for i, arm in enumerate(arms) if arm.knows in (None, name)]
+    seen = [i for i, arm in enumerate(arms) if arm.adaptive_to in (None, name)]
     blind, white = [], []
     for group in dict.fromkeys(arm.group for arm in arms):
         inside = [i for i in seen if arms[i].group == group]
-        unaware, aware = ([i for i in inside if (arms[i].knows is None) == none] for none in (True, False))
+        unaware, aware = ([i for i in inside if (arms[i].adaptive_to is None) == none] for none in (True, False))
         blind += _entries(arms, unaware, "blind", natural, scores, success)
         if aware:
             white += _entries(arms, aware, "white-box", natural, scores, success)
@@ -212,7 +212,7 @@ def _detector(
     return {
         "name": name,
         "description": f"{name.upper()}Detector(settings='as in the paper')",
-        "differentiable": any(arm.knows == name for arm in arms),
+        "differentiable": any(arm.adaptive_to == name for arm in arms),
         "random": name == "kd-bu",
         "combines": combines,
         "seconds": 12.3 + len(name),
@@ -253,10 +253,10 @@ class _Numbers:
 
 def _arm(arm: Arm, success: Any, detectors: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found = int(success.sum())
-    blames = {
-        detector["name"]: (row["blame"] or {}).get(arm.name)
+    attributions = {
+        detector["name"]: (row["attribution"] or {}).get(arm.name)
         for detector in detectors
-        for row in detector["results" if arm.knows is None else "white_box"]
+        for row in detector["results" if arm.adaptive_to is None else "white_box"]
         if row["group"] == arm.group and row["objective"] is None and row["algorithm"] is None
     }
     return {
@@ -268,5 +268,5 @@ def _arm(arm: Arm, success: Any, detectors: Sequence[dict[str, Any]]) -> dict[st
         "outcomes": {"found": found, "not_adversarial": len(success) - found},
         "seconds": 3.0 + len(arm.name) / 7,
         "passes": {"forward": 100 * len(success), "backward": 99 * len(success)},
-        "blame": blames,
+        "attribution": attributions,
     }

@@ -173,13 +173,13 @@ def test_a_curve_goes_where_its_points_are():
     np.testing.assert_allclose(where, [0.25, 0.75], atol=1e-3)
 
 
-def test_blame_bars_are_as_long_as_the_shares():
+def test_attribution_bars_are_as_long_as_the_shares():
     arms = [arm for arm in suite() if arm.group == "l1 5"]
     result = make(arms, ["nss"], samples=40, rates={"l1 5": 0.9})
     whole = next(row for row in result["detectors"][0]["results"] if row["objective"] is row["algorithm"] is None)
     names = [arm.name for arm in arms]
-    whole["blame"] = dict(zip(names, [0.1, 0.2, 0.3, 0.4], strict=True))
-    svg = plot(report_page(result), "Blame by group, past detector nss")
+    whole["attribution"] = dict(zip(names, [0.1, 0.2, 0.3, 0.4], strict=True))
+    svg = plot(report_page(result), "Attribution by group, past detector nss")
     lengths = spans(svg, "#0072b2|#d98200|#009e73|#cc79a7")
     total = sum(lengths)
     assert [length / total for length in lengths] == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=1e-3)
@@ -206,7 +206,7 @@ def test_summary_and_cost_plots_have_their_numbers(small, small_page):
     assert Page(small_page).row("Attack", "912 s") == []
 
 
-def test_arms_that_know_the_detector_have_rows_of_their_own(small):
+def test_arms_adaptive_to_the_detector_have_rows_of_their_own(small):
     lid = small["detectors"][1]
     (heat,) = [heat for heat in heat_maps(small, lid) if heat.norm == "linf"]
     name, row = heat.rows[-1]
@@ -266,7 +266,7 @@ def test_without_positives():
     page = Page(text)
     assert "No attack succeeded often enough to judge a detector." in page.text
     assert set(page.data) == {0.0}, "the coverage is the only number left"
-    assert not [svg for svg in svgs(text) if svg.get("aria-label", "").startswith(("ROC", "Blame"))]
+    assert not [svg for svg in svgs(text) if svg.get("aria-label", "").startswith(("ROC", "Attribution"))]
     assert "no AUROC" in words(plot(text, "Mean AUROC"))
 
 

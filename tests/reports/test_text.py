@@ -204,7 +204,7 @@ def test_one_detector_and_one_arm():
     assert "1 arm in 1 group;" in text
     assert block(text, "nss: averages")[1].split() == ["MEAD"]
     row = next(line for line in text.splitlines() if line.startswith("Spatial"))
-    assert row.endswith("-"), "an only arm has all of the blame"
+    assert row.endswith("-"), "an only arm has all of the attribution"
 
 
 def test_numbers_of_the_public_code_are_beside_ours():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from robust_ext import reports
 from robust_ext.evaluations.result import EvaluationResult
 
 
@@ -21,10 +20,3 @@ class AdaptiveResult(EvaluationResult):
     def defended(self) -> float:
         """Robust accuracy of the defense under all attacks."""
         return float(self.content["defended"]["worst_case"]["robust_accuracy"])
-
-    def __str__(self) -> str:
-        return reports.report_text(self.content)
-
-    def to_html(self) -> str:
-        """One self-contained page."""
-        return reports.report_page(self.content)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from robust_ext import reports
 from robust_ext.evaluations.result import EvaluationResult
 
 
@@ -37,10 +36,3 @@ class BinarizationResult(EvaluationResult):
         """Test score of the best attack; None when no problem could be planted."""
         scores = [attack["score"] for attack in self.content["attacks"] if attack["score"] is not None]
         return max(scores) if scores else None
-
-    def __str__(self) -> str:
-        return reports.report_text(self.content)
-
-    def to_html(self) -> str:
-        """One self-contained page."""
-        return reports.report_page(self.content, self.examples)

@@ -71,7 +71,7 @@ class MultiArmed:
         return {
             **self.all_arms.to_dict(),
             **{part: {name: one.to_dict() for name, one in found.items()} for part, found in parts.items()},
-            "blame": self.attribution,
+            "attribution": self.attribution,
             "successes_per_sample": self.successes_per_sample,
             "samples": self.samples,
         }

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from robust_ext import reports
 from robust_ext.evaluations.result import EvaluationResult
 
 
@@ -40,10 +39,3 @@ class MeadResult(EvaluationResult):
                 value: float | None = row["auroc"]
                 return value
         return None
-
-    def __str__(self) -> str:
-        return reports.report_text(self.content)
-
-    def to_html(self) -> str:
-        """One self-contained page."""
-        return reports.report_page(self.content, self.examples)

@@ -159,11 +159,11 @@ def arm_row(one: ArmResult, attribution: Mapping[str, float | None], samples: in
         "algorithm": arm.algorithm,
         "attack": arm.resolved.description,
         "kind": arm.resolved.traits.kind,
-        "knows": one.adaptive_to,
+        "adaptive_to": one.adaptive_to,
         "successes": int(one.success.sum()),
         "samples": samples,
         **one.cost,
-        "blame": dict(attribution),
+        "attribution": dict(attribution),
     }
 
 
@@ -228,7 +228,7 @@ def _entry(
         "arms": len(arms),
         "successes_per_sample": float(successes.sum() / successes.shape[1]) if successes.shape[1] else None,
         **found.to_dict(),
-        "blame": None if whole is None else whole.attribution,
+        "attribution": None if whole is None else whole.attribution,
     }
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from robust_ext import reports
 from robust_ext.evaluations.result import EvaluationResult
 
 
@@ -31,10 +30,3 @@ class RobustAccuracyResult(EvaluationResult):
         """
         rows = self.content["worst_case"] if attack is None else self.attacks[attack]["robust_accuracy"]
         return {float(row["epsilon"]): float(row["robust_accuracy"]) for row in rows}[epsilon]
-
-    def __str__(self) -> str:
-        return reports.report_text(self.content)
-
-    def to_html(self) -> str:
-        """One self-contained page."""
-        return reports.report_page(self.content)

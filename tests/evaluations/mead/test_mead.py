@@ -221,7 +221,7 @@ def test_arms_that_know_the_detector(subject):
     (refused,) = result.content["refused"]
     assert (refused["arms"], refused["detector"]) == (["Selective linf 0.2"], "blind")
     assert "differentiable=False" in refused["reason"]
-    assert result.arms["Selective linf 0.2, knowing unsure"]["knows"] == "unsure"
+    assert result.arms["Selective linf 0.2, knowing unsure"]["adaptive_to"] == "unsure"
     # Groups of blind arms do not count it.
     assert {row["arms"] for row in unsure["results"]} == {1}
 
@@ -249,7 +249,7 @@ def test_an_attack_that_never_succeeds(subject):
         labels = network(inputs).argmax(1)
     result = run((network, inputs, labels, held_out), {"unsure": Unsure}, arms)
     entry = result.detectors["unsure"]["results"][0]
-    assert (entry["auroc"], entry["positives"], entry["blame"], entry["curve"]) == (None, 0, None, None)
+    assert (entry["auroc"], entry["positives"], entry["attribution"], entry["curve"]) == (None, 0, None, None)
     assert result.auroc("unsure") is None
     assert "unsure" in str(result)
 

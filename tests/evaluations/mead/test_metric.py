@@ -231,7 +231,7 @@ def test_the_report_has_its_keys() -> None:
     for part in (report, report["arms"]["0"]):
         assert part["auroc_interval"][0] <= part["auroc"] <= part["auroc_interval"][1]
         assert {"fpr_at_95_tpr", "tpr_at_5_fpr", "positives", "coverage", "naturals", "unscored"} <= part.keys()
-    assert sum(report["blame"].values()) == pytest.approx(1)
+    assert sum(report["attribution"].values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
