@@ -102,8 +102,11 @@ class ArtAttackInvariants:
     def test_set_params_sets_and_checks(self) -> None:
         """``set_params`` takes effect, refuses unknown names, and checks values."""
         attack = self._make(self._classifier())
-        attack.set_params(eps=0.125, batch_size=3)
-        assert (attack.eps, attack.batch_size) == (0.125, 3)
+        if "eps" in attack.attack_params:
+            attack.set_params(eps=0.125)
+            assert attack.eps == 0.125
+        attack.set_params(batch_size=3)
+        assert attack.batch_size == 3
         with pytest.raises(ValueError, match="no_such_parameter"):
             attack.set_params(no_such_parameter=1)
         with pytest.raises(ValueError, match="batch"):

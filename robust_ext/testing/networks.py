@@ -38,6 +38,26 @@ def small_network(shape: tuple[int, ...], classes: int, *, bounds: tuple[float, 
         return nn.Sequential(Centred(bounds), *layers).eval()
 
 
+def affine_network(shape: tuple[int, ...], classes: int, *, bounds: tuple[float, float] = (0.0, 1.0)) -> nn.Module:
+    """A random piecewise affine network whose decision boundaries run through the middle of the box, in eval mode.
+
+    Args:
+        shape: Of one input.
+        classes: At least 2.
+        bounds: Of the inputs.
+    """
+    low, high = bounds
+    values = int(torch.Size(shape).numel())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        first, last = nn.Linear(values, 8), nn.Linear(8, classes)
+    with torch.no_grad():
+        first.weight.mul_(4 / (high - low))
+        first.bias.sub_(first.weight.sum(1) * (low + high) / 2)
+        last.bias.sub_(last(first(torch.full((values,), (low + high) / 2)).relu()))
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last).eval()
+
+
 def small_batch(count: int, shape: tuple[int, ...], *, bounds: tuple[float, float] = (0.0, 1.0)) -> Tensor:
     """Uniform inputs ``(count, *shape)``, the first ones the same whatever the count.
 

@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
-from robust_ext.adapters.module_search import search_module
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack, objective_pgd
 from robust_ext.testing.networks import small_batch, small_network
 
 objectives = pytest.importorskip("robust_ext.adapters.art.objectives", reason="ART is not installed")
+attacks = pytest.importorskip("robust_ext.adapters.art.attacks", reason="ART is not installed")
 invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="ART is not installed")
 art = invariants.art
 evasion: Any = art.attacks.evasion
-Base: Any = invariants.ArtAttackInvariants
 ObjectiveLoss, objective_estimator = objectives.ObjectiveLoss, objectives.objective_estimator
 
 NAMES = ("ace", "kl", "gini", "fisher-rao")
@@ -29,89 +26,6 @@ EPSILONS = {"linf": 0.1, "l2": 0.4, "l1": 1.6}
 EachName = pytest.mark.parametrize("name", NAMES)
 EachNorm = pytest.mark.parametrize("norm", list(NORMS))
 EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
-WRONG: Any = (
-    *Base.wrong_settings,
-    {"objective": "hinge"},
-    {"algorithm": "cw"},
-    {"steps": 0},
-    {"eps_step": 0.0},
-    {"eps_step": float("nan")},
-    {"start": "middle"},
-    {"best": 1},
-    {"projection": "none"},
-    {"seed": -1},
-)
-
-
-class TestLinfACE(Base):
-    wrong_settings = WRONG
-
-    def make_attack(self, estimator: Any, **chosen: Any) -> Any:
-        return objectives.ObjectivePGD(estimator, **{"steps": 10, "eps_step": 0.04, **chosen})
-
-
-def rise(name: str, logits: Any, natural: Any) -> Tensor:
-    """By how much an objective rose from the inputs, row by row, in double precision."""
-    q, p = (torch.from_numpy(values).double().softmax(1) for values in (logits, natural))
-    if name == "kl":
-        return (p * (p / q).log()).sum(1)
-    if name == "gini":
-        return p.norm(dim=1) - q.norm(dim=1)
-    return 2 * (p * q).sqrt().sum(1).clamp(max=1).arccos()
-
-
-class BlindToLabels(Base):
-    """Objectives that look at no label may as well make the classifier surer of it; they rise either way."""
-
-    name: str
-
-    @invariants.EachBounds
-    def test_points_lower_the_margin_of_the_label(self, bounds: Any) -> None:
-        self._check_rise(*self._problem(bounds), bounds)
-
-    def test_two_classes_are_enough(self) -> None:
-        self._check_rise(*self._problem(classes=2), (0.0, 1.0))
-
-    def _check_rise(self, estimator: Any, x: Any, y: Any, bounds: Any) -> None:
-        logits = estimator.predict(self._make(estimator, bounds, seed=0).generate(x, y))
-        assert bool((rise(self.name, logits, estimator.predict(x)) > 0).all())
-        assert (logits.argmax(1) != y).any()
-
-    @pytest.mark.parametrize("bounds", [(0.0, 1.0)])
-    def test_targeted_points_go_to_their_targets(self, bounds: Any) -> None:
-        """They are refused."""
-        estimator, _, _ = self._problem(bounds)
-        with pytest.raises(InvalidArgumentError, match=r"targeted: got True.*'ace'"):
-            self._make(estimator, targeted=True)
-        attack = self._make(estimator)
-        with pytest.raises(InvalidArgumentError, match="targeted"):
-            attack.set_params(targeted=True)
-
-
-class TestL2KL(BlindToLabels):
-    name = "kl"
-    norm = 2
-
-    def make_attack(self, estimator: Any, **chosen: Any) -> Any:
-        own = {"norm": 2, "objective": "kl", "algorithm": "bim", "steps": 10, "eps_step": 0.2}
-        return objectives.ObjectivePGD(estimator, **{**own, **chosen})
-
-
-class TestL1Gini(BlindToLabels):
-    name = "gini"
-    norm = 1
-
-    def make_attack(self, estimator: Any, **chosen: Any) -> Any:
-        own = {"norm": 1, "objective": "gini", "steps": 10, "eps_step": 0.8, "best": True}
-        return objectives.ObjectivePGD(estimator, **{**own, **chosen})
-
-
-class TestLinfFisherRao(BlindToLabels):
-    name = "fisher-rao"
-
-    def make_attack(self, estimator: Any, **chosen: Any) -> Any:
-        own = {"objective": "fisher-rao", "steps": 10, "eps_step": 0.04}
-        return objectives.ObjectivePGD(estimator, **{**own, **chosen})
 
 
 class Smooth(nn.Module):
@@ -169,81 +83,6 @@ def slopes_by_inputs(name: str, network: nn.Module, points: Tensor, x: Tensor, l
     weights = slopes(name, logits.detach(), network(x).detach(), labels)
     (gradient,) = torch.autograd.grad((weights * logits).sum(), points)
     return gradient
-
-
-@EachNorm
-@EachName
-@EachBounds
-@pytest.mark.parametrize(
-    "chosen",
-    [{"steps": 5}, {"algorithm": "fgsm"}, {"algorithm": "bim", "steps": 4, "best": True, "projection": "scaled"}],
-)
-def test_points_are_those_of_the_attack_itself(
-    norm: str, name: str, bounds: tuple[float, float], chosen: dict[str, Any]
-) -> None:
-    network, estimator, x, y = problem(bounds)
-    epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
-    attack = objectives.ObjectivePGD(
-        estimator, norm=NORMS[norm], eps=epsilon, objective=name, seed=5, verbose=False, **chosen
-    )
-    expected = search_module(
-        objective_pgd.ObjectivePGD(objective=name, **chosen),
-        network,
-        torch.from_numpy(x),
-        torch.from_numpy(y),
-        threat_model=ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds),
-        generator=torch.Generator().manual_seed(5),
-    )
-    points = attack.generate(x, np.eye(4, dtype=np.float32)[y])
-    assert np.array_equal(points, expected.numpy())
-    assert not np.array_equal(points, x)
-
-
-@EachNorm
-def test_targeted_cross_entropy_and_step_sizes_are_the_attacks_own(norm: str) -> None:
-    network, estimator, x, y = problem()
-    aims = (y + 1) % 4
-    attack = objectives.ObjectivePGD(
-        estimator, norm=NORMS[norm], eps=EPSILONS[norm], steps=5, eps_step=0.05, targeted=True, seed=5, verbose=False
-    )
-    expected = search_module(
-        objective_pgd.ObjectivePGD(steps=5, step_size=0.05),
-        network,
-        torch.from_numpy(x),
-        torch.from_numpy(aims),
-        threat_model=ThreatModel(norm=norm, epsilon=EPSILONS[norm]),
-        generator=torch.Generator().manual_seed(5),
-        targeted=True,
-    )
-    assert np.array_equal(attack.generate(x, aims), expected.numpy())
-
-
-@EachName
-def test_foolbox_gives_the_same_points(name: str) -> None:
-    twins = pytest.importorskip("robust_ext.adapters.foolbox.objectives", reason="Foolbox is not installed")
-    network, estimator, x, y = problem()
-    model = twins.foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
-    here = objectives.ObjectivePGD(
-        estimator, norm=2, eps=0.4, objective=name, steps=7, seed=2, batch_size=2, verbose=False
-    ).generate(x, y)
-    there = twins.L2ObjectivePGD(objective=name, steps=7, seed=2)(
-        model, torch.from_numpy(x), torch.from_numpy(y), epsilons=0.4
-    )[0]
-    np.testing.assert_allclose(here, there.numpy(), atol=1e-5)
-
-
-@EachName
-def test_no_samples_give_none(name: str) -> None:
-    _, estimator, x, y = problem()
-    attack = objectives.ObjectivePGD(estimator, eps=0.1, objective=name, steps=2, verbose=False)
-    assert attack.generate(x[:0], y[:0]).shape == (0, 1, 4, 4)
-
-
-def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
-    _, estimator, _, _ = problem()
-    attack = as_attack(objectives.ObjectivePGD(estimator, objective="kl", steps=7, eps_step=0.25), name="mine")
-    assert isinstance(attack, objective_pgd.ObjectivePGD)
-    assert (attack.name, attack.objective, attack.steps, attack.step_size) == ("mine", "kl", 7, 0.25)
 
 
 ROWS = st.lists(st.lists(st.floats(-40, 40, width=32), min_size=3, max_size=3), min_size=2, max_size=8).filter(
@@ -337,8 +176,8 @@ def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(norm: str, name: str, 
 @pytest.mark.parametrize("name", ["ace", "gini"])
 def test_from_the_input_arts_pgd_ends_where_this_projects_ends(name: str) -> None:
     _, estimator, x, y = problem()
-    own = objectives.ObjectivePGD(
-        estimator, eps=0.1, objective=name, steps=9, eps_step=0.02, start="input", verbose=False
+    own = attacks.ObjectivePGD(
+        estimator, eps=0.1, objective=name, max_iter=9, eps_step=0.02, start="input", verbose=False
     )
     host = evasion.ProjectedGradientDescent(
         objective_estimator(estimator, name), eps=0.1, eps_step=0.02, max_iter=9, batch_size=2, verbose=False
@@ -401,8 +240,8 @@ def test_at_the_input_there_is_noise(name: str) -> None:
 @EachName
 def test_saturated_logits_give_finite_points(norm: str, name: str, scale: float) -> None:
     _, estimator, x, y = problem(network=Smooth(scale=scale))
-    own = objectives.ObjectivePGD(
-        estimator, norm=NORMS[norm], eps=EPSILONS[norm], objective=name, steps=8, verbose=False
+    own = attacks.ObjectivePGD(
+        estimator, norm=NORMS[norm], eps=EPSILONS[norm], objective=name, max_iter=8, verbose=False
     )
     host = evasion.ProjectedGradientDescent(
         objective_estimator(estimator, name, x),

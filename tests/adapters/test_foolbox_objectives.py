@@ -17,111 +17,22 @@ from robust_ext.testing.networks import small_batch, small_network
 
 ep = pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 objectives = pytest.importorskip("robust_ext.adapters.foolbox.objectives", reason="Foolbox is not installed")
+attacks = pytest.importorskip("robust_ext.adapters.foolbox.attacks", reason="Foolbox is not installed")
 invariants = pytest.importorskip("robust_ext.testing.foolbox_invariants", reason="Foolbox is not installed")
 foolbox = invariants.foolbox
-Base: Any = invariants.FoolboxAttackInvariants
 with_objective = objectives.with_objective
 
 NAMES = ("ace", "kl", "gini", "fisher-rao")
 EPSILONS = {"linf": 0.1, "l2": 0.4, "l1": 1.6}
 NATIVE = {
-    "linf": objectives.LinfObjectivePGD,
-    "l2": objectives.L2ObjectivePGD,
-    "l1": objectives.L1ObjectivePGD,
+    "linf": attacks.LinfObjectivePGD,
+    "l2": attacks.L2ObjectivePGD,
+    "l1": attacks.L1ObjectivePGD,
 }
 HOSTS = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.L1PGD}
 EachName = pytest.mark.parametrize("name", NAMES)
 EachNorm = pytest.mark.parametrize("norm", list(NATIVE))
 EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
-
-
-class TestLinfACE(Base):
-    def make_attack(self) -> Any:
-        return objectives.LinfObjectivePGD(steps=10, rel_stepsize=0.2)
-
-
-def rise(name: str, logits: Tensor, natural: Tensor) -> Tensor:
-    """By how much an objective rose from the inputs, row by row, in double precision."""
-    p, q = natural.double().softmax(1), logits.double().softmax(1)
-    if name == "kl":
-        return (p * (p / q).log()).sum(1)
-    if name == "gini":
-        return p.norm(dim=1) - q.norm(dim=1)
-    return 2 * (p * q).sqrt().sum(1).clamp(max=1).arccos()
-
-
-class BlindToLabels(Base):
-    """Objectives that look at no label may as well make the classifier surer of it; they rise either way."""
-
-    can_aim = False
-    name: str
-
-    @invariants.EachBounds
-    def test_untargeted_points_lower_the_margin_of_the_label(self, bounds: Any) -> None:
-        model, x, y = self._problem(bounds)
-        _, clipped, success = self._attack(model, x, y, self._epsilon(bounds))
-        with torch.no_grad():
-            rises = rise(self.name, model(clipped), model(x))
-        assert bool((rises > 0).all())
-        assert bool(success.any())
-
-    @invariants.EachBounds
-    def test_models_may_be_wrapped(self, bounds: Any) -> None:
-        inner, x, y = self._problem(bounds)
-        model = inner.transform_bounds((0, 2), wrapper=True)
-        stretched = ((x - bounds[0]) / (bounds[1] - bounds[0]) * 2).clamp(0, 2)
-        _, clipped, success = self._attack(model, stretched, y, self._epsilon((0.0, 2.0)))
-        with torch.no_grad():
-            after, before = model(clipped), model(stretched)
-        assert torch.equal(success, after.argmax(1) != y)
-        assert bool((rise(self.name, after, before) > 0).all())
-
-
-class TestL2KL(BlindToLabels):
-    name = "kl"
-
-    def make_attack(self) -> Any:
-        return objectives.L2ObjectivePGD(objective="kl", algorithm="bim", steps=10, rel_stepsize=0.2)
-
-
-class TestL1Gini(BlindToLabels):
-    name = "gini"
-
-    def make_attack(self) -> Any:
-        return objectives.L1ObjectivePGD(objective="gini", steps=10, rel_stepsize=0.2, best=True)
-
-
-class TestLinfFisherRao(BlindToLabels):
-    name = "fisher-rao"
-
-    def make_attack(self) -> Any:
-        return objectives.LinfObjectivePGD(objective="fisher-rao", steps=10, abs_stepsize=0.04)
-
-
-class TestLinfPGDWithACE(Base):
-    def make_attack(self) -> Any:
-        return with_objective(foolbox.attacks.LinfPGD, "ace")(steps=10)
-
-
-class TestLinfBIMWithKL(BlindToLabels):
-    name = "kl"
-
-    def make_attack(self) -> Any:
-        return with_objective(foolbox.attacks.LinfBasicIterativeAttack, "kl")()
-
-
-class TestL2PGDWithGini(BlindToLabels):
-    name = "gini"
-
-    def make_attack(self) -> Any:
-        return with_objective(foolbox.attacks.L2PGD, "gini")(steps=10, rel_stepsize=0.2)
-
-
-class TestL1BIMWithFisherRao(BlindToLabels):
-    name = "fisher-rao"
-
-    def make_attack(self) -> Any:
-        return with_objective(foolbox.attacks.L1BasicIterativeAttack, "fisher-rao")()
 
 
 class Named(objectives.WithObjective, foolbox.attacks.LinfPGD):  # type: ignore[misc]
@@ -165,113 +76,18 @@ def slopes(name: str, logits: Tensor, natural: Tensor, labels: Tensor) -> Tensor
     return (q * cosine - roots) / (1 - cosine.square()).sqrt()
 
 
-@EachNorm
-@EachName
-@EachBounds
-@pytest.mark.parametrize(
-    "settings",
-    [{"steps": 5}, {"algorithm": "fgsm"}, {"algorithm": "bim", "steps": 4, "best": True, "projection": "scaled"}],
-)
-def test_points_are_those_of_the_attack_itself(
-    norm: str, name: str, bounds: tuple[float, float], settings: dict[str, Any]
-) -> None:
-    network, model, x, y = problem(bounds)
-    epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
-    raw, _, _ = NATIVE[norm](objective=name, seed=5, **settings)(model, x, y, epsilons=epsilon)
-    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
-    generator = torch.Generator().manual_seed(5)
-    core = ObjectivePGD(objective=name, **settings)
-    assert torch.equal(raw, search_module(core, network, x, y, threat_model=threat_model, generator=generator))
-    assert not torch.equal(raw, x)
-
-
-@EachNorm
-def test_targeted_cross_entropy_is_the_attacks_own(norm: str) -> None:
-    network, model, x, y = problem()
-    aims, epsilon = (y + 1) % 4, EPSILONS[norm]
-    criterion = foolbox.criteria.TargetedMisclassification(aims)
-    raw, _, _ = NATIVE[norm](steps=5, seed=5)(model, x, criterion, epsilons=epsilon)
-    expected = search_module(
-        ObjectivePGD(steps=5),
-        network,
-        x,
-        aims,
-        threat_model=ThreatModel(norm=norm, epsilon=epsilon),
-        generator=torch.Generator().manual_seed(5),
-        targeted=True,
-    )
-    assert torch.equal(raw, expected)
-
-
-@EachNorm
-def test_step_sizes_are_foolboxes(norm: str) -> None:
-    _, model, x, y = problem()
-    make, epsilons = NATIVE[norm], [EPSILONS[norm], 2 * EPSILONS[norm]]
-    relative = make(steps=5, seed=1, rel_stepsize=0.25)(model, x, y, epsilons=epsilons)[0]
-    for points, epsilon in zip(relative, epsilons, strict=True):
-        absolute = make(steps=5, seed=1, abs_stepsize=0.25 * epsilon)
-        assert torch.equal(points, absolute(model, x, y, epsilons=epsilon)[0])
-        both = make(steps=5, seed=1, rel_stepsize=9.0, abs_stepsize=0.25 * epsilon)
-        assert torch.equal(points, both(model, x, y, epsilons=epsilon)[0])
-    assert not torch.equal(relative[1], make(steps=5, seed=1)(model, x, y, epsilons=epsilons[1])[0])
-
-
-@EachNorm
-def test_names_and_settings_are_foolbox_like(norm: str) -> None:
-    attack = NATIVE[norm](objective="kl")
-    assert isinstance(attack, foolbox.attacks.base.FixedEpsilonAttack)
-    assert attack.distance is getattr(foolbox.distances, norm)
-    assert type(attack).__name__ == f"{norm.capitalize()}ObjectivePGDAttack"
-    host = inspect.signature(HOSTS[norm]).parameters
-    own = inspect.signature(type(attack)).parameters
-    assert set(host) < set(own)
-    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in own.values())
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"objective": "hinge"},
-        {"algorithm": "cw"},
-        {"steps": 0},
-        {"rel_stepsize": 0.0},
-        {"abs_stepsize": -0.1},
-        {"abs_stepsize": 0.1, "rel_stepsize": float("nan")},
-        {"random_start": "input"},
-        {"best": 1},
-        {"projection": "none"},
-        {"seed": -1},
-    ],
-    ids=str,
-)
-def test_wrong_settings_raise_at_once(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=list(wrong)[-1]):
-        objectives.L2ObjectivePGD(**wrong)
-
-
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_aims_are_refused_but_for_cross_entropy(name: str, epsilon: float) -> None:
     _, model, x, y = problem()
     criterion = foolbox.criteria.TargetedMisclassification(y)
     for attack in (
-        objectives.LinfObjectivePGD(objective=name),
+        attacks.LinfObjectivePGD(objective=name),
         with_objective(foolbox.attacks.LinfPGD, name)(),
         with_objective(foolbox.attacks.L2BasicIterativeAttack, name)(),
     ):
         with pytest.raises(InvalidArgumentError, match=rf"criterion: got TargetedMisclassification.*'{name}'.*'ace'"):
             attack(model, x, criterion, epsilons=epsilon)
-
-
-def test_as_an_attack_of_this_project_it_is_the_core_attack() -> None:
-    attack = as_attack(objectives.L2ObjectivePGD(objective="kl", steps=7, abs_stepsize=0.25), name="mine")
-    assert isinstance(attack, ObjectivePGD)
-    assert (attack.name, attack.traits.batching, attack.steps, attack.step_size) == ("mine", "full", 7, 0.25)
-    assert attack.description == ObjectivePGD(objective="kl", steps=7, step_size=0.25).description
-    relative = as_attack(objectives.L2ObjectivePGD(rel_stepsize=0.25))
-    assert isinstance(relative, ObjectivePGD)
-    assert relative.step_size_for(ThreatModel(norm="l2", epsilon=2.0)) == 0.5
-    assert relative.description == ObjectivePGD(rel_step_size=0.25).description
 
 
 @pytest.mark.parametrize(
@@ -453,7 +269,7 @@ def test_classes_are_made_once_and_can_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [foolbox.attacks.L2DeepFoolAttack, foolbox.attacks.LinfPGD(), "LinfPGD", objectives.LinfObjectivePGD, [1]]
+    "wrong", [foolbox.attacks.L2DeepFoolAttack, foolbox.attacks.LinfPGD(), "LinfPGD", attacks.LinfObjectivePGD, [1]]
 )
 def test_attacks_with_another_kind_of_loss_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="attack_class"):
@@ -469,7 +285,7 @@ def test_the_loss_is_known_in_a_run_alone() -> None:
 
 def test_tensors_of_other_libraries_are_refused() -> None:
     _, model, x, y = problem()
-    for attack in (objectives.LinfObjectivePGD(), with_objective(foolbox.attacks.LinfPGD, "gini")()):
+    for attack in (attacks.LinfObjectivePGD(), with_objective(foolbox.attacks.LinfPGD, "gini")()):
         with pytest.raises(ValueError, match=r"numpy.ndarray, expected a torch.Tensor"):
             attack(model, x.numpy(), y.numpy(), epsilons=0.1)
 
@@ -478,7 +294,7 @@ def test_networks_in_train_mode_keep_their_statistics() -> None:
     network, model, x, y = problem()
     network.train()
     before = {name: value.clone() for name, value in network.named_buffers()}
-    for attack in (objectives.LinfObjectivePGD(objective="kl", steps=3), Named(steps=3)):
+    for attack in (attacks.LinfObjectivePGD(objective="kl", steps=3), Named(steps=3)):
         attack.run(model, x, y, epsilon=0.1)
         assert network.training
         assert all(torch.equal(value, before[name]) for name, value in network.named_buffers())

@@ -16,6 +16,7 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
+from robust_ext.testing.networks import affine_network
 
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 pytest.importorskip("art", reason="ART is not installed")
@@ -33,19 +34,6 @@ TINY: dict[str, Any] = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps
 STILL = TINY | {"start": "given", "fab_steps": 0, "basin_hops": 0, "regions": 0}
 SHAPE = (1, 2, 3)
 Bounds = tuple[float, float]
-
-
-def affine_network(bounds: Bounds = (0.0, 1.0), classes: int = 3) -> nn.Module:
-    """A random network whose decision boundaries run through the middle of the box."""
-    low, high = bounds
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        first, last = nn.Linear(6, 8), nn.Linear(8, classes)
-    with torch.no_grad():
-        first.weight.mul_(4 / (high - low))
-        first.bias.sub_(first.weight.sum(1) * (low + high) / 2)
-        last.bias.sub_(last(first(torch.full((6,), (low + high) / 2)).relu()))
-    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last).eval()
 
 
 def images(count: int, bounds: Bounds = (0.0, 1.0), *, seed: int = 1) -> Tensor:
@@ -118,7 +106,7 @@ def by_hand(network: nn.Module, x: Tensor, y: Tensor, norm: str, bounds: Bounds 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
 @pytest.mark.parametrize("targeted", [False, True])
 def test_points_are_those_of_the_attack_itself(host: str, norm: str, bounds: Bounds, targeted: bool) -> None:
-    network, x = affine_network(bounds), images(4, bounds)
+    network, x = affine_network(SHAPE, 3, bounds=bounds), images(4, bounds)
     y = (labels_of(network, x) + targeted) % 3
     found = run(host, norm, network, x, y, bounds=bounds, targeted=targeted, seed=5)
     assert found.dtype == torch.float32
@@ -127,7 +115,7 @@ def test_points_are_those_of_the_attack_itself(host: str, norm: str, bounds: Bou
 
 
 def test_epsilons_decide_what_is_success_but_not_where_points_lie() -> None:
-    network, x = affine_network(), images(4)
+    network, x = affine_network(SHAPE, 3), images(4)
     y = labels_of(network, x)
     attack, model = build("foolbox", "l2", network, **TINY, seed=5)
     raw, _, success = attack(model, x, y, epsilons=None)
@@ -146,7 +134,7 @@ def test_epsilons_decide_what_is_success_but_not_where_points_lie() -> None:
 @EachNorm
 @pytest.mark.parametrize("count", [1, 3])
 def test_no_point_is_farther_than_the_starting_points(host: str, norm: str, count: int) -> None:
-    network, x, pool = affine_network(), images(4), images(60, seed=7)
+    network, x, pool = affine_network(SHAPE, 3), images(4), images(60, seed=7)
     y = labels_of(network, x)
     given = torch.stack([pool[network(pool).argmax(1) != label][:count] for label in y])
     points = given[:, 0] if count == 1 else given
@@ -165,7 +153,7 @@ def test_no_point_is_farther_than_the_starting_points(host: str, norm: str, coun
 
 @HOSTS
 def test_starting_points_that_are_not_adversarial_are_no_results(host: str) -> None:
-    network, x = affine_network(), images(3)
+    network, x = affine_network(SHAPE, 3), images(3)
     found = run(host, "l2", network, x, network(x).argmax(1), x, start="given", fab_steps=0, seed=5)
     assert torch.equal(found, x)
 
@@ -176,7 +164,7 @@ def test_starting_points_that_are_not_adversarial_are_no_results(host: str) -> N
     [torch.zeros(2, *SHAPE), torch.zeros(3, 1, 3, 2), torch.full((3, *SHAPE), 1.5), torch.zeros(3, 2, 1, 3, 2)],
 )
 def test_wrong_starting_points_raise(host: str, points: Tensor) -> None:
-    network, x = affine_network(), images(3)
+    network, x = affine_network(SHAPE, 3), images(3)
     name = {"foolbox": "starting_points", "art": "x_adv_init"}[host]
     with pytest.raises(InvalidArgumentError, match=f"^{name}: got"):
         run(host, "l2", network, x, network(x).argmax(1), points)
@@ -184,14 +172,14 @@ def test_wrong_starting_points_raise(host: str, points: Tensor) -> None:
 
 @HOSTS
 def test_start_given_needs_starting_points(host: str) -> None:
-    network, x = affine_network(), images(2)
+    network, x = affine_network(SHAPE, 3), images(2)
     with pytest.raises(InvalidArgumentError, match="starting_points"):
         run(host, "l2", network, x, network(x).argmax(1), start="given")
 
 
 @HOSTS
 def test_preprocessing_acts_as_a_layer(host: str) -> None:
-    network, x = affine_network(), images(3)
+    network, x = affine_network(SHAPE, 3), images(3)
     mean, deviation = torch.tensor([0.25, 0.5, 0.125]), torch.tensor([0.5, 2.0, 1.0])
 
     class Standardised(nn.Module):
@@ -207,7 +195,7 @@ def test_preprocessing_acts_as_a_layer(host: str) -> None:
 
 @HOSTS
 def test_images_of_a_pool_are_started_at(host: str) -> None:
-    network, x, pool = affine_network(), images(3), images(30, seed=7)
+    network, x, pool = affine_network(SHAPE, 3), images(3), images(30, seed=7)
     y = network(x).argmax(1)
     given = pool if host == "foolbox" else pool.numpy()
     found = run(host, "l2", network, x, y, start="nearest", pool=given, seed=5)
@@ -218,7 +206,7 @@ def test_images_of_a_pool_are_started_at(host: str) -> None:
 
 @HOSTS
 def test_seeds_decide_the_points(host: str) -> None:
-    network, x = affine_network(), images(4)
+    network, x = affine_network(SHAPE, 3), images(4)
     y = network(x).argmax(1)
 
     def points(seed: int | None, outer: int) -> Tensor:
@@ -242,7 +230,7 @@ def test_networks_that_are_not_piecewise_affine_are_refused(host: str) -> None:
 
 @EachNorm
 def test_masks_are_searched_within(norm: str) -> None:
-    network, x = affine_network(), images(4)
+    network, x = affine_network(SHAPE, 3), images(4)
     y = labels_of(network, x)
     mask = np.array([True, True, False])
     attack, _ = build("art", norm, network, **TINY, seed=5)
@@ -277,7 +265,7 @@ def test_masks_are_searched_within(norm: str) -> None:
 
 
 def test_no_samples_give_none() -> None:
-    attack, _ = build("art", "l2", affine_network(), **TINY)
+    attack, _ = build("art", "l2", affine_network(SHAPE, 3), **TINY)
     x, y = images(1)[:0].numpy(), np.zeros(0, dtype=np.int64)
     assert attack.generate(x, y).shape == (0, *SHAPE)
     assert attack.generate(x, y, x_adv_init=x).shape == (0, *SHAPE)
@@ -287,7 +275,7 @@ def test_no_samples_give_none() -> None:
 
 @HOSTS
 def test_settings_are_those_of_the_attack(host: str) -> None:
-    network = affine_network()
+    network = affine_network(SHAPE, 3)
     made = as_attack(build(host, "l1", network, **TINY, q=0.9)[0], name="mine")
     assert isinstance(made, LinearRegion)
     assert (made.name, made.description) == ("mine", LinearRegion(**TINY, q=0.9).description)

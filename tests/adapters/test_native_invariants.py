@@ -1,0 +1,417 @@
+"""The classes of this project's attacks keep to what every attack of their library keeps to."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import frozen
+from robust_ext.models.defended import Defended
+from robust_ext.testing.defenses import FarHidden
+from robust_ext.testing.networks import affine_network, margins, small_batch, small_network
+
+pytest.importorskip("eagerpy", reason="Foolbox is not installed")
+pytest.importorskip("art", reason="ART is not installed")
+from robust_ext.adapters.art import attacks as art_attacks
+from robust_ext.adapters.foolbox import attacks as foolbox_attacks
+from robust_ext.testing import art_invariants, foolbox_invariants
+
+foolbox = foolbox_invariants.foolbox
+ArtBase: Any = art_invariants.ArtAttackInvariants
+FoolboxBase: Any = foolbox_invariants.FoolboxAttackInvariants
+with_objective = foolbox_attacks.with_objective
+Bounds = tuple[float, float]
+ORDERS = {"Linf": np.inf, "L2": 2, "L1": 1}
+
+
+def rise(name: str, logits: Tensor, natural: Tensor) -> Tensor:
+    """By how much an objective rose from the inputs, row by row, in double precision."""
+    p, q = natural.double().softmax(1), logits.double().softmax(1)
+    if name == "kl":
+        return (p * (p / q).log()).sum(1)
+    if name == "gini":
+        return p.norm(dim=1) - q.norm(dim=1)
+    return 2 * (p * q).sqrt().sum(1).clamp(max=1).arccos()
+
+
+class RaysInFoolbox(FoolboxBase):
+    can_aim = False
+
+
+class BlindInFoolbox(FoolboxBase):
+    """Objectives that look at no label may as well make the classifier surer of it; they rise either way."""
+
+    can_aim = False
+    objective: str
+
+    @foolbox_invariants.EachBounds
+    def test_untargeted_points_lower_the_margin_of_the_label(self, bounds: Bounds) -> None:
+        model, x, y = self._problem(bounds)
+        _, clipped, success = self._attack(model, x, y, self._epsilon(bounds))
+        with torch.no_grad():
+            rises = rise(self.objective, model(clipped), model(x))
+        assert bool((rises > 0).all())
+        assert bool(success.any())
+
+    @foolbox_invariants.EachBounds
+    def test_models_may_be_wrapped(self, bounds: Bounds) -> None:
+        inner, x, y = self._problem(bounds)
+        model = inner.transform_bounds((0, 2), wrapper=True)
+        stretched = ((x - bounds[0]) / (bounds[1] - bounds[0]) * 2).clamp(0, 2)
+        _, clipped, success = self._attack(model, stretched, y, self._epsilon((0.0, 2.0)))
+        with torch.no_grad():
+            after, before = model(clipped), model(stretched)
+        assert torch.equal(success, after.argmax(1) != y)
+        assert bool((rise(self.objective, after, before) > 0).all())
+
+
+class CannotAimInArt(ArtBase):
+    """Attacks that cannot aim refuse to."""
+
+    words: str
+
+    @pytest.mark.parametrize("bounds", [(0.0, 1.0)])
+    def test_targeted_points_go_to_their_targets(self, bounds: Bounds) -> None:
+        """They are refused."""
+        estimator, _, _ = self._problem(bounds)
+        with pytest.raises(InvalidArgumentError, match=rf"targeted: got True.*{self.words}"):
+            self._make(estimator, targeted=True)
+        with pytest.raises(InvalidArgumentError, match="targeted"):
+            self._make(estimator).set_params(targeted=True)
+
+
+class BlindInArt(CannotAimInArt):
+    """See :class:`BlindInFoolbox`."""
+
+    objective: str
+    words = "'ace'"
+
+    @art_invariants.EachBounds
+    def test_points_lower_the_margin_of_the_label(self, bounds: Bounds) -> None:
+        self._check_rise(*self._problem(bounds), bounds)
+
+    def test_two_classes_are_enough(self) -> None:
+        self._check_rise(*self._problem(classes=2), (0.0, 1.0))
+
+    def _check_rise(self, estimator: Any, x: Any, y: Any, bounds: Bounds) -> None:
+        logits = estimator.predict(self._make(estimator, bounds, seed=0).generate(x, y))
+        tensors = (torch.from_numpy(values) for values in (logits, estimator.predict(x)))
+        assert bool((rise(self.objective, *tensors) > 0).all())
+        assert (logits.argmax(1) != y).any()
+
+
+class RegionInFoolbox(FoolboxBase):
+    """On a small network that the attack takes little time on."""
+
+    shape = (1, 2, 3)
+    epsilon = 0.5
+
+    def make_network(self, bounds: Bounds) -> nn.Module:
+        return affine_network(self.shape, self.classes, bounds=bounds)
+
+
+class RegionInArt(ArtBase):
+    """See :class:`RegionInFoolbox`."""
+
+    shape = (1, 2, 3)
+    epsilon = 0.9
+
+    def make_network(self, bounds: Bounds, classes: int) -> nn.Module:
+        return affine_network(self.shape, classes, bounds=bounds)
+
+
+def defend(network: nn.Module, shape: tuple[int, ...], bounds: Bounds) -> Defended:
+    """A network whose hidden units are watched, by a detector that lets most points pass."""
+    points = small_batch(64, shape, bounds=bounds)
+    detector = FarHidden(network)
+    with torch.no_grad():
+        detector.middle = network[:3](points).mean(0)  # type: ignore[index]
+    detector.calibrate(points, false_positive_rate=0.05)
+    return Defended(network, detector)
+
+
+class DefendedInFoolbox(FoolboxBase):
+    """On models whose detector is watched, with logits of the classifier alone."""
+
+    epsilon = 0.25
+
+    def make_network(self, bounds: Bounds) -> nn.Module:
+        return defend(super().make_network(bounds), self.shape, bounds)
+
+    @pytest.mark.parametrize("dtype", [torch.float64])
+    @pytest.mark.parametrize("device", foolbox_invariants.DEVICES)
+    def test_type_and_device_are_kept(self, dtype: torch.dtype, device: str) -> None:
+        """float32 is kept; other types are refused."""
+        super().test_type_and_device_are_kept(torch.float32, device)
+        with pytest.raises(InvalidArgumentError, match="float64, expected float32"):
+            super().test_type_and_device_are_kept(dtype, device)
+
+    @foolbox_invariants.EachBounds
+    def test_models_may_be_wrapped(self, bounds: Bounds) -> None:
+        """A wrapper that changes nothing may be there; one with other bounds is refused."""
+        model, x, y = self._problem(bounds)
+        plain = self._attack(model, x, y, self._epsilon(bounds))
+        same = self._attack(model.transform_bounds(bounds, wrapper=True), x, y, self._epsilon(bounds))
+        assert torch.equal(plain[1], same[1])
+        with pytest.raises(InvalidArgumentError, match="model: got one that changes inputs or logits"):
+            super().test_models_may_be_wrapped(bounds)
+
+
+class DefendedInArt(ArtBase):
+    """See :class:`DefendedInFoolbox`."""
+
+    epsilon = 0.25
+    # All rows of a batch draw after the detector's.
+    repeatable: ClassVar[dict[str, Any]] = {"start": "input", "num_random_init": 1}
+
+    def make_network(self, bounds: Bounds, classes: int) -> nn.Module:
+        return defend(super().make_network(bounds, classes), self.shape, bounds)
+
+    def test_preprocessing_of_the_estimator_is_attacked_through(self) -> None:
+        """It is refused: the detector could not see what it does."""
+        with pytest.raises(InvalidArgumentError, match="model: got one that changes inputs or logits"):
+            super().test_preprocessing_of_the_estimator_is_attacked_through()
+
+
+def likest(network: nn.Module, shape: tuple[int, ...], bounds: Bounds, wanted: Tensor, *, aimed: bool) -> Tensor:
+    """Three points for each label: of that class, or of any other."""
+    pool = small_batch(64, shape, bounds=bounds)
+    with frozen(network), torch.no_grad():
+        logits = network.eval()(pool)
+    gained = [margins(logits, label.expand(64)) * (1 if aimed else -1) for label in wanted.long()]
+    return torch.stack([pool[row.topk(3).indices] for row in gained])
+
+
+def guided(kind: Any) -> Any:
+    """A Foolbox attack that finds its references itself, as the invariants give none."""
+
+    class Guided(kind):  # type: ignore[misc]
+        def run(self, model: Any, inputs: Any, criterion: Any, *, epsilon: float, **kwargs: Any) -> Any:
+            judged = foolbox.attacks.base.get_criterion(criterion)
+            aimed = hasattr(judged, "target_classes")
+            if not aimed and not hasattr(judged, "labels"):
+                return super().run(model, inputs, criterion, epsilon=epsilon, **kwargs)
+            labels = getattr(judged, "target_classes" if aimed else "labels").raw
+            bounds = (float(model.bounds.lower), float(model.bounds.upper))
+            raw = getattr(inputs, "raw", inputs)
+            if labels.shape == (len(raw),):
+                shape = tuple(raw.shape[1:])
+                network = small_network(shape, 4, bounds=bounds)
+                kwargs["references"] = likest(network, shape, bounds, labels, aimed=aimed)
+            return super().run(model, inputs, criterion, epsilon=epsilon, **kwargs)
+
+    Guided.__init__ = kind.__init__
+    return Guided
+
+
+def guided_in_art(kind: Any) -> Any:
+    """The same for ART."""
+
+    class Guided(kind):  # type: ignore[misc]
+        def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
+            network = self.estimator.model.classifier
+            bounds = tuple(float(end) for end in self.estimator.clip_values)
+            labels = torch.from_numpy(self.estimator.predict(x) if y is None else np.asarray(y))
+            labels = labels.argmax(1) if labels.dim() == 2 else labels
+            points = likest(network, x.shape[1:], bounds, labels, aimed=self.targeted)
+            return super().generate(x, y, references=points.numpy(), **kwargs)
+
+    Guided.__init__ = kind.__init__
+    return Guided
+
+
+TINY: dict[str, Any] = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2}
+LOGITS: dict[str, Any] = {"rel_stepsize": 0.1, "samples": 2, "level": 0.02, "check_every": 2}
+WRONG = (*ArtBase.wrong_settings, {"seed": -1}, {"eps": float("inf")})
+
+
+def in_foolbox(kind: Any, base: Any = FoolboxBase, *, own: Any = None, **settings: Any) -> Any:
+    return type("Invariants", (base,), {"make_attack": lambda self: kind(**settings), **(own or {})})
+
+
+def in_art(
+    name: str, norm: str = "Linf", base: Any = ArtBase, *, own: Any = None, make: Any = None, **settings: Any
+) -> Any:
+    kind = getattr(art_attacks, name) if make is None else make(getattr(art_attacks, name))
+
+    def make_attack(self: Any, estimator: Any, **chosen: Any) -> Any:
+        known = {key: value for key, value in chosen.items() if key != "eps" or "eps" in kind.attack_params}
+        return kind(estimator, **{"norm": ORDERS[norm], **settings, **known})
+
+    parts = {"norm": ORDERS[norm], "wrong_settings": WRONG, **(own or {}), "make_attack": make_attack}
+    return type("Invariants", (base,), parts)
+
+
+CASES: dict[str, Any] = {
+    "FoolboxLinfAPGD": in_foolbox(foolbox_attacks.LinfAPGD, steps=10),
+    "FoolboxL2APGD": in_foolbox(foolbox_attacks.L2APGD, steps=10, loss="dlr"),
+    "FoolboxL1APGD": in_foolbox(foolbox_attacks.L1APGD, steps=10),
+    "FoolboxLinfRandomSearch": in_foolbox(foolbox_attacks.LinfRandomSearchAttack, points=60),
+    "FoolboxL2RandomSearch": in_foolbox(foolbox_attacks.L2RandomSearchAttack, points=60),
+    "FoolboxL1RandomSearch": in_foolbox(foolbox_attacks.L1RandomSearchAttack, points=60, own={"epsilon": 0.4}),
+    "FoolboxLinfRayS": in_foolbox(foolbox_attacks.LinfRaySAttack, RaysInFoolbox, queries=120),
+    "FoolboxLinfSquare": in_foolbox(foolbox_attacks.LinfSquareAttack, queries=40),
+    "FoolboxL2Square": in_foolbox(foolbox_attacks.L2SquareAttack, queries=40, own={"epsilon": 0.3}),
+    "FoolboxL1Square": in_foolbox(foolbox_attacks.L1SquareAttack, queries=40, own={"epsilon": 0.4}),
+    "FoolboxLinfCarliniWagner": in_foolbox(
+        foolbox_attacks.LinfCarliniWagnerAttack, steps=20, stepsize=0.05, initial_const=0.1
+    ),
+    "FoolboxLinfACE": in_foolbox(foolbox_attacks.LinfObjectivePGD, steps=10, rel_stepsize=0.2),
+    "FoolboxL2KL": in_foolbox(
+        foolbox_attacks.L2ObjectivePGD,
+        BlindInFoolbox,
+        objective="kl",
+        algorithm="bim",
+        steps=10,
+        rel_stepsize=0.2,
+        own={"objective": "kl"},
+    ),
+    "FoolboxL1Gini": in_foolbox(
+        foolbox_attacks.L1ObjectivePGD,
+        BlindInFoolbox,
+        objective="gini",
+        steps=10,
+        rel_stepsize=0.2,
+        best=True,
+        own={"objective": "gini"},
+    ),
+    "FoolboxLinfFisherRao": in_foolbox(
+        foolbox_attacks.LinfObjectivePGD,
+        BlindInFoolbox,
+        objective="fisher-rao",
+        steps=10,
+        abs_stepsize=0.04,
+        own={"objective": "fisher-rao"},
+    ),
+    "LinfPGDWithACE": in_foolbox(with_objective(foolbox.attacks.LinfPGD, "ace"), steps=10),
+    "LinfBIMWithKL": in_foolbox(
+        with_objective(foolbox.attacks.LinfBasicIterativeAttack, "kl"), BlindInFoolbox, own={"objective": "kl"}
+    ),
+    "L2PGDWithGini": in_foolbox(
+        with_objective(foolbox.attacks.L2PGD, "gini"),
+        BlindInFoolbox,
+        steps=10,
+        rel_stepsize=0.2,
+        own={"objective": "gini"},
+    ),
+    "L1BIMWithFisherRao": in_foolbox(
+        with_objective(foolbox.attacks.L1BasicIterativeAttack, "fisher-rao"),
+        BlindInFoolbox,
+        own={"objective": "fisher-rao"},
+    ),
+    "FoolboxLinfOrthogonalPGD": in_foolbox(
+        foolbox_attacks.LinfOrthogonalPGDAttack, DefendedInFoolbox, steps=12, rel_stepsize=0.2
+    ),
+    "FoolboxL2SelectivePGD": in_foolbox(
+        foolbox_attacks.L2SelectivePGDAttack, DefendedInFoolbox, steps=12, rel_stepsize=0.2
+    ),
+    "FoolboxL1JointLoss": in_foolbox(foolbox_attacks.L1JointLossAttack, DefendedInFoolbox, steps=8, restarts=2),
+    "FoolboxL2FeatureMatching": in_foolbox(
+        guided(foolbox_attacks.L2FeatureMatchingAttack), DefendedInFoolbox, features="2", steps=12, rel_stepsize=0.1
+    ),
+    "FoolboxLinfLogitMatching": in_foolbox(
+        guided(foolbox_attacks.LinfLogitMatchingAttack), DefendedInFoolbox, steps=12, **LOGITS
+    ),
+    **{
+        f"Foolbox{norm}LinearRegion": in_foolbox(
+            getattr(foolbox_attacks, f"{norm}LinearRegionAttack"), RegionInFoolbox, **TINY, regions=1
+        )
+        for norm in ORDERS
+    },
+    "ArtLinfAPGD": in_art("APGD", max_iter=8),
+    "ArtL2APGD": in_art("APGD", "L2", max_iter=8, loss="dlr", num_random_init=2),
+    "ArtL1APGD": in_art("APGD", "L1", max_iter=8, loss="margin"),
+    "ArtLinfRandomSearch": in_art("RandomSearch", max_iter=60),
+    "ArtL2RandomSearch": in_art("RandomSearch", "L2", max_iter=60, outer="surface"),
+    "ArtL1RandomSearch": in_art("RandomSearch", "L1", max_iter=60, own={"epsilon": 0.4}),
+    "ArtLinfRayS": in_art(
+        "RayS",
+        base=CannotAimInArt,
+        max_iter=400,
+        own={"words": "cannot aim", "wrong_settings": (*WRONG[:-2], {"norm": 2}, {"eps": 0.0}, {"stop": 1})},
+    ),
+    "ArtLinfSquare": in_art("Square", max_iter=40),
+    "ArtL2Square": in_art("Square", "L2", max_iter=40, own={"epsilon": 0.3}),
+    "ArtL1Square": in_art("Square", "L1", max_iter=40, own={"epsilon": 0.4}),
+    "ArtLinfACE": in_art("ObjectivePGD", max_iter=10, eps_step=0.04),
+    "ArtL2KL": in_art(
+        "ObjectivePGD",
+        "L2",
+        BlindInArt,
+        objective="kl",
+        algorithm="bim",
+        max_iter=10,
+        eps_step=0.2,
+        own={"objective": "kl"},
+    ),
+    "ArtL1Gini": in_art(
+        "ObjectivePGD",
+        "L1",
+        BlindInArt,
+        objective="gini",
+        max_iter=10,
+        eps_step=0.8,
+        best=True,
+        own={"objective": "gini"},
+    ),
+    "ArtLinfFisherRao": in_art(
+        "ObjectivePGD",
+        base=BlindInArt,
+        objective="fisher-rao",
+        max_iter=10,
+        eps_step=0.04,
+        own={"objective": "fisher-rao"},
+    ),
+    "ArtLinfOrthogonalPGD": in_art(
+        "OrthogonalPGD",
+        base=DefendedInArt,
+        max_iter=12,
+        rel_step_size=0.2,
+        own={"wrong_settings": (*WRONG, {"norm": 1}, {"norm": 2, "step": "sign"})},
+    ),
+    "ArtL2SelectivePGD": in_art("SelectivePGD", "L2", DefendedInArt, max_iter=12, rel_step_size=0.2),
+    "ArtL1JointLoss": in_art("JointLoss", "L1", DefendedInArt, max_iter=8, num_random_init=2),
+    "ArtL2FeatureMatching": in_art(
+        "FeatureMatching",
+        "L2",
+        DefendedInArt,
+        make=guided_in_art,
+        features="2",
+        max_iter=12,
+        rel_step_size=0.1,
+    ),
+    "ArtLinfLogitMatching": in_art(
+        "LogitMatching",
+        base=DefendedInArt,
+        make=guided_in_art,
+        max_iter=12,
+        rel_step_size=0.1,
+        samples=2,
+        level=0.02,
+        check_every=2,
+        own={"repeatable": {**DefendedInArt.repeatable, "level": 0}},
+    ),
+    **{
+        f"Art{norm}LinearRegion": in_art(
+            "LinearRegion",
+            norm,
+            RegionInArt,
+            **TINY,
+            max_iter=1,
+            own={
+                "wrong_settings": (*ArtBase.wrong_settings[1:], {"seed": -1}),
+                # Where points of a region are nearly as near, rounding chooses between them.
+                "repeatable": {} if norm == "L2" else {"max_iter": 0},
+            },
+        )
+        for norm in ORDERS
+    },
+}
+for name, case in CASES.items():
+    case.__name__ = case.__qualname__ = f"Test{name}"
+    globals()[f"Test{name}"] = case
