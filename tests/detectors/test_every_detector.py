@@ -1,0 +1,562 @@
+"""What all detectors share: shapes, types, batches, gradients, randomness, fits, files, settings and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.core.random import seeded_globals
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors import (
+    CombinedDetector,
+    Detector,
+    DLADetector,
+    FeatureSqueezingDetector,
+    KDBUDetector,
+    LIDDetector,
+    MagNetDetector,
+    Median,
+    MLLOODetector,
+    NSSDetector,
+    OddsDetector,
+    TrapdoorDetector,
+    make_triggers,
+)
+from robust_ext.detectors.catalogue import DETECTORS, PUBLISHED
+from robust_ext.evaluations.detectors import detector_digest
+from robust_ext.evaluations.mead.fitting import fit_detector
+from robust_ext.models.defended import Defended
+
+
+def network(classes: int = 3, low: float = 0.0, width: float = 1.0) -> nn.Sequential:
+    """A classifier of inputs in bounds, that predicts several classes."""
+
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x - low) / width
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = nn.Sequential(
+            Shifted(), nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(),
+            nn.Linear(60, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, classes),
+        ).eval()  # fmt: skip
+    with torch.no_grad():
+        made[7].bias -= made(data(50) * width + low).mean(0)
+    return made
+
+
+def data(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 1, 6, 5, generator=torch.Generator().manual_seed(seed))
+
+
+CLEAN, ADVERSARIAL = data(80), 1 - data(80) ** 3
+Fit = Callable[[Any, Tensor, Tensor, int], Any]
+
+
+def on_both(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+    return detector.fit(clean, adversarial, **({"folds": 3} if isinstance(detector, MLLOODetector) else {}))
+
+
+def with_references(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+    return detector.fit(clean, adversarial, folds=3, seed=seed)
+
+
+def on_clean(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+    with seeded_globals(seed):
+        return detector.fit(clean)
+
+
+def with_triggers(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+    triggers = make_triggers(3, (1, 6, 5), generator=torch.Generator().manual_seed(seed), clusters=2, size=2)
+    return detector.fit(clean, triggers)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A detector, settings other than its defaults, how it is fitted, and settings that are refused."""
+
+    kind: type[Detector]
+    settings: dict[str, Any] = field(default_factory=dict)
+    fit: Fit = on_both
+    seeded: bool = False
+    refused: tuple[tuple[dict[str, Any], str], ...] = ()
+
+
+NOISES = [["normal", 0.2], ["sign", 0.1], ["uniform", 0.3]]
+CASES = {
+    "nss": Case(
+        NSSDetector,
+        {"output": "probability", "penalty": 5, "gamma": 0.02},
+        refused=(
+            ({"bounds": 1}, "bounds: got 1, expected a pair"),
+            ({"bounds": (1, 0)}, "bounds: got .* first number is below"),
+            ({"output": "logit"}, "output: got 'logit'"),
+            ({"penalty": 0}, "penalty: got 0"),
+            ({"gamma": -1}, "gamma: got -1"),
+        ),
+    ),
+    "kd-bu": Case(
+        KDBUDetector,
+        {"layer": "5", "bandwidth": 0.4, "passes": 7, "chunk": 11},
+        with_references,
+        seeded=True,
+        refused=(
+            ({"bandwidth": 0}, "bandwidth: got 0"),
+            ({"passes": 1}, "passes: got 1"),
+            ({"layer": 3}, "layer: got 3, expected the name of a layer"),
+            ({"chunk": 0}, "chunk: got 0"),
+        ),
+    ),
+    "lid": Case(
+        LIDDetector,
+        {"layers": ["2", "5"], "neighbours": 5, "size": 20},
+        with_references,
+        seeded=True,
+        refused=(
+            ({"layers": "1"}, "layers: got 1, expected a list of names"),
+            ({"layers": [1]}, "layers: got"),
+            ({"neighbours": 1}, "neighbours: got 1"),
+            ({"neighbours": 20}, "size: got 20, expected an integer of at least 21"),
+        ),
+    ),
+    "fs": Case(
+        FeatureSqueezingDetector,
+        {
+            "squeezers": [["bit_depth", {"bits": 3}], ["median", {"size": 3}], ["non_local_means", {"search": 3}]],
+            "straight_through": False,
+            "batch_size": 7,
+        },
+        lambda *_: None,
+        refused=(
+            ({"squeezers": "svhn"}, "squeezers: got 'svhn', expected one of 'mnist', 'cifar10'"),
+            ({"squeezers": []}, r"squeezers: got \[\]"),
+            ({"squeezers": [("blur", {})]}, "squeezers: got 'blur', expected one of 'bit_depth'"),
+            ({"squeezers": [("bit_depth", {"depth": 1})]}, "squeezers: got .* settings of bit_depth"),
+            ({"squeezers": [("bit_depth", {"bits": 0})]}, "bits: got 0"),
+            ({"squeezers": [("median", {"size": 1})]}, "size: got 1"),
+            ({"squeezers": [("non_local_means", {"search": 4})]}, "search: got 4, expected an odd integer"),
+            ({"squeezers": [("non_local_means", {"patch": 2})]}, "patch: got 2"),
+            ({"squeezers": [("opencv_non_local_means", {"strength": 0})]}, "strength: got 0"),
+            ({"squeezers": ["median"]}, "squeezers: got median, expected a pair"),
+            ({"squeezers": [Median]}, "squeezers: got .* expected a pair"),
+            ({"bounds": (1, 1)}, "bounds: got"),
+            ({"batch_size": 0}, "batch_size: got 0"),
+        ),
+    ),
+    "magnet": Case(
+        MagNetDetector,
+        {"structures": [[3, "average", 2], [4]], "powers": [1, 2], "temperatures": [10, 2], "reformer": 1},
+        lambda detector, clean, _, seed: detector.fit(clean, epochs=2, batch_size=16, seed=seed),
+        seeded=True,
+        refused=(
+            ({"structures": []}, "structures"),
+            ({"structures": [[]]}, "structures"),
+            ({"structures": [[3, "max"], [3]]}, "structures"),
+            ({"structures": [[0], [3]]}, "structures"),
+            ({"structures": [3, 3]}, "structures"),
+            ({"powers": [1]}, "powers: got .* one for each of the 2"),
+            ({"powers": [1, 0]}, "powers: got 0"),
+            ({"temperatures": [0]}, "temperatures: got 0"),
+            ({"reformer": 2}, "reformer: got 2"),
+            ({"noise": -0.1}, "noise: got -0.1"),
+            ({"epochs": 0}, "epochs: got 0"),
+            ({"bounds": [1, 0]}, "bounds: got"),
+            ({"channels": 0}, "channels: got 0"),
+        ),
+    ),
+    "odds": Case(
+        OddsDetector,
+        {"noises": NOISES, "draws": 5, "bounds": [-1.0, 2.0], "batch_size": 7},
+        on_clean,
+        seeded=True,
+        refused=(
+            ({"noises": []}, "noises: got"),
+            ({"noises": "normal"}, "noises: got normal, expected pairs"),
+            ({"noises": [("normal", 0.1, 2)]}, "expected pairs"),
+            ({"noises": [("pink", 0.1)]}, "noises: got 'pink', expected one of 'normal', 'sign', 'uniform'"),
+            ({"noises": [("sign", 0)]}, "noises: got 0"),
+            ({"draws": 0}, "draws: got 0"),
+            ({"batch_size": 0}, "batch_size: got 0"),
+            ({"bounds": (1, 0)}, "bounds: got"),
+            ({"bounds": 1}, "bounds: got 1, expected a pair"),
+        ),
+    ),
+    "dla": Case(
+        DLADetector,
+        {"layers": ["5"], "widths": [7, 3]},
+        lambda detector, clean, adversarial, seed: detector.fit(clean, adversarial, epochs=5, seed=seed),
+        seeded=True,
+        refused=(
+            ({"layers": "4"}, "layers: got 4, expected a list of names"),
+            ({"layers": [4]}, "layers: got"),
+            ({"widths": [0]}, "widths: got 0"),
+            ({"features": 0}, "features: got 0"),
+        ),
+    ),
+    "ml-loo": Case(
+        MLLOODetector,
+        {
+            "layers": ["2", "5"], "dispersion": "mad", "output": "logit", "fill": 0.25, "patch": 2, "stride": 1,
+            "units": 5, "pool": False, "group": True, "seed": 5, "batch_size": 33,
+        },
+        refused=(
+            ({"layers": "0"}, "layers: got 0, expected a list"),
+            ({"dispersion": "var"}, "dispersion: got 'var', expected one of 'iqr'"),
+            ({"output": "odds"}, "output: got 'odds'"),
+            ({"fill": float("nan")}, "fill: got nan"),
+            ({"patch": 0}, "patch: got 0"),
+            ({"stride": 0}, "stride: got 0"),
+            ({"units": 0}, "units: got 0"),
+            ({"batch_size": 0}, "batch_size: got 0"),
+            ({"seed": -1}, "seed: got -1"),
+            ({"pool": 3}, "pool: got 3, expected True or False"),
+        ),
+    ),
+    "trapdoor": Case(
+        TrapdoorDetector,
+        {"layer": "2", "pool": True, "neurons": 0.5},
+        with_triggers,
+        seeded=True,
+        refused=(
+            ({"layer": 4}, "layer: got 4"),
+            ({"neurons": 0}, "neurons: got 0"),
+            ({"neurons": 1.5}, r"neurons: got 1\.5"),
+        ),
+    ),
+}  # fmt: skip
+RANDOM = {"kd-bu", "odds", "trapdoor"}
+NAMES = pytest.mark.parametrize("name", CASES)
+
+
+def made(name: str, classifier: nn.Module, **changed: Any) -> Detector:
+    return CASES[name].kind(classifier, **{**CASES[name].settings, **changed})
+
+
+def fitted(name: str, classifier: nn.Module, *, seed: int = 0, **changed: Any) -> Detector:
+    detector = made(name, classifier, **changed)
+    CASES[name].fit(detector, CLEAN, ADVERSARIAL, seed)
+    return detector
+
+
+def score(detector: Detector, x: Tensor, seed: int = 2) -> Tensor:
+    with seeded_globals(seed), torch.no_grad():
+        return detector.score(x)
+
+
+def state(detector: Detector) -> dict[str, Tensor]:
+    found = {key: value for key, value in detector.state_dict().items() if not key.startswith("classifier.")}
+    del found["threshold"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def detectors() -> dict[str, Detector]:
+    """One fitted detector of each kind, which tests leave as it is."""
+    return {name: fitted(name, network()) for name in CASES}
+
+
+def test_the_table_has_every_published_detector() -> None:
+    assert {case.kind for case in CASES.values()} == set(PUBLISHED)
+    assert {name: CASES[name].kind for name in DETECTORS} == DETECTORS
+
+
+@NAMES
+def test_scores_do_not_depend_on_batches_or_memory(detectors: dict[str, Detector], name: str) -> None:
+    detector, x = detectors[name], data(7, 3)
+    whole = score(detector, x)
+    assert whole.shape == (7,)
+    assert whole.dtype == torch.float32
+    assert not detector.training
+    for size in (1, 2, 5):
+        with seeded_globals(2), torch.no_grad():
+            parts = torch.cat([detector.score(part) for part in torch.split(x, size)])
+        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-4)
+    strided = x.transpose(2, 3).contiguous().transpose(2, 3)
+    assert not strided.is_contiguous()
+    torch.testing.assert_close(score(detector, strided), whole, rtol=1e-4, atol=1e-4)
+    assert score(detector, x[:0]).shape == (0,)
+    assert torch.equal(detector(x[:1]), score(detector, x[:1])) or name in RANDOM
+
+
+@NAMES
+def test_randomness_is_torchs_and_is_stated(detectors: dict[str, Detector], name: str) -> None:
+    detector, x = detectors[name], data(6)
+    assert detector.random == (name in RANDOM)
+    assert torch.equal(score(detector, x, 3), score(detector, x, 3))
+    assert torch.equal(score(detector, x, 3), score(detector, x, 4)) == (name not in RANDOM)
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        detector.score(x)
+    assert torch.equal(torch.get_rng_state(), state) == (name not in RANDOM)
+
+
+@NAMES
+def test_gradients_are_those_of_finite_differences(name: str) -> None:
+    detector = fitted(name, network()).double()
+    assert detector.differentiable
+    x = (data(2, 7) * 0.8 + 0.1).double().requires_grad_()
+
+    def seeded(x: Tensor) -> Tensor:
+        with seeded_globals(1):
+            return detector.score(x)
+
+    assert seeded(x).dtype == torch.float64
+    assert torch.autograd.gradcheck(seeded, (x,), eps=1e-6, atol=1e-4, rtol=1e-3)
+
+
+@NAMES
+def test_fits_follow_their_seed_and_leave_no_trace(name: str) -> None:
+    classifier, clean = network(), CLEAN.clone()
+    before = {key: value.clone() for key, value in classifier.state_dict().items()}
+    torch.manual_seed(99)
+    drawn = torch.get_rng_state()
+    one, two, other = (state(fitted(name, classifier, seed=seed)) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert all(torch.equal(one[key], other[key]) for key in one) != CASES[name].seeded
+    assert torch.equal(CLEAN, clean)
+    assert all(torch.equal(value, before[key]) for key, value in classifier.state_dict().items())
+    assert all(p.requires_grad and p.grad is None for p in classifier.parameters())
+    assert not any(part.training or part._forward_hooks for part in classifier.modules())
+    own = {name: p for name, p in fitted(name, classifier).named_parameters() if not name.startswith("classifier.")}
+    assert not any(p.requires_grad for p in own.values())
+
+
+@NAMES
+def test_files_hold_all_of_it(detectors: dict[str, Detector], name: str, tmp_path) -> None:
+    detector, x = detectors[name], data(9, 4)
+    given = json.loads(json.dumps(CASES[name].settings))
+    if name == "fs":
+        given["squeezers"] = [[kind, {**own}] for kind, own in detector.settings["squeezers"]]
+    assert {key: detector.settings[key] for key in given} == given
+    assert json.loads(json.dumps(detector.settings)) == detector.settings
+    path = tmp_path / "detector.safetensors"
+    detector.threshold = torch.tensor(3.09)
+    try:
+        detector.save(path)
+        again = type(detector).load(path, detector.classifier)
+        assert again.settings == detector.settings
+        assert again.random == detector.random
+        assert torch.equal(score(again, x), score(detector, x))
+        assert torch.equal(again.threshold, detector.threshold)
+        assert detector_digest(again) == detector_digest(detector)
+        again.threshold = torch.tensor(3.1)
+        assert detector_digest(again) != detector_digest(detector)
+    finally:
+        detector.threshold = torch.tensor(torch.nan)
+    changed = {key: value for key, value in detector.settings.items() if key != "batch_size"}
+    if "bounds" in changed:
+        other = type(detector)(detector.classifier, **{**changed, "bounds": [-5, 5]})
+        assert detector_digest(other) != detector_digest(type(detector)(detector.classifier, **changed))
+    with pytest.raises(DataError, match=f"holds {type(detector).__name__}, expected CombinedDetector"):
+        CombinedDetector.load(path, detector.classifier)
+
+
+@NAMES
+def test_attackers_get_the_same_score_and_thresholds_their_rate(name: str) -> None:
+    detector, x = fitted(name, network()), data(5, 8)
+    with seeded_globals(0):
+        found = detector.calibrate(data(100, 3), false_positive_rate=0.1)
+    assert 0 < found.achieved <= 0.1
+    with seeded_globals(1):
+        expected = detector.score_margin(x)
+    with seeded_globals(1):
+        logits, margin = Defended(detector.classifier, detector).both(x)
+    torch.testing.assert_close(margin, expected)
+    torch.testing.assert_close(logits, detector.classifier(x))
+    with seeded_globals(1):
+        assert torch.equal(detector.decide(x), expected > 0)
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0)])
+@pytest.mark.parametrize("name", ["nss", "fs", "magnet", "odds"])
+def test_bounds_make_no_difference(name: str, bounds: tuple[float, float]) -> None:
+    low, width = bounds[0], bounds[1] - bounds[0]
+    changed = {"noises": [[kind, level * width] for kind, level in NOISES]} if name == "odds" else {}
+    plain = fitted(name, network(), bounds=(0.0, 1.0))
+    scaled = made(name, network(low=low, width=width), bounds=bounds, **changed)
+    CASES[name].fit(scaled, CLEAN * width + low, ADVERSARIAL * width + low, 0)
+    x = data(9, 8)
+    # Nearly the same: values in other bounds are rounded otherwise, and so are the fits.
+    torch.testing.assert_close(score(scaled, x * width + low), score(plain, x), rtol=5e-3, atol=5e-3)
+    if name != "fs":
+        with pytest.raises(InvalidArgumentError, match="got values in"):
+            CASES[name].fit(scaled, CLEAN * 0 + bounds[1] + 1, ADVERSARIAL, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [(name, *each) for name, case in CASES.items() for each in case.refused],
+)
+def test_settings_are_checked(name: str, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        made(name, network(), **changed)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "fs"])
+def test_a_fit_comes_first_and_takes_inputs(name: str) -> None:
+    detector, fit = made(name, network()), CASES[name].fit
+    with pytest.raises(ModelError, match=r"detector \w+: is not fitted; call fit\([a-z_, ]+\) first"):
+        detector.score(data(2))
+    for wrong in (CLEAN.numpy(), CLEAN * torch.nan, CLEAN.int(), CLEAN[:0]):
+        with pytest.raises(InvalidArgumentError, match="clean|inputs"):
+            fit(detector, wrong, ADVERSARIAL, 0)
+        if detector.supervised:
+            with pytest.raises(InvalidArgumentError, match="adversarial"):
+                fit(detector, CLEAN, wrong, 0)
+    for changed in (
+        {"batch_size": 0},
+        {"seed": -1},
+        {"folds": 1},
+        {"epochs": 0},
+        {"learning_rate": 0},
+        {"noise": -1.0},
+    ):
+        (key,) = changed
+        if key in detector.fit.__code__.co_varnames[: detector.fit.__code__.co_kwonlyargcount + 3]:
+            with pytest.raises(InvalidArgumentError, match=key):
+                detector.fit(*((CLEAN, ADVERSARIAL) if detector.supervised else (CLEAN, *extra(name))), **changed)
+    assert not any(bool(value.numel()) for key, value in state(detector).items() if "layer" not in key)
+
+
+def extra(name: str) -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(0)
+    return (make_triggers(3, (1, 6, 5), generator=generator, size=2),) if name == "trapdoor" else ()
+
+
+@pytest.mark.parametrize("name", ["kd-bu", "odds", "trapdoor"])
+def test_another_classifier_is_refused(detectors: dict[str, Detector], name: str) -> None:
+    other = made(name, network(classes=4))
+    for key, value in state(detectors[name]).items():
+        part, _, last = key.rpartition(".")
+        setattr(other.get_submodule(part), last, value)
+    with pytest.raises(ModelError, match="was fitted to .* and meets .*; fit it to this classifier"):
+        other.score(data(2))
+
+
+@pytest.mark.parametrize("name", ["lid", "dla", "ml-loo", "kd-bu", "trapdoor"])
+def test_layers_that_are_not_there_are_named(name: str) -> None:
+    changed = {"layers": ["nowhere"]} if "layers" in CASES[name].settings else {"layer": "nowhere"}
+    with pytest.raises(InvalidArgumentError, match="layers: got nowhere, expected names of layers"):
+        fitted(name, network(), **changed)
+
+
+@NAMES
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_it_runs_where_the_classifier_is(detectors: dict[str, Detector], name: str) -> None:
+    x = data(5, 4)
+    there = fitted(name, network().cuda())
+    assert score(there, x.cuda()).device.type == "cuda"
+    if name not in RANDOM:
+        torch.testing.assert_close(score(there, x.cuda()).cpu(), score(detectors[name], x), rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(score(there.cpu(), x), score(detectors[name], x), rtol=1e-2, atol=1e-2)
+
+
+def attacked(classifier: nn.Module, x: Tensor, labels: Tensor, epsilon: float) -> Tensor:
+    moved = x
+    for _ in range(10):
+        moved = moved.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(classifier(moved), labels), moved)
+        moved = (moved + epsilon / 4 * gradient.sign()).clamp(x - epsilon, x + epsilon).clamp(0, 1)
+    return moved.detach()
+
+
+DIGITS: dict[str, tuple[dict[str, Any], Fit, int, float, float]] = {
+    # Settings, fit, training images, epsilon, and the least area under the ROC curve.
+    "nss": ({}, on_both, 400, 0.15, 0.9),
+    "kd-bu": ({"bandwidth": 1.2, "passes": 10}, with_references, 600, 0.3, 0.7),
+    "lid": ({"layers": ["1", "3", "6", "8"], "neighbours": 10}, with_references, 600, 0.3, 0.8),
+    "magnet": (
+        {"temperatures": (10,), "reformer": 1},
+        lambda detector, clean, _, seed: detector.fit(clean, epochs=30, batch_size=32, learning_rate=0.01),
+        500, 0.3, 0.95,
+    ),
+    "odds": (
+        {"draws": 16, "noises": [("uniform", 0.008), ("sign", 0.01), ("normal", 0.02)]}, on_clean, 700, 0.15, 0.8
+    ),
+    "dla": (
+        {"layers": ["6"]},
+        lambda detector, clean, adversarial, seed: detector.fit(clean, adversarial, epochs=40),
+        800, 0.15, 0.8,
+    ),
+    "ml-loo": ({"layers": ["1", "3", "6"]}, on_both, 150, 0.2, 0.9),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DIGITS)
+def test_adversarial_digits_score_higher_and_clean_ones_pass(name: str) -> None:
+    plain, (settings, fit, count, epsilon, least) = digits_network(), DIGITS[name]
+    classifier = nn.Sequential(*plain[:7], nn.Dropout(0.3), plain[7]).eval()
+    train, labels = load_dataset("digits", split="train").take(range(count))
+    x, truth = load_dataset("digits", split="test").take(range(300))
+    detector = CASES[name].kind(classifier, **settings)
+    fit(detector, train, attacked(classifier, train, labels, epsilon), 0)
+    bad = attacked(classifier, x[:150], truth[:150], epsilon)
+    bad = bad[classifier(bad).argmax(1) != truth[:150]]
+    assert len(bad) > 80
+    scores = torch.cat([score(detector, x[:150]), score(detector, bad)])
+    assert roc_auc_score(np.repeat([0, 1], [150, len(bad)]), scores) > least
+    with seeded_globals(0):
+        assert 0.09 < detector.calibrate(x[:150], false_positive_rate=0.1).achieved <= 0.1
+        assert float(detector.decide(x[150:]).float().mean()) < 0.25
+
+
+ONE_FILE = '''
+import torch
+from robust_ext.core.modules import buffer, module_class
+from robust_ext.core.settings import setting
+from robust_ext.detectors import Detector
+
+
+@module_class
+class Brightness(Detector):
+    """How far the mean of an input is from that of training inputs."""
+
+    presets = {"mnist": {"power": 1}, "cifar10": {"power": 2}}
+
+    power: float = setting(default=1.0, help="Of the distance.", above=0)
+    middle: torch.Tensor = buffer("Mean of training inputs, ``(1,)``.")
+
+    def fit(self, inputs):
+        self.middle = inputs.mean()[None]
+
+    def fit_to(self, data, settings, *, seed):
+        self.fit(data.clean, **settings)
+
+    def score_of(self, observed):
+        self.check_fitted(self.middle.numel(), on="inputs")
+        return (observed.inputs.flatten(1).mean(1) - self.middle).abs() ** self.power
+'''
+
+
+def test_a_new_detector_is_one_file_and_one_line(tmp_path, monkeypatch) -> None:
+    (tmp_path / "brightness.py").write_text(ONE_FILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    from brightness import Brightness  # type: ignore[import-not-found]
+
+    monkeypatch.setitem(DETECTORS, "brightness", Brightness)
+    classifier = network()
+    detector = fit_detector("brightness", classifier, CLEAN, classifier(CLEAN).argmax(1))
+    assert detector.settings == {"power": 1}
+    assert detector.calibrate(data(40, 1)).achieved == 0.05
+    assert "power: Of the distance." in Brightness.__doc__
+    assert "middle: Mean of training inputs" in Brightness.__doc__
+    detector.save(tmp_path / "brightness.safetensors")
+    again = Brightness.load(tmp_path / "brightness.safetensors", classifier)
+    assert torch.equal(again.decide(data(9)), detector.decide(data(9)))
+    with pytest.raises(InvalidArgumentError, match="power: got 0"):
+        fit_detector("brightness", classifier, CLEAN, classifier(CLEAN).argmax(1), power=0)
+    with pytest.raises(InvalidArgumentError, match="settings: got bandwidth, expected settings of brightness: power"):
+        fit_detector("brightness", classifier, CLEAN, classifier(CLEAN).argmax(1), bandwidth=1)
