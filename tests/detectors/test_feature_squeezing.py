@@ -204,46 +204,6 @@ def test_squeezed_inputs_go_through_in_one_pass() -> None:
     torch.testing.assert_close(parts, whole)
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(1, 9), st.integers(0, 9))
-def test_scores_do_not_depend_on_batches(cut: int, count: int) -> None:
-    squeezers = [*PRESETS["mnist"], ("non_local_means", {"search": 5})]
-    detector, x = FeatureSqueezingDetector(network(), squeezers=squeezers), images(9, 1, 8, 8)[:count]
-    pieces = [detector.score(part) for part in torch.split(x, cut)]
-    torch.testing.assert_close(torch.cat(pieces), detector.score(x), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0)])
-def test_bounds_make_no_difference(bounds: tuple[float, float]) -> None:
-    low, high = bounds
-    squeezers = [("bit_depth", {"bits": 2}), ("median", {}), ("non_local_means", {"search": 3})]
-    x = images(6, 3, 8, 8)
-    for named in squeezers:
-        plain = FeatureSqueezingDetector(network(3), squeezers=[named])
-
-        class Rescaled(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = network(3)
-
-            def forward(self, x: Tensor) -> Tensor:
-                return self.inner((x - low) / (high - low))
-
-        scaled = FeatureSqueezingDetector(Rescaled().eval(), squeezers=[named], bounds=bounds)
-        torch.testing.assert_close(scaled.score(low + (high - low) * x), plain.score(x), rtol=1e-3, atol=1e-4)
-
-
-def test_gradients_are_those_of_finite_differences() -> None:
-    classifier = network().double()
-    x = images(2, 1, 8, 8).double() * 0.9 + 0.013 * torch.rand(2, 1, 8, 8).double()
-    x.requires_grad_()
-    squeezers = [("bit_depth", {"bits": 2}), ("median", {"size": 2}), ("non_local_means", {"search": 3})]
-    detector = FeatureSqueezingDetector(classifier, squeezers=squeezers, straight_through=False).double()
-    assert torch.autograd.gradcheck(detector.score, (x,), eps=1e-7, atol=1e-5)
-    assert detector.differentiable
-    assert not detector.random
-
-
 @pytest.mark.parametrize("named", [("bit_depth", {"bits": 1}), ("opencv_non_local_means", {})])
 def test_rounding_is_passed_straight_through(named) -> None:
     if named[0] != "bit_depth":
@@ -314,44 +274,18 @@ def test_it_tells_adversarial_digits_apart() -> None:
     assert roc_auc_score([0] * len(clean) + [1] * len(bad), torch.cat([clean, bad])) > 0.8
 
 
-def test_saving_and_loading(tmp_path) -> None:
-    classifier, x = network(), images(40, 1, 8, 8) * 2 - 1
+def test_squeezers_keep_their_own_bounds() -> None:
     squeezers = [BitDepth(bits=3), ("median", {"size": 3}), ["non_local_means", {"search": 3, "strength": 3.5}]]
-    detector = FeatureSqueezingDetector(classifier, squeezers=squeezers, bounds=(-1, 1), straight_through=False)
-    detector.calibrate(x)
-    detector.save(tmp_path / "squeezing.safetensors")
-    again = FeatureSqueezingDetector.load(tmp_path / "squeezing.safetensors", classifier)
-    assert again.settings == detector.settings
-    assert again.settings["squeezers"] == [
+    detector = FeatureSqueezingDetector(network(), squeezers=squeezers, bounds=(-1, 1))
+    assert detector.settings["squeezers"] == [
         ["bit_depth", {"bits": 3, "bounds": [0, 1]}],
         ["median", {"size": 3, "bounds": [-1, 1]}],
         ["non_local_means", {"search": 3, "patch": 3, "strength": 3.5, "bounds": [-1, 1]}],
     ]
+    again = FeatureSqueezingDetector(network(), **detector.settings)
+    assert again.settings == detector.settings
+    x = images(4, 1, 8, 8) * 2 - 1
     assert torch.equal(again.score(x), detector.score(x))
-    assert torch.equal(again.threshold, detector.threshold)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"squeezers": "svhn"}, "squeezers: got 'svhn', expected one of 'mnist', 'cifar10'"),
-        ({"squeezers": []}, r"squeezers: got \[\]"),
-        ({"squeezers": [("blur", {})]}, "squeezers: got 'blur', expected one of 'bit_depth'"),
-        ({"squeezers": [("bit_depth", {"depth": 1})]}, "squeezers: got .* settings of bit_depth"),
-        ({"squeezers": [("bit_depth", {"bits": 0})]}, "bits: got 0"),
-        ({"squeezers": [("median", {"size": 1})]}, "size: got 1"),
-        ({"squeezers": [("non_local_means", {"search": 4})]}, "search: got 4, expected an odd integer"),
-        ({"squeezers": [("non_local_means", {"patch": 2})]}, "patch: got 2"),
-        ({"squeezers": [("opencv_non_local_means", {"strength": 0})]}, "strength: got 0"),
-        ({"squeezers": ["median"]}, "squeezers: got median, expected a pair"),
-        ({"squeezers": [Median]}, "squeezers: got .* expected a pair"),
-        ({"bounds": (1, 1)}, "bounds: got"),
-        ({"batch_size": 0}, "batch_size: got 0"),
-    ],
-)
-def test_settings_are_checked(given, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        FeatureSqueezingDetector(network(), **{"squeezers": "mnist", **given})
 
 
 def test_inputs_that_are_no_images_are_refused(monkeypatch) -> None:
@@ -363,14 +297,3 @@ def test_inputs_that_are_no_images_are_refused(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(MissingDependencyError, match="needs OpenCV: pip install opencv-python-headless"):
         OpenCVNonLocalMeans()(images(1, 3, 9, 9))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_it_runs_where_the_classifier_is() -> None:
-    squeezers = [*PRESETS["mnist"], ("non_local_means", {"search": 3})]
-    detector = FeatureSqueezingDetector(network().cuda(), squeezers=squeezers)
-    x = images(3, 1, 8, 8)
-    scores = detector.score(x.cuda())
-    assert scores.device.type == "cuda"
-    expected = FeatureSqueezingDetector(network(), squeezers=squeezers).score(x)
-    torch.testing.assert_close(scores.cpu(), expected, rtol=1e-3, atol=1e-4)

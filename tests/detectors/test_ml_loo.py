@@ -16,7 +16,6 @@ from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors._features.dispersion import MEASURES, interquartile_range, quantile, standard_deviation
 from robust_ext.detectors.ml_loo import MLLOODetector
-from robust_ext.models.defended import Defended
 
 MEASURES_BY_HAND = {
     "iqr": lambda values: np.percentile(values, 75) - np.percentile(values, 25),
@@ -212,122 +211,19 @@ def test_gradients_are_those_of_finite_differences(dispersion: str, size: int) -
     assert torch.autograd.gradcheck(detector.score, x, eps=1e-7, atol=1e-3, rtol=1e-3)
 
 
-def attacked(classifier: nn.Module, x: Tensor, y: Tensor, epsilon: float) -> Tensor:
-    adversarial = x.clone()
-    for _ in range(10):
-        adversarial.requires_grad_(True)
-        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(classifier(adversarial), y), adversarial)
-        moved = adversarial.detach() + epsilon / 4 * gradient.sign()
-        adversarial = (x + (moved - x).clamp(-epsilon, epsilon)).clamp(0, 1)
-    return adversarial
+def test_kinds_that_do_not_differ_are_not_told_apart() -> None:
+    train, test = (load_dataset("digits", split=split).take(range(200))[0] for split in ("train", "test"))
+    detector = MLLOODetector(digits_network(), layers=["1", "3", "6"])
+    detector.fit(train[:75], train[75:150])
+    with torch.no_grad():
+        assert 0.35 < roc_auc_score([0] * 100 + [1] * 100, detector.score(test)) < 0.65
 
 
-def test_adversarial_examples_of_digits_are_detected() -> None:
-    classifier = digits_network()
-    train, test = load_dataset("digits", split="train"), load_dataset("digits")
-    fit_x, fit_y = train.take(range(150))
-    held, _ = train.take(range(200, 400))
-    x, y = test.take(range(100))
-    detector = MLLOODetector(classifier, layers=["1", "3", "6"])
-    detector.fit(fit_x, attacked(classifier, fit_x, fit_y, 0.2))
-    detector.calibrate(held, false_positive_rate=0.05)
-    adversarial = attacked(classifier, x, y, 0.2)
-    adversarial = adversarial[classifier(adversarial).argmax(1) != y]
-    scores = torch.cat([detector.score(x), detector.score(adversarial)]).detach()
-    assert len(adversarial) > 50
-    assert roc_auc_score([0] * len(x) + [1] * len(adversarial), scores) > 0.9
-    assert float(detector.decide(x).float().mean()) <= 0.15
-    # Labels that say nothing about the input cannot be told apart.
-    detector.fit(fit_x[:75], fit_x[75:])
-    blind = torch.cat([detector.score(x), detector.score(test.take(range(100, 200))[0])]).detach()
-    assert 0.35 < roc_auc_score([0] * 100 + [1] * 100, blind) < 0.65
-
-
-def test_batches_do_not_matter_and_none_is_fine() -> None:
+def test_wrong_inputs_are_named() -> None:
     detector = MLLOODetector(network(), layers=["0"])
-    detector.fit(data(12), data(12, 1) ** 3)
-    x = data(7, 3)
-    whole = detector.score(x)
-    torch.testing.assert_close(torch.cat([detector.score(one) for one in x.split(1)]), whole)
-    torch.testing.assert_close(torch.cat([detector.score(part) for part in x.split(3)]), whole)
-    assert detector.score(x[:0]).shape == (0,)
-    assert detector.features(x[:0]).shape == (0, 4)
-
-
-def test_it_works_beside_the_classifier_as_one_module() -> None:
-    classifier = network()
-    detector = MLLOODetector(classifier, layers=["0", "4"], batch_size=7)
-    detector.fit(data(12), data(12, 1) ** 3)
-    detector.calibrate(data(40, 2), false_positive_rate=0.1)
-    x = data(3, 5).requires_grad_()
-    logits, excess = Defended(classifier, detector).both(x)
-    torch.testing.assert_close(logits, classifier(x))
-    torch.testing.assert_close(excess, detector.score_margin(x))
-    (gradient,) = torch.autograd.grad(excess.sum(), x)
-    assert float(gradient.abs().max()) > 0
-    assert not any(part._forward_hooks for part in classifier.modules())
-
-
-def test_files_hold_all_of_it(tmp_path) -> None:
-    classifier, x = network(), data(5, 4)
-    given = {
-        "dispersion": "mad",
-        "output": "logit",
-        "fill": 0.25,
-        "patch": 2,
-        "stride": 1,
-        "units": 2,
-        "pool": False,
-        "group": True,
-        "seed": 5,
-        "batch_size": 33,
-    }
-    detector = MLLOODetector(classifier, layers=["0", "4"], **given)
-    detector.fit(data(12), data(12, 1) ** 3)
-    detector.calibrate(data(40, 2), false_positive_rate=0.1)
-    detector.save(tmp_path / "d.safetensors")
-    again = MLLOODetector.load(tmp_path / "d.safetensors", classifier)
-    assert again.settings == {"layers": ["0", "4"], **given}
-    assert torch.equal(again.score(x), detector.score(x))
-    assert torch.equal(again.decide(x), detector.decide(x))
-
-
-def test_wrong_settings_and_inputs_are_named() -> None:
-    classifier = network()
-    for wrong, message in [
-        ({"layers": "0"}, "layers: got 0, expected a list"),
-        ({"dispersion": "var"}, "dispersion: got 'var', expected one of 'iqr'"),
-        ({"output": "odds"}, "output: got 'odds'"),
-        ({"fill": float("nan")}, "fill: got nan"),
-        ({"patch": 0}, "patch: got 0"),
-        ({"stride": 0}, "stride: got 0"),
-        ({"units": 0}, "units: got 0"),
-        ({"batch_size": 0}, "batch_size: got 0"),
-        ({"seed": -1}, "seed: got -1"),
-    ]:
-        with pytest.raises(InvalidArgumentError, match=message):
-            MLLOODetector(classifier, **{"layers": ["0"], **wrong})
-    detector = MLLOODetector(classifier, layers=["0"])
-    with pytest.raises(ModelError, match=r"is not fitted; call fit\(clean_inputs, adversarial_inputs\) first"):
-        detector.score(data(2))
     with pytest.raises(InvalidArgumentError, match="adversarial: got 3 inputs, expected at least folds = 5"):
         detector.fit(data(9), data(3))
-    with pytest.raises(InvalidArgumentError, match="clean: got ndarray"):
-        detector.fit(data(9).numpy(), data(9))
-    with pytest.raises(InvalidArgumentError, match="layers: got nowhere, expected names of layers"):
-        MLLOODetector(classifier, layers=["nowhere"]).features(data(2))
     detector.fit(data(9), data(9, 1))
     detector.layers = ()
     with pytest.raises(ModelError, match="was fitted to 4 features and meets 1"):
         detector.score(data(2))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_scores_are_the_same_on_a_gpu() -> None:
-    detector = MLLOODetector(network(), layers=["0", "4"], units=2)
-    detector.fit(data(12), data(12, 1) ** 3)
-    x = data(5, 4)
-    expected = detector.score(x)
-    torch.testing.assert_close(detector.cuda().score(x.cuda()).cpu(), expected, rtol=1e-3, atol=1e-3)
-    detector.fit(data(12).cuda(), data(12, 1).cuda() ** 3)
-    torch.testing.assert_close(detector.score(x.cuda()).cpu(), expected, rtol=1e-2, atol=1e-2)

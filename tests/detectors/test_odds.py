@@ -7,14 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
-from robust_ext.datasets import load_dataset
-from robust_ext.demo.network import digits_network
-from robust_ext.detectors.odds import NOISES, OddsDetector
+from robust_ext.detectors.odds import OddsDetector
 
 MIXED = [("normal", 0.2), ("sign", 0.1), ("uniform", 0.3)]
 
@@ -146,35 +143,6 @@ def test_passes_are_as_large_as_allowed() -> None:
     assert sizes == [1] + [3, 1] * 3
 
 
-def test_scores_are_random_and_follow_the_seed() -> None:
-    detector, x = fitted(network(), data(40)), data(6)
-    assert torch.equal(seeded_score(detector, x, 3), seeded_score(detector, x, 3))
-    assert not torch.equal(seeded_score(detector, x, 3), seeded_score(detector, x, 4))
-    assert detector.random
-    assert detector.differentiable
-
-
-@pytest.mark.parametrize("batch_size", [4, 10_000])
-def test_gradients_are_those_of_finite_differences(batch_size: int) -> None:
-    classifier, x = network(), data(3, seed=8) * 0.4 + 0.3
-    detector = fitted(classifier, data(60), noises=[("normal", 0.05), ("uniform", 0.1)], batch_size=batch_size).double()
-    x = x.double().requires_grad_()
-
-    def total(points: Tensor) -> Tensor:
-        with seeded_globals(4):
-            return detector.score(points)
-
-    scores = total(x)
-    (gradient,) = torch.autograd.grad(scores.sum(), x)
-    step = 1e-6
-    with torch.no_grad():
-        for index in range(x[0].numel()):
-            moved = torch.zeros_like(x).flatten(1)
-            moved[:, index] = step
-            slope = (total(x + moved.view_as(x)) - total(x - moved.view_as(x))) / (2 * step)
-            torch.testing.assert_close(gradient.flatten(1)[:, index], slope, rtol=1e-4, atol=1e-6)
-
-
 def test_going_back_draws_nothing_new() -> None:
     detector, x = fitted(network(), data(40), batch_size=5), data(4).requires_grad_()
     torch.manual_seed(0)
@@ -200,55 +168,6 @@ def test_labels_leave_out_what_is_misclassified() -> None:
         np.testing.assert_allclose(detector.deviations[y].numpy()[:, others], mine.std(0)[:, others], rtol=1e-3)
 
 
-def attacked(classifier: nn.Module, x: Tensor, labels: Tensor, epsilon: float) -> Tensor:
-    moved = x.clone()
-    for _ in range(20):
-        moved.requires_grad_()
-        loss = nn.functional.cross_entropy(classifier(moved), labels, reduction="sum")
-        (gradient,) = torch.autograd.grad(loss, moved)
-        moved = moved.detach() + epsilon / 5 * gradient.sign()
-        moved = (x + (moved - x).clamp(-epsilon, epsilon)).clamp(0, 1)
-    return moved
-
-
-def test_adversarial_digits_score_higher_and_clean_ones_pass() -> None:
-    classifier = digits_network()
-    train, _ = load_dataset("digits", split="train").take(range(700))
-    x, labels = load_dataset("digits").take(range(400))
-    detector = OddsDetector(classifier, draws=16, noises=[NOISES[8], ("sign", 0.01), ("normal", 0.02)])
-    with seeded_globals(0), torch.no_grad():
-        detector.fit(train)
-        found = detector.calibrate(x[:200], false_positive_rate=0.1)
-        flagged = float(detector.decide(x[200:]).float().mean())
-    assert found.achieved == pytest.approx(0.1)
-    assert flagged < 0.2
-    adversarial = attacked(classifier, x, labels, 0.15)
-    adversarial = adversarial[classifier(adversarial).argmax(1) != labels]
-    assert len(adversarial) > 200
-    clean, bad = seeded_score(detector, x), seeded_score(detector, adversarial)
-    assert roc_auc_score([0] * len(clean) + [1] * len(bad), torch.cat([clean, bad])) > 0.8
-
-
-def test_saving_and_loading(tmp_path) -> None:
-    classifier, x = network(), data(6)
-    detector = fitted(classifier, data(40), bounds=(-1.0, 2.0), batch_size=7)
-    detector.threshold = torch.tensor(3.09)
-    detector.save(tmp_path / "odds.safetensors")
-    again = OddsDetector.load(tmp_path / "odds.safetensors", classifier)
-    assert again.settings == detector.settings
-    assert again.noises == detector.noises
-    assert torch.equal(seeded_score(again, x), seeded_score(detector, x))
-    assert float(again.threshold) == pytest.approx(3.09)
-
-
-def test_no_input_and_other_types() -> None:
-    detector = fitted(network(), data(40))
-    assert seeded_score(detector, data(0)).shape == (0,)
-    assert seeded_score(detector, data(1)).shape == (1,)
-    double = seeded_score(detector.double(), data(2).double())
-    assert double.dtype == torch.float64
-
-
 def test_two_classes_have_one_statistic() -> None:
     classifier = network(2)
     detector = fitted(classifier, data(60))
@@ -256,15 +175,11 @@ def test_two_classes_have_one_statistic() -> None:
     np.testing.assert_allclose(seeded_score(detector, data(5, 7)).numpy(), expected, rtol=2e-3, atol=2e-3)
 
 
-def test_what_cannot_be_fitted_is_said() -> None:
+def test_what_cannot_be_fitted_is_refused() -> None:
     classifier = network()
     detector = OddsDetector(classifier, noises=MIXED, draws=3)
-    with pytest.raises(ModelError, match="is not fitted; call fit"):
-        detector.score(data(2))
     with pytest.raises(InvalidArgumentError, match="inputs: got no clean inputs"):
         detector.fit(data(0))
-    with pytest.raises(InvalidArgumentError, match="inputs: got values in"):
-        detector.fit(data(9) * 3)
     with pytest.raises(InvalidArgumentError, match="labels: got shape"):
         detector.fit(data(9), torch.zeros(8, dtype=torch.int64))
     only = data(200)
@@ -273,32 +188,3 @@ def test_what_cannot_be_fitted_is_said() -> None:
         detector.fit(kept)
     with pytest.raises(ModelError, match=r"predicted class 0, 1 are not finite, or all change alike"):
         OddsDetector(Steps().eval(), noises=[("normal", 0.01)], draws=3).fit(data(20).round())
-    detector = fitted(classifier, data(40))
-    detector.classifier = network(4)
-    with pytest.raises(ModelError, match="was fitted to 3 classes and meets 4"):
-        detector.score(data(2))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"noises": []}, "noises: got"),
-        ({"noises": "normal"}, "noises: got normal, expected pairs"),
-        ({"noises": [("normal", 0.1, 2)]}, "expected pairs"),
-        ({"noises": [("pink", 0.1)]}, "noises: got 'pink', expected one of 'normal', 'sign', 'uniform'"),
-        ({"noises": [("sign", 0)]}, "noises: got 0"),
-        ({"draws": 0}, "draws: got 0"),
-        ({"batch_size": 0}, "batch_size: got 0"),
-        ({"bounds": (1, 0)}, "bounds: got"),
-        ({"bounds": 1}, "bounds: got 1, expected a pair"),
-    ],
-)
-def test_settings_are_checked(given, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        OddsDetector(network(), **given)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_it_runs_where_the_classifier_is() -> None:
-    detector = fitted(network().cuda(), data(40))
-    assert seeded_score(detector, data(3).cuda()).device.type == "cuda"

@@ -1,0 +1,216 @@
+"""Every published detector with settings, a fit and what it refuses; a small network and its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.random import seeded_globals
+from robust_ext.detectors import (
+    Detector,
+    DLADetector,
+    FeatureSqueezingDetector,
+    KDBUDetector,
+    LIDDetector,
+    MagNetDetector,
+    Median,
+    MLLOODetector,
+    NSSDetector,
+    OddsDetector,
+    TrapdoorDetector,
+    make_triggers,
+)
+
+
+def network(classes: int = 3, low: float = 0.0, width: float = 1.0) -> nn.Sequential:
+    """A classifier of inputs in bounds, that predicts several classes."""
+
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x - low) / width
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = nn.Sequential(
+            Shifted(), nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(),
+            nn.Linear(60, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, classes),
+        ).eval()  # fmt: skip
+    with torch.no_grad():
+        made[7].bias -= made(data(50) * width + low).mean(0)
+    return made
+
+
+def data(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, 1, 6, 5, generator=torch.Generator().manual_seed(seed))
+
+
+CLEAN, ADVERSARIAL = data(80), 1 - data(80) ** 3
+Fit = Callable[[Any, Tensor, Tensor, int], Any]
+
+
+def on_both(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+    return detector.fit(clean, adversarial, **({"folds": 3} if isinstance(detector, MLLOODetector) else {}))
+
+
+def with_references(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+    return detector.fit(clean, adversarial, folds=3, seed=seed)
+
+
+def on_clean(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+    with seeded_globals(seed):
+        return detector.fit(clean)
+
+
+def with_triggers(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+    triggers = make_triggers(3, (1, 6, 5), generator=torch.Generator().manual_seed(seed), clusters=2, size=2)
+    return detector.fit(clean, triggers)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A detector, settings other than its defaults, how it is fitted, and settings that are refused.
+
+    Those of ``refused`` are refused by an error that names the setting; for the others the message is given.
+    """
+
+    kind: type[Detector]
+    settings: dict[str, Any] = field(default_factory=dict)
+    fit: Fit = on_both
+    seeded: bool = False
+    refused: str = ""
+    messages: tuple[tuple[str, Any, str], ...] = ()
+
+
+NOISES = [["normal", 0.2], ["sign", 0.1], ["uniform", 0.3]]
+CASES = {
+    "nss": Case(
+        NSSDetector,
+        {"output": "probability", "penalty": 5, "gamma": 0.02},
+        refused="output='logit' penalty=0 gamma=-1",
+        messages=(("bounds", 1, "expected a pair"), ("bounds", (1, 0), "first number is below")),
+    ),
+    "kd-bu": Case(
+        KDBUDetector,
+        {"layer": "5", "bandwidth": 0.4, "passes": 7, "chunk": 11},
+        with_references,
+        seeded=True,
+        refused="bandwidth=0 passes=1 layer=3 chunk=0",
+    ),
+    "lid": Case(
+        LIDDetector,
+        {"layers": ["2", "5"], "neighbours": 5, "size": 20},
+        with_references,
+        seeded=True,
+        refused="layers='1' layers=[1] neighbours=1",
+        messages=(("neighbours", 20, "size: got 20, expected an integer of at least 21"),),
+    ),
+    "fs": Case(
+        FeatureSqueezingDetector,
+        {
+            "squeezers": [["bit_depth", {"bits": 3}], ["median", {"size": 3}], ["non_local_means", {"search": 3}]],
+            "straight_through": False,
+            "batch_size": 7,
+        },
+        lambda *_: None,
+        refused="bounds=(1,1) batch_size=0 squeezers=[]",
+        messages=(
+            ("squeezers", "svhn", "squeezers: got 'svhn', expected one of 'mnist', 'cifar10'"),
+            ("squeezers", [("blur", {})], "squeezers: got 'blur', expected one of 'bit_depth'"),
+            ("squeezers", [("bit_depth", {"depth": 1})], "squeezers: got .* settings of bit_depth"),
+            ("squeezers", [("bit_depth", {"bits": 0})], "bits: got 0"),
+            ("squeezers", [("median", {"size": 1})], "size: got 1"),
+            ("squeezers", [("non_local_means", {"search": 4})], "search: got 4, expected an odd integer"),
+            ("squeezers", [("non_local_means", {"patch": 2})], "patch: got 2"),
+            ("squeezers", [("opencv_non_local_means", {"strength": 0})], "strength: got 0"),
+            ("squeezers", ["median"], "squeezers: got median, expected a pair"),
+            ("squeezers", [Median], "squeezers: got .* expected a pair"),
+        ),
+    ),
+    "magnet": Case(
+        MagNetDetector,
+        {"structures": [[3, "average", 2], [4]], "powers": [1, 2], "temperatures": [10, 2], "reformer": 1},
+        lambda detector, clean, _, seed: detector.fit(clean, epochs=2, batch_size=16, seed=seed),
+        seeded=True,
+        refused="structures=[] structures=[[]] structures=[[3,'max'],[3]] structures=[[0],[3]] structures=[3,3] "
+        "powers=[1] powers=[1,0] temperatures=[0] reformer=2 noise=-0.1 epochs=0 bounds=[1,0] channels=0",
+    ),
+    "odds": Case(
+        OddsDetector,
+        {"noises": NOISES, "draws": 5, "bounds": [-1.0, 2.0], "batch_size": 7},
+        on_clean,
+        seeded=True,
+        refused="noises=[] noises=[('sign',0)] draws=0 batch_size=0 bounds=(1,0) bounds=1",
+        messages=(
+            ("noises", "normal", "got normal, expected pairs"),
+            ("noises", [("normal", 0.1, 2)], "expected pairs"),
+            ("noises", [("pink", 0.1)], "got 'pink', expected one of 'normal', 'sign', 'uniform'"),
+        ),
+    ),
+    "dla": Case(
+        DLADetector,
+        {"layers": ["5"], "widths": [7, 3]},
+        lambda detector, clean, adversarial, seed: detector.fit(clean, adversarial, epochs=5, seed=seed),
+        seeded=True,
+        refused="layers=[4] widths=[0] features=0",
+        messages=(("layers", "4", "layers: got 4, expected a list of names"),),
+    ),
+    "ml-loo": Case(
+        MLLOODetector,
+        {
+            **{"layers": ["2", "5"], "dispersion": "mad", "output": "logit", "fill": 0.25, "patch": 2, "stride": 1},
+            **{"units": 5, "pool": False, "group": True, "seed": 5, "batch_size": 33},
+        },
+        refused="layers='0' dispersion='var' output='odds' fill=float('nan') patch=0 stride=0 units=0 batch_size=0 "
+        "seed=-1 pool=3",
+    ),
+    "trapdoor": Case(
+        TrapdoorDetector,
+        {"layer": "2", "pool": True, "neurons": 0.5},
+        with_triggers,
+        seeded=True,
+        refused="layer=4 neurons=0 neurons=1.5",
+    ),
+}
+RANDOM = {"kd-bu", "odds", "trapdoor"}
+NAMES = pytest.mark.parametrize("name", CASES)
+REFUSED = [(name, *each) for name, case in CASES.items() for each in case.messages]
+REFUSED += [
+    (name, setting, eval(value), f"^{setting}: got ")  # noqa: S307
+    for name, case in CASES.items()
+    for setting, _, value in (text.partition("=") for text in case.refused.split())
+]
+
+
+def made(name: str, classifier: nn.Module, **changed: Any) -> Detector:
+    return CASES[name].kind(classifier, **{**CASES[name].settings, **changed})
+
+
+def fitted(name: str, classifier: nn.Module, *, seed: int = 0, **changed: Any) -> Detector:
+    detector = made(name, classifier, **changed)
+    CASES[name].fit(detector, CLEAN, ADVERSARIAL, seed)
+    return detector
+
+
+def score(detector: Detector, x: Tensor, seed: int = 2) -> Tensor:
+    with seeded_globals(seed), torch.no_grad():
+        return detector.score(x)
+
+
+def state(detector: Detector) -> dict[str, Tensor]:
+    found = {key: value for key, value in detector.state_dict().items() if not key.startswith("classifier.")}
+    del found["threshold"]
+    return found
+
+
+def attacked(classifier: nn.Module, x: Tensor, labels: Tensor, epsilon: float) -> Tensor:
+    moved = x
+    for _ in range(10):
+        moved = moved.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(classifier(moved), labels), moved)
+        moved = (moved + epsilon / 4 * gradient.sign()).clamp(x - epsilon, x + epsilon).clamp(0, 1)
+    return moved.detach()
