@@ -4,19 +4,9 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-from robust_ext.datasets import load_dataset
 from robust_ext.defenses.anti_adversary import AntiAdversary
-from robust_ext.demo.network import digits_network
-
-
-def linear(weights: np.ndarray, bias: np.ndarray) -> nn.Linear:
-    layer = nn.Linear(weights.shape[1], weights.shape[0]).double()
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(weights))
-        layer.bias.copy_(torch.from_numpy(bias))
-    return layer.eval()
+from tests.defenses.cases import linear
 
 
 @settings(max_examples=25, deadline=None)
@@ -58,12 +48,3 @@ def test_where_cross_entropy_has_no_gradient_rows_stay() -> None:
     x = torch.tensor([[1.0, 0.5], [0.0, 0.5]])
     assert torch.equal(AntiAdversary(net).trace(x).final[0], x[0])
     assert torch.equal(AntiAdversary(net, steps=1).trace(x).final[1], torch.tensor([0.15, 0.5]))
-
-
-def test_digits_are_still_classified() -> None:
-    net = digits_network()
-    x, labels = load_dataset("digits").take(range(60))
-    with torch.no_grad():
-        static, defended = net(x).argmax(1), AntiAdversary(net)(x).argmax(1)
-    assert (defended == labels).double().mean() >= (static == labels).double().mean() - 0.05
-    assert (defended == static).double().mean() >= 0.95

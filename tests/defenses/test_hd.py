@@ -1,23 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext.datasets import load_dataset
 from robust_ext.defenses.hd import HedgeDefense
-from robust_ext.demo.network import digits_network
-
-
-def linear(weights: np.ndarray, bias: np.ndarray) -> nn.Sequential:
-    layer = nn.Linear(weights.shape[1], weights.shape[0]).double()
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(weights))
-        layer.bias.copy_(torch.from_numpy(bias))
-    return nn.Sequential(nn.Flatten(), layer).eval()
+from tests.defenses.cases import linear
 
 
 @settings(max_examples=25, deadline=None)
@@ -77,13 +67,3 @@ def test_starts_are_clipped_to_the_bounds_unless_not_wanted() -> None:
     assert torch.equal(clipped, free.clamp(0, 1))
     after = HedgeDefense(net, steps=1, seed=0, clip_start=False).trace(x).final
     assert float(after.min()) >= 0
-
-
-@pytest.mark.parametrize("random", [False, True])
-def test_digits_are_still_classified(random: bool) -> None:
-    net = digits_network()
-    x, labels = load_dataset("digits").take(range(40))
-    with torch.no_grad():
-        static = (net(x).argmax(1) == labels).double().mean()
-        defended = (HedgeDefense(net, random_start=random, seed=0)(x).argmax(1) == labels).double().mean()
-    assert defended >= static - 0.05

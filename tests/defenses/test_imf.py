@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.defenses.imf import IMF
+from tests.defenses.cases import linear
 
 
 class Weighted(nn.Module):
@@ -26,13 +27,6 @@ class Weighted(nn.Module):
 class Mean(nn.Module):
     def forward(self, logits: Tensor) -> Tensor:
         return logits.mean()
-
-
-def linear(weights: np.ndarray) -> nn.Linear:
-    layer = nn.Linear(weights.shape[1], weights.shape[0], bias=False).double()
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(weights))
-    return layer.eval()
 
 
 @settings(max_examples=25, deadline=None)

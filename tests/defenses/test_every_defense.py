@@ -1,0 +1,297 @@
+"""What holds for every defense of the catalogue, and for those that share something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.settings import declared
+from robust_ext.core.target import PassCounter, count_calls
+from robust_ext.datasets import load_dataset
+from robust_ext.defenses.catalogue import DEFENSES, NAMED, TRAINED
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.bpda import BPDA, trajectory_gradient
+from robust_ext.models.eot import EoT
+from tests.defenses.cases import GROUPED, QUICK, SHAPE, data, gradient, make, network, of_digits, quick, seeds
+
+ALL = pytest.mark.parametrize("name", NAMED)
+SIGNED = ("hd", "anti-adversary", "imf", "aid", "soap")
+# Rows forward and backward through the classifier for a row, by default and for k steps.
+COUNTS: dict[str, tuple[tuple[int, int], Callable[[int], tuple[int, int]]]] = {
+    "hd": ((21, 20), lambda k: (k + 1, k)),
+    "anti-adversary": ((4, 2), lambda k: (k + 2, k)),
+    "imf": ((2, 1), lambda k: (k + 1, k)),
+    "aid": ((11, 10), lambda k: (k + 1, k)),
+    "soap": ((133, 110), lambda k: (22 * (k + 1) + 1, 22 * k)),
+    "clc": ((6, 0), lambda k: (k + 1, 0)),
+    "adp": ((10, 0), lambda k: (10, 0)),
+    # The encoder is on the classifier's own features: four views a step.
+    "reverse": ((161, 160), lambda k: (4 * k + 1, 4 * k)),
+    "sodef": ((1, 0), lambda k: (1, 0)),
+}
+REACH = {"hd": 8 / 255, "anti-adversary": 0.3, "imf": 16 / 255, "aid": 0.031, "soap": 40 / 255, "reverse": 16 / 255}
+
+
+def test_each_has_a_name_and_one_line() -> None:
+    assert len(NAMED) == len(DEFENSES)
+    assert all(isinstance(name, str) and name for name in NAMED)
+    assert set(TRAINED) == {"imf", "aid", "sodef", "clc", "reverse", "adp"}
+    assert all((NAMED[name].training_class is not None) == (name in TRAINED) for name in NAMED)
+
+
+@ALL
+def test_its_docstring_has_its_arguments(name: str) -> None:
+    text = NAMED[name].__doc__ or ""
+    assert all(f"        {argument}: " in text for argument in ["classifier", *declared(NAMED[name])])
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_passes_are_those_that_are_documented(name: str) -> None:
+    grouped: dict[str, Any] = {"group_size": 3} if name in GROUPED else {}
+    grouped |= {"solver": "rk4"} if name == "sodef" else {}
+    by_default, of_steps = COUNTS[name]
+    for settings, wanted in (({}, by_default), ({"steps": 3}, of_steps(3))):
+        defense, counter = make(name, torch.float32, **grouped, **settings), PassCounter()
+        with count_calls(defense.classifier, counter), torch.no_grad():
+            defense(data(3, torch.float32))
+        assert (counter.forward, counter.backward) == (3 * wanted[0], 3 * wanted[1])
+        if name in ("imf", "aid"):
+            calls: list[int] = []
+            judge = defense.get_submodule("discriminator")
+            judge.register_forward_hook(lambda *args, calls=calls: calls.append(len(args[2])))
+            defense(data(3, torch.float32))
+            assert calls == [3] * defense.steps
+
+
+@ALL
+def test_the_callers_mode_changes_nothing_and_nothing_is_left_behind(name: str) -> None:
+    defense, x = quick(name), data(4)
+    expected = defense.trace(x, seeds=seeds(4))
+    before = torch.get_rng_state()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            trace = defense.trace(data(4), seeds=seeds(4))
+        torch.testing.assert_close(trace.logits, expected.logits)
+        assert not any(t.requires_grad for t in (trace.logits, *trace.iterates, *trace.state.values()))
+    assert torch.equal(torch.get_rng_state(), before)
+    leaf = x.clone().requires_grad_()
+    with defense.seeded(1):
+        torch.autograd.grad(BPDA(defense)(leaf).sum(), leaf)
+        torch.autograd.backward(BPDA(defense, backward="unrolled")(leaf).sum())
+        torch.autograd.grad(defense(leaf).sum(), leaf)
+    assert all(parameter.grad is None for parameter in defense.parameters())
+    assert torch.equal(x, data(4))
+    assert all(not part._forward_pre_hooks and not part._forward_hooks for part in defense.modules())
+
+
+@ALL
+def test_rows_or_groups_are_on_their_own(name: str) -> None:
+    defense, x = quick(name), data(4)
+    whole = defense.trace(x, seeds=seeds(4))
+    size = defense.group_size or 1
+    for start in range(0, 4, size):
+        rows = slice(start, start + size)
+        alone = defense.trace(x[rows], seeds=seeds(4)[rows])
+        torch.testing.assert_close(alone.final, whole.final[rows])
+        torch.testing.assert_close(alone.logits, whole.logits[rows])
+    assert len(whole.iterates) == (1 if name in ("sodef", "resize-pad") else defense.steps + (name != "clc"))
+    assert torch.equal(whole.iterates[-1], whole.final) or name == "clc"
+    if name in GROUPED:
+        mixed = defense.trace(x[[0, 3]], seeds=seeds(4)[[0, 3]])
+        assert not torch.allclose(mixed.logits[0], whole.logits[0], rtol=0, atol=1e-12)
+        with pytest.raises(ModelError, match="batch of 3 rows, expected a whole number of groups of 2"):
+            defense(x[:3])
+        assert quick(name, pad=True)(x[:3]).shape == (3, 4)
+
+
+@ALL
+def test_no_row_and_one_row(name: str) -> None:
+    defense = quick(name, **({"group_size": 2, "pad": True} if name in GROUPED else {}))
+    for rows in (0, 1):
+        leaf = data(rows).requires_grad_()
+        for module in (defense, BPDA(defense, backward="unrolled"), BPDA(defense)):
+            out = module(leaf)
+            assert out.shape == (rows, 4)
+            assert torch.autograd.grad(out.sum(), leaf)[0].shape == (rows, *SHAPE)
+        assert defense.trace(data(rows)).final.shape == (rows, *SHAPE)
+
+
+@ALL
+def test_draws_repeat_with_their_seed(name: str) -> None:
+    # Many steps of the hedge defense end in the same corners from wherever they start; votes are often the same.
+    defense, x = quick(name, **{"hd": {"steps": 1}, "randomized-smoothing": {"vote": "mean"}}.get(name, {})), data(4)
+    with torch.no_grad():
+        with defense.seeded(2, fixed=True):
+            assert torch.equal(defense(x), defense(x))
+        with defense.seeded(2):
+            assert torch.equal(defense(x), defense(x)) != defense.random
+
+
+@pytest.mark.parametrize("name", REACH)
+def test_iterates_stay_where_they_may_be(name: str) -> None:
+    x, defense = data(4), make(name, **({"group_size": 4} if name in GROUPED else {}))
+    trace = defense.trace(x, seeds=seeds(4))
+    torch.testing.assert_close(trace.logits, defense.classifier(trace.final))
+    moved = max(float((point - x).abs().max()) for point in trace.iterates)
+    # IMF goes half as far where its discriminator is in doubt.
+    assert REACH[name] / 2 - 1e-12 <= moved <= REACH[name] + 1e-12
+    if name != "anti-adversary":
+        assert all(float(point.min()) >= 0 and float(point.max()) <= 1 for point in trace.iterates)
+    if not defense.random:
+        assert torch.equal(trace.iterates[0], x)
+
+
+@pytest.mark.parametrize("name", [*SIGNED, "reverse", "adp"])
+def test_steps_can_be_changed(name: str) -> None:
+    defense, x = quick(name, steps=3), data(4)
+    trace = defense.trace(x, seeds=seeds(4))
+    none = defense.with_steps(0).trace(x, seeds=seeds(4))
+    torch.testing.assert_close(none.final, trace.iterates[0])
+    if name != "soap":
+        assert torch.equal(defense.with_steps(2).trace(x, seeds=seeds(4)).final, trace.iterates[2])
+    assert defense.steps == 3
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name != "sodef"])
+@pytest.mark.parametrize("bounds", [(-1.0, 3.0), (0.0, 255.0)])
+def test_other_bounds_are_the_same_stretched(name: str, bounds: tuple[float, float]) -> None:
+    x, width = data(4), bounds[1] - bounds[0]
+    unit = quick(name).trace(x, seeds=seeds(4))
+    other = quick(name, bounds=bounds).trace(bounds[0] + width * x, seeds=seeds(4))
+    for one, two in zip(unit.iterates, other.iterates, strict=True):
+        torch.testing.assert_close((two - bounds[0]) / width, one, rtol=0, atol=1e-6 if name == "jpeg" else 1e-9)
+    torch.testing.assert_close(other.logits, unit.logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_gradients_under_bpda(name: str) -> None:
+    # Far from the bounds, where signs and boxes have the derivative of the identity.
+    defense, x = make(name, steps=2), data(3, low=0.4, high=0.6)
+    weights = torch.randn(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+    def given(backward: str) -> Tensor:
+        with defense.seeded(4):
+            return gradient(BPDA(defense, backward=backward), x, weights)
+
+    with defense.seeded(4):
+        trace = defense.trace(x)
+    at_end = gradient(defense.classifier, trace.final.detach(), weights)
+    assert bool((at_end.flatten(1).abs().amax(1) > 0).all())
+    for backward in ("identity", "frozen", "unrolled"):
+        torch.testing.assert_close(given(backward), at_end)
+    along = [gradient(defense.classifier, point.detach(), weights) for point in trace.iterates[1:]]
+    torch.testing.assert_close(given("trajectory"), torch.stack(along).mean(0))
+    found = trajectory_gradient(
+        defense, x, torch.zeros(3, dtype=torch.int64), lambda z, _: (z * weights).sum(1), seeds=trace.seeds
+    )
+    torch.testing.assert_close(found, torch.stack(along).mean(0))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if "checkpoint" in declared(NAMED[name])])
+def test_checkpoints_change_no_gradient(name: str) -> None:
+    x, weights, found = data(4), torch.ones(4, 4, dtype=torch.float64), []
+    for checkpoint in (False, True):
+        defense = quick(name, checkpoint=checkpoint)
+        with defense.seeded(5):
+            found.append(gradient(defense, x, weights))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name != "jpeg"])
+def test_half_precision_stays(name: str) -> None:
+    trace = quick(name, torch.bfloat16).trace(data(2, torch.float32))
+    assert {point.dtype for point in trace.iterates} == {torch.bfloat16}
+    assert bool(torch.isfinite(trace.logits).all())
+
+
+@ALL
+def test_settings_outside_their_ranges_are_refused(name: str) -> None:
+    grouped = {"group_size": 2} if name in GROUPED else {}
+    for setting, info in declared(NAMED[name]).items():
+        wrong: list[object] = [info.minimum - 1] if info.minimum is not None else []
+        wrong += [info.above] if info.above is not None else []
+        wrong += [info.maximum + 1] if info.maximum is not None else []
+        wrong += ["none"] if info.choices is not None else []
+        for value in wrong:
+            with pytest.raises(InvalidArgumentError, match=f"^{setting}: got"):
+                make(name, **{**grouped, setting: value})
+    if name not in ("sodef", "median"):
+        with pytest.raises(InvalidArgumentError, match="bounds: got"):
+            NAMED[name](*[network()] * (2 if name in TRAINED else 1), bounds=(1, 0))  # type: ignore[call-arg]
+    if name not in GROUPED:
+        with pytest.raises(InvalidArgumentError, match="group_size: got 2"):
+            quick(name, group_size=2)
+
+
+def test_settings_of_other_defenses_are_refused() -> None:
+    for name, settings in (("resize-pad", {"steps": 2}), ("hd", {"pad": True}), ("soap", {"seed": 1})):
+        with pytest.raises(InvalidArgumentError, match=f"{next(iter(settings))}: got .*only settings of "):
+            quick(name, **settings)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_depends_on_its_seed_alone(name: str) -> None:
+    net, x, labels = network(torch.float32), data(20, torch.float32), torch.arange(20) % 4
+    kept = [parameter.clone() for parameter in net.parameters()]
+    quickly: dict[str, Any] = {"epochs": 1, "batch_size": 8}
+    quickly |= {"layers": ("5",), "attack_steps": 1} if name == "aid" else {}
+    cases = [{**quickly, "seed": seed} for seed in (0, 0, 1)]
+    if name == "clc":
+        cases = [{"layers": layers} for layers in (("4",), ("4",), ("1",))]
+    before = torch.get_rng_state()
+    parts = [NAMED[name].training_class(**settings).fit(net, x, labels).state_dict() for settings in cases]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(parts[0][key], value) for key, value in parts[1].items())
+    assert any(not value.equal(parts[0][key]) for key, value in parts[2].items() if value.is_floating_point())
+    assert not any(value.requires_grad for value in parts[0].values())
+    assert all(torch.equal(a, b) for a, b in zip(kept, net.parameters(), strict=True))
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in net.parameters())
+    for settings, inputs in ((cases[0], x[:1]), (cases[0], 2 * x)):
+        with pytest.raises(InvalidArgumentError, match="inputs: got"):
+            NAMED[name].training_class(**settings).fit(net, inputs, labels[: len(inputs)])
+
+
+def attacked(defense: AdaptiveDefense) -> nn.Module:
+    """What gradients get through."""
+    if type(defense).name == "randomized-smoothing":
+        return BPDA(defense, backward=defense.classifier)
+    module = BPDA(defense, backward="frozen" if type(defense).name == "clc" else "identity")
+    return EoT(module, draws=3, seed=0) if defense.random else module
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name != "sodef"])
+def test_digits_are_still_classified_until_foolbox_comes(name: str) -> None:
+    foolbox = pytest.importorskip("foolbox")
+    x, labels = load_dataset("digits").take(range(20))
+    gentle: dict[str, Any] = {
+        "adp": {"noise": 0.05},
+        "resize-pad": {"smallest": 0.9, "fill": 0.0},
+        "randomized-smoothing": {"noise": 0.1, "samples": 8},
+        "imf": {"radius": 8 / 255},
+        # Digits turned around are no digits.
+        "soap": {"flip": False, "crop": 1},
+        "reverse": {"group_size": 10},
+        "clc": {"group_size": 10},
+    }
+    defense = of_digits(name, x[:2], **gentle.get(name, {}))
+
+    def accuracy(points: Tensor) -> float:
+        with torch.no_grad(), defense.seeded(5):
+            return float((defense(points).argmax(1) == labels).float().mean())
+
+    assert accuracy(x) >= (0.5 if name in ("resize-pad", "randomized-smoothing", "jpeg", "median") else 0.7)
+    model = foolbox.PyTorchModel(attacked(defense), bounds=(0, 1), device="cpu")
+    attack = foolbox.attacks.LinfPGD(steps=8, rel_stepsize=0.2, random_start=False)
+    _, points, _ = attack(model, x, labels, epsilons=0.35)
+    assert float((points - x).abs().max()) <= 0.3501
+    assert accuracy(points) < 0.25
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_quick_settings_are_settings(name: str) -> None:
+    assert set(QUICK[name]) <= set(declared(NAMED[name]))
