@@ -43,7 +43,8 @@ def fab_steps(
     nearest = torch.full((len(points),), torch.inf, dtype=torch.float64, device=points.device)
     shape = (-1, *[1] * (points.dim() - 1))
     for number in range(steps + 1):
-        if number == steps or not in_time():
+        last = number == steps or not in_time()
+        if last:
             good = oracle.adversarial(here, sample_index)
         else:
             margin, gradient, good = oracle.linearised(here, sample_index)
@@ -51,7 +52,7 @@ def fab_steps(
         better = good & (distance < nearest)
         best = torch.where(better.view(shape), here, best)
         nearest = torch.where(better, distance, nearest)
-        if number == steps or not in_time():
+        if last:
             break
         weight = float(_FIRST * (_LAST / _FIRST) ** (number / max(1, steps - 1)))
         flat, gradient = here.flatten(1), gradient.nan_to_num(0, 0, 0)

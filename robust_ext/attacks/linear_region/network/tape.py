@@ -1,22 +1,38 @@
-"""What is recorded of a network: its steps, and which tensors hold their results."""
+"""Records what a network does: its steps, and which tensors hold their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from robust_ext.attacks.linear_region.network.affine import AffineMap
 from robust_ext.attacks.linear_region.network.gates import Gate
 from robust_ext.core.errors import ModelError
 
-SUPPORTED = (
+_SUPPORTED = (
     "linear layers, convolutions, batch normalisation in eval mode, average and max pooling, relu, leaky_relu, prelu, "
     "relu6, hardtanh, hardsigmoid, clamp, abs, threshold, maximum and minimum, sums, products with constants, means, "
     "padding, interpolation, concatenation and reshaping"
 )
+
+# Functions that return something about a tensor, or another one of its shape, without its values.
+_WITHOUT_VALUES = {
+    *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size"),
+    *("dtype", "device", "layout", "is_cuda", "is_cpu", "is_mps", "is_meta", "is_sparse", "is_quantized", "get_device"),
+    *("is_contiguous", "is_floating_point", "is_complex", "is_leaf", "requires_grad", "requires_grad_", "grad_fn"),
+    *("register_hook", "__len__", "__repr__", "__format__", "__hash__"),
+    *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
+}
+_OPERATORS = {
+    f"__{prefix}{operator}__": plain
+    for operator, plain in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "matmul": "matmul"}.items()
+    for prefix in ("", "i")
+}
+_OPERATORS |= {"__radd__": "add", "__rmul__": "mul", "__rsub__": "rsub", "__neg__": "neg", "__abs__": "abs"}
 
 
 @dataclass(frozen=True)
@@ -89,11 +105,12 @@ class Call:
         return function
 
 
-class Tape:
-    """The steps of one run of a network.
+class Tape(TorchFunctionMode):
+    """Records every function that a network calls and that depends on the input, while it is entered.
 
     Args:
         x: The input.
+        rules: How a function is recorded, by its plain name.
 
     Attributes:
         rows: Rows of the input.
@@ -101,7 +118,9 @@ class Tape:
         name: Of the function being called.
     """
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, rules: Mapping[str, Callable[[Tape, Call], Any]]) -> None:
+        super().__init__()
+        self._rules = rules
         self.rows = x.shape[0]
         self.steps: list[Step] = []
         self.name = ""
@@ -110,15 +129,27 @@ class Tape:
         self._positions: dict[int, Tensor] = {}
         self._count = 1
 
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, _name_of(func)
+        dependent = [t for t in tensors_in((args, kwargs)) if self.depends(t)]
+        if not dependent or name in _WITHOUT_VALUES:
+            return func(*args, **kwargs)
+        self.name = name
+        if name not in self._rules:
+            raise self.refusal("it is not a piecewise affine function that is known")
+        if any(id(t) in self._positions for t in dependent):
+            raise self.refusal("it uses positions of largest values")
+        if kwargs.get("out") is not None:
+            raise self.refusal("it writes to a tensor given as out")
+        return self._rules[name](self, Call(name, func, args, kwargs))
+
     def depends(self, value: object) -> bool:
         """Whether a value depends on the input."""
         if not isinstance(value, Tensor):
             return False
         return value.requires_grad or id(value) in self._results or id(value) in self._positions
-
-    def holds_positions(self, tensor: Tensor) -> bool:
-        """Whether a tensor holds positions of largest values."""
-        return id(tensor) in self._positions
 
     def number(self, tensor: Tensor) -> int:
         """The number of a value that depends on the input."""
@@ -156,9 +187,30 @@ class Tape:
         """Record that a tensor holds positions, which no function may use."""
         self._positions[id(tensor)] = tensor
 
+    def number_of_logits(self, logits: object) -> int:
+        """The number of the network's result."""
+        if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != self.rows:
+            shown = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+            raise ModelError(f"the network returned {shown}, expected logits of shape ({self.rows}, classes)")
+        if not self.depends(logits):
+            raise ModelError("the network's logits do not depend on its input in a way that can be followed")
+        self.name = "the network's result"
+        return self.number(logits)
+
     def refusal(self, why: str) -> ModelError:
         """The error for the function being called."""
-        return ModelError(f"linear regions cannot be followed through {self.name}: {why}; supported are {SUPPORTED}")
+        return ModelError(f"linear regions cannot be followed through {self.name}: {why}; supported are {_SUPPORTED}")
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    """The plain name of a function: one for the function, the method, the operator and those that work in place."""
+    name = str(getattr(func, "__name__", func))
+    if name in ("__get__", "__set__"):
+        attribute = str(getattr(getattr(func, "__self__", None), "__name__", "an attribute"))
+        return attribute if name == "__get__" else f"assignment to {attribute}"
+    if name.startswith("__"):
+        return _OPERATORS.get(name, name)
+    return name.strip("_")
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
