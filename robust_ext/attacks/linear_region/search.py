@@ -198,7 +198,7 @@ class RegionSearch:
         return found, scaling
 
     def _nearer(self, found: Solution, state: SearchState, places: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        """What is adversarial and nearer than before: the start, its new point and distance."""
+        """What is adversarial where the solver got nearer: the start, the point and its distance."""
         oracle = self.oracle
         promising = (found.status == Status.SOLVED) | (found.status == Status.CAP)
         solved = found.points.view(-1, *self.recorded.shape)
@@ -218,11 +218,7 @@ class RegionSearch:
         points, samples, places = points[good], samples[good], places[good]
         points = oracle.bisect_to_input(points, samples, least=_LEAST, halvings=6)
         distances = oracle.distances(points, samples)
-        best: dict[int, tuple[Tensor, Tensor]] = {}
-        for place, point, distance in zip(places.tolist(), points, distances, strict=True):
-            if distance < best.get(place, (point, state.distances[place]))[1]:
-                best[place] = point, distance
-        return [(place, *entry) for place, entry in best.items()]
+        return list(zip(places.tolist(), points, distances, strict=True))
 
 
 def sample_near(

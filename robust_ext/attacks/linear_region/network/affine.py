@@ -13,9 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-
 
 class AffineMap:
     """An affine function of one or more results, and the transpose of its linear part.
@@ -98,8 +95,9 @@ class Convolution(AffineMap):
 
     def apply(self, *inputs: Tensor) -> Tensor:
         """See :class:`AffineMap`."""
-        function = _CONVOLUTIONS[len(self.size)]
-        return function(inputs[0], self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        function = getattr(F, f"conv{len(self.size)}d")
+        out: Tensor = function(inputs[0], self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        return out
 
     def adjoint(self, gradient: Tensor) -> tuple[Tensor, ...]:
         """See :class:`AffineMap`."""
@@ -112,7 +110,7 @@ class Convolution(AffineMap):
         # Where a stride steps over the last values, the transpose must still return as many.
         sizes = zip(self.size, kernel, self.stride, self.padding, self.dilation, strict=True)
         over = [(n + 2 * p - d * (k - 1) - 1) % s for n, k, s, p, d in sizes]
-        function = _TRANSPOSED[len(self.size)]
+        function = getattr(F, f"conv_transpose{len(self.size)}d")
         return (function(gradient, self.weight, None, self.stride, self.padding, over, self.groups, self.dilation),)
 
     def scaled(self, after: ChannelScale) -> Convolution:

@@ -28,17 +28,9 @@ def _one_input(tape: Tape, call: Call) -> Any:
     if not _keeps_rows(function, x, results):
         raise tape.refusal("it mixes the rows of the batch or moves the batch dimension")
     for place, result in enumerate(results):
-        part = function if isinstance(given, Tensor) else _item(function, place)
+        part = function if isinstance(given, Tensor) else lambda x, place=place: function(x)[place]
         tape.bind(result, tape.emit(AffineMap(part, (x,)), number))
     return given
-
-
-def _item(function: Callable[[Tensor], Any], place: int) -> Callable[[Tensor], Tensor]:
-    def part(x: Tensor) -> Tensor:
-        out: Tensor = function(x)[place]
-        return out
-
-    return part
 
 
 def _keeps_rows(function: Callable[[Tensor], Any], x: Tensor, results: list[Tensor]) -> bool:

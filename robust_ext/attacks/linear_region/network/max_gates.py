@@ -152,26 +152,15 @@ def _largest(tape: Tape, call: Call) -> Any:
     return out
 
 
-_MAX_POOLS: dict[int, Callable[..., tuple[Tensor, Tensor]]] = {
-    1: F.max_pool1d_with_indices,
-    2: F.max_pool2d_with_indices,
-    3: F.max_pool3d_with_indices,
-}
-_ADAPTIVE_POOLS: dict[int, Callable[..., tuple[Tensor, Tensor]]] = {
-    1: F.adaptive_max_pool1d_with_indices,
-    2: F.adaptive_max_pool2d_with_indices,
-    3: F.adaptive_max_pool3d_with_indices,
-}
-
-
 def _max_pool(tape: Tape, call: Call) -> Any:
     """Max pooling, of windows of a fixed size or of a fixed number of windows."""
     x = call.input
     number = tape.number(x)
     dims = int(call.name.split("pool")[1][0])
     sizes, adaptive = x.shape[-dims:], call.name.startswith("adaptive")
+    pool = getattr(F, f"{'adaptive_' if adaptive else ''}max_pool{dims}d_with_indices")
     if adaptive:
-        out, index = _ADAPTIVE_POOLS[dims](x, call.get(1, "output_size"))
+        out, index = pool(x, call.get(1, "output_size"))
         axes = [
             [list(range(w * n // o, -(-(w + 1) * n // o))) for w in range(o)]
             for n, o in zip(sizes, out.shape[-dims:], strict=True)
@@ -180,7 +169,7 @@ def _max_pool(tape: Tape, call: Call) -> Any:
         kernel = per_dimension(call.get(1, "kernel_size"), dims)
         stride = per_dimension(call.get(2, "stride") or kernel, dims)
         padding, dilation = (per_dimension(call.get(*given), dims) for given in ((3, "padding", 0), (4, "dilation", 1)))
-        out, index = _MAX_POOLS[dims](x, kernel, stride, padding, dilation, call.get(5, "ceil_mode", False))
+        out, index = pool(x, kernel, stride, padding, dilation, call.get(5, "ceil_mode", False))
         axes = [
             [[i for i in range(w * s - p, w * s - p + d * k, d) if 0 <= i < n] for w in range(o)]
             for n, o, k, s, p, d in zip(sizes, out.shape[-dims:], kernel, stride, padding, dilation, strict=True)
