@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS, ThreatModel
 
 BOUNDS = (0.0, 1.0)
-SMALL = {"starts": 4, "fab_steps": 10, "survivors": 2, "basin_hops": 2, "hop_steps": 5, "regions": 6}
+SMALL: dict[str, Any] = {"starts": 4, "fab_steps": 10, "survivors": 2, "basin_hops": 2, "hop_steps": 5, "regions": 6}
 ORDER = {"linf": torch.inf, "l2": 2, "l1": 1}
 
 
@@ -73,9 +74,9 @@ def attack(
     seed: int = 0,
     targeted: bool = False,
     starting_points: Tensor | None = None,
-    **chosen: object,
+    **chosen: Any,
 ) -> LinearRegionResult:
-    return LinearRegion(**{**SMALL, **chosen}).run(  # type: ignore[arg-type]
+    return LinearRegion(**{**SMALL, **chosen}).run(
         replace(target, starting_points=starting_points),
         inputs,
         labels,
@@ -98,10 +99,10 @@ def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm: str
     side = 801
     axis = torch.linspace(0, 1, side, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
-    said = predicted(target, grid.float())
+    found_classes = predicted(target, grid.float())
     found = attack(target, inputs, labels, norm=norm, starts=6, survivors=6, regions=30, gamma=3)
     for row in range(3):
-        offsets = grid[said != labels[row]] - inputs[row].double()
+        offsets = grid[found_classes != labels[row]] - inputs[row].double()
         nearest = float(torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1).min())
         # Near the true nearest point lies one of the grid, in a corner of less than a cell's width a little farther.
         cell = float(torch.linalg.vector_norm(torch.ones(2) / (side - 1), ord=ORDER[norm]))
@@ -167,8 +168,8 @@ def test_results_are_adversarial_in_bounds_and_as_far_as_they_say(
 def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm: str, steps: int) -> None:
     target, inputs, labels = problem(rows=6)
     pool = torch.rand(200, 8, generator=torch.Generator().manual_seed(9))
-    said = predicted(target, pool)
-    given = torch.stack([pool[said != label][:2] for label in labels])
+    found_classes = predicted(target, pool)
+    given = torch.stack([pool[found_classes != label][:2] for label in labels])
     order = ORDER[norm]
     starts = torch.linalg.vector_norm(given.double() - inputs.double()[:, None], ord=order, dim=2).amin(1)
     found = attack(
@@ -187,14 +188,14 @@ def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm: st
     assert bool((again.distances <= found.distances).all())
 
 
-def test_regions_improve_on_the_walk_alone() -> None:
+def test_regions_improve_on_first_steps_alone() -> None:
     target, inputs, labels = problem(rows=20, values=20, classes=5)
-    walked = attack(target, inputs, labels, regions=0, basin_hops=0, starts=2, fab_steps=3)
+    stepped = attack(target, inputs, labels, regions=0, basin_hops=0, starts=2, fab_steps=3)
     both = attack(target, inputs, labels, regions=20, basin_hops=0, starts=2, fab_steps=3)
-    assert len(walked.history) == 2
-    assert int(walked.regions.sum()) == 0
-    assert bool((both.distances <= walked.distances).all())
-    assert float(both.distances.mean()) < 0.97 * float(walked.distances.mean())
+    assert len(stepped.history) == 2
+    assert int(stepped.regions.sum()) == 0
+    assert bool((both.distances <= stepped.distances).all())
+    assert float(both.distances.mean()) < 0.97 * float(stepped.distances.mean())
 
 
 def test_inputs_that_are_misclassified_come_back_as_they_are() -> None:
@@ -235,14 +236,9 @@ def test_a_row_alone_is_as_in_its_batch(classes: str) -> None:
         generator = stream(0)
         for _ in range(row):
             torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64)
-        alone = LinearRegion(
-            **SMALL, classes=classes
-        ).run(  # type: ignore[arg-type]
-            target,
-            inputs[row : row + 1],
-            labels[row : row + 1],
-            threat_model=ThreatModel(norm="l2", epsilon=0.1),
-            generator=generator,
+        one, model = slice(row, row + 1), ThreatModel(norm="l2", epsilon=0.1)
+        alone = LinearRegion(**SMALL, classes=classes).run(
+            target, inputs[one], labels[one], threat_model=model, generator=generator
         )
         torch.testing.assert_close(alone.distances[0], together.distances[row], rtol=1e-3, atol=0)
 
@@ -284,97 +280,73 @@ def test_limits_end_the_search() -> None:
 def test_starts_can_be_the_nearest_images_of_other_classes() -> None:
     target, inputs, labels = problem(rows=5)
     pool = torch.rand(50, 8, generator=torch.Generator().manual_seed(4))
-    said = predicted(target, pool)
+    found_classes = predicted(target, pool)
     found = attack(target, inputs, labels, start="nearest", pool=pool, starts=3, fab_steps=0, basin_hops=0, regions=0)
     assert bool(found.found.all())
     for row in range(5):
-        nearest = (pool[said != labels[row]] - inputs[row]).norm(dim=1)
+        nearest = (pool[found_classes != labels[row]] - inputs[row]).norm(dim=1)
         assert float(found.distances[row]) <= float(nearest.max())
     # One start is the nearest image of the likeliest other class, and the result lies between it and the input.
     one = attack(target, inputs, labels, start="nearest", pool=pool, starts=1, fab_steps=0, basin_hops=0, regions=0)
     with torch.no_grad():
         likely = target.module(inputs).topk(2, 1).indices[:, 1]
     for row in range(5):
-        if not bool((said == likely[row]).any()):
+        if not bool((found_classes == likely[row]).any()):
             continue
-        images = pool[said == likely[row]]
+        images = pool[found_classes == likely[row]]
         image = images[(images - inputs[row]).norm(dim=1).argmin()]
         along = (one.candidates[row] - inputs[row]) / (image - inputs[row])
         torch.testing.assert_close(along, along.mean().expand_as(along), rtol=1e-3, atol=1e-3)
 
 
-def test_watching_shows_every_round() -> None:
+def test_the_class_runs_as_any_attack_and_can_be_watched() -> None:
     target, inputs, labels = problem()
+    model, chosen = ThreatModel(norm="l2", epsilon=0.1), LinearRegion(**SMALL)
+    out = run_attack(chosen, target, inputs, labels, threat_model=model, generator=stream(0))
+    assert torch.equal(out, attack(target, inputs, labels).candidates)
+    assert chosen.refusal(threat_model=model) is None
+    assert "gamma=6.0" in chosen.description
+    assert chosen.traits.minimum_norm
+    assert "pool=tensor of shape (3, 8)" in LinearRegion(pool=torch.zeros(3, 8)).description
     shown: list[Step] = []
-    LinearRegion(**SMALL).search(  # type: ignore[arg-type]
-        target,
-        inputs,
-        labels,
-        threat_model=ThreatModel(norm="l2", epsilon=0.1),
-        generator=stream(0),
-        watch=shown.append,
-    )
-    assert [step.number for step in shown] == list(range(5))
-    assert {step.total for step in shown} == {5}
+    chosen.search(target, inputs, labels, threat_model=model, generator=stream(0), watch=shown.append)
+    assert [(step.number, step.total) for step in shown] == [(number, 5) for number in range(5)]
     for step in shown:
         assert bool((predicted(target, step.points) != labels).all())
         torch.testing.assert_close(-step.loss, (step.points - inputs).double().norm(dim=1), rtol=1e-5, atol=1e-6)
 
 
-def test_the_class_runs_as_any_attack() -> None:
-    target, inputs, labels = problem()
-    threat_model = ThreatModel(norm="l2", epsilon=0.1)
-    chosen = LinearRegion(**SMALL)  # type: ignore[arg-type]
-    out = run_attack(chosen, target, inputs, labels, threat_model=threat_model, generator=stream(0))
-    assert torch.equal(out, attack(target, inputs, labels).candidates)
-    assert chosen.refusal(threat_model=threat_model) is None
-    assert "gamma=6.0" in chosen.description
-    assert chosen.traits.minimum_norm
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"q": 0.4},
-        {"q": 1.1},
-        {"gamma": 0},
-        {"gamma": -1.0},
-        {"starts": 0},
-        {"start": "black"},
-        {"classes": "some"},
-        {"improvement": 0.1},
-        {"improvement": (0.1, 0.0)},
-        {"regions": -1},
-        {"basin_hops": -1},
-        {"hop_length": 0},
-        {"passes": 0},
-        {"seconds": 0},
-    ],
-)
-def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
-        LinearRegion(**wrong)  # type: ignore[arg-type]
+def test_wrong_settings_are_refused() -> None:
+    wrong: dict[str, tuple[Any, ...]] = {"q": (0.4, 1.1), "gamma": (0, -1.0), "start": ("black",)}
+    wrong |= {"classes": ("some",), "improvement": (0.1, (0.1, 0.0), (0.1,)), "hop_length": (0,)}
+    wrong |= dict.fromkeys(("starts", "passes", "seconds", "survivors", "halving", "iterations", "batch"), (0,))
+    wrong |= dict.fromkeys(("regions", "basin_hops", "fab_steps"), (-1,))
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(InvalidArgumentError, match=name):
+                LinearRegion(**{name: value})
 
 
 def test_starts_that_do_not_fit_are_refused() -> None:
     target, inputs, labels = problem()
-    with pytest.raises(InvalidArgumentError, match=r"starting_points: .*choose start='noise'"):
-        attack(target, inputs, labels, start="given")
-    with pytest.raises(InvalidArgumentError, match=r"pool: .*choose start='noise'"):
-        attack(target, inputs, labels, start="nearest")
-    with pytest.raises(InvalidArgumentError, match="starting_points"):
-        attack(target, inputs, labels, starting_points=inputs)
+    cases: tuple[tuple[str, dict[str, Any]], ...] = (
+        (r"starting_points: .*choose start='noise'", {"start": "given"}),
+        (r"pool: .*choose start='noise'", {"start": "nearest"}),
+        (r"pool: got shape \(3, 5\)", {"start": "nearest", "pool": torch.zeros(3, 5)}),
+        ("starting_points", {"starting_points": inputs}),
+    )
+    for match, wrong in cases:
+        with pytest.raises(InvalidArgumentError, match=match):
+            attack(target, inputs, labels, **wrong)
 
 
 def test_networks_that_are_not_piecewise_affine_are_refused() -> None:
     target, inputs, labels = problem()
-    smooth = replace(target, module=nn.Sequential(nn.Linear(8, 4), nn.Tanh()).eval())
     with pytest.raises(ModelError, match="tanh"):
-        attack(smooth, inputs, predicted(smooth, inputs))
-    assert labels.shape == (4,)
+        attack(replace(target, module=nn.Sequential(nn.Linear(8, 4), nn.Tanh()).eval()), inputs, labels)
 
 
-def test_the_race_uses_its_regions_up() -> None:
+def test_successive_halving_uses_its_regions_up() -> None:
     halved = LinearRegion(regions=22, survivors=4, halving=2).successive_halving(12)
     assert halved == [(4, 1), (4, 1), (2, 2), (2, 2), (1, 4), (1, 2)]
     assert LinearRegion(regions=9, fab_steps=0, basin_hops=0, halving=1).successive_halving(5) == [(5, 1), (2, 2)]

@@ -19,7 +19,7 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import Counted, PassCounter
 
 SHAPE = (4, 6, 5)
-# PyTorch says of even kernels that they take a copy.
+# PyTorch warns that even kernels take a copy.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 
 
