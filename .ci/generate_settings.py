@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import sys
 import types
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from robust_ext.attacks.catalogue import ATTACKS
-from robust_ext.core.settings import SettingInfo, Settings, declared, default_of, setting_types
+from robust_ext.core.settings import SettingInfo, Settings, declared, setting_types
+from robust_ext.defenses.catalogue import DEFENSES
+from robust_ext.detectors.catalogue import PUBLISHED
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.mead.settings import MeadSettings
@@ -32,9 +35,9 @@ _COMMANDS = {"adaptive": "test-time"}
 _PAGE = """\
 # Settings
 
-All settings of the evaluations and of the project's attacks, as their classes declare them. This page is written by
-`.ci/generate_settings.py`. In Python they are keywords (`binarization_test(..., kappa=0.99)`); on the command line the
-evaluations' have options of the same names (`--kappa 0.99`), and an attack's stand in its parentheses
+All settings of the evaluations and of the project's attacks, detectors and defenses, as their classes declare them. This
+page is written by `.ci/generate_settings.py`. In Python they are keywords (`binarization_test(..., kappa=0.99)`); on the
+command line the evaluations' have options of the same names (`--kappa 0.99`), and an attack's stand in its parentheses
 (`--attack "robust_ext:APGD(steps=50)"`). `robust-ext COMMAND --help` also lists the options of model, data and run.
 """
 
@@ -89,8 +92,9 @@ def _page() -> str:
     for name, cls in EVALUATIONS.items():
         command = _COMMANDS.get(name, name.replace("_", "-"))
         parts.append(f"\n### {cls.__name__}, `robust-ext {command}`\n\n{_table(cls)}")
-    parts.append("\n## Attacks\n")
-    parts += [f"\n### {cls.__name__}\n\n{_summary(cls)}\n\n{_table(cls)}" for cls in ATTACKS if declared(cls)]
+    for title, classes in (("Attacks", ATTACKS), ("Detectors", PUBLISHED), ("Defenses", DEFENSES)):
+        parts.append(f"\n## {title}\n")
+        parts += [f"\n### {cls.__name__}\n\n{_summary(cls)}\n\n{_table(cls)}" for cls in classes if declared(cls)]
     return "".join(parts)
 
 
@@ -99,12 +103,11 @@ def _summary(cls: type) -> str:
 
 
 def _table(cls: type) -> str:
-    kinds = setting_types(cls)
     rows = [
         (
             f"`{name}`",
-            f"`{_annotation(kinds[name], dataclasses.replace(info, choices=None))}`",
-            _default(default_of(cls, name)),
+            f"`{_written_type(cls, name)}`",
+            _default(cls, name),
             _range(info),
             _markdown(info.help),
         )
@@ -114,8 +117,19 @@ def _table(cls: type) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def _default(value: object) -> str:
-    return "required" if value is dataclasses.MISSING else f"`{value!r}`"
+def _written_type(cls: type, name: str) -> str:
+    """The type of a setting as its class writes it."""
+    written = (inspect.get_annotations(one).get(name) for one in cls.__mro__)
+    return next(str(kind) for kind in written if kind is not None)
+
+
+def _default(cls: type, name: str) -> str:
+    field = cls.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    if field.default_factory is not dataclasses.MISSING:
+        return f"`{field.default_factory()!r}`"
+    if field.default is dataclasses.MISSING:
+        return "required"
+    return f"`{getattr(field.default, '__name__', None) or repr(field.default)}`"
 
 
 def _range(info: SettingInfo) -> str:

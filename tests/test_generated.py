@@ -9,20 +9,28 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SNIPPET = """
-from typing_extensions import Unpack
-from robust_ext.evaluations.binarization.options import BinarizationOptions
+from torch import Tensor
+import robust_ext as r
 
-def test(**options: Unpack[BinarizationOptions]) -> None: ...
-
-test(kappa=0.99, boundary="surface", batch_size="auto", fold=False)
-test(kapa=0.99)
-test(inner_points="many")
-test(boundary="edge")
+def user(model: object, attack: object, x: Tensor, y: Tensor, threat: r.ThreatModel) -> None:
+    r.binarization_test(model, attack, x, threat, kappa=0.99, boundary="surface", batch_size="auto", fold=False)
+    r.mead(model, attack, x, y, threat, detectors=None, combine=["mean"], naturals="filtered")
+    r.robust_accuracy(model, attack, x, y, threat, epsilons=[0.1, 0.2])
+    r.evaluate_defense("hd", attack, x, y, threat, steps=5)
+    r.binarization_test(model, attack, x, threat, kapa=0.99)
+    r.binarization_test(model, attack, x, threat, inner_points="many")
+    r.binarization_test(model, attack, x, threat, boundary="edge")
+    r.mead(model, attack, x, y, threat, detectors=None, seeds=3)
+    r.robust_accuracy(model, attack, x, y, threat, epsilons=0.1)
+    r.evaluate_defense("hd", attack, x, y, threat, steps=0.5)
 """
 ERRORS = {
-    8: 'Unexpected keyword argument "kapa"',
-    9: 'incompatible type "str"; expected "int"',
-    10: "expected \"Literal['auto', 'corners', 'surface']\"",
+    10: 'Unexpected keyword argument "kapa"',
+    11: 'incompatible type "str"; expected "int"',
+    12: "expected \"Literal['auto', 'corners', 'surface']\"",
+    13: 'Unexpected keyword argument "seeds"',
+    14: 'incompatible type "float"; expected "Sequence[float] | None"',
+    15: 'incompatible type "float"; expected "int"',
 }
 
 
