@@ -14,7 +14,7 @@ import torch
 from common import seconds
 
 from robust_ext.attacks.linear_region.solver.constraints import DenseConstraints
-from robust_ext.attacks.linear_region.solver.scaling import estimate_scaling
+from robust_ext.attacks.linear_region.solver.problem import estimate_scaling
 from robust_ext.attacks.linear_region.solver.solve import SolverSettings, solve
 from robust_ext.core.threat import NORMS
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.region_constraints import RegionConstraints, class_differences
-from robust_ext.attacks.linear_region.solver.scaling import Scaling
+from robust_ext.attacks.linear_region.solver.constraints import RegionConstraints, class_differences
+from robust_ext.attacks.linear_region.solver.problem import Scaling
 from robust_ext.attacks.linear_region.solver.solve import Solution, SolverSettings, Status, solve
 from robust_ext.attacks.linear_region.state import POWER, PROBES, SearchState, WarmStart
 from robust_ext.core.random import stream

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.attacks.linear_region.solver.constraints import Constraints
-from robust_ext.attacks.linear_region.solver.scaling import Scaling, estimate_scaling
+from robust_ext.attacks.linear_region.solver.problem import Scaling, estimate_scaling
 
 # Products for the factors of the rows, which need not be exact.
 PROBES, POWER = 4, 4

@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.solver.constraints import DenseConstraints
-from robust_ext.attacks.linear_region.solver.scaling import Scaling, estimate_scaling
+from robust_ext.attacks.linear_region.solver.problem import Scaling, estimate_scaling
 from robust_ext.attacks.linear_region.solver.solve import Solution, SolverSettings, Status, solve
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import NORMS

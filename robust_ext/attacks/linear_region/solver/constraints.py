@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import PassCounter
 
 
 class Constraints(Protocol):
@@ -75,3 +78,57 @@ class DenseConstraints:
     def select(self, rows: Tensor) -> DenseConstraints:
         """The problems of these indices, int64 ``(R,)``, alone."""
         return DenseConstraints(self.matrix[rows], self.offset[rows], self.decision)
+
+
+class RegionConstraints:
+    """The constraints of problems 10 and 11 of Croce, Rauber and Hein (2019), for the solver.
+
+    They are the rows that keep each point in its region, and then ``differences @ logits``.
+
+    Args:
+        regions: The regions of ``B`` points.
+        differences: Combinations of the ``K`` logits that must be at least 0, ``(B, R, K)``.
+        counter: Where the passes are counted.
+    """
+
+    def __init__(self, regions: Regions, differences: Tensor, counter: PassCounter) -> None:
+        self.regions, self._differences, self._counter = regions, differences, counter
+
+    @cached_property
+    def decision(self) -> Tensor:
+        """Which rows decide the class, bool ``(M + R,)``: the last ``R``."""
+        rows = self._differences.shape[1]
+        places = torch.arange(self.regions.constraints + rows, device=self._differences.device)
+        return places >= self.regions.constraints
+
+    def forward(self, points: Tensor) -> Tensor:
+        """The values at points ``(B, D)``, ``(B, M + R)``; one forward pass."""
+        self._counter.count_forward(len(points))
+        values, logits = self.regions.forward(points.view(-1, *self.regions.shape), spare=self._differences.shape[1])
+        values[:, self.regions.constraints :] = (self._differences * logits.unsqueeze(1)).sum(2)
+        return values
+
+    def adjoint(self, multipliers: Tensor) -> Tensor:
+        """The transposed product of multipliers ``(B, M + R)``, ``(B, D)``; one backward pass."""
+        self._counter.count_backward(len(multipliers))
+        kept = self.regions.constraints
+        logits = (multipliers[:, kept:].unsqueeze(2) * self._differences).sum(1)
+        return self.regions.adjoint(multipliers[:, :kept], logits).flatten(1)
+
+    def select(self, rows: Tensor) -> RegionConstraints:
+        """Those of some problems, int64 indices."""
+        return RegionConstraints(self.regions.select(rows), self._differences[rows], self._counter)
+
+
+def class_differences(labels: Tensor, aims: Tensor, *, count: int, targeted: bool) -> Tensor:
+    """Combinations of the logits that are at least 0 where a point is adversarial, float32 ``(B, R, count)``.
+
+    Args:
+        labels: int64 ``(B,)``: the true classes, or the classes to aim at.
+        aims: Untargeted, the class that has to beat the label, int64 ``(B,)``.
+        count: Number of classes.
+        targeted: False: the logit of the aim minus that of the label, the one row of problem 10. True: the logit of
+            the label minus every logit, the rows of problem 11, its own being 0.
+    """
+    every = torch.eye(count, device=labels.device)
+    return every[labels].unsqueeze(1) - every if targeted else (every[aims] - every[labels]).unsqueeze(1)

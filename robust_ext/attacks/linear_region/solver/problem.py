@@ -1,4 +1,10 @@
-"""What the two iterations of the solver share: the problem in scaled rows, and its progress."""
+"""What the two iterations of the solver share: the problem in scaled rows, its scaling, and its progress.
+
+Source of the scaling: Croce, Rauber and Hein, "Scaling up the randomized gradient-free adversarial attack reveals
+overestimation of robustness using established attacks" (2019), section 4.2. They measure the norms of ten rows of a
+layer and use their mean for all of it; here each row has its own estimate, as ``E (c . g)^2 = ||c||^2`` for a standard
+normal ``g``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,22 @@ from torch import Tensor
 
 from robust_ext.attacks.linear_region.solver.constraints import Constraints
 from robust_ext.attacks.linear_region.solver.norms import is_contradiction, lower_bound
-from robust_ext.attacks.linear_region.solver.scaling import Scaling
+from robust_ext.core.validation import check_integer, check_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """Positive factors of the rows ``(B, M)``, and the spectral norm ``(B,)`` of the matrix times them.
+
+    Any factors lead to the right solution, so those of a region serve its neighbours too; the norm may be rough.
+    """
+
+    rows: Tensor
+    norm: Tensor
+
+    def select(self, rows: Tensor) -> Scaling:
+        """Those of the problems of these indices, int64 ``(R,)``."""
+        return Scaling(rows=self.rows[rows], norm=self.norm[rows])
 
 
 @dataclass(frozen=True)
@@ -90,3 +111,60 @@ def square(a: Tensor) -> Tensor:
     """Squared lengths of rows, ``(B, 1)``; on CPUs several times faster than :func:`dot`."""
     lengths: Tensor = torch.linalg.vector_norm(a, dim=1, keepdim=True)
     return lengths.square_()
+
+
+@torch.no_grad()
+def estimate_scaling(
+    constraints: Constraints,
+    inputs: Tensor,
+    *,
+    generator: torch.Generator,
+    probes: int = 16,
+    power_iterations: int = 8,
+    decision_weight: float = 5.0,
+) -> Scaling:
+    """Factors that bring rows to about norm 1, and the decision rows to ``decision_weight``.
+
+    Takes ``probes + power_iterations + 1`` products with the matrix and ``power_iterations`` with its transpose.
+
+    Args:
+        constraints: The rows of the problems.
+        inputs: Any points near the solutions, ``(B, D)``, float32 or float64.
+        generator: CPU generator of the random vectors, which all problems share.
+        probes: Products from which the norms of the rows are estimated, at least 1.
+        power_iterations: Steps of the power method, at least 1.
+        decision_weight: Norm of the scaled decision rows, at least 1. It is lowered to half the norm of the whole
+            matrix where that is smaller, since beyond it the decision rows alone would dictate a shorter step.
+
+    Returns:
+        The factors, and an estimate of the norm (on average a little too low).
+    """
+    check_integer("probes", probes, minimum=1)
+    check_integer("power_iterations", power_iterations, minimum=1)
+    check_number("decision_weight", decision_weight, minimum=1)
+    base = constraints.forward(inputs)
+
+    def draw() -> Tensor:
+        return torch.randn(inputs.shape[1], generator=generator, dtype=torch.float64).to(inputs).expand_as(inputs)
+
+    squares = torch.zeros_like(base)
+    for _ in range(probes):
+        squares += (constraints.forward(inputs + draw()) - base).square_()
+    sizes = (squares / probes).sqrt_()
+    if sizes.numel() == 0:
+        return Scaling(rows=torch.ones_like(sizes), norm=sizes.new_zeros(len(sizes)))
+    # Differences this small are rounding: such a row is constant, and must not be blown up.
+    least = sizes.amax(1, keepdim=True) * (16 * torch.finfo(sizes.dtype).eps)
+    rows = torch.where(least > 0, sizes.maximum(least), 1).reciprocal_()
+    vector, norm = draw(), sizes.new_zeros(len(sizes))
+    for number in range(power_iterations):
+        if 2 * number >= power_iterations:
+            weight = (norm / 2).clamp(1, decision_weight).unsqueeze(1)
+            weighted = torch.where(constraints.decision, rows * weight, rows)
+        else:
+            weighted = rows
+        vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(torch.finfo(vector.dtype).tiny)
+        image = (constraints.forward(inputs + vector) - base) * weighted
+        norm = image.norm(dim=1)
+        vector = constraints.adjoint(image * weighted)
+    return Scaling(rows=weighted, norm=norm)

@@ -16,8 +16,7 @@ from torch import Tensor
 from robust_ext.attacks.linear_region.solver.constraints import Constraints
 from robust_ext.attacks.linear_region.solver.l2 import AcceleratedDual
 from robust_ext.attacks.linear_region.solver.linear import PrimalDual
-from robust_ext.attacks.linear_region.solver.problem import Progress, ScaledProblem
-from robust_ext.attacks.linear_region.solver.scaling import Scaling, estimate_scaling
+from robust_ext.attacks.linear_region.solver.problem import Progress, ScaledProblem, Scaling, estimate_scaling
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.threat import NORMS
@@ -117,17 +116,10 @@ def solve(
         >>> Status(int(found.status[0])).name, round(float(found.bound[0]), 2)
         ('SOLVED', 0.5)
     """
-    rows, count = len(inputs), constraints.decision.numel()
+    count = constraints.decision.numel()
     bounds, best = _checked(inputs, count, norm, bounds, best, points, multipliers)
-    status = torch.full((rows,), int(Status.SOLVED), device=inputs.device)
-    found = Solution(
-        points=inputs.clone(),
-        bound=inputs.new_zeros(rows),
-        status=status,
-        iterations=torch.zeros_like(status),
-        multipliers=inputs.new_zeros(rows, count),
-    )
-    if rows == 0 or count == 0:
+    found = _unmoved(inputs, count)
+    if found.multipliers.numel() == 0:
         return found
     if scaling is None:
         scaling = estimate_scaling(constraints, inputs, generator=generator)
@@ -136,9 +128,20 @@ def solve(
     begin = None if multipliers is None else multipliers / scaling.rows
     method = AcceleratedDual(problem, begin) if norm == "l2" else PrimalDual(problem, points, begin)
     _iterate(method, found, best, settings)
-    found.bound[status == Status.INFEASIBLE] = torch.inf
+    found.bound[found.status == Status.INFEASIBLE] = torch.inf
     found.multipliers.mul_(scaling.rows)
     return found
+
+
+def _unmoved(inputs: Tensor, rows: int) -> Solution:
+    status = torch.full((len(inputs),), int(Status.SOLVED), device=inputs.device)
+    return Solution(
+        points=inputs.clone(),
+        bound=inputs.new_zeros(len(inputs)),
+        status=status,
+        iterations=torch.zeros_like(status),
+        multipliers=inputs.new_zeros(len(inputs), rows),
+    )
 
 
 def _iterate(method: AcceleratedDual | PrimalDual, found: Solution, best: Tensor, settings: SolverSettings) -> None:
