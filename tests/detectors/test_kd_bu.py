@@ -9,16 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.linear_model import LogisticRegressionCV
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KernelDensity
 from torch import Tensor, nn
 
-from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError, SplitError
+from robust_ext.core.errors import DataError, InvalidArgumentError, SplitError
 from robust_ext.core.random import seeded_globals
 from robust_ext.detectors._features.dropout import dropout_layers, dropout_variance, dropping
-from robust_ext.detectors._features.regression import Regression
-from robust_ext.detectors._features.three_sets import three_sets
 from robust_ext.detectors.kd_bu import KDBUDetector, log_density
 from robust_ext.detectors.observation import observe
 from robust_ext.models.defended import Defended
@@ -161,82 +158,6 @@ def test_features_are_those_of_the_definition(layer: str | None) -> None:
     assert (
         torch.bincount(detector.reference_labels).tolist() == torch.bincount(classifier(references).argmax(1)).tolist()
     )
-
-
-def test_score_is_the_regression_of_scikit_learn_on_clean_noisy_and_adversarial_features() -> None:
-    classifier = network()
-    clean, adversarial, references = data(30, 1), 1 - data(40, 2) ** 2, data(60)
-    detector = KDBUDetector(classifier, bandwidth=0.3, passes=6)
-    detector.fit(clean, adversarial, references=references, noise=0.2, folds=4, seed=3)
-    given = three_sets(clean, adversarial, references=references, apart=0, noise=0.2, bounds=(0, 1), folds=4, seed=3)
-    assert torch.equal(given.clean, clean)
-    with seeded_globals(3), torch.no_grad():
-        rows = torch.cat(
-            [detector.features_of(observe(classifier, part)) for part in (clean, given.noisy, adversarial)]
-        )
-    rows = rows.double().numpy()
-    scaled = (rows - rows.mean(0)) / rows.std(0)
-    model = LogisticRegressionCV(cv=4, class_weight="balanced", scoring="accuracy", max_iter=2000, **NEW)
-    model.fit(scaled, [0] * 60 + [1] * 40)
-    with torch.no_grad():
-        found = detector.regression(torch.tensor(rows).float())
-    np.testing.assert_allclose(found.numpy(), model.decision_function(scaled).ravel(), atol=1e-3)
-
-
-# Without these scikit-learn 1.8 announces other defaults.
-NEW = {"use_legacy_attributes": False, "l1_ratios": (0.0,)}
-
-
-@pytest.mark.parametrize("scaling", ["standard", "minmax"])
-def test_scalings_leave_constant_features_alone(scaling: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    clean, adversarial = torch.randn(30, 3, generator=generator), torch.randn(20, 3, generator=generator) + 1
-    clean[:, 1] = adversarial[:, 1] = 0.1
-    regression = Regression(scaling=scaling)
-    regression.fit([clean[:10], clean[10:]], adversarial)
-    rows = torch.cat([clean, adversarial]).double().numpy()
-    expected = (rows.mean(0), rows.std(0)) if scaling == "standard" else (rows.min(0), rows.max(0) - rows.min(0))
-    expected[1][1] = 1
-    np.testing.assert_allclose(regression.center.numpy(), expected[0], atol=1e-6)
-    np.testing.assert_allclose(regression.scale.numpy(), expected[1], rtol=1e-6)
-    with pytest.raises(ModelError, match=r"not finite \(features \[2\]\)"):
-        regression.fit([clean * torch.tensor([1, 1, torch.inf])], adversarial)
-    with pytest.raises(InvalidArgumentError, match="folds"):
-        regression.fit([clean[:4]], adversarial)
-
-
-def test_noise_is_as_large_as_the_perturbations_after_clipping() -> None:
-    dark = (data(400) - 0.7).clamp_min(0)
-    adversarial = (dark + 0.1).clamp(0, 1)
-    given = three_sets(dark, adversarial, references=None, apart=100, noise=None, bounds=(0, 1), folds=2, seed=0)
-    size = (given.noisy - given.clean).square().mean().sqrt()
-    assert float(size) == pytest.approx(float((given.adversarial - given.clean).square().mean().sqrt()), rel=1e-3)
-    assert float(given.noisy.min()) == 0
-    assert given.noise > 0.12
-    free = three_sets(dark, adversarial, references=None, apart=100, noise=None, bounds=None, folds=2, seed=0)
-    assert float(free.noisy.min()) < 0
-    assert free.noise == pytest.approx(0.1, abs=1e-3)
-
-
-def test_noise_cannot_be_larger_than_the_bounds_allow() -> None:
-    grey = torch.full((40, 2, 3), 0.5)
-    black = torch.zeros(40, 2, 3)
-    for clean, adversarial in ((grey, black), (black, 1 - black), (grey, grey)):
-        given = three_sets(clean, adversarial, references=None, apart=5, noise=None, bounds=(0, 1), folds=2, seed=0)
-        assert np.isfinite(given.noise)
-        assert bool(((given.noisy >= 0) & (given.noisy <= 1)).all())
-    assert given.noise == 0
-
-
-def test_references_are_apart_from_what_is_trained_on() -> None:
-    clean = data(40)
-    given = three_sets(clean, clean / 2, references=None, apart=15, noise=0.1, bounds=(0, 1), folds=2, seed=4)
-    assert torch.equal(given.references, clean[given.apart])
-    assert len(given.references) == 15
-    assert len(given.clean) == 25
-    torch.testing.assert_close(given.adversarial, given.clean / 2)
-    union = torch.cat([given.references, given.clean]).flatten(1)
-    assert len(union.unique(dim=0)) == 40
 
 
 def test_attackers_see_the_same_score() -> None:

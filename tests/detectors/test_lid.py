@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.linear_model import LogisticRegressionCV
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
@@ -121,33 +120,6 @@ def test_features_are_those_of_the_layers_among_fixed_references() -> None:
     for row in range(6):
         for layer, (points, among) in enumerate(seen):
             assert found[row, layer] == pytest.approx(by_hand(points[row], among, 7), rel=1e-3)
-
-
-def test_score_is_the_regression_of_scikit_learn_on_clean_noisy_and_adversarial_features() -> None:
-    classifier = network()
-    clean, adversarial, references = data(30, 1), 1 - data(40, 2) ** 2, data(20, 9)
-    detector = LIDDetector(classifier, layers=["1", "4"], neighbours=7, size=20)
-    detector.fit(clean, adversarial, references=references, noise=0.2, folds=4, seed=3)
-    sets = three_sets(clean, adversarial, references=references, apart=0, noise=0.2, bounds=(0, 1), folds=4, seed=3)
-    with torch.no_grad():
-        rows = (
-            torch.cat(
-                [
-                    detector.features_of(observe(classifier, x, detector.layers))
-                    for x in (clean, sets.noisy, adversarial)
-                ]
-            )
-            .double()
-            .numpy()
-        )
-        found = detector.regression(torch.tensor(rows).float())
-    scaled = (rows - rows.min(0)) / (rows.max(0) - rows.min(0))
-    # The last two settings are the defaults, of which scikit-learn 1.8 announces others.
-    model = LogisticRegressionCV(
-        cv=4, class_weight="balanced", scoring="accuracy", max_iter=2000, use_legacy_attributes=False, l1_ratios=(0.0,)
-    )
-    model.fit(scaled, [0] * 60 + [1] * 40)
-    np.testing.assert_allclose(found.numpy(), model.decision_function(scaled).ravel(), atol=1e-3)
 
 
 def test_clean_inputs_that_become_references_are_not_trained_on() -> None:
