@@ -195,7 +195,7 @@ class Detector(SettingsModule, ABC):
             ModelError: The sizes differ.
         """
         if fitted != met:
-            raise self.error(f"was fitted to {fitted} {what} and meets {met}; fit it to this classifier")
+            raise self.error(f"was fitted to {fitted} {what}, got {met}; fit it to this classifier")
 
     @classmethod
     def training_settings(

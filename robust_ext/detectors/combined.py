@@ -27,8 +27,8 @@ class CombinedDetector(Detector):
     """The mean, maximum or worst-case mixture of several detectors' ranks among clean scores.
 
     One forward pass of the classifier serves all members. Each member's score becomes the share of clean scores below
-    it (:func:`~robust_ext.detectors.combining.ranks`), so that scales do not matter, and these ranks are combined by
-    :func:`~robust_ext.detectors.combining.combine_ranks`. The mixture is that of Granese et al., "Optimal
+    it (:func:`~robust_ext.detectors.combining.ranks_among`), so that scales do not matter, and these ranks are combined
+    by :func:`~robust_ext.detectors.combining.combine_ranks`. The mixture is that of Granese et al., "Optimal
     Zero-Shot Detector for Multi-Armed Attacks" (2024), with ranks for their probabilities.
 
     Order of work: fit the members (and set limits of their own, as MagNet's ``calibrate`` does), then

@@ -29,39 +29,13 @@ _SMALL = 1e-8
 _BELOW_ONE = 1 - 2.0**-53
 
 
-def ranks(scores: ArrayLike, clean: ArrayLike) -> Floats:
-    """The share of clean scores that lie below each score, ties counting half, made continuous.
-
-    Between neighbouring clean scores it is interpolated. Beyond the highest of n clean scores c, where only a share r
-    (``1 / 2n`` without ties) is left, it is ``1 - r / (1 + t)`` with t the distance to c in units of the range of the
-    clean scores (1 where they are all the same); below the lowest likewise. So it grows strictly with the score as far
-    as float64 can tell, and a detector's ranks have the ROC curve of its scores.
-
-    Args:
-        scores: Of any shape. Infinite ones are in order, 0 or 1 where no clean score is infinite; NaN stays NaN.
-        clean: Scores of clean inputs ``(n,)``, no NaN, at least one of them finite.
-
-    Returns:
-        float64 in [0, 1], of the shape of ``scores``.
-
-    Raises:
-        InvalidArgumentError: These are no such numbers.
-
-    Example:
-        >>> ranks([0.0, 1.0, 1.5, 2.0, 3.0, np.inf], [1.0, 2.0]).tolist()
-        [0.125, 0.25, 0.5, 0.75, 0.875, 1.0]
-    """
-    found = _numbers("scores", scores)
-    return ranks_among(torch.from_numpy(found), torch.from_numpy(_clean("clean", clean))).numpy()
-
-
 def combine(scores: ArrayLike, clean: Sequence[ArrayLike], *, method: str) -> Floats:
     """One score an input out of those of K detectors, by their ranks among clean scores.
 
     Args:
         scores: One row a detector, ``(K, ...)``; higher means more adversarial. An input that one detector scores NaN
             gets NaN.
-        clean: Scores of clean inputs, ``(n,)`` for each of the K detectors, see :func:`ranks`.
+        clean: Scores of clean inputs, ``(n,)`` for each of the K detectors, see :func:`ranks_among`.
         method: See :func:`combine_ranks`.
 
     Returns:
@@ -82,22 +56,31 @@ def combine(scores: ArrayLike, clean: Sequence[ArrayLike], *, method: str) -> Fl
             "scores", f"shape {found.shape} beside clean scores of {len(clean)}", "one row for each detector, (K, ...)"
         )
     rows = [
-        ranks_among(torch.from_numpy(row), torch.from_numpy(_clean(f"clean[{number}]", own)))
-        for number, (row, own) in enumerate(zip(np.ascontiguousarray(found), clean, strict=True))
+        ranks_among(row, torch.from_numpy(_clean(f"clean[{number}]", own)))
+        for number, (row, own) in enumerate(zip(torch.from_numpy(found.copy()), clean, strict=True))
     ]
     out: Floats = combine_ranks(torch.stack(rows), method=method).numpy()
     return out
 
 
 def ranks_among(scores: Tensor, clean: Tensor) -> Tensor:
-    """:func:`ranks` of tensors, with gradients: those of the line that a score lies on.
+    """The share of clean scores that lie below each score, ties counting half, made continuous, with gradients.
+
+    Between neighbouring clean scores it is interpolated. Beyond the highest of n clean scores c, where only a share r
+    (``1 / 2n`` without ties) is left, it is ``1 - r / (1 + t)`` with t the distance to c in units of the range of the
+    clean scores (1 where they are all the same); below the lowest likewise. So it grows strictly with the score as far
+    as float64 can tell, and a detector's ranks have the ROC curve of its scores.
 
     Args:
-        scores: Of any shape.
-        clean: float64 ``(n,)`` in increasing order, no NaN, at least one finite.
+        scores: Of any shape. Infinite ones are in order, 0 or 1 where no clean score is infinite; NaN stays NaN.
+        clean: Scores of clean inputs, float64 ``(n,)`` in increasing order, no NaN, at least one of them finite.
 
     Returns:
         float64 in [0, 1], of the shape of ``scores``.
+
+    Example:
+        >>> ranks_among(torch.tensor([0.0, 1.0, 1.5, 2.0, 3.0, torch.inf]), torch.tensor([1.0, 2.0]).double()).tolist()
+        [0.125, 0.25, 0.5, 0.75, 0.875, 1.0]
     """
     scores = scores.double()
     total = len(clean)
@@ -127,9 +110,9 @@ def combine_ranks(numbers: Tensor, *, method: str) -> Tensor:
     """Combine ranks or probabilities of K detectors, with gradients.
 
     ``"mean"``: the average. ``"max"``: the highest, so that what one detector finds counts. ``"mixture"``: the worst-
-    case mixture of Granese et al. With each number q_k as the probability of a binary answer, it is the q that
+    case mixture of Granese et al. With each number q_k as the probability of a binary decision, it is the q that
     minimises ``max_k KL(q_k || q)``, which is ``sum_k w_k q_k`` with the weights that maximise the mutual information
-    of the detector's index and its answer. Only the lowest number a and the highest b have weight, and
+    of the detector's index and its decision. Only the lowest number a and the highest b have weight, and
 
         ``logit q = (h(a) - h(b)) / (b - a)``
 

@@ -18,7 +18,7 @@ from robust_ext.core.validation import check_integer, check_number
 from robust_ext.detectors._features.layers import check_names
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation
-from robust_ext.detectors.training import check_kinds
+from robust_ext.detectors.training import check_kinds, minimise
 
 
 @module_class
@@ -93,7 +93,16 @@ class DLADetector(Detector):
         balance = torch.tensor(len(parts[0]) / len(parts[1]), device=rows.device)
         with seeded_globals(seed), torch.enable_grad():
             alarm = self._make(rows.shape[1]).to(rows.device).requires_grad_(True)
-            losses = _train(alarm, rows, targets, balance, epochs, learning_rate, batch_size)
+
+            def loss(step: Tensor) -> tuple[Tensor, Tensor]:
+                found = nn.functional.binary_cross_entropy_with_logits(
+                    alarm(rows[step]).squeeze(1), targets[step], pos_weight=balance
+                )
+                return found, found
+
+            losses = minimise(
+                alarm, loss, rows=len(rows), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate
+            )
         self.features = rows.shape[1]
         self.alarm = alarm.requires_grad_(False)
         return losses
@@ -115,28 +124,3 @@ class DLADetector(Detector):
         sizes = (features, *self.widths)
         hidden = [part for before, after in pairwise(sizes) for part in (nn.Linear(before, after), nn.SELU())]
         return nn.Sequential(*hidden, nn.Linear(sizes[-1], 1)).eval().requires_grad_(False)
-
-
-def _train(
-    alarm: nn.Sequential,
-    rows: Tensor,
-    targets: Tensor,
-    balance: Tensor,
-    epochs: int,
-    learning_rate: float,
-    batch_size: int,
-) -> list[float]:
-    optimizer = torch.optim.Adam(alarm.parameters(), lr=learning_rate)
-    losses = []
-    for _ in range(epochs):
-        total = 0.0
-        for batch in torch.split(torch.randperm(len(rows)).to(rows.device), batch_size):
-            optimizer.zero_grad()
-            loss = nn.functional.binary_cross_entropy_with_logits(
-                alarm(rows[batch]).squeeze(1), targets[batch], pos_weight=balance
-            )
-            torch.autograd.backward(loss)
-            optimizer.step()
-            total += float(loss.detach()) * len(batch)
-        losses.append(total / len(rows))
-    return losses

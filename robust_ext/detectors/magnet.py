@@ -20,11 +20,11 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
-from robust_ext.detectors._features.autoencoder import Autoencoder, check_structure, train_autoencoder
+from robust_ext.detectors._features.autoencoder import Autoencoder, check_structure
 from robust_ext.detectors.base import Detector, check_clean
 from robust_ext.detectors.calibration import Calibration
 from robust_ext.detectors.observation import Observation, observe
-from robust_ext.detectors.training import TrainingSet
+from robust_ext.detectors.training import TrainingSet, minimise
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class MagNetDetector(Detector):
         learning_rate: float = 1e-3,
         seed: int = 0,
     ) -> list[list[float]]:
-        """Train the autoencoders on clean images, see ``train_autoencoder``.
+        """Train the autoencoders by Adam to reconstruct clean images from noisy ones.
 
         Args:
             inputs: Clean training images ``(N, C, H, W)`` in the bounds.
@@ -163,14 +163,7 @@ class MagNetDetector(Detector):
         with seeded_globals(seed), torch.enable_grad():
             made = self._make(inputs.shape[1]).to(device).requires_grad_(True)
             errors = [
-                train_autoencoder(
-                    one,
-                    inputs,
-                    noise=self.noise,
-                    epochs=count,
-                    batch_size=batch_size,
-                    learning_rate=learning_rate,
-                )
+                self._train(one, inputs, epochs=count, batch_size=batch_size, learning_rate=learning_rate)
                 for one in made
                 if isinstance(one, Autoencoder)
             ]
@@ -192,7 +185,7 @@ class MagNetDetector(Detector):
         self.check_fitted(len(self.autoencoders), on="clean_training_inputs")
         x = observed.inputs
         if x.dim() != 4 or x.shape[1] != self.channels:
-            raise self.error(f"was fitted to images of {self.channels} channels, and meets shape {tuple(x.shape)}")
+            raise self.error(f"was fitted to images of {self.channels} channels, got shape {tuple(x.shape)}")
         rebuilt = [autoencoder(x) for autoencoder in self.autoencoders]
         found = [
             (to_unit(x, self.bounds) - to_unit(other, self.bounds)).abs().pow(power).flatten(1).mean(1)
@@ -249,6 +242,9 @@ class MagNetDetector(Detector):
     def _make(self, channels: int) -> nn.ModuleList:
         made = [Autoencoder(structure, channels=channels, bounds=self.bounds) for structure in self.structures]
         return nn.ModuleList(made).eval().requires_grad_(False)
+
+    def _train(self, one: Autoencoder, inputs: Tensor, **steps: Any) -> list[float]:
+        return minimise(one, lambda rows: one.loss(inputs[rows], noise=self.noise), rows=len(inputs), **steps)
 
     def _warn_untrained(self, inputs: Tensor, errors: Sequence[float]) -> None:
         # What the mean image would leave.

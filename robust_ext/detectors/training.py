@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
+from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_inputs
 
 ANY = (-float("inf"), float("inf"))
@@ -68,3 +69,40 @@ def check_kinds(
             raise InvalidArgumentError(name, f"{len(found)} inputs", f"at least {reason}{fewest} {name} inputs")
         checked.append(found)
     return checked[0], checked[1]
+
+
+def minimise(
+    network: nn.Module,
+    loss: Callable[[Tensor], tuple[Tensor, Tensor]],
+    *,
+    rows: int,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+) -> list[float]:
+    """Train a network by Adam, with torch's global generator.
+
+    Args:
+        network: It is changed.
+        loss: From the rows of a step to what is minimised and what is reported, both ``()``.
+        rows: How many there are.
+        epochs: Passes over them.
+        batch_size: Rows in a step.
+        learning_rate: Of Adam.
+
+    Returns:
+        What is reported, averaged over the rows of each epoch.
+    """
+    device = module_device(network)
+    optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
+    means = []
+    for _ in range(epochs):
+        total = 0.0
+        for step in torch.split(torch.randperm(rows).to(device), batch_size):
+            minimised, reported = loss(step)
+            optimizer.zero_grad()
+            torch.autograd.backward(minimised)
+            optimizer.step()
+            total += float(reported.detach()) * len(step)
+        means.append(total / rows)
+    return means

@@ -36,8 +36,8 @@ class Unit(Detector):
     def fit(self, inputs: Tensor) -> None:
         self.middle = inputs.mean()
 
-    def score_of(self, seen: Observation) -> Tensor:
-        (found,) = seen.layers.values()
+    def score_of(self, observed: Observation) -> Tensor:
+        (found,) = observed.layers.values()
         return (found.mean(1) - self.middle).abs() ** self.power
 
 
@@ -47,8 +47,8 @@ class Noisy(Unit):
     differentiable = False
     random = True
 
-    def score_of(self, seen: Observation) -> Tensor:
-        return (super().score_of(seen) + torch.rand(len(seen.inputs))).detach()
+    def score_of(self, observed: Observation) -> Tensor:
+        return (super().score_of(observed) + torch.rand(len(observed.inputs))).detach()
 
 
 def network() -> nn.Sequential:

@@ -34,19 +34,19 @@ class Mean(Detector):
     def fit(self, inputs: Tensor) -> None:
         self.level = observe(self.classifier, inputs, self.layers).layers["1"].mean(0).detach()
 
-    def score_of(self, seen: Observation) -> Tensor:
-        return self.scale((seen.layers["1"] - self.level).mean(1, keepdim=True)).squeeze(1) * self.factor
+    def score_of(self, observed: Observation) -> Tensor:
+        return self.scale((observed.layers["1"] - self.level).mean(1, keepdim=True)).squeeze(1) * self.factor
 
 
-class Says(Detector):
-    """Whatever it is told to."""
+class Constant(Detector):
+    """What a function returns."""
 
-    def __init__(self, classifier: nn.Module, answer) -> None:
+    def __init__(self, classifier: nn.Module, function) -> None:
         super().__init__(classifier)
-        self.answer = answer
+        self.function = function
 
-    def score_of(self, seen):
-        return self.answer(seen)
+    def score_of(self, observed):
+        return self.function(observed)
 
 
 def network(classes: int = 3) -> nn.Sequential:
@@ -121,15 +121,15 @@ def test_too_little_data_and_constant_scores_are_said() -> None:
         detector.calibrate(data(0))
     with pytest.raises(InvalidArgumentError, match="of class"):
         detector.calibrate(data(30), per_class=True)
-    with pytest.raises(ModelError, match=r"Says: scored all 40 clean inputs 2, so that it detects"):
-        Says(network(), lambda seen: torch.full((len(seen.inputs),), 2.0)).calibrate(data(40))
+    with pytest.raises(ModelError, match=r"Constant: scored all 40 clean inputs 2, so that it detects"):
+        Constant(network(), lambda seen: torch.full((len(seen.inputs),), 2.0)).calibrate(data(40))
     with pytest.raises(ModelError, match="has no threshold; call calibrate"):
         detector.decide(data(2))
     assert bool(detector.threshold.isnan())
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("function", "message"),
     [
         (lambda seen: seen.logits, r"returned shape \(40, 3\) for 40 inputs, expected one floating point score"),
         (lambda seen: seen.predicted, r"returned shape \(40,\)"),
@@ -137,13 +137,13 @@ def test_too_little_data_and_constant_scores_are_said() -> None:
         (lambda seen: seen.logits[:, 0].log(), "scored NaN on"),
     ],
 )
-def test_scores_of_another_kind_are_refused(answer, message: str) -> None:
+def test_scores_of_another_kind_are_refused(function, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        Says(network(), answer).calibrate(data(40))
+        Constant(network(), function).calibrate(data(40))
 
 
 def test_nan_is_no_decision() -> None:
-    detector = Says(network(), lambda seen: seen.inputs.flatten(1).sum(1).sub(1e9).log())
+    detector = Constant(network(), lambda seen: seen.inputs.flatten(1).sum(1).sub(1e9).log())
     detector.threshold = torch.tensor(0.0)
     with pytest.raises(ModelError, match="scored NaN, which is neither"):
         detector.decide(data(2))

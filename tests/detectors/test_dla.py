@@ -1,4 +1,4 @@
-"""Dense-layer analysis: what the network sees, what it computes, how it is trained."""
+"""Dense-layer analysis: its inputs, what it computes, how it is trained."""
 
 from __future__ import annotations
 

@@ -145,5 +145,5 @@ def test_what_is_refused() -> None:
         with pytest.raises(InvalidArgumentError, match=message):
             detector.fit(clean, adversarial, **changed)
     pooling = fitted(nn.Sequential(nn.AdaptiveAvgPool2d((4, 3)), *classifier).eval(), layers=[])
-    with pytest.raises(ModelError, match=r"values of the input and meets .* fit it to this classifier"):
+    with pytest.raises(ModelError, match=r"values of the input, got .* fit it to this classifier"):
         pooling.score(torch.rand(2, 2, 8, 8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors._features.autoencoder import Autoencoder, train_autoencoder
+from robust_ext.detectors._features.autoencoder import Autoencoder
 from robust_ext.detectors.magnet import MagNetDetector, jensen_shannon
+from robust_ext.detectors.training import minimise
 
 
 def network(channels: int = 2) -> nn.Sequential:
@@ -42,6 +44,9 @@ def fitted(classifier: nn.Module, **changed) -> MagNetDetector:
     detector = MagNetDetector(classifier, **{"temperatures": (10, 2), "reformer": 1, **changed})
     detector.fit(data(40), epochs=2, batch_size=16)
     return detector
+
+
+train = partial(minimise, batch_size=256, learning_rate=1e-3)
 
 
 def convolved(image: np.ndarray, part: nn.Conv2d) -> np.ndarray:
@@ -147,7 +152,8 @@ def test_the_first_step_is_that_of_adam_on_the_published_loss(bounds: tuple[floa
         twin = Autoencoder((3,), channels=2, bounds=bounds)
         twin.load_state_dict(trained.state_dict())
         # Noise of no size, and a penalty large enough to see.
-        errors = train_autoencoder(trained, clean * (high - low) + low, noise=0.0, epochs=1, activity=0.1)
+        x = clean * (high - low) + low
+        errors = train(trained, lambda rows: trained.loss(x[rows], noise=0.0, activity=0.1), rows=6, epochs=1)
     values, penalty = clean, torch.zeros(())
     for part in twin.convolutions:
         values = torch.sigmoid(part(values))
@@ -168,7 +174,7 @@ def test_noise_is_clipped_and_of_the_given_size() -> None:
     autoencoder.convolutions[0].register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        train_autoencoder(autoencoder, clean, noise=0.1, epochs=2, batch_size=64)
+        train(autoencoder, lambda rows: autoencoder.loss(clean[rows], noise=0.1), rows=200, epochs=2, batch_size=64)
     assert [len(batch) for batch in seen] == [64, 64, 64, 8] * 2
     noisy = torch.cat(seen)
     grey = noisy[noisy.flatten(1).mean(1) > 0.25]

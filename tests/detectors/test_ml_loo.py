@@ -225,5 +225,5 @@ def test_wrong_inputs_are_named() -> None:
         detector.fit(data(9), data(3))
     detector.fit(data(9), data(9, 1))
     detector.layers = ()
-    with pytest.raises(ModelError, match="was fitted to 4 features and meets 1"):
+    with pytest.raises(ModelError, match="was fitted to 4 features, got 1"):
         detector.score(data(2))

@@ -229,8 +229,8 @@ def test_scores_are_those_of_the_machine() -> None:
     low, high = rows.min(0), rows.max(0)
     scaled = -1 + 2 * (rows - low) / (high - low)
     machine = SVC(C=10, kernel="sigmoid", gamma=0.01).fit(scaled, [0] * 40 + [1] * 30)
-    asked = np.array([features_by_hand(image) for image in x.double().numpy()])
-    expected = machine.decision_function(-1 + 2 * (asked - low) / (high - low))
+    features = np.array([features_by_hand(image) for image in x.double().numpy()])
+    expected = machine.decision_function(-1 + 2 * (features - low) / (high - low))
     np.testing.assert_allclose(detector.score(x).numpy(), expected, rtol=1e-4, atol=1e-4)
     assert detector.score(x).dtype == torch.float32
 

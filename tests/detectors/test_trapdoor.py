@@ -104,7 +104,7 @@ def test_injection_is_that_of_the_formula() -> None:
 
 
 class Recorder(nn.Module):
-    """Keeps what it is asked, and answers with logits that have a gradient."""
+    """Keeps its inputs, and returns logits that have a gradient."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ def test_wrong_settings_and_inputs_are_named() -> None:
         detector.fit(x, small_triggers(2))
     detector.fit(x, triggers)
     detector.layers = ("1",)
-    with pytest.raises(ModelError, match=r"was fitted to \(3, 20\) classes and activations and meets"):
+    with pytest.raises(ModelError, match=r"was fitted to \(3, 20\) classes and activations, got"):
         detector.score(x)
     optimizer = torch.optim.SGD(classifier.parameters(), lr=0.1)
     y = torch.zeros(9, dtype=torch.int64)

@@ -65,6 +65,24 @@ class Autoencoder(nn.Module):
         found.append(next(convolutions)(values).sigmoid())
         return found
 
+    def loss(self, inputs: Tensor, *, noise: float, activity: float = 1e-9) -> tuple[Tensor, Tensor]:
+        """What training minimises, and the mean squared error in it, in units of [0, 1].
+
+        The error is that of reconstructions from noisy images; noise is drawn anew in each step from torch's global
+        generator, where the authors draw it once.
+
+        Args:
+            inputs: Clean images in the bounds ``(N, C, H, W)``.
+            noise: Standard deviation of the Gaussian noise, in units of [0, 1]; noisy images are clipped to the bounds.
+            activity: Weight of the squares of all outputs of convolutions, summed and averaged over images.
+        """
+        clean = to_unit(inputs, self.bounds)
+        noisy = (clean + noise * torch.randn_like(clean)).clamp(0, 1)
+        outputs = self.activities(from_unit(noisy, self.bounds))
+        error = nn.functional.mse_loss(outputs[-1], clean)
+        penalty = torch.stack([output.square().sum() for output in outputs]).sum() / len(inputs)
+        return error + activity * penalty, error
+
 
 def check_structure(structure: object) -> tuple[int | str, ...]:
     """Return an encoder as a tuple of numbers of filters and ``"average"``."""
@@ -73,48 +91,3 @@ def check_structure(structure: object) -> tuple[int | str, ...]:
     if not steps or not all(right):
         raise InvalidArgumentError("structures", structure, f"numbers of filters and {POOL!r}, as in [3, {POOL!r}, 3]")
     return steps
-
-
-def train_autoencoder(
-    autoencoder: Autoencoder,
-    inputs: Tensor,
-    *,
-    noise: float,
-    epochs: int,
-    batch_size: int = 256,
-    learning_rate: float = 1e-3,
-    activity: float = 1e-9,
-) -> list[float]:
-    """Train by Adam to reconstruct images from noisy ones, with torch's global generator.
-
-    The loss, in units of [0, 1], is the mean squared error plus ``activity`` times the summed squares of all outputs of
-    convolutions, averaged over images. Noise is drawn anew in each epoch; the authors draw it once.
-
-    Args:
-        autoencoder: It is changed.
-        inputs: Clean images in its bounds ``(N, C, H, W)``, on its device.
-        noise: Standard deviation of the Gaussian noise, in units of [0, 1]; noisy images are clipped to the bounds.
-        epochs: Passes over the data.
-        batch_size: Images in a step.
-        learning_rate: Of Adam.
-        activity: Weight of the penalty.
-
-    Returns:
-        The mean squared error of each epoch, on noisy images.
-    """
-    optimizer = torch.optim.Adam(autoencoder.parameters(), lr=learning_rate)
-    errors = []
-    for _ in range(epochs):
-        total = 0.0
-        for rows in torch.split(torch.randperm(len(inputs)).to(inputs.device), batch_size):
-            clean = to_unit(inputs[rows], autoencoder.bounds)
-            noisy = (clean + noise * torch.randn_like(clean)).clamp(0, 1)
-            outputs = autoencoder.activities(from_unit(noisy, autoencoder.bounds))
-            error = nn.functional.mse_loss(outputs[-1], clean)
-            penalty = torch.stack([output.square().sum() for output in outputs]).sum() / len(rows)
-            optimizer.zero_grad()
-            torch.autograd.backward(error + activity * penalty)
-            optimizer.step()
-            total += float(error.detach()) * len(rows)
-        errors.append(total / len(inputs))
-    return errors

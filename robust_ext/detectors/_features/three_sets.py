@@ -49,17 +49,14 @@ def three_sets(
     folds: int,
     seed: int,
 ) -> ThreeSets:
-    """Check the inputs of a fit, set references apart and add noise.
+    """Check the inputs of a fit, set references apart and add noise; see ``ReferenceDetector.fit``.
 
     Args:
-        clean: Clean inputs ``(N, ...)``, floating point.
-        adversarial: Adversarial ones ``(M, ...)``. Unless both ``references`` and ``noise`` are given, row i is made
-            from clean row i, and M = N.
-        references: Clean inputs ``(R, ...)`` beside those. Without, rows of ``clean`` are drawn, and neither these
-            rows nor what was made from them is trained on.
+        clean: Clean inputs ``(N, ...)``.
+        adversarial: Adversarial ones ``(M, ...)``.
+        references: Clean inputs ``(R, ...)`` beside those; None to draw rows of ``clean``.
         apart: How many rows are then drawn.
-        noise: Standard deviation of the noise. Without, the root mean square of the noise, after clipping, is that of
-            the adversarial perturbations.
+        noise: Standard deviation of the noise; None for noise as large as the perturbations after clipping.
         bounds: What noisy inputs are clipped to; None to leave them.
         folds: How many clean and adversarial inputs are needed at least.
         seed: Of the rows set apart and of the noise.

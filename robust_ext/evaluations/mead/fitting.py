@@ -2,6 +2,13 @@
 
 Source: Granese et al., "MEAD: A Multi-Armed Approach for Evaluation of Adversarial Examples Detectors" (2022), section
 5.1.3: supervised detectors learn from PGD in the linf ball of .03125 on training images.
+
+The supervised detectors, ``"nss"``, ``"kd-bu"`` and ``"lid"``, are trained on clean rows and on adversarial ones made
+from them. Rows of ``clean`` that are not trained on are the references of KD-BU (if there are at least as many as are
+trained on) and of LID (if there are at least ``size``); otherwise these set some of the rows apart. FS is not trained.
+MagNet learns from all clean rows, in steps of 32 images at a learning rate of .01, until it has seen 100,000 images or
+its epochs are over; the paper's training, which takes an hour or more on one core, is ``batch_size=256,
+learning_rate=0.001`` and ``epochs=100`` (MNIST) or ``350`` (CIFAR-10).
 """
 
 from __future__ import annotations
@@ -45,12 +52,7 @@ def fit_detector(
 ) -> Detector:
     """Make one of the five detectors of MEAD and fit it; its threshold is left to :meth:`Detector.calibrate`.
 
-    The supervised detectors, ``"nss"``, ``"kd-bu"`` and ``"lid"``, are trained on clean rows and on adversarial ones
-    made from them. Rows of ``clean`` that are not trained on are the references of KD-BU (if there are at least as many
-    as are trained on) and of LID (if there are at least ``size``); otherwise these set some of the rows apart. FS is
-    not trained. MagNet learns from all clean rows, in steps of 32 images at a learning rate of .01, until it has seen
-    100,000 images or its epochs are over; the paper's training, which takes an hour or more on one core, is
-    ``batch_size=256, learning_rate=0.001`` and ``epochs=100`` (MNIST) or ``350`` (CIFAR-10).
+    What each learns from, and how long, stands at the top of :mod:`robust_ext.evaluations.mead.fitting`.
 
     Args:
         name: One of :data:`NAMED`.
@@ -66,9 +68,8 @@ def fit_detector(
             training set. The features are few, so that more rows change little; time grows with them.
         bounds: Of the inputs.
         seed: Of the rows, the adversarial inputs and whatever the fit draws.
-        **settings: Keyword arguments of the detector's class or of its ``fit``, in place of the above. LID's ``layers``
-            are else those of ``activation_layers``, and KD-BU's ``layer`` that of
-            ``hidden_layer``.
+        **settings: Keyword arguments of the detector's class or of its ``fit``, in place of the above. Left out,
+            LID's ``layers`` are all that describe an input, and KD-BU's ``layer`` is the one before the logits.
 
     Raises:
         InvalidArgumentError: There is no such detector, preset or setting, or these are no such tensors; the layer
@@ -76,14 +77,6 @@ def fit_detector(
         DataError: A class has no reference (KD-BU).
         MissingDependencyError: scikit-learn (supervised detectors) or OpenCV (FS for CIFAR-10) is not installed.
         ModelError: The classifier is not one, or is in train mode.
-
-    Example:
-        >>> from robust_ext.datasets import load_dataset
-        >>> from robust_ext.demo.network import digits_network
-        >>> clean, labels = load_dataset("digits", split="train").take(range(60))
-        >>> detector = fit_detector("fs", digits_network(), clean, labels)
-        >>> detector.calibrate(clean).achieved
-        0.05
     """
     kind = DETECTORS[check_choice("name", name, DETECTORS)]
     check_integer("rows", rows, minimum=2)
