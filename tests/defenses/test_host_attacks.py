@@ -93,8 +93,12 @@ ATTACKS = gradient_attacks("foolbox") + gradient_attacks("art")
 ONCE = tuple(f"{norm}BrendelBethgeAttack" for norm in ("L0", "L1", "Linfinity"))
 
 
+QUICK = ("LinfPGD", "DDNAttack", "ProjectedGradientDescent", "CarliniL2Method")
+
+
 def case(library: str, listing: AttackListing, *more: str) -> Any:
-    return pytest.param(library, listing, *more, id="-".join([f"{library}:{listing.name}", *more]))
+    marks = () if listing.name in QUICK else pytest.mark.exhaustive
+    return pytest.param(library, listing, *more, id="-".join([f"{library}:{listing.name}", *more]), marks=marks)
 
 
 CASES = [
@@ -103,7 +107,7 @@ CASES = [
     for wrapped in ("bpda", "eot")
     if wrapped == "bpda" or listing.name not in ONCE
 ]
-PLAIN = [case(*one) for one in ATTACKS if one[1].name in ("LinfPGD", "DDNAttack", "ProjectedGradientDescent")]
+PLAIN = [case(*one) for one in ATTACKS if one[1].name in QUICK[:3]]
 
 
 def attacked(library: str, listing: AttackListing, wrapped: str) -> tuple[Tensor, Watched]:

@@ -9,48 +9,23 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from robust_ext import ThreatModel, defenses
+from robust_ext import ThreatModel
 from robust_ext.cli import app as cli
 from robust_ext.core.errors import DataError, InvalidArgumentError, RunFolderError
+from robust_ext.core.modules import module_class
 from robust_ext.core.objects import load_object
+from robust_ext.core.settings import setting
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.defenses.soap import flipped_crop
 from robust_ext.defenses.training.contrastive import ContrastiveHead
-from robust_ext.defenses.training.projections import ProjectionsTraining
-from robust_ext.defenses.training.score import ScoreNetwork
 from robust_ext.defenses.training.stable_head import StableHead
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.adaptive import evaluate_defense
-from robust_ext.models.features import split
+from robust_ext.models.purifier import Purifier
 from robust_ext.registry.defense import as_defense, named_defense
-
-CLASSES = {
-    "hd": defenses.HedgeDefense,
-    "anti-adversary": defenses.AntiAdversary,
-    "soap": defenses.SOAP,
-    "imf": defenses.IMF,
-    "aid": defenses.AIDPurifier,
-    "sodef": defenses.SODEF,
-    "clc": defenses.ClosedLoopControl,
-    "reverse": defenses.ContrastiveReversal,
-    "adp": defenses.AdaptiveDenoising,
-    "bit-depth": defenses.BitDepthReduction,
-    "median": defenses.MedianSmoothing,
-    "jpeg": defenses.JPEGCompression,
-    "resize-pad": defenses.RandomResizePad,
-    "randomized-smoothing": defenses.RandomizedSmoothing,
-}
-# With the settings under which four rows of the digits are answered in no time.
-QUICK = {
-    "sodef": "sodef(solver='rk4', steps=2)",
-    "clc": "clc(group_size=4)",
-    "reverse": "reverse(group_size=4, steps=2)",
-    "adp": "adp(runs=2, steps=2)",
-    "randomized-smoothing": "randomized-smoothing(samples=4)",
-    "resize-pad": "resize-pad(smallest=0.5, largest=1.0)",
-}
+from tests.defenses.cases import QUICK, drawn_part, of_digits
 
 
 @pytest.fixture(scope="module")
@@ -63,76 +38,30 @@ def images():
     return load_dataset("digits").take(range(4))
 
 
-def untrained(name, net, images):
-    """A part of the right sizes whose weights were drawn."""
-    torch.manual_seed(len(name))
-    if name in ("imf", "aid"):
-        layers = ("2", "5") if name == "aid" else ()
-        part = defenses.Discriminator([32, 128] if layers else [10], layers=layers, width=8, after=1)
-    elif name == "sodef":
-        part = StableHead(128, 10, dimension=6, hidden=7)
-    elif name == "clc":
-        part = ProjectionsTraining(layers=["", "5"]).fit(net, images)
-    elif name == "reverse":
-        part = ContrastiveHead(128, width=5, dimension=3, views=RandomViews(area=0.5, flip=0.0))
-    else:
-        part = ScoreNetwork(1, width=5, depth=2, noise=0.2)
-    for module in part.modules():
-        if isinstance(module, nn.BatchNorm1d):
-            module.running_mean.normal_()
-    return part
-
-
 @pytest.fixture(scope="module")
-def files(net, images, tmp_path_factory):
+def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parts")
-    found = {}
-    for name in TRAINED:
-        part, found[name] = untrained(name, net, images[0]), folder / f"{name}.safetensors"
-        part.save(found[name])
+    found = {name: folder / f"{name}.safetensors" for name in TRAINED}
+    for name, file in found.items():
+        drawn_part(name, digits=True).save(file)
     return found
 
 
-def by_hand(name, net, images):
-    """The same defense, made of its class."""
-    part = untrained(name, net, images) if name in TRAINED else None
-    features = split(net, images).features
-    made = {
-        "hd": lambda: defenses.HedgeDefense(net),
-        "anti-adversary": lambda: defenses.AntiAdversary(net),
-        "soap": lambda: defenses.SOAP(net),
-        "imf": lambda: defenses.IMF(net, part),
-        "aid": lambda: defenses.AIDPurifier(net, part),
-        "sodef": lambda: defenses.SODEF(net, features, part, solver="rk4", steps=2),
-        "clc": lambda: defenses.ClosedLoopControl(net, part, group_size=4),
-        "reverse": lambda: defenses.ContrastiveReversal(
-            net, nn.Sequential(features, part), augment=part.views, group_size=4, steps=2
-        ),
-        "adp": lambda: defenses.AdaptiveDenoising(net, part, runs=2, steps=2),
-        "bit-depth": lambda: defenses.BitDepthReduction(net),
-        "median": lambda: defenses.MedianSmoothing(net),
-        "jpeg": lambda: defenses.JPEGCompression(net),
-        "resize-pad": lambda: defenses.RandomResizePad(net, smallest=0.5, largest=1.0),
-        "randomized-smoothing": lambda: defenses.RandomizedSmoothing(net, samples=4),
-    }
-    return made[name]()
+def written(name):
+    """A name with the settings of :data:`QUICK`, as text."""
+    settings = ", ".join(f"{key}={value!r}" for key, value in QUICK.get(name, {}).items())
+    return f"{name}({settings})" if settings else name
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_name_is_its_class(name, net, images, files):
-    made = named_defense(QUICK.get(name, name), net, images[0], weights=files.get(name))
-    assert type(made) is CLASSES[name]
-    other = by_hand(name, net, images[0])
+    made, other = named_defense(written(name), net, images[0], weights=files.get(name)), of_digits(name, images[0])
+    assert type(made) is type(other) is NAMED[name]
     with made.seeded(3), other.seeded(3), torch.no_grad():
         torch.testing.assert_close(made(images[0]), other(images[0]))
     assert not any(
         p.requires_grad for key, p in made.named_parameters() if not key.startswith(("classifier", "features"))
     )
-
-
-def test_all_names_are_there():
-    assert set(NAMED) == set(CLASSES)
-    assert set(TRAINED) == {"imf", "aid", "sodef", "clc", "reverse", "adp"}
 
 
 def test_settings(net, images, files):
@@ -149,6 +78,27 @@ def test_settings(net, images, files):
     # The file in the text is the one that counts.
     assert named_defense(text, net, x, weights="elsewhere.safetensors").runs == 3
     assert as_defense("median(size=5)", net, x).transform.size == 5
+
+
+def test_a_new_defense_is_one_class_and_one_line(net, images, monkeypatch):
+    @module_class
+    class Greyed(Purifier):
+        """Steps towards grey."""
+
+        name = "greyed"
+
+        steps: int = setting(default=1, help="At least 0.", minimum=0)
+        share: float = setting(default=0.5, help="Of the way that is left.", minimum=0, maximum=1)
+
+        def step(self, point, *, x, number, state, rng):
+            return point + self.share * (0.5 - point)
+
+    monkeypatch.setitem(NAMED, Greyed.name, Greyed)
+    made = as_defense("greyed(share=1, steps=2)", net, images[0])
+    assert torch.equal(made(images[0]), net(torch.full_like(images[0], 0.5)))
+    assert "        share: Of the way that is left." in Greyed.__doc__
+    with pytest.raises(InvalidArgumentError, match="share: got 2"):
+        as_defense("greyed(share=2)", net, images[0])
 
 
 @pytest.mark.parametrize(
@@ -242,7 +192,7 @@ def test_the_script_writes_what_the_name_reads(name, net, tmp_path):
         assert torch.equal(again(x[:4]), part(x[:4]))
         assert not torch.equal(again(x[:4]), net(x[:4]))
         return
-    made = named_defense(QUICK.get(name, name), net, x[:2], weights=file)
+    made = named_defense(written(name), net, x[:2], weights=file)
     assert made(x[:4]).shape == (4, 10)
 
 
