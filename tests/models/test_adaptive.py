@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,31 +16,7 @@ from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG, row_seeds
 from robust_ext.models.vjp import row_gradient
-
-
-def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval().to(dtype)
-
-
-def data(rows: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
-    return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-class Descent(Purifier):
-    """Gradient steps on the squared logits, from a random start; every step differentiable."""
-
-    random = True
-    needs_gradients = True
-    noise = 0.3
-
-    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return x + self.noise * rng.uniform(x, "start", low=-1, high=1), {"scale": 0.2 * x.flatten(1).mean(1)}
-
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        gradient = row_gradient(lambda p: self.classifier(p).square().sum(1), point, differentiable=True)
-        return point - state["scale"][:, None, None] * gradient + 0.01 * rng.normal(x, "step", number)
+from tests.models.cases import Descent, data, network
 
 
 class Smooth(Descent):
@@ -142,24 +117,6 @@ def test_the_callers_mode_changes_nothing(mode: Any) -> None:
         if mode is not torch.enable_grad:
             assert not answer.requires_grad
             assert not any(tensor.requires_grad for tensor in (trace.final, *trace.iterates, *trace.state.values()))
-
-
-def test_parameters_keep_their_gradients() -> None:
-    net = network()
-    given = torch.full_like(net[1].weight, 7.0)
-    net[1].weight.grad = given
-    defense = Descent(net, steps=2, checkpoint=True)
-    x = data(3).requires_grad_()
-    defense(x)
-    with torch.no_grad():
-        defense(x)
-    (gradient,) = torch.autograd.grad(defense(x).sum(), x)
-    assert bool(gradient.abs().sum() > 0)
-    assert x.grad is None
-    assert net[1].weight.grad is given
-    assert bool((given == 7).all())
-    assert all(p.grad is None for name, p in net.named_parameters() if name != "1.weight")
-    assert all(p.requires_grad for p in net.parameters())
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -323,59 +280,13 @@ def test_probabilities_become_logits() -> None:
 
 
 def test_zero_rows_one_row_and_other_types() -> None:
-    for defense in (Descent(network(), steps=2), Centred(network(), group_size=2), Probable(network(), steps=1)):
+    for defense in (Centred(network(), group_size=2), Probable(network(), steps=1)):
         empty = data(0).requires_grad_()
         assert defense(empty).shape == (0, 3)
         assert torch.autograd.grad(defense(empty).sum(), empty)[0].shape == (0, 2, 3)
         assert defense.trace(empty).final.shape == (0, 2, 3)
-    assert Smooth(network(), steps=2)(data(1)).shape == (1, 3)
-    x = data(3, torch.float64).requires_grad_()
-    answer = Smooth(network(), steps=2)(x)
-    assert answer.dtype == torch.float32
-    assert torch.equal(answer, Smooth(network(), steps=2)(x.detach().float()))
-    assert torch.autograd.grad(answer.sum(), x)[0].dtype == torch.float64
     half = Descent(network(torch.bfloat16), steps=2, seed=0)
-    assert half(data(3)).dtype == torch.bfloat16
     assert torch.isfinite(half(data(3, torch.float16))).all()
-
-
-class Held:
-    """A tensor saved for a backward pass."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        # Without its graph, which would keep itself alive through an output that it saves.
-        self.tensor = tensor.detach()
-
-
-def most_saved(work: Callable[[], object]) -> int:
-    """The most numbers that graphs held at any one time while something was done."""
-    alive: weakref.WeakSet[Held] = weakref.WeakSet()
-    most = 0
-
-    def pack(tensor: Tensor) -> Held:
-        nonlocal most
-        held = Held(tensor)
-        alive.add(held)
-        most = max(most, sum(other.tensor.numel() for other in alive))
-        return held
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
-        work()
-    return most
-
-
-def test_checkpoints_hold_one_step() -> None:
-    def gradient(steps: int, checkpoint: bool) -> Tensor:
-        x = data(5).requires_grad_()
-        found: Tensor
-        (found,) = torch.autograd.grad(Smooth(network(), steps=steps, checkpoint=checkpoint)(x).sum(), x)
-        return found
-
-    plain = [most_saved(lambda steps=steps: gradient(steps, False)) for steps in (1, 40)]
-    checked = [most_saved(lambda steps=steps: gradient(steps, True)) for steps in (1, 40)]
-    assert plain[1] > 20 * plain[0]
-    assert checked[1] <= 2 * checked[0]
-    torch.testing.assert_close(gradient(40, True), gradient(40, False))
 
 
 def test_what_is_wrong_is_said() -> None:

@@ -3,15 +3,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.objectives import cross_entropy
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.datasets.load import load_dataset
-from robust_ext.demo.network import digits_network
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.bpda import BPDA, trajectory_gradient
@@ -206,154 +203,6 @@ def test_the_trajectory_of_a_loss() -> None:
     assert all(p.grad is None for p in defense.parameters())
     empty = trajectory_gradient(defense, x[:0], labels[:0], cross_entropy)
     assert empty.shape == (0, 3)
-
-
-@pytest.mark.parametrize("backward", ["identity", "frozen", "trajectory", "unrolled", substitute])
-def test_parameters_keep_their_gradients(backward: Any) -> None:
-    net = Linear()
-    given = torch.full_like(net.weight, 7.0)
-    for existing in (None, given):
-        net.weight.grad = existing
-        module = BPDA(Shrink(net, steps=2), backward=backward)
-        x = data().requires_grad_()
-        torch.autograd.backward(module(x).sum())
-        assert x.grad is not None
-        assert bool(x.grad.abs().sum() > 0)
-        assert net.weight.grad is existing
-    assert bool((given == 7).all())
-    # A call without a gradient leaves no way to the parameters either.
-    assert not module(data()).requires_grad
-
-
-@pytest.mark.parametrize("backward", ["identity", "frozen", "trajectory", "unrolled", substitute])
-def test_an_output_can_be_used_and_differentiated_many_times(backward: Any) -> None:
-    module = BPDA(Shrink(Linear(), steps=2, seed=0), backward=backward)
-    module.wrapped.fixed = True  # type: ignore[union-attr, assignment]
-    single = pulled(module, data())
-    x = data().requires_grad_()
-    first, second = module(x), module(x)
-    (twice,) = torch.autograd.grad([first, second], x, [COTANGENT, COTANGENT], retain_graph=True)
-    torch.testing.assert_close(twice, 2 * single)
-    out = module(x)
-    for _ in range(2):
-        (again,) = torch.autograd.grad(out, x, COTANGENT, retain_graph=True)
-        torch.testing.assert_close(again, single)
-    with torch.no_grad():
-        # Whoever changes the input in place, the gradient is that of what was sent.
-        x.zero_()
-    torch.testing.assert_close(torch.autograd.grad(out, x, COTANGENT)[0], single)
-
-
-def test_a_hosts_switched_off_gradients() -> None:
-    module = BPDA(Shrink(Linear(), steps=2, seed=0), backward="identity")
-    with torch.no_grad():
-        x = data()
-        assert not module(x.requires_grad_()).requires_grad
-        with torch.enable_grad():
-            leaf = data().requires_grad_()
-            (found,) = torch.autograd.grad(module(leaf), leaf, COTANGENT)
-    assert bool((found.abs().sum(1) > 0).all())
-
-
-def quantise(x: Tensor) -> Tensor:
-    return (x * 15).round() / 15
-
-
-@pytest.fixture(scope="module")
-def digits() -> tuple[nn.Module, Tensor, Tensor]:
-    """The network behind a quantiser, and inputs with the labels it gives them."""
-    network = digits_network()
-    inputs, _ = load_dataset("digits").take(range(60))
-    labels = network(quantise(inputs)).argmax(1)
-    return network, inputs, labels
-
-
-@pytest.mark.parametrize(("wrap", "broken"), [(False, False), (True, True)])
-def test_foolbox_breaks_a_quantiser_with_it_and_not_without(
-    digits: tuple[nn.Module, Tensor, Tensor], wrap: bool, broken: bool
-) -> None:
-    foolbox = pytest.importorskip("foolbox")
-    network, inputs, labels = digits
-    defended = nn.Sequential(BPDA(quantise) if wrap else _Function(quantise), network).eval()
-    model = foolbox.PyTorchModel(defended, bounds=(0, 1))
-    attack = foolbox.attacks.LinfPGD(steps=20, rel_stepsize=0.1, random_start=False)
-    _, found, _ = attack(model, inputs, labels, epsilons=0.3)
-    hard = network(quantise(found)).argmax(1)
-    share = float((hard != labels).float().mean())
-    assert share == 1.0 if broken else share == 0.0
-    assert all(p.grad is None or not bool(p.grad.isnan().any()) for p in network.parameters())
-
-
-@pytest.mark.parametrize(("wrap", "broken"), [(False, False), (True, True)])
-def test_art_breaks_a_quantiser_with_it_and_not_without(
-    digits: tuple[nn.Module, Tensor, Tensor], wrap: bool, broken: bool
-) -> None:
-    classification = pytest.importorskip("art.estimators.classification")
-    evasion = pytest.importorskip("art.attacks.evasion")
-    network, inputs, labels = digits
-    defended = nn.Sequential(BPDA(quantise) if wrap else _Function(quantise), network).eval()
-    classifier = classification.PyTorchClassifier(
-        defended,
-        loss=nn.CrossEntropyLoss(),
-        input_shape=(1, 8, 8),
-        nb_classes=10,
-        clip_values=(0, 1),
-        device_type="cpu",
-    )
-    attack = evasion.ProjectedGradientDescent(classifier, eps=0.3, eps_step=0.03, max_iter=20, verbose=False)
-    found = torch.from_numpy(attack.generate(inputs.numpy(), np.eye(10, dtype=np.float32)[labels.numpy()]))
-    share = float((network(quantise(found)).argmax(1) != labels).float().mean())
-    assert share == 1.0 if broken else share == 0.0
-
-
-class _Function(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-class RoundedPurifier(Purifier):
-    """Three steps towards the middle that end in a quantiser, as a defense of the digits network."""
-
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        return quantise(point + 0.05 * (0.5 - point).sign())
-
-
-@pytest.mark.parametrize("backward", ["identity", "frozen", "trajectory"])
-def test_foolbox_breaks_a_purifier(digits: tuple[nn.Module, Tensor, Tensor], backward: str) -> None:
-    foolbox = pytest.importorskip("foolbox")
-    network, inputs, _ = digits
-    defense = RoundedPurifier(network, steps=3)
-    labels = defense(inputs).argmax(1)
-    attack = foolbox.attacks.LinfPGD(steps=20, rel_stepsize=0.1, random_start=False)
-    shares = []
-    for module in (defense, BPDA(defense, backward=backward)):
-        _, found, _ = attack(foolbox.PyTorchModel(module, bounds=(0, 1)), inputs, labels, epsilons=0.3)
-        shares.append(float((defense(found).argmax(1) != labels).float().mean()))
-    assert shares == [0.0, 1.0]
-
-
-@pytest.mark.parametrize("backward", ["identity", "frozen", "trajectory", "unrolled", "substitute"])
-def test_zero_rows_one_row_and_other_types(backward: str) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(6, 2)).eval()
-    chosen: Any = net if backward == "substitute" else backward
-    module = BPDA(Shrink(net, steps=2), backward=chosen)
-    for rows in (0, 1):
-        x = torch.rand(rows, 2, 3).requires_grad_()
-        out = module(x)
-        assert out.shape == (rows, 2)
-        assert torch.autograd.grad(out.sum(), x)[0].shape == (rows, 2, 3)
-    if backward != "substitute":
-        x = torch.rand(3, 2, 3, dtype=torch.float64).requires_grad_()
-        (gradient,) = torch.autograd.grad(module(x).sum(), x)
-        assert gradient.dtype == torch.float64
-        assert bool((gradient != 0).any())
-    half = torch.rand(3, 2, dtype=torch.bfloat16).requires_grad_()
-    (gradient,) = torch.autograd.grad(BPDA(quantise)(half).sum(), half)
-    assert torch.equal(gradient, torch.ones_like(half))
 
 
 def test_what_the_identity_returns_is_not_its_argument() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,24 +14,18 @@ from torch import Tensor, nn
 from robust_ext.attacks._common.objectives import cross_entropy, margin
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
-from robust_ext.datasets.load import load_dataset
-from robust_ext.demo.network import digits_network
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG
-
-
-def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval().to(dtype)
+from tests.models.cases import data as some
+from tests.models.cases import most_held, network
 
 
 def data(rows: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return some(rows, dtype)
 
 
 COTANGENT = torch.randn(4, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -211,59 +204,6 @@ def test_expectations_of_expectations_and_of_approximations() -> None:
     )
 
 
-def test_parameters_keep_their_gradients() -> None:
-    net = network(torch.float64)
-    given = torch.full_like(net[1].weight, 7.0)
-    net[1].weight.grad = given
-    for chunk in (1, 4):
-        averaged = EoT(Noisy(net), draws=4, chunk=chunk, gradient="softmax")
-        x = data().requires_grad_()
-        torch.autograd.backward(averaged(x).sum())
-        assert x.grad is not None
-        averaged.value_and_gradient(x, LABELS, cross_entropy)
-        assert not averaged(data()).requires_grad
-    assert net[1].weight.grad is given
-    assert bool((given == 7).all())
-    assert all(p.grad is None for name, p in net.named_parameters() if name != "1.weight")
-
-
-def test_an_input_changed_in_place_keeps_its_gradient() -> None:
-    averaged, x = EoT(Noisy(network(torch.float64)), draws=3, seed=1, fixed=True), data().requires_grad_()
-    (wanted,) = torch.autograd.grad(averaged(x), x, COTANGENT)
-    out = averaged(x)
-    with torch.no_grad():
-        x.zero_()
-    torch.testing.assert_close(torch.autograd.grad(out, x, COTANGENT)[0], wanted)
-
-
-class Held:
-    """A tensor saved for a backward pass."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        # Without its graph, which would keep itself alive through an output that it saves.
-        self.tensor = tensor.detach()
-
-
-def saved(work: Callable[[Callable[[], int]], object]) -> int:
-    """The most numbers that graphs held at any one time; ``work`` gets what tells how many are held at the moment."""
-    alive: weakref.WeakSet[Held] = weakref.WeakSet()
-    most = 0
-
-    def now() -> int:
-        return sum(held.tensor.numel() for held in alive)
-
-    def pack(tensor: Tensor) -> Held:
-        nonlocal most
-        held = Held(tensor)
-        alive.add(held)
-        most = max(most, now())
-        return held
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
-        work(now)
-    return most
-
-
 def test_no_more_than_a_chunk_is_held() -> None:
     def attack(draws: int, chunk: int, now: Callable[[], int]) -> None:
         x = data().requires_grad_()
@@ -274,72 +214,11 @@ def test_no_more_than_a_chunk_is_held() -> None:
         averaged.value_and_gradient(x, LABELS, cross_entropy)
 
     def most(draws: int, chunk: int = 1) -> int:
-        return saved(lambda now: attack(draws, chunk, now))
+        return most_held(lambda now: attack(draws, chunk, now))
 
     assert most(100) == most(2)
     assert most(100, 20) == most(40, 20) < 21 * most(2)
     assert most(100, 100) > 50 * most(2)
-
-
-@pytest.fixture(scope="module")
-def digits() -> tuple[nn.Module, Tensor]:
-    inputs, _ = load_dataset("digits").take(range(40))
-    return digits_network(), inputs
-
-
-class NoisyRounding(Noisy):
-    """Little noise and 16 levels."""
-
-    size = 0.02
-
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        return (super().step(point, x=x, number=number, state=state, rng=rng) * 15).round() / 15
-
-
-def robust_share(defense: AdaptiveDefense, found: Tensor, labels: Tensor) -> float:
-    with defense.seeded(99):
-        votes = torch.stack([defense(found).argmax(1) == labels for _ in range(5)])
-    return float(votes.float().mean())
-
-
-@pytest.mark.parametrize(("gradient", "chunk"), [("mean", None), ("softmax", 4)])
-def test_foolbox_breaks_a_random_defense(digits: tuple[nn.Module, Tensor], gradient: str, chunk: int | None) -> None:
-    foolbox = pytest.importorskip("foolbox")
-    network, inputs = digits
-    defense = NoisyRounding(network)
-    labels = network(inputs).argmax(1)
-    assert robust_share(defense, inputs, labels) > 0.95
-    shares = []
-    for module in (defense, BPDA(defense)):
-        model = foolbox.PyTorchModel(EoT(module, draws=4, chunk=chunk, gradient=gradient, seed=0), bounds=(0, 1))
-        attack = foolbox.attacks.LinfPGD(steps=15, rel_stepsize=0.1, random_start=False)
-        _, found, _ = attack(model, inputs, labels, epsilons=0.3)
-        shares.append(robust_share(defense, found, labels))
-    assert shares[0] > 0.95
-    assert shares[1] < 0.02
-
-
-def test_art_breaks_a_random_defense(digits: tuple[nn.Module, Tensor]) -> None:
-    classification = pytest.importorskip("art.estimators.classification")
-    evasion = pytest.importorskip("art.attacks.evasion")
-    network, inputs = digits
-    defense = NoisyRounding(network)
-    labels = network(inputs).argmax(1)
-    shares = []
-    for module in (defense, BPDA(defense)):
-        classifier = classification.PyTorchClassifier(
-            EoT(module, draws=4, seed=0),
-            loss=nn.CrossEntropyLoss(),
-            input_shape=(1, 8, 8),
-            nb_classes=10,
-            clip_values=(0, 1),
-            device_type="cpu",
-        )
-        attack = evasion.ProjectedGradientDescent(classifier, eps=0.3, eps_step=0.03, max_iter=15, verbose=False)
-        found = torch.from_numpy(attack.generate(inputs.numpy(), np.eye(10, dtype=np.float32)[labels.numpy()]))
-        shares.append(robust_share(defense, found, labels))
-    assert shares[0] > 0.95
-    assert shares[1] < 0.02
 
 
 def test_certain_draws_are_averaged_in_logarithms() -> None:
@@ -353,26 +232,6 @@ def test_certain_draws_are_averaged_in_logarithms() -> None:
     assert bool(torch.isfinite(out).all())
     assert bool(torch.isfinite(gradient).all())
     assert bool((gradient != 0).any())
-
-
-@pytest.mark.parametrize("gradient", ["mean", "softmax"])
-@pytest.mark.parametrize("chunk", [1, 2, 3])
-def test_zero_rows_one_row_and_other_types(gradient: str, chunk: int) -> None:
-    averaged = EoT(Noisy(network()), draws=3, chunk=chunk, gradient=gradient)
-    for rows in (0, 1):
-        x = data(rows).requires_grad_()
-        out = averaged(x)
-        assert out.shape == (rows, 3)
-        (found,) = torch.autograd.grad(out.sum(), x)
-        assert found.shape == x.shape
-        assert found.dtype == torch.float64
-        result = averaged.value_and_gradient(x, LABELS[:rows], cross_entropy)
-        assert result.gradient.shape == x.shape
-        assert result.losses.shape == (rows,)
-    half = data(dtype=torch.bfloat16).requires_grad_()
-    out = EoT(Noisy(network(torch.bfloat16)), draws=3, chunk=chunk, gradient=gradient)(half)
-    assert out.dtype == torch.bfloat16
-    assert bool(torch.isfinite(torch.autograd.grad(out.sum(), half)[0]).all())
 
 
 def test_what_is_wrong_is_said() -> None:

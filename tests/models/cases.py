@@ -1,0 +1,83 @@
+"""What the tests of the models share: a network, inputs, random defenses, and the memory that graphs hold."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.random import seeded_globals
+from robust_ext.models.purifier import Purifier
+from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.vjp import row_gradient
+
+
+def network(dtype: torch.dtype = torch.float32, width: int = 8) -> nn.Sequential:
+    """From inputs ``(N, 2, 3)`` to three logits."""
+    with seeded_globals(0):
+        layers = nn.Flatten(), nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3)
+        return nn.Sequential(*layers).eval().to(dtype)
+
+
+def data(rows: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+    return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+class Descent(Purifier):
+    """Steps down the squared logits, from a random start; every step can be differentiated."""
+
+    random = True
+    needs_gradients = True
+    noise = 0.3
+
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return x + self.noise * rng.uniform(x, "start", low=-1, high=1), {"scale": 0.2 * x.flatten(1).mean(1)}
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+        gradient = row_gradient(lambda p: self.classifier(p).square().sum(1), point, differentiable=True)
+        return point - state["scale"][:, None, None] * gradient + 0.01 * rng.normal(x, "step", number)
+
+
+def quantise(x: Tensor) -> Tensor:
+    return (x * 15).round() / 15
+
+
+class Held:
+    """A tensor saved for a backward pass."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # Without its graph, which would keep itself alive through an output that it saves.
+        self.tensor = tensor.detach()
+
+
+def most_held(work: Callable[[Callable[[], int]], object]) -> int:
+    """The most numbers that graphs held at any one time; ``work`` gets what counts how many are held at the moment."""
+    alive: weakref.WeakSet[Held] = weakref.WeakSet()
+    most = 0
+
+    def now() -> int:
+        return sum(held.tensor.numel() for held in alive)
+
+    def pack(tensor: Tensor) -> Held:
+        nonlocal most
+        held = Held(tensor)
+        alive.add(held)
+        most = max(most, now())
+        return held
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
+        work(now)
+    return most
+
+
+def held_by(module: nn.Module, rows: int = 5) -> int:
+    """The same for one forward and backward pass of a module, which gives every row a gradient."""
+
+    def both(_: Callable[[], int]) -> None:
+        x = data(rows).requires_grad_()
+        (gradient,) = torch.autograd.grad(module(x), x, torch.ones(rows, 3))
+        assert bool((gradient != 0).any())
+
+    return most_held(both)
