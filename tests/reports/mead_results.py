@@ -1,14 +1,16 @@
-"""MEAD results made from drawn scores, small and large, with every number worked out from them."""
+"""MEAD results made from drawn scores, small and large, by what makes the rows of real ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from robust_ext.evaluations.mead import ArmLabel, average, multi_armed
+from robust_ext.evaluations.mead import MeadSettings
+from robust_ext.evaluations.mead.summary import ArmResult, ArmScorer, arm_row, score_detector
 
 OBJECTIVES = ("ace", "kl", "gini", "fisher-rao")
 SHORT = {"ace": "ACE", "kl": "KL", "gini": "Gini", "fisher-rao": "FR"}
@@ -25,6 +27,12 @@ class Arm:
     objective: str | None = None
     algorithm: str | None = None
     adaptive_to: str | None = None
+
+    @property
+    def resolved(self) -> Any:
+        kind = "minimum norm" if self.epsilon is None else "fixed epsilon"
+        description = f"robust_ext:ObjectivePGD(objective={self.objective!r}, steps=100)"
+        return SimpleNamespace(description=description, traits=SimpleNamespace(kind=kind))
 
 
 def suite() -> list[Arm]:
@@ -49,19 +57,12 @@ def suite() -> list[Arm]:
     return [*arms, Arm(name="Spatial", group="Spatial")]
 
 
-def knowing(detector: str, arms: Sequence[Arm]) -> list[Arm]:
-    """For every linf epsilon an arm that knows the detector."""
+def adaptive(detector: str, arms: Sequence[Arm]) -> list[Arm]:
+    """For every linf epsilon an arm that is adaptive to the detector."""
     groups = dict.fromkeys((arm.group, arm.epsilon) for arm in arms if arm.norm == "linf")
+    same = {"norm": "linf", "objective": "ace", "algorithm": "pgd", "adaptive_to": detector}
     return [
-        Arm(
-            name=f"PGD-ACE {group}, knowing {detector}",
-            group=group,
-            norm="linf",
-            epsilon=epsilon,
-            objective="ace",
-            algorithm="pgd",
-            adaptive_to=detector,
-        )
+        Arm(name=f"PGD-ACE {group}, knowing {detector}", group=group, epsilon=epsilon, **same)
         for group, epsilon in groups
     ]
 
@@ -81,18 +82,18 @@ def make(
     """A result of these arms and detectors.
 
     Args:
-        arms: Those that know no detector.
+        arms: Those that are not adaptive.
         detectors: Names.
         samples: How many.
         seed: Of the draws.
-        white_box: Detectors that arms know.
+        white_box: Detectors that further arms are adaptive to.
         combines: Members, by detector.
         rates: By group, how often its arms succeed; 0.3 to 0.95 otherwise.
         unscored: How many scores of the first detector's first arm are no numbers.
         published: Whether the public code's numbers are part of it.
     """
     draw = np.random.default_rng(seed)
-    everything = [*arms, *(arm for name in white_box for arm in knowing(name, arms))]
+    everything = [*arms, *(arm for name in white_box for arm in adaptive(name, arms))]
     chances = [(rates or {}).get(arm.group, draw.uniform(0.3, 0.95)) for arm in everything]
     success = draw.random((len(everything), samples)) < np.array(chances)[:, None]
     natural = {name: draw.normal(size=samples) for name in detectors}
@@ -103,24 +104,65 @@ def make(
     if unscored:
         scores[detectors[0]][0, :unscored] = np.nan
         success[0, :unscored] = True
-    found = [
-        _detector(name, everything, natural[name], scores[name], success, (combines or {}).get(name), published)
-        for name in detectors
+    results = [
+        ArmResult(
+            arm=arm,
+            name=arm.name,
+            adaptive_to=arm.adaptive_to,
+            success=success[place],
+            scores={name: scores[name][place] for name in detectors},
+            cost={
+                "outcomes": {"found": int(success[place].sum()), "not_adversarial": int((~success[place]).sum())},
+                "seconds": 3.0 + len(arm.name) / 7,
+                "passes": {"forward": 100 * samples, "backward": 99 * samples},
+            },
+        )
+        for place, arm in enumerate(everything)
     ]
+    settings = MeadSettings(resamples=0, published=published)
+    scorer = ArmScorer(natural=natural, correct=np.ones(samples, dtype=bool), settings=settings)
+    entries, averages = [], []
+    for name in detectors:
+        threshold = float(np.quantile(natural[name], 0.95))
+        rows = score_detector(scorer, name, results, threshold=threshold)
+        averages += rows.averages
+        for row in (*rows.results, *rows.white_box, *rows.arms):
+            _add_intervals(row)
+        entries.append(
+            {
+                "name": name,
+                "description": f"{name.upper()}Detector(settings='as in the paper')",
+                "differentiable": name in white_box,
+                "random": name == "kd-bu",
+                "combines": (combines or {}).get(name),
+                "seconds": 12.3 + len(name),
+                "threshold": threshold,
+                "threshold_fpr": 0.05,
+                "achieved_fpr": float((natural[name] > threshold).mean()),
+                **{"results": rows.results, "white_box": rows.white_box, "arms": rows.arms},
+            }
+        )
     return {
         "kind": "mead",
         "samples": samples,
         "clean_accuracy": 0.992,
         "suite": "paper-mnist",
         "naturals": "kept",
-        "detectors": found,
-        "averages": [row for detector in found for row in _averages(detector)],
-        "arms": [_arm(arm, row, found) for arm, row in zip(everything, success, strict=True)],
+        "detectors": entries,
+        "averages": averages,
+        "arms": [arm_row(one, {}, samples) for one in results],
         "settings": {"bounds": [0.0, 1.0], "batch_size": 256, "resamples": 0, "naturals": "kept", "8-bit": False},
         "versions": {"robust_ext": "0.1.0", "torch": "2.5.1"},
         "seed": 20240501,
         "seconds": {"attack": 912.25, "verify": 3.5, "score": 187.75, "total": 1110.0},
     }
+
+
+def _add_intervals(row: dict[str, Any]) -> None:
+    """Intervals as the bootstrap would make them, without its work."""
+    for key in ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr"):
+        if row[key] is not None:
+            row[f"{key}_interval"] = [max(row[key] - 0.021, 0.0), min(row[key] + 0.018, 1.0)]
 
 
 def small_result(**changes: Any) -> dict[str, Any]:
@@ -144,129 +186,3 @@ def large_result(detectors: int = 7) -> dict[str, Any]:
         rates={"l1 5": 0.01, "l1 10": 0.0, "l2 0.125": 0.02},
         unscored=3,
     )
-
-
-def _numbers(found: Any) -> dict[str, Any]:
-    entry = found.to_dict()
-    for key in ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr"):
-        if entry[key] is not None:
-            entry[f"{key}_interval"] = [max(entry[key] - 0.021, 0.0), min(entry[key] + 0.018, 1.0)]
-    return entry
-
-
-def _curve(natural: Any, scores: Any, success: Any) -> dict[str, list[float]]:
-    worst = np.where(success & ~np.isnan(scores), scores, np.inf).min(0)
-    worst = worst[np.isfinite(worst)]
-    grid = np.linspace(0, 1, 101)
-    if not len(worst):
-        return {"fpr": [], "tpr": []}
-    thresholds = np.quantile(natural, 1 - grid)
-    return {"fpr": grid.tolist(), "tpr": [float((worst >= level).mean()) for level in thresholds[:-1]] + [1.0]}
-
-
-def _entries(
-    arms: Sequence[Arm], rows: Sequence[int], scenario: str, natural: Any, scores: Any, success: Any
-) -> list[dict[str, Any]]:
-    first = arms[rows[0]]
-    labels = [ArmLabel(name=arms[i].name, objective=arms[i].objective, algorithm=arms[i].algorithm) for i in rows]
-    found = multi_armed(natural, scores[rows], success[rows], arms=labels, resamples=0)
-    base = {"group": first.group, "norm": first.norm, "epsilon": first.epsilon, "scenario": scenario}
-
-    def entry(result: Any, chosen: Sequence[int], **keys: Any) -> dict[str, Any]:
-        row = {**base, "objective": None, "algorithm": None, **keys, "arms": len(chosen)}
-        row["successes_per_sample"] = float(success[chosen].sum() / len(natural))
-        row |= {**_numbers(result), "attribution": None}
-        if scenario == "blind" and row["algorithm"] is None:
-            row["curve"] = _curve(natural, scores[chosen], success[chosen])
-        return row
-
-    entries = [{**entry(found.all_arms, rows), "attribution": found.attribution}]
-    if scenario == "blind":
-        for name, one in found.objectives.items():
-            entries.append(entry(one, [i for i in rows if arms[i].objective in (name, None)], objective=name))
-        for name, one in found.algorithms.items():
-            entries.append(entry(one, [i for i in rows if arms[i].algorithm == name], algorithm=name))
-    return entries
-
-
-def _detector(
-    name: str, arms: Sequence[Arm], natural: Any, scores: Any, success: Any, combines: Any, published: bool
-) -> dict[str, Any]:
-    threshold = float(np.quantile(natural, 0.95))
-    seen = [i for i, arm in enumerate(arms) if arm.adaptive_to in (None, name)]
-    blind, white = [], []
-    for group in dict.fromkeys(arm.group for arm in arms):
-        inside = [i for i in seen if arms[i].group == group]
-        unaware, aware = ([i for i in inside if (arms[i].adaptive_to is None) == none] for none in (True, False))
-        blind += _entries(arms, unaware, "blind", natural, scores, success)
-        if aware:
-            white += _entries(arms, aware, "white-box", natural, scores, success)
-            white += _entries(arms, inside, "all", natural, scores, success)
-    if published:
-        for row in blind:
-            row["published"] = None if row["auroc"] is None else {"auroc": row["auroc"] / 4, "fpr_at_95_tpr": 0.875}
-    singles = multi_armed(
-        natural, scores[seen], success[seen], arms=[ArmLabel(name=arms[i].name) for i in seen], resamples=0
-    )
-    slipped = {arms[i].name: int((success[i] & (scores[i] <= threshold)).sum()) for i in seen}
-    return {
-        "name": name,
-        "description": f"{name.upper()}Detector(settings='as in the paper')",
-        "differentiable": any(arm.adaptive_to == name for arm in arms),
-        "random": name == "kd-bu",
-        "combines": combines,
-        "seconds": 12.3 + len(name),
-        "threshold": threshold,
-        "threshold_fpr": 0.05,
-        "achieved_fpr": float((natural > threshold).mean()),
-        "results": blind,
-        "white_box": white,
-        "arms": [{"arm": arm, **_numbers(one), "slipped": slipped[arm]} for arm, one in singles.arms.items()],
-    }
-
-
-def _averages(detector: dict[str, Any]) -> list[dict[str, Any]]:
-    averages = []
-    norms = list(dict.fromkeys(row["norm"] for row in detector["results"]))
-    for objective in (None, *dict.fromkeys(row["objective"] for row in detector["results"] if row["objective"])):
-        means = []
-        for norm in norms:
-            own = [row for row in detector["results"] if row["norm"] == norm and row["algorithm"] is None]
-            groups = dict.fromkeys(row["group"] for row in own)
-            # A group without objectives counts as it is in the average of every objective.
-            rows = [
-                next((row for row in own if row["group"] == group and row["objective"] == objective), None)
-                or next(row for row in own if row["group"] == group and row["objective"] is None)
-                for group in groups
-            ]
-            means.append((norm, average([_Numbers(row) for row in rows])))
-        means.append(("all", average([mean for _, mean in means])))
-        head = {"detector": detector["name"], "objective": objective}
-        averages += [{**head, "norm": norm, **mean.to_dict()} for norm, mean in means]
-    return averages
-
-
-class _Numbers:
-    def __init__(self, row: dict[str, Any]) -> None:
-        self.auroc, self.fpr_at_95_tpr, self.tpr_at_5_fpr = row["auroc"], row["fpr_at_95_tpr"], row["tpr_at_5_fpr"]
-
-
-def _arm(arm: Arm, success: Any, detectors: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    found = int(success.sum())
-    attributions = {
-        detector["name"]: (row["attribution"] or {}).get(arm.name)
-        for detector in detectors
-        for row in detector["results" if arm.adaptive_to is None else "white_box"]
-        if row["group"] == arm.group and row["objective"] is None and row["algorithm"] is None
-    }
-    return {
-        **vars(arm),
-        "attack": f"robust_ext:ObjectivePGD(objective={arm.objective!r}, steps=100)",
-        "kind": "minimum norm" if arm.epsilon is None else "fixed epsilon",
-        "successes": found,
-        "samples": len(success),
-        "outcomes": {"found": found, "not_adversarial": len(success) - found},
-        "seconds": 3.0 + len(arm.name) / 7,
-        "passes": {"forward": 100 * len(success), "backward": 99 * len(success)},
-        "attribution": attributions,
-    }

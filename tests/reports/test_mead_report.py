@@ -41,15 +41,6 @@ def shown(value):
     return "-" if value is None else f"{value * 100:.1f}"
 
 
-def average(result, detector, norm, objective):
-    (row,) = [
-        row
-        for row in result["averages"]
-        if (row["detector"], row["norm"], row["objective"]) == (detector, norm, objective)
-    ]
-    return row
-
-
 def entry(detector, group, **keys):
     keys = {"objective": None, "algorithm": None, **keys}
     rows = [*detector["results"], *detector["white_box"]]
@@ -76,21 +67,6 @@ def test_every_share_is_one_of_the_result(large, large_page):
     page = Page(large_page)
     assert len(page.data) > 1500
     assert set(page.data) <= every_float(large)
-
-
-def test_summary_rows_are_the_means_given(large, large_page):
-    page = Page(large_page)
-    for detector in large["detectors"]:
-        name = detector["name"]
-        title = name if detector["combines"] is None else f"{name} combines {', '.join(detector['combines'])}"
-        (row,) = page.rows_of(title)
-        mean = average(large, name, "all", None)
-        norms = [shown(average(large, name, norm, None)["auroc"]) for norm in ("l1", "l2", "linf", None)]
-        assert row[:7] == [*(shown(mean[key]) for key in ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr")), *norms]
-        blind = [row for row in detector["results"] if row["objective"] is None and row["algorithm"] is None]
-        lowest = min((row for row in blind if row["positives"] >= 20), key=lambda row: row["auroc"])
-        assert row[7] == f"{shown(lowest['auroc'])} {lowest['group']}"
-        assert (row[8] == "-") == (not detector["white_box"])
 
 
 def test_heat_maps_hold_every_arm_once(large):
@@ -186,26 +162,6 @@ def test_attribution_bars_are_as_long_as_the_shares():
     assert "40.0 PGD-FR" in words(svg)
 
 
-def test_white_box_plot_has_both_numbers(small, small_page):
-    lid = small["detectors"][1]
-    svg = plot(small_page, "Blind and white-box arms against detector lid")
-    for group in ("linf 0.125", "linf 0.3125"):
-        assert {group, shown(entry(lid, group)["auroc"])} <= set(words(svg))
-        assert shown(entry(lid, group, scenario="all")["auroc"]) in words(svg)
-    assert Page(small_page).text.count("None were run.") == 1
-
-
-def test_summary_and_cost_plots_have_their_numbers(small, small_page):
-    svg = plot(small_page, "Mean AUROC of each detector")
-    assert {"nss", "lid", *(shown(average(small, name, "all", None)["auroc"]) for name in ("nss", "lid"))} <= set(
-        words(svg)
-    )
-    svg = plot(small_page, "Seconds of each group")
-    spent = sum(arm["seconds"] for arm in small["arms"] if arm["group"] == "linf 0.125")
-    assert {"linf 0.125", f"{spent:.1f} s", f"{small['detectors'][0]['seconds']:.1f} s"} <= set(words(svg))
-    assert Page(small_page).row("Attack", "912 s") == []
-
-
 def test_arms_adaptive_to_the_detector_have_rows_of_their_own(small):
     lid = small["detectors"][1]
     (heat,) = [heat for heat in heat_maps(small, lid) if heat.norm == "linf"]
@@ -291,5 +247,5 @@ def test_numbers_of_the_public_code():
     whole = entry(result["detectors"][0], "linf 0.5")
     page = Page(report_page(result))
     (row,) = page.rows_of("linf 0.5")
-    assert row[-2] == f"{shown(whole['published']['auroc'])} and 87.5"
+    assert row[-2] == f"{shown(whole['published']['auroc'])} and {shown(whole['published']['fpr_at_95_tpr'])}"
     assert "public code" not in Page(report_page(make(arms, ["nss"], samples=50))).text
