@@ -15,25 +15,16 @@ from robust_ext.evaluations.binarization import BinarizationSettings, binarizati
 class BinarizationOptions(Settings):
     """Options of this command alone."""
 
-    layer: str | None = setting(
-        default=None, help="Name of the linear layer that makes the logits; found by itself.", panel="model"
-    )
     attack: tuple[str, ...] = setting(
         help="library:Name(key=value), module:callable or file.py:callable; repeatable.", panel="attack"
     )
     eps: str = setting(help="Budget in the units of the inputs; fractions such as 8/255 are fine.", panel="attack")
     norm: str = setting(default="linf", help=f"One of {', '.join(NORMS)}.", panel="attack")
-    exposure: str = setting(
-        default="classifier",
-        help="What attacks on logits are shown of model and detector: classifier, reject or margin.",
-        panel="attack",
-    )
     detector: str | None = setting(
         default=None,
         help="package.module:object or file.py:object: a detector, or what makes one of a model.",
         panel="detector",
     )
-    detector_fpr: float = setting(default=0.05, help="Share of clean inputs that it may detect.", panel="detector")
     detector_samples: int = setting(
         default=200,
         help="Further samples of the data to calibrate a detector without a threshold.",
@@ -56,13 +47,10 @@ def binarization(run: RunOptions, own: BinarizationOptions, settings: dict[str, 
             list(own.attack),
             samples.inputs,
             threat_model,
-            layer=own.layer,
             sample_ids=samples.ids,
             calibrate_on=min(own.calibration_samples, run.samples) if own.calibrate else 0,
             detector=own.detector,
             detector_data=samples.further,
-            detector_fpr=own.detector_fpr,
-            exposure=own.exposure,
             **run.keywords,
             **settings,
         )

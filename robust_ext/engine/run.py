@@ -23,9 +23,9 @@ from tqdm.auto import tqdm
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError, RunFolderBusyError
 from robust_ext.engine.context import RunContext, current_context
 from robust_ext.engine.identity import versions
-from robust_ext.engine.run_folder import RunFolder
+from robust_ext.engine.run_folder import RunFolder, Store
 from robust_ext.engine.shards import count_records, run_shards
-from robust_ext.engine.store import InMemoryStore, Record, Store
+from robust_ext.engine.store import InMemoryStore, Record
 from robust_ext.engine.task import Attempt, Task, TaskResult, Work, verified
 
 logger = logging.getLogger(__name__)
@@ -61,8 +61,16 @@ class Block:
         return Block(records=records, timing=timing, candidates=candidates)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Run(ABC):
     """The work of one store.
+
+    Args:
+        key: Its folder inside the run folder; empty for the run folder itself.
+        title: The run in words.
+        blocks: Indices of the samples that are worked on together.
+        identity: Everything the records depend on; plain values.
+        long: Whether it takes longer than others; such are begun first, so that no process is left with one at last.
 
     Attributes:
         kind: Of the run, in its folder.
@@ -72,30 +80,11 @@ class Run(ABC):
     kind: ClassVar[str] = "attack"
     shared: ClassVar[bool] = False
 
-    @property
-    @abstractmethod
-    def key(self) -> str:
-        """Its folder inside the run folder; empty for the run folder itself."""
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """The run in words."""
-
-    @property
-    @abstractmethod
-    def blocks(self) -> Sequence[range]:
-        """Indices of the samples that are worked on together."""
-
-    @property
-    @abstractmethod
-    def described(self) -> Mapping[str, Any]:
-        """Everything the records depend on; plain values."""
-
-    @property
-    def long(self) -> bool:
-        """Whether it takes longer than others; such are begun first, so that no process is left with one at last."""
-        return False
+    key: str
+    title: str
+    blocks: Sequence[range]
+    identity: Mapping[str, Any]
+    long: bool = False
 
     def session(self, bar: tqdm[Any]) -> AbstractContextManager[object]:
         """What surrounds all of its work."""
@@ -198,7 +187,7 @@ def _open(run: Run, folder: Path | None, context: RunContext) -> Store:
     if folder is None:
         return InMemoryStore()
     shard = context.shard[0] if run.shared else 0
-    return RunFolder(folder / run.key, kind=run.kind, settings=run.described, versions=versions(), shard=shard)
+    return RunFolder(folder / run.key, kind=run.kind, settings=run.identity, versions=versions(), shard=shard)
 
 
 def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator[Task, TaskResult, Outcome[R]]:

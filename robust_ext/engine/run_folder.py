@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from robust_ext.core.errors import RunFolderBusyError, RunFolderError
 from robust_ext.core.files import replace_file
-from robust_ext.engine.store import Slot
+from robust_ext.engine.store import InMemoryStore, Slot
 
 logger = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """Append-only store of a run.
+    """Append-only store of a run; like :class:`InMemoryStore`, but it survives.
 
     Args:
         path: Folder, made when missing.
@@ -233,3 +233,6 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not all(isinstance(entry, dict) for entry in entries):
         raise RunFolderError(f"{path}: a line is damaged (not an object); choose another folder")
     return entries
+
+
+Store = InMemoryStore | RunFolder

@@ -1,14 +1,11 @@
-"""Where a run's records go: memory, or a folder that survives a kill (:class:`robust_ext.engine.run_folder.RunFolder`).
-
-Beside records and timings a store keeps named arrays, such as candidates and detector scores.
-"""
+"""Where a run's records go: memory here, or a folder that survives a kill, see :mod:`robust_ext.engine.run_folder`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,36 +31,8 @@ class Slot:
         self.value, self.empty = value, False
 
 
-class Store(Protocol):
-    """What one run leaves."""
-
-    def records(self) -> list[dict[str, Any]]:
-        """One a sample, sorted by ``index``."""
-
-    def timings(self) -> list[dict[str, Any]]:
-        """One a block."""
-
-    def append(self, records: Iterable[Record], timing: Record) -> None:
-        """Keep the records of finished samples, and what they took."""
-
-    def once(self, name: str) -> AbstractContextManager[Slot]:
-        """A slot for a plain value that is computed once for the whole run."""
-
-    def save(self, name: str, **arrays: Any) -> None:
-        """Keep arrays under a name; those kept under it before are replaced."""
-
-    def load(self, name: str) -> dict[str, NDArray[Any]] | None:
-        """The arrays under a name; None where there are none."""
-
-    def finish(self, records: Iterable[Record]) -> None:
-        """Replace the records by the final ones."""
-
-    def close(self) -> None:
-        """Let other processes have it."""
-
-
 class InMemoryStore:
-    """A run that is gone with its process; see :class:`Store`."""
+    """What one run leaves, gone with its process."""
 
     def __init__(self) -> None:
         self._records: list[dict[str, Any]] = []
@@ -71,32 +40,33 @@ class InMemoryStore:
         self._arrays: dict[str, dict[str, NDArray[Any]]] = {}
 
     def records(self) -> list[dict[str, Any]]:
-        """See :class:`Store`."""
+        """All records, one an ``index``, sorted by it."""
         return sorted(self._records, key=lambda record: int(record["index"]))
 
     def timings(self) -> list[dict[str, Any]]:
-        """See :class:`Store`."""
+        """All timings, one a block."""
         return list(self._timings)
 
     def append(self, records: Iterable[Record], timing: Record) -> None:
-        """See :class:`Store`."""
+        """Keep the records of finished samples, and what they took."""
         self._records += [dict(record) for record in records]
         self._timings.append(dict(timing))
 
     def once(self, name: str) -> AbstractContextManager[Slot]:
-        """See :class:`Store`."""
+        """A slot for a plain value that is computed once for the whole run."""
         return nullcontext(Slot())
 
     def save(self, name: str, **arrays: Any) -> None:
-        """See :class:`Store`."""
+        """Keep arrays under a name; those kept under it before are replaced."""
         self._arrays[name] = {key: np.asarray(value) for key, value in arrays.items()}
 
     def load(self, name: str) -> dict[str, NDArray[Any]] | None:
-        """See :class:`Store`."""
+        """The arrays under a name; None where there are none."""
         return self._arrays.get(name)
 
     def finish(self, records: Iterable[Record]) -> None:
-        """See :class:`Store`."""
+        """Replace the records by the final ones."""
+        self._records = [dict(record) for record in records]
 
     def close(self) -> None:
-        """See :class:`Store`."""
+        """Let other processes have it."""

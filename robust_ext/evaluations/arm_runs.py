@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,8 @@ from robust_ext.detectors.base import Detector
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Block, Run, candidates_name
-from robust_ext.engine.store import Floats, Record, Store
+from robust_ext.engine.run_folder import Store
+from robust_ext.engine.store import Floats, Record
 from robust_ext.engine.task import Check, Task, Work
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.detectors import NamedDetector
@@ -50,28 +50,8 @@ class ScoredRun(Run):
     batch_size: int
     seed: int
 
-    @property
-    def key(self) -> str:
-        """See :class:`Run`."""
-        return "attacks/clean"
-
-    @property
-    def title(self) -> str:
-        """See :class:`Run`."""
-        return "clean"
-
-    @property
-    def blocks(self) -> Sequence[range]:
-        """See :class:`Run`."""
-        return ()
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """See :class:`Run`."""
-        return {**self.given.described, "batch_size": self.batch_size, "seed": self.seed}
-
     def work(self, rows: range, store: Store) -> Work[Block]:
-        """No tasks."""
+        """Nothing: it has no blocks."""
         raise NotImplementedError
 
     def points(self, rows: range, store: Store) -> Tensor:
@@ -122,47 +102,6 @@ class ArmRun(ScoredRun):
     threat_model: ThreatModel
     arms: tuple[Arm, ...]
     adaptive_to: NamedDetector | None = None
-
-    @property
-    def key(self) -> str:
-        """A name for files, the same for the same run in any suite."""
-        digest = hashlib.blake2b(repr(sorted(self._own.items())).encode(), digest_size=5).hexdigest()
-        return f"attacks/{re.sub(r'[^A-Za-z0-9.]+', '-', self.title)[:60].strip('-.')}-{digest}"
-
-    @property
-    def title(self) -> str:
-        """For people; the same whatever budgets a minimum-norm attack is judged by."""
-        arm = self.arms[0]
-        name = arm.name if arm.epsilon is None or not self.attack.traits.minimum_norm else f"{arm.short} {arm.norm}"
-        return name if self.adaptive_to is None else f"{name}, knowing {self.adaptive_to.name}"
-
-    @property
-    def blocks(self) -> Sequence[range]:
-        """See :class:`Run`."""
-        return self.given.blocks(self.batch_size)
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """See :class:`Run`."""
-        detector = {} if self.adaptive_to is None else {"detector": self.adaptive_to.digest}
-        return {**super().described, **self._own, **detector}
-
-    @property
-    def _own(self) -> dict[str, Any]:
-        """All that decides what it returns, beside model, inputs and seed; plain values."""
-        model, detector = self.threat_model, self.adaptive_to
-        return {
-            "attack": describe(self.attack),
-            "norm": model.norm,
-            "epsilon": model.epsilon,
-            "bounds": list(model.bounds),
-            "adaptive_to": None if detector is None else detector.name,
-        }
-
-    @property
-    def long(self) -> bool:
-        """See :class:`Run`."""
-        return self.attack.traits.minimum_norm or self.adaptive_to is not None
 
     def points(self, rows: range, store: Store) -> Tensor:
         """The candidates of a block."""
@@ -221,44 +160,74 @@ class ArmRun(ScoredRun):
         return Block.of(rows, given.ids, attempt, found.candidates, distance=distances, predicted=predicted)
 
 
-def plan_runs(
-    arms: Sequence[Arm],
-    given: EvaluationInputs,
-    *,
-    batch_size: int,
-    seed: int,
-    detectors: Sequence[NamedDetector] = (),
-) -> list[ArmRun]:
+def plan_clean(
+    given: EvaluationInputs, *, batch_size: int, seed: int, detectors: Sequence[NamedDetector] = ()
+) -> ScoredRun:
+    """The run of the clean inputs: their scores."""
+    return ScoredRun(
+        key="attacks/clean",
+        title="clean",
+        blocks=(),
+        identity={**given.described, "batch_size": batch_size, "seed": seed},
+        given=given,
+        detectors=detectors,
+        batch_size=batch_size,
+        seed=seed,
+    )
+
+
+def plan_runs(arms: Sequence[Arm], clean: ScoredRun) -> list[ArmRun]:
     """The runs that arms need.
 
     One an arm, but one for all budgets of a minimum-norm attack, and one a detector for attacks that are adaptive.
 
     Args:
         arms: With different names.
-        given: Classifier and samples.
-        batch_size: Samples attacked at once.
-        seed: Of every draw.
-        detectors: Those that score, and that adaptive attacks attack.
+        clean: The run of the clean inputs, with all that is the same for every run.
     """
+    given = clean.given
     grouped: dict[tuple[str, str, ThreatModel], list[Arm]] = {}
     for arm in arms:
         model = arm.threat_model(bounds=given.bounds, values=given.inputs[0].numel())
         # By label too: two functions may have one description.
         grouped.setdefault((arm.short, describe(arm.resolved), model), []).append(arm)
     return [
-        ArmRun(
-            given=given,
-            detectors=detectors,
-            batch_size=batch_size,
-            seed=seed,
-            attack=found[0].resolved,
-            threat_model=model,
-            arms=tuple(found),
-            adaptive_to=detector,
-        )
+        _arm_run(found, model, detector, clean)
         for (_, _, model), found in grouped.items()
-        for detector in (detectors if found[0].resolved.traits.detector else (None,))
+        for detector in (clean.detectors if found[0].resolved.traits.detector else (None,))
     ]
+
+
+def _arm_run(arms: Sequence[Arm], model: ThreatModel, detector: NamedDetector | None, clean: ScoredRun) -> ArmRun:
+    arm, attack = arms[0], arms[0].resolved
+    # The same whatever budgets a minimum-norm attack is judged by.
+    title = arm.name if arm.epsilon is None or not attack.traits.minimum_norm else f"{arm.short} {arm.norm}"
+    title = title if detector is None else f"{title}, knowing {detector.name}"
+    # All that decides what it returns, beside model, inputs and seed.
+    own = {
+        "attack": describe(attack),
+        "norm": model.norm,
+        "epsilon": model.epsilon,
+        "bounds": list(model.bounds),
+        "adaptive_to": None if detector is None else detector.name,
+    }
+    # A name for files, the same for the same run in any suite.
+    digest = hashlib.blake2b(repr(sorted(own.items())).encode(), digest_size=5).hexdigest()
+    return ArmRun(
+        key=f"attacks/{re.sub(r'[^A-Za-z0-9.]+', '-', title)[:60].strip('-.')}-{digest}",
+        title=title,
+        blocks=clean.given.blocks(clean.batch_size),
+        identity={**clean.identity, **own, "detector": None if detector is None else detector.digest},
+        long=attack.traits.minimum_norm or detector is not None,
+        given=clean.given,
+        detectors=clean.detectors,
+        batch_size=clean.batch_size,
+        seed=clean.seed,
+        attack=attack,
+        threat_model=model,
+        arms=tuple(arms),
+        adaptive_to=detector,
+    )
 
 
 def draw_references(

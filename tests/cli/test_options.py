@@ -36,10 +36,7 @@ RUN = (
 )
 TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
 OTHERS = {
-    "binarization": (
-        *("layer", "attack", "eps", "norm", "exposure", "detector", "detector_fpr", "detector_samples"),
-        *("calibrate", "calibration_samples"),
-    ),
+    "binarization": (*("attack", "eps", "norm", "detector", "detector_samples", "calibrate", "calibration_samples"),),
     "mead": ("detector", "suite", "arm", *TRAINING),
     "robust-accuracy": ("attack", "eps", "norm"),
     "test-time": ("defense", "defense_weights", "surrogate", "eps", "norm"),
@@ -57,6 +54,8 @@ def other_value(kind, info, default):
         value = next(choice for choice in info.choices if choice != default)
     elif info.choices is not None and kind == tuple[str, ...]:
         return info.choices[:2], list(info.choices[:2])
+    elif kind == str | None:
+        value = "mine"
     elif kind is float:
         upper = info.maximum if info.maximum is not None else info.below
         value = (default + upper) / 2 if upper is not None else default + 1.5

@@ -21,7 +21,7 @@ from robust_ext.evaluations.adaptive.content import make_content
 from robust_ext.evaluations.adaptive.options import AdaptiveOptions
 from robust_ext.evaluations.adaptive.plan import as_steps
 from robust_ext.evaluations.adaptive.probes import looks_like_probabilities, measure_cost, zero_gradients
-from robust_ext.evaluations.adaptive.protocol import StepRun
+from robust_ext.evaluations.adaptive.protocol import plan_runs
 from robust_ext.evaluations.adaptive.result import AdaptiveResult
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
 from robust_ext.models.adaptive import AdaptiveDefense
@@ -103,15 +103,14 @@ def evaluate_defense(
         raise InvalidArgumentError(
             "inputs", f"{len(inputs)} samples", f"a multiple of {made.group_size}: the defense treats so many together"
         )
-    clean = StepRun(given=given, defense=made, settings=checked)
-    some, their_labels = given.rows(clean.blocks[0])
-    warnings = _probe(made, some, their_labels)
     networks = {name: as_module(one, argument="surrogates").module for name, one in (surrogates or {}).items()}
     steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)
-    runs = [StepRun(given=given, defense=made, settings=checked, number=n, step=one) for n, one in enumerate(steps, 1)]
+    runs = plan_runs(steps, given, made, checked)
     for run in runs:
         run.check()
-    outcomes = drive(run_all([clean, *runs], out=out, progress=progress, title="test time"))
+    some, their_labels = given.rows(runs[0].blocks[0])
+    warnings = _probe(made, some, their_labels)
+    outcomes = drive(run_all(runs, out=out, progress=progress, title="test time"))
     if outcomes is None:
         return AdaptiveResult({})
     cost, total = measure_cost(made, some), time.perf_counter() - begun

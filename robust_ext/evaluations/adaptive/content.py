@@ -61,7 +61,7 @@ def make_content(
         "categories": _categories(ran, first, second),
         "cost": dict(cost),
         "refused": [{"name": one.run.title, "reason": one.refusal} for one in refused],
-        "settings": {**run.described, **current_context().origins},
+        "settings": {**run.identity, **current_context().origins},
         "versions": versions(),
         "seed": seed,
         "seconds": {
@@ -117,7 +117,7 @@ def _attack(one: Outcome[StepRun], right: Floats) -> dict[str, Any]:
         "name": step.name,
         "category": step.category,
         "attack": step.attack.description,
-        "view": step.exposure,
+        "exposure": step.exposure,
         **_summary(right),
         "seconds": one.total("seconds", "attack"),
         "passes": {way: one.total("passes", way) for way in ("forward", "backward")},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from robust_ext.core.target import Target
 from robust_ext.engine.identity import describe, model_digest
 from robust_ext.engine.inputs import EvaluationInputs, blocks_of
 from robust_ext.engine.run import Block, Run
-from robust_ext.engine.store import Store
+from robust_ext.engine.run_folder import Store
 from robust_ext.engine.task import Attempt, Check, Task, Work
 from robust_ext.engine.verify import verify
 from robust_ext.evaluations.adaptive.plan import Step
@@ -40,53 +39,13 @@ class StepRun(Run):
         given: The static model and the samples.
         defense: The defense; its ``classifier`` is the static model.
         settings: Of the evaluation.
-        number: Of the step.
         step: The step.
     """
 
     given: EvaluationInputs
     defense: AdaptiveDefense
     settings: AdaptiveSettings
-    number: int = 0
     step: Step | None = None
-
-    @property
-    def key(self) -> str:
-        """See :class:`Run`."""
-        return f"attacks/{self.number:02d}"
-
-    @property
-    def title(self) -> str:
-        """See :class:`Run`."""
-        return "clean" if self.step is None else self.step.name
-
-    @property
-    def blocks(self) -> Sequence[range]:
-        """Rows that go through the defense together, whole groups where it treats rows in groups."""
-        size, group = self.settings.batch_size, self.defense.group_size
-        return blocks_of(len(self.given.inputs), size if group is None else max(size // group, 1) * group)
-
-    @cached_property
-    def described(self) -> dict[str, Any]:
-        """See :class:`Run`."""
-        given, step = self.given, self.step
-        found = {
-            "defense": model_digest(self.defense, nn.Module()),
-            "defense_settings": _plain_settings(self.defense),
-            "inputs": given.described["inputs"],
-            "labels": given.described["labels"],
-            "norm": given.threat_model.norm,
-            "epsilon": given.threat_model.epsilon,
-            "bounds": list(given.bounds),
-            **self.settings.to_dict(),
-        }
-        if step is not None:
-            own = {"name": step.name, "category": step.category, "exposure": step.exposure, "averaged": step.averaged}
-            found |= {**own, "attack": describe(step.attack)}
-            if isinstance(step.attack, Transfer):
-                networks = step.attack.surrogates.items()
-                found["surrogates"] = {name: model_digest(one, nn.Module()) for name, one in networks}
-        return found
 
     @property
     def draws(self) -> int:
@@ -172,6 +131,47 @@ class StepRun(Run):
             logits = self.defense(judged)
         right: Tensor = (logits.argmax(1) == labels) & torch.isfinite(logits).all(1)
         return right
+
+
+def plan_runs(
+    steps: Sequence[Step], given: EvaluationInputs, defense: AdaptiveDefense, settings: AdaptiveSettings
+) -> list[StepRun]:
+    """The run of the clean inputs, and one for each step."""
+    model, group, size = given.threat_model, defense.group_size, settings.batch_size
+    # Rows that go through the defense together, whole groups where it treats rows in groups.
+    blocks = blocks_of(len(given.inputs), size if group is None else max(size // group, 1) * group)
+    shared = {
+        "defense": model_digest(defense, nn.Module()),
+        "defense_settings": _plain_settings(defense),
+        "inputs": given.described["inputs"],
+        "labels": given.described["labels"],
+        "norm": model.norm,
+        "epsilon": model.epsilon,
+        "bounds": list(model.bounds),
+        **settings.to_dict(),
+    }
+    return [
+        StepRun(
+            key=f"attacks/{number:02d}",
+            title="clean" if step is None else step.name,
+            blocks=blocks,
+            identity=shared if step is None else {**shared, **_identity(step)},
+            given=given,
+            defense=defense,
+            settings=settings,
+            step=step,
+        )
+        for number, step in enumerate([None, *steps])
+    ]
+
+
+def _identity(step: Step) -> dict[str, Any]:
+    found = {name: getattr(step, name) for name in ("name", "category", "exposure", "averaged")}
+    found["attack"] = describe(step.attack)
+    if isinstance(step.attack, Transfer):
+        networks = step.attack.surrogates.items()
+        found["surrogates"] = {name: model_digest(one, nn.Module()) for name, one in networks}
+    return found
 
 
 def _plain_settings(defense: AdaptiveDefense) -> dict[str, Any]:

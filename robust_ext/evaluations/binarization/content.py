@@ -36,7 +36,7 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
         "attacks": attacks,
         "calibration": run.calibration,
         "settings": {
-            **run.described,
+            **run.identity,
             **run.settings.to_dict(),
             "forward_batch": run.forward.rows,
             "fold": run.forward.module is not run.features,

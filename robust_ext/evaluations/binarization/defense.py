@@ -21,7 +21,6 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.defended import Defended, SuccessMargin
 
 TESTS = ("regular", "inverted")
-EXPOSURES = ("classifier", "reject", "margin")
 
 # Points queried at once while one is sought.
 _BLOCK = 16

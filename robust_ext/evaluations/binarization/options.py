@@ -8,6 +8,7 @@ from typing import Literal, TypedDict
 class BinarizationOptions(TypedDict, total=False):
     """Settings of the binarization test; each may be left out."""
 
+    layer: str | None
     inner_points: int
     boundary_points: int
     boundary: Literal["auto", "corners", "surface"]
@@ -17,6 +18,8 @@ class BinarizationOptions(TypedDict, total=False):
     readout: Literal["logistic", "max-margin"]
     C: float
     logit_scale: Literal["original", "unit"]
+    exposure: Literal["classifier", "reject", "margin"]
+    detector_fpr: float
     reference_points: int
     reference_distance: float
     planting_tries: int
@@ -27,6 +30,7 @@ class BinarizationOptions(TypedDict, total=False):
     threshold: float
     maximum_random_score: float
     minimum_samples: int
+    calibrate_on: int
     sequential: bool
     error_rate: float
     confidence: float

@@ -1,12 +1,12 @@
-"""Planted problems to be attacked by hand: one classifier, its inputs and labels, and the judge of what comes back."""
+"""Planted problems to be attacked by hand: one classifier, its inputs and labels; what comes back is verified."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.settings import make_settings
@@ -16,6 +16,7 @@ from robust_ext.core.validation import check_inputs
 from robust_ext.engine.verify import Verification, verify
 from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import choose_forward
+from robust_ext.evaluations.binarization.options import BinarizationOptions
 from robust_ext.evaluations.binarization.preparation import counted_parts
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
@@ -96,20 +97,17 @@ class Planted:
         return self.verify(candidates).outcomes.count("found") / len(self)
 
 
-def plant(
-    model: object, inputs: Tensor, threat_model: ThreatModel, *, layer: str | None = None, **settings: Any
-) -> Planted:
+def plant(model: object, inputs: Tensor, threat_model: ThreatModel, **options: Unpack[BinarizationOptions]) -> Planted:
     """Plant an adversarial example for each input, as the binarization test does, for attacks to be run by hand.
 
-    The test itself, :func:`robust_ext.binarization_test`, also asks how hard the problems are, poses canaries, and
+    The test itself, :func:`robust_ext.binarization_test`, also measures how hard the problems are, poses canaries, and
     gives a verdict.
 
     Args:
         model: A torch module in eval mode, a pair ``(features, readout)``, a Foolbox model or an ART classifier.
         inputs: Clean samples, float ``(N, ...)`` in bounds, N of at least 1.
         threat_model: Norm, epsilon and bounds.
-        layer: Name of the linear layer that makes the logits; found when left out.
-        **settings: Of the test, see :class:`BinarizationSettings`.
+        **options: Settings of the test, see :class:`BinarizationSettings`.
 
     Raises:
         InvalidArgumentError: An argument is outside what is accepted, or inputs are so alike that points near one
@@ -124,9 +122,9 @@ def plant(
         >>> planted.score(planted.inputs), planted.score(planted.planted[:, 0])
         (0.0, 1.0)
     """
-    checked = make_settings(BinarizationSettings, settings, threat_model=threat_model)
+    checked = make_settings(BinarizationSettings, options, threat_model=threat_model)
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-    features, readout, device = counted_parts(model, inputs, threat_model, layer, PassCounter())
+    features, readout, device = counted_parts(model, inputs, threat_model, checked.layer, PassCounter())
     forward = choose_forward(features, inputs[:2].to(device), rows=checked.forward_batch, fold=checked.fold)
     parts = []
     for start in range(0, len(inputs), checked.group_size):
@@ -141,12 +139,8 @@ def plant(
             "some that are not two epsilon apart",
             "inputs more than two epsilon apart; drop those that are almost the same, or plant them one at a time",
         )
-    everything = Planted(whole, features.module, checked)
-    kept = (
-        [row for row, count in enumerate(count_planted(everything.module, whole).tolist()) if count]
-        if len(everything)
-        else []
-    )
+    counts = count_planted(Planted(whole, features.module, checked).module, whole).tolist() if whole.samples else []
+    kept = [row for row, count in enumerate(counts) if count]
     if not kept:
         raise ModelError(
             f"model: in none of the {len(inputs)} inputs could anything be planted: no linear readout of its features "

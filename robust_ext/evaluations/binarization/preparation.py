@@ -12,6 +12,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.calibration import Calibration
 from robust_ext.engine.inputs import bounded_module
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.detectors import calibrate_detector, has_threshold
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_features import split_defense
@@ -55,9 +56,7 @@ def prepare_detector(
     inputs: Tensor,
     *,
     data: Tensor | None,
-    false_positive_rate: float,
-    bounds: tuple[float, float],
-    seed: int,
+    settings: BinarizationSettings,
 ) -> tuple[Detector, Calibration | None]:
     """A detector of a model with a threshold, and how it got that here.
 
@@ -66,9 +65,7 @@ def prepare_detector(
         model: What it is beside.
         inputs: Some inputs on the model's device, to see whether it is.
         data: Clean inputs for a detector without a threshold.
-        false_positive_rate: Share of them that it may detect.
-        bounds: Of inputs.
-        seed: Of a random detector's draws, here and in every run that goes on.
+        settings: Of the test.
 
     Raises:
         InvalidArgumentError: The detector has no threshold, and there is nothing to calibrate it on.
@@ -83,9 +80,15 @@ def prepare_detector(
                 "nothing, and a detector without a threshold",
                 "clean inputs to calibrate it on, or a detector whose calibrate() was called",
             )
-        calibration = calibrate_detector(found, data, false_positive_rate=false_positive_rate, bounds=bounds, seed=seed)
+        calibration = calibrate_detector(
+            found,
+            data,
+            false_positive_rate=settings.detector_fpr,
+            bounds=settings.threat_model.bounds,
+            seed=settings.seed,
+        )
     some = inputs[:64]
-    with seeded_globals(derive_seed(seed, "detector probe")):
+    with seeded_globals(derive_seed(settings.seed, "detector probe")):
         detected = found.decide(some)
     if len(some) >= 10 and bool(detected.all()):
         raise ModelError(

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -18,9 +18,9 @@ from tqdm.auto import tqdm
 from robust_ext.attacks.base import Attack
 from robust_ext.core.target import Counted, PassCounter, count_calls
 from robust_ext.engine.context import current_context
-from robust_ext.engine.inputs import blocks_of
 from robust_ext.engine.run import Block, Run
-from robust_ext.engine.store import Record, Store
+from robust_ext.engine.run_folder import Store
+from robust_ext.engine.store import Record
 from robust_ext.engine.task import Work
 from robust_ext.evaluations.binarization import calibration as hardness
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
@@ -36,7 +36,7 @@ from robust_ext.reports import Example
 _EXAMPLES = 3
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BinarizationRun(Run):
     """One binarization test.
 
@@ -48,10 +48,8 @@ class BinarizationRun(Run):
         inputs: Clean samples ``(N, ...)``, on the CPU or on the device.
         ids: Of the samples.
         given: Settings of the test, before a calibration chooses others.
-        identity: All that identifies the test; plain values.
-        calibrate_on: Samples on which the hardness is calibrated first.
         defense: The detector of a regular or inverted test.
-        calibration: What the calibration found; None without one.
+        calibrations: What the calibration found; empty before, and without one.
     """
 
     kind: ClassVar[str] = "binarization"
@@ -64,30 +62,13 @@ class BinarizationRun(Run):
     inputs: Tensor
     ids: Sequence[int]
     given: BinarizationSettings
-    identity: Mapping[str, Any]
-    calibrate_on: int = 0
     defense: Defense | None = None
-    calibration: dict[str, Any] | None = None
+    calibrations: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def key(self) -> str:
-        """The run folder itself; each of two tests has a folder inside it."""
-        return "" if self.defense is None else self.defense.test
-
-    @property
-    def title(self) -> str:
-        """See :class:`Run`."""
-        return self.key
-
-    @property
-    def blocks(self) -> Sequence[range]:
-        """See :class:`Run`."""
-        return blocks_of(len(self.ids), self.given.group_size)
-
-    @property
-    def described(self) -> Mapping[str, Any]:
-        """See :class:`Run`."""
-        return self.identity
+    def calibration(self) -> dict[str, Any] | None:
+        """What the calibration found; None without one."""
+        return self.calibrations[-1] if self.calibrations else None
 
     @property
     def settings(self) -> BinarizationSettings:
@@ -113,16 +94,16 @@ class BinarizationRun(Run):
 
     def prepare(self, store: Store) -> Work[None]:
         """Calibrate the hardness once."""
-        if not self.calibrate_on:
+        if not self.given.calibrate_on:
             return
         with store.once("calibration") as slot:
             if slot.empty:
-                some, ids = self.inputs[: self.calibrate_on].to(self.device), self.ids[: self.calibrate_on]
+                some, ids = self.inputs[: self.given.calibrate_on].to(self.device), self.ids[: self.given.calibrate_on]
                 found = yield from hardness.calibrate(
                     self.features, self.readout, self.attacks, some, ids, self.given, forward=self.forward
                 )
                 slot.fill(found)
-        self.calibration = slot.value
+        self.calibrations.append(slot.value)
 
     def decided(self, records: Sequence[Record]) -> bool:
         """Whether the sequential rule has decided every attack."""

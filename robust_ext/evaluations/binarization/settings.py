@@ -24,6 +24,9 @@ class BinarizationSettings(Settings):
     label = "the binarization test"
 
     threat_model: ThreatModel
+    layer: str | None = setting(
+        default=None, help="Name of the linear layer that makes the logits; found when left out.", panel="model"
+    )
     inner_points: int = setting(
         default=999, help="N_i, random points of class 0 for each sample, beside the clean sample.", minimum=1
     )
@@ -69,6 +72,20 @@ class BinarizationSettings(Settings):
         '``"unit"``: they span [-1, 1].',
         choices=("original", "unit"),
     )
+    exposure: str = setting(
+        default="classifier",
+        help='What attacks on logits are shown of a classifier with a detector: ``"classifier"`` (they ignore the '
+        'detector), ``"reject"`` (being rejected is a class) or ``"margin"`` (class 1 only where both are fooled).',
+        choices=("classifier", "reject", "margin"),
+        panel="detector",
+    )
+    detector_fpr: float = setting(
+        default=0.05,
+        help="Share of clean inputs that a detector without a threshold may detect, in (0, 1).",
+        above=0,
+        below=1,
+        panel="detector",
+    )
     reference_points: int = setting(
         default=1,
         help="N_r, points outside the ball in class 1 for attacks that imitate some; with a detector only.",
@@ -101,6 +118,12 @@ class BinarizationSettings(Settings):
         default=0.5, help="R-ASR above which a test is too easy to pass anything, in [0, 1].", minimum=0, maximum=1
     )
     minimum_samples: int = setting(default=10, help="Planted problems below which nothing passes.", minimum=0)
+    calibrate_on: int = setting(
+        default=0,
+        help="Number of samples on which the hardness is calibrated first (section 4.3); 0 for no calibration.",
+        minimum=0,
+        cli=None,
+    )
     sequential: bool = setting(
         default=False, help="Stop drawing samples once each attack's score is above or below the threshold."
     )

@@ -14,7 +14,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import prepare_inputs
 from robust_ext.engine.run import run_all
 from robust_ext.engine.task import drive
-from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun, plan_runs
+from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
 from robust_ext.evaluations.detectors import as_detectors
 from robust_ext.evaluations.mead.content import Scored, make_content, pick_examples
 from robust_ext.evaluations.mead.options import MeadOptions
@@ -100,12 +100,12 @@ def mead(
         bounds=threat_model.bounds,
         seed=seed,
     )
-    runs = plan_runs(arms, given, batch_size=batch_size, seed=seed, detectors=beside)
+    clean = plan_clean(given, batch_size=batch_size, seed=seed, detectors=beside)
+    runs = plan_runs(arms, clean)
     for run in runs:
         # Those that are adaptive may be refused by one detector and not by another, which goes into the result.
         if run.adaptive_to is None:
             run.attack.check(threat_model=run.threat_model)
-    clean = ScoredRun(given=given, detectors=beside, batch_size=batch_size, seed=seed)
     outcomes = drive(run_all([*runs, clean], out=out, progress=progress, title="mead"))
     if outcomes is None:
         return MeadResult({})

@@ -14,7 +14,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import as_attacks, prepare_inputs
 from robust_ext.engine.run import run_all
 from robust_ext.engine.task import drive
-from robust_ext.evaluations.arm_runs import plan_runs
+from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm, check_arms
 from robust_ext.evaluations.robust_accuracy.content import make_content
 from robust_ext.evaluations.robust_accuracy.options import RobustAccuracyOptions
@@ -89,7 +89,7 @@ def robust_accuracy(
         for name, attack in named.items()
         for epsilon in budgets
     )
-    runs = plan_runs(arms, given, batch_size=batch_size, seed=seed)
+    runs = plan_runs(arms, plan_clean(given, batch_size=batch_size, seed=seed))
     for run in runs:
         run.attack.check(threat_model=run.threat_model)
     outcomes = drive(run_all(runs, out=out, progress=progress, title="robust accuracy"))

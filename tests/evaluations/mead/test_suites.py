@@ -9,7 +9,7 @@ from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.evaluations.arm_runs import plan_runs
+from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.detectors import NamedDetector
 from robust_ext.evaluations.mead.suites import load_suite, parse_arm, suite_names
@@ -23,7 +23,7 @@ def plan(arms, values, detectors=()):
     module = torch.nn.Identity()
     given = EvaluationInputs(module=module, inputs=x, labels=x, logits=x, ids=[0], threat_model=model)
     named = [NamedDetector(name=name, detector=module, digest="") for name in detectors]
-    return plan_runs(arms, given, batch_size=1, seed=0, detectors=named)
+    return plan_runs(arms, plan_clean(given, batch_size=1, seed=0, detectors=named))
 
 
 @pytest.mark.parametrize(("name", "square"), [("paper-mnist", "linf 0.3125"), ("paper-cifar10", "linf 0.125")])
