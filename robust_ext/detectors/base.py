@@ -69,6 +69,9 @@ class Detector(SettingsModule, ABC):
 
         Args:
             observed: One forward pass of the classifier, with the outputs of :attr:`layers`.
+
+        Raises:
+            ModelError: The detector is not fitted, or to another classifier or other inputs.
         """
 
     def score(self, x: Tensor) -> Tensor:
@@ -176,24 +179,12 @@ class Detector(SettingsModule, ABC):
         return ModelError(f"detector {type(self).__name__}: {problem}")
 
     def check_fitted(self, fitted: object, *, on: str = "clean_inputs, adversarial_inputs") -> None:
-        """Refuse a detector that is not fitted.
-
-        Args:
-            fitted: True, or something else that is true, when it is.
-            on: What its ``fit`` takes.
-
-        Raises:
-            ModelError: It is not fitted.
-        """
+        """Raise ModelError where ``fitted`` is not true, with what ``fit`` takes."""
         if not fitted:
             raise self.error(f"is not fitted; call fit({on}) first")
 
     def check_same(self, fitted: object, met: object, what: str) -> None:
-        """Refuse a classifier or inputs of other sizes than those that the detector was fitted to.
-
-        Raises:
-            ModelError: The sizes differ.
-        """
+        """Raise ModelError where sizes differ from those that the detector was fitted to."""
         if fitted != met:
             raise self.error(f"was fitted to {fitted} {what}, got {met}; fit it to this classifier")
 

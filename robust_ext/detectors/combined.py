@@ -138,22 +138,14 @@ class CombinedDetector(Detector):
         return torch.stack([member.checked(_share(observed, member)).double() for member in self.members], 1)
 
     def ranks_of(self, observed: Observation) -> Tensor:
-        """The members' ranks of a forward pass, float64 ``(N, K)``, with gradients.
-
-        Raises:
-            ModelError: There are no clean scores yet.
-        """
+        """The members' ranks of a forward pass, float64 ``(N, K)``, with gradients."""
         if not self.clean.numel():
             raise self.error("has no clean scores; call fit_clean(clean_inputs) first")
         columns = self.scores_of(observed).unbind(1)
         return torch.stack([ranks_among(own, clean) for own, clean in zip(columns, self.clean, strict=True)], 1)
 
     def score_of(self, observed: Observation) -> Tensor:
-        """The combined rank in [0, 1], ``(N,)``.
-
-        Raises:
-            ModelError: There are no clean scores yet, or a member is not fitted.
-        """
+        """The combined rank in [0, 1], ``(N,)``."""
         return combine_ranks(self.ranks_of(observed).T, method=self.method).to(observed.inputs.dtype)
 
     def packed(self) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -108,11 +108,7 @@ class DLADetector(Detector):
         return losses
 
     def score_of(self, observed: Observation) -> Tensor:
-        """The network's output, ``(N,)``.
-
-        Raises:
-            ModelError: It is not fitted.
-        """
+        """The network's output, ``(N,)``."""
         self.check_fitted(len(self.alarm))
         out: Tensor = self.alarm(self._activations(observed))
         return out.squeeze(1)

@@ -95,11 +95,7 @@ class FeatureSqueezingDetector(Detector):
         return {**super().settings, "squeezers": squeezers}
 
     def distances_of(self, observed: Observation) -> Tensor:
-        """How far each squeezer moves the probabilities of each input in l1, ``(N, squeezers)``, with gradients.
-
-        Raises:
-            ModelError: A squeezer returned something that is no input.
-        """
+        """How far each squeezer moves the probabilities of each input in l1, ``(N, squeezers)``, with gradients."""
         squeezed = torch.cat([self._squeeze(squeezer, observed.inputs) for squeezer in self.squeezers])
         logits = torch.cat([self.classifier(part) for part in torch.split(squeezed, self.batch_size)])
         after = logits.softmax(1).view(len(self.squeezers), *observed.logits.shape)

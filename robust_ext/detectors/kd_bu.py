@@ -125,11 +125,7 @@ class KDBUDetector(ReferenceDetector):
         return torch.stack([self.density_of(observed), variance], 1)
 
     def density_of(self, observed: Observation) -> Tensor:
-        """Log density of the hidden layer among references of the predicted class, ``(N,)``, with gradients.
-
-        Raises:
-            ModelError: The detector is not fitted, or to another network or another layer.
-        """
+        """Log density of the hidden layer among references of the predicted class, ``(N,)``, with gradients."""
         self.check_fitted(self.references.numel())
         hidden = self._hidden(observed)
         groups = torch.split(self.references, torch.bincount(self.reference_labels).tolist())

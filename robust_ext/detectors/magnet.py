@@ -177,11 +177,7 @@ class MagNetDetector(Detector):
         return self.parts_of(observe(self.classifier, x))
 
     def parts_of(self, observed: Observation) -> Tensor:
-        """The parts of a forward pass, ``(N, parts)``, with gradients; a further one is made for divergences.
-
-        Raises:
-            ModelError: The detector is not fitted, or to other images.
-        """
+        """The parts of a forward pass, ``(N, parts)``, with gradients; a further one is made for divergences."""
         self.check_fitted(len(self.autoencoders), on="clean_training_inputs")
         x = observed.inputs
         if x.dim() != 4 or x.shape[1] != self.channels:
@@ -197,11 +193,7 @@ class MagNetDetector(Detector):
         return torch.stack(found, 1)
 
     def score_of(self, observed: Observation) -> Tensor:
-        """The largest part in units of its limit, ``(N,)``.
-
-        Raises:
-            ModelError: The detector is not fitted, or to other images.
-        """
+        """The largest part in units of its limit, ``(N,)``."""
         self.check_fitted(self.limits.numel(), on="clean_training_inputs")
         return (self.parts_of(observed) / self.limits).amax(1)
 
@@ -213,17 +205,9 @@ class MagNetDetector(Detector):
         per_class: bool = False,
         batch_size: int = 256,
     ) -> Calibration:
-        """Set the limits of all parts, and the threshold of their maximum; see :meth:`Detector.calibrate`.
+        """Set the limits of all parts, which each part alone exceeds at that rate, and the threshold of their maximum.
 
-        Args:
-            inputs: Clean images that the autoencoders were not trained on.
-            false_positive_rate: The share, in (0, 1), that each part alone exceeds, and that the maximum exceeds.
-            per_class: One threshold of the maximum for each predicted class; limits are common to all classes.
-            batch_size: Images scored at once.
-
-        Raises:
-            InvalidArgumentError: There are too few images to tell that share from none.
-            ModelError: The detector is not fitted, or scores are NaN or all the same.
+        Limits are common to all classes; see :meth:`Detector.calibrate`.
         """
         rate = check_number(
             "false_positive_rate", false_positive_rate, minimum=0, maximum=1, open_minimum=True, open_maximum=True

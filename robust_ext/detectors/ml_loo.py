@@ -143,11 +143,7 @@ class MLLOODetector(Detector):
         return torch.cat(parts)
 
     def score_of(self, observed: Observation) -> Tensor:
-        """The log-odds that the input is adversarial, ``(N,)``.
-
-        Raises:
-            ModelError: The detector is not fitted, or to other features.
-        """
+        """The log-odds that the input is adversarial, ``(N,)``."""
         self.check_fitted(self.regression.fitted)
         features = self.features_of(observed)
         self.check_same(len(self.regression.weight), features.shape[1], "features")

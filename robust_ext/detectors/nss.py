@@ -102,11 +102,7 @@ class NSSDetector(Detector):
         return natural_features(to_unit(x, self.bounds))
 
     def score_of(self, observed: Observation) -> Tensor:
-        """The decision value or probability, ``(N,)``.
-
-        Raises:
-            ModelError: The detector is not fitted.
-        """
+        """The decision value or probability, ``(N,)``."""
         self.check_fitted(self.vectors.numel())
         rows = _scaled(self.features(observed.inputs), self.lowest.double(), self.highest.double())
         decision = (self.gamma * rows @ self.vectors.double().T).tanh() @ self.weights.double() + self.bias.double()

@@ -105,11 +105,7 @@ class OddsDetector(Detector):
         self.means, self.deviations = _statistics(changes, classes)
 
     def score_of(self, observed: Observation) -> Tensor:
-        """The largest standardised statistic, ``(N,)``.
-
-        Raises:
-            ModelError: The detector is not fitted, or to another number of classes.
-        """
+        """The largest standardised statistic, ``(N,)``."""
         self.check_fitted(self.means.numel(), on="clean_training_inputs")
         classes = observed.logits.shape[1]
         self.check_same(len(self.means), classes, "classes")

@@ -97,11 +97,7 @@ class TrapdoorDetector(Detector):
         return torch.stack(successes)
 
     def score_of(self, observed: Observation) -> Tensor:
-        """The cosine similarity, in [-1, 1], ``(N,)``.
-
-        Raises:
-            ModelError: It is not fitted, or to another network.
-        """
+        """The cosine similarity, in [-1, 1], ``(N,)``."""
         self.check_fitted(self.signatures.numel(), on="training_inputs, triggers")
         activations = self._activations(observed)
         met = (observed.logits.shape[1], activations.shape[1])

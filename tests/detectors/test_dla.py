@@ -5,46 +5,29 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors.dla import DLADetector
+from tests.detectors.cases import data, fitted, network
 
 # Of the scaled exponential linear unit (Klambauer et al. 2017).
 ALPHA, SCALE = 1.6732632423543772, 1.0507009873554805
-
-
-def network(classes: int = 3) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, classes)
-        ).eval()
-
-
-def data(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(seed))
-
-
-def fitted(classifier: nn.Module, **given) -> DLADetector:
-    detector = DLADetector(classifier, **{"layers": ["4"], "widths": [7, 3], **given})
-    detector.fit(data(50), 1 - data(30, 1) ** 4, epochs=5)
-    return detector
 
 
 def selu(value: float) -> float:
     return SCALE * value if value > 0 else SCALE * ALPHA * (np.exp(value) - 1)
 
 
-@pytest.mark.parametrize("layers", [["4"], ["2", "4"], []])
+@pytest.mark.parametrize("layers", [["5"], ["2", "5"], []])
 def test_scores_are_those_of_the_formula(layers: list[str]) -> None:
     classifier, x = network(), data(6, seed=4)
-    detector = fitted(classifier, layers=layers)
+    detector = fitted("dla", classifier, layers=layers)
     parameters = [p.numpy().astype(np.float64) for p in detector.alarm.parameters()]
-    hidden = classifier[:3](x).detach().numpy(), classifier[:5](x).detach().numpy()
+    hidden = [classifier[:end](x).flatten(1).detach().numpy() for end in (3, 6)]
     for row, score in enumerate(detector.score(x).tolist()):
-        seen = {"2": hidden[0][row], "4": hidden[1][row]}
+        seen = {"2": hidden[0][row], "5": hidden[1][row]}
         values = np.concatenate([*(seen[name] for name in layers), classifier(x)[row].detach().numpy()])
         for position in range(0, len(parameters), 2):
             weight, bias = parameters[position], parameters[position + 1]
@@ -57,7 +40,7 @@ def test_scores_are_those_of_the_formula(layers: list[str]) -> None:
 
 def test_sizes_are_those_of_the_reference() -> None:
     with torch.random.fork_rng(devices=[]):
-        classifier = nn.Sequential(nn.Flatten(), nn.Linear(6, 512), nn.ReLU(), nn.Linear(512, 10)).eval()
+        classifier = nn.Sequential(nn.Flatten(), nn.Linear(30, 512), nn.ReLU(), nn.Linear(512, 10)).eval()
     detector = DLADetector(classifier, layers=["2"])
     detector.fit(data(8), data(8, 1), epochs=1)
     shapes = [tuple(p.shape) for p in detector.alarm.parameters() if p.dim() == 2]
@@ -72,7 +55,7 @@ def test_feature_maps_are_flattened() -> None:
 
 
 def test_training_lowers_the_loss() -> None:
-    losses = DLADetector(network(), layers=["4"]).fit(data(40), data(20, 1).square(), epochs=30)
+    losses = DLADetector(network(), layers=["5"]).fit(data(40), data(20, 1).square(), epochs=30)
     assert len(losses) == 30
     assert losses[-1] < losses[0]
 
@@ -81,15 +64,15 @@ def test_both_kinds_weigh_the_same() -> None:
     # Without anything to tell them apart the best output is the log-odds of the two kinds' weights, which is 0.
     detector = DLADetector(network(), layers=[], widths=[4])
     same = data(1)
-    detector.fit(same.expand(90, 2, 3), same.expand(10, 2, 3), epochs=300, batch_size=100, learning_rate=0.01)
+    detector.fit(same.expand(90, 1, 6, 5), same.expand(10, 1, 6, 5), epochs=300, batch_size=100, learning_rate=0.01)
     assert abs(detector.score(same).item()) < 0.05
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:
-    detector = DLADetector(network(), layers=["4"])
+    detector = DLADetector(network(), layers=["5"])
     with pytest.raises(InvalidArgumentError, match="clean: got 0 inputs, expected at least 1 clean inputs"):
         detector.fit(data(0), data(2))
     broken = network()
-    broken[3].weight.data.fill_(torch.inf)
+    broken[4].weight.data.fill_(torch.inf)
     with pytest.raises(ModelError, match="activations of the training inputs are not finite"):
-        DLADetector(broken, layers=["4"]).fit(data(2), data(2))
+        DLADetector(broken, layers=["5"]).fit(data(2), data(2))

@@ -9,30 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.detectors._features.three_sets import three_sets
 from robust_ext.detectors.lid import LARGEST, LIDDetector, local_dimension
 from robust_ext.detectors.observation import observe
-
-
-def network(classes: int = 3) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Conv2d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 5), nn.Tanh(), nn.Linear(5, classes)
-        ).eval()
-
-
-def data(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, 2, 4, 3, generator=torch.Generator().manual_seed(seed))
-
-
-def fitted(classifier: nn.Module, **changed) -> LIDDetector:
-    detector = LIDDetector(classifier, **{"layers": ["1", "4"], "neighbours": 5, "size": 20, **changed})
-    detector.fit(data(80), 1 - data(80) ** 3, folds=3)
-    return detector
+from tests.detectors.cases import data, fitted, network
 
 
 def by_hand(point: np.ndarray, references: np.ndarray, neighbours: int) -> float:
@@ -108,13 +91,13 @@ def test_estimates_are_finite_where_the_formula_is_not() -> None:
 
 def test_features_are_those_of_the_layers_among_fixed_references() -> None:
     classifier, references, x = network(), data(20, 9), data(6, 5)
-    detector = LIDDetector(classifier, layers=["1", "4"], neighbours=7, size=20)
+    detector = LIDDetector(classifier, layers=["2", "5"], neighbours=7, size=20)
     detector.fit(data(30, 1), 1 - data(30, 2), references=references, noise=0.1, folds=3)
     with torch.no_grad():
         found = detector.features_of(observe(classifier, x, detector.layers)).numpy()
         seen = [
             [part(values).flatten(1).double().numpy() for values in (x, references)]
-            for part in (nn.Flatten(), classifier[:2], classifier[:5])
+            for part in (nn.Flatten(), classifier[:3], classifier[:6])
         ]
     assert found.shape == (6, 3)
     for row in range(6):
@@ -144,6 +127,6 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             detector.fit(clean, adversarial, **changed)
-    pooling = fitted(nn.Sequential(nn.AdaptiveAvgPool2d((4, 3)), *classifier).eval(), layers=[])
+    pooling = fitted("lid", nn.Sequential(nn.AdaptiveAvgPool2d((6, 5)), *classifier).eval(), layers=[])
     with pytest.raises(ModelError, match=r"values of the input, got .* fit it to this classifier"):
-        pooling.score(torch.rand(2, 2, 8, 8))
+        pooling.score(torch.rand(2, 1, 8, 8))

@@ -38,11 +38,7 @@ class ReferenceDetector(Detector):
 
     @abstractmethod
     def features_of(self, observed: Observation) -> Tensor:
-        """The features of a forward pass, ``(N, F)``, with gradients.
-
-        Raises:
-            ModelError: The detector is not fitted, or to another network or another layer.
-        """
+        """The features of a forward pass, ``(N, F)``, with gradients."""
 
     @abstractmethod
     def take_references(self, inputs: Tensor, labels: Tensor | None, *, batch_size: int, seed: int) -> None:
@@ -113,11 +109,7 @@ class ReferenceDetector(Detector):
             self.regression.fit([clean_features, noisy_features], features, folds=folds)
 
     def score_of(self, observed: Observation) -> Tensor:
-        """The log-odds that the input is adversarial, ``(N,)``.
-
-        Raises:
-            ModelError: The detector is not fitted, or to another network.
-        """
+        """The log-odds that the input is adversarial, ``(N,)``."""
         out: Tensor = self.regression(self.features_of(observed))
         return out
 
