@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import typer
 from tqdm.auto import tqdm
 
 from robust_ext.cli.options import command
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.settings import Settings, setting, settings_class
-from robust_ext.registry.base import adapters
-from robust_ext.reports.attack_list import attack_table, list_attacks
+from robust_ext.core.validation import check_choice
+from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.reports.conformance import matrix_page, matrix_table
+from robust_ext.reports.text import table
 
 
 @settings_class
@@ -42,7 +45,7 @@ class AttacksOptions(Settings):
 def attacks(own: AttacksOptions) -> None:
     """List the attacks that can be named on the command line, or see which of them run (--matrix)."""
     libraries = list(own.library) or None
-    rows, missing = (_matrix(libraries, own.seed, own.progress), []) if own.matrix else list_attacks(libraries)
+    rows, missing = (_matrix(libraries, own.seed, own.progress), []) if own.matrix else _list_attacks(libraries)
     if own.json_file is not None:
         own.json_file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     if own.markdown is not None:
@@ -54,7 +57,7 @@ def attacks(own: AttacksOptions) -> None:
         own.markdown.write_text(page, encoding="utf-8")
     for line in missing:
         typer.echo(line, err=True)
-    typer.echo(matrix_table(rows).rstrip() if own.matrix else attack_table(rows))
+    typer.echo(matrix_table(rows).rstrip() if own.matrix else _attack_table(rows))
 
 
 def _matrix(libraries: list[str] | None, seed: int, progress: bool) -> list[dict[str, Any]]:
@@ -70,3 +73,44 @@ def _matrix(libraries: list[str] | None, seed: int, progress: bool) -> list[dict
                 bar.update()
 
         return [row.to_dict() for row in conformance(libraries, seed=seed, progress=show)]
+
+
+def _list_attacks(libraries: Sequence[str] | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """What is known of each attack of these libraries, or of all installed ones; and why libraries are missing."""
+    rows: list[dict[str, Any]] = []
+    missing: list[str] = []
+    known = adapters()
+    for name in known if libraries is None else libraries:
+        check_choice("library", name, tuple(known))
+        try:
+            rows += [_row(name, listing) for listing in known[name].list_attacks()]
+        except MissingDependencyError as error:
+            missing.append(f"{name}: {error}")
+    return rows, missing
+
+
+def _row(library: str, listing: AttackListing) -> dict[str, Any]:
+    traits = asdict(listing.traits)
+    return {
+        "name": f"{library}:{listing.name}",
+        "aliases": [f"{library}:{alias}" for alias in listing.aliases],
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in traits.items()},
+        "kind": listing.traits.kind,
+        **{key: getattr(listing, key) for key in ("channels", "reason", "defect")},
+    }
+
+
+def _attack_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line an attack, then those that cannot be used and why."""
+    header = ("attack", "kind", "norms", "batching", "also called")
+    usable = [
+        (row["name"], row["kind"], " ".join(row["norms"]), row["batching"], " ".join(row["aliases"]))
+        for row in rows
+        if not row["reason"]
+    ]
+    refused = [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]
+    lines = table([header, *usable], words=range(5), width=1000)
+    lines += ["", "Not usable here:", *refused] if refused else []
+    return "\n".join(
+        [*lines, "", "Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv."]
+    )

@@ -121,7 +121,7 @@ def _values(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _shown(cls: type[Settings]) -> Iterator[tuple[str, SettingInfo, Any]]:
+def _shown(cls: type) -> Iterator[tuple[str, SettingInfo, Any]]:
     """Name, declaration and type of each setting that is an option."""
     kinds = setting_types(cls)
     for name, info in declared(cls).items():

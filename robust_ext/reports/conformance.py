@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from robust_ext.registry.base import AttackListing
+from robust_ext.reports.text import table
 
 _HEADER = ("attack", "target", "outcome", "norm", "verified", "one by one", "seconds", "forward", "backward")
-_NUMBERS = _HEADER.index("seconds")
 
 
 def matrix_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -18,20 +18,11 @@ def matrix_table(rows: Sequence[Mapping[str, Any]]) -> str:
     Args:
         rows: As :meth:`robust_ext.testing.conformance.Row.to_dict` returns them.
     """
-    lines = [_HEADER, *map(_cells, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
-    text = [
-        "  ".join(
-            cell.rjust(width) if column >= _NUMBERS else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    text.insert(1, "-" * max(map(len, text)))
+    text = table([_HEADER, *map(_cells, rows)], words=range(6), width=1000)
     reasons = dict.fromkeys(
         f"{row['outcome']}: {row['library']}:{row['attack']}: {row['reason']}" for row in rows if row["reason"]
     )
-    return "\n".join([*text, *([""] if reasons else []), *reasons, "", *totals(rows)]) + "\n"
+    return "\n".join([*text, *([""] if reasons else []), *reasons, "", *_totals(rows)]) + "\n"
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -48,7 +39,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def totals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def _totals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """A line for each library and target: how many ran, were refused and failed."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for row in rows:

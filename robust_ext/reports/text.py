@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from robust_ext.reports.wording import shorten
@@ -22,14 +22,13 @@ _NARROWEST = 16
 _BOX = "    \n    \n -- \n    \n    \n    \n    \n    \n"
 
 
-def table(rows: Sequence[Line], *, words: Sequence[int]) -> list[str]:
+def table(rows: Sequence[Line], *, words: Collection[int], width: int = WIDTH) -> list[str]:
     """Lines of aligned cells with a rule under the first row.
-
-    Where they are wider than :data:`WIDTH`, columns of words give way, and their cells lose their middle.
 
     Args:
         rows: Cells, the header first; all rows have as many.
         words: Columns of words, which stand flush left; the others hold numbers, and stand flush right.
+        width: Where lines are wider, columns of words give way, and their cells lose their middle.
     """
     from rich.box import Box
     from rich.table import Table
@@ -43,7 +42,7 @@ def table(rows: Sequence[Line], *, words: Sequence[int]) -> list[str]:
             grid.add_column(Text(title), justify="right", no_wrap=True, overflow="ellipsis")
     for row in rows[1:]:
         grid.add_row(*(_Words(cell) if column in words else Text(cell) for column, cell in enumerate(row)))
-    return _lines(grid, WIDTH)
+    return _lines(grid, width)
 
 
 def paragraph(text: str) -> list[str]:
