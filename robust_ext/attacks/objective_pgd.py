@@ -110,12 +110,16 @@ class ObjectivePGD(NativeAttack):
         super().__post_init__()
         if self.algorithm == "fgsm" and self.steps not in (None, 1):
             raise InvalidArgumentError("steps", self.steps, "1, or nothing, for FGSM; choose 'pgd' or 'bim' for more")
-        if self.start is None:
-            compares = DIVERGENCES[self.objective].compares
-            self._set("start", "random" if self.algorithm == "pgd" or compares else "input")
         self._set("name", f"{self.algorithm}-{self.objective}".upper())
-        seeds = "generator" if self.start == "random" else "none"
+        seeds = "generator" if self.starts_at_random else "none"
         self._set("traits", replace(type(self).traits, failure="best" if self.best else "last", seeds=seeds))
+
+    @property
+    def starts_at_random(self) -> bool:
+        """Whether it starts at random points of the ball."""
+        if self.start is not None:
+            return self.start == "random"
+        return self.algorithm == "pgd" or DIVERGENCES[self.objective].compares
 
     def steps_for(self, threat_model: ThreatModel) -> int:
         """How many steps it takes."""
@@ -159,7 +163,7 @@ class ObjectivePGD(NativeAttack):
             raise AttackRefusedError(
                 f"{self.name}: its objective does not depend on labels; choose objective='ace', or do not aim"
             )
-        streams = row_streams(len(inputs), generator) if self.start == "random" else []
+        streams = row_streams(len(inputs), generator) if self.starts_at_random else []
         if len(inputs) == 0:
             return inputs.clone()
         objective, missing = DIVERGENCES[self.objective], AttackError(f"{self.name}: the target {NO_GRADIENTS}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -107,9 +108,6 @@ class Transfer(Settings, Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.attacks is None:
-            aimed = APGD(steps=self.steps, loss="targeted-dlr", target_classes=3)
-            self._set("attacks", (APGD(steps=self.steps), APGD(steps=self.steps, loss="margin"), aimed))
         self._set("name", f"Transfer({', '.join(self.surrogates)})")
         norms = tuple(norm for norm in NORMS if all(norm in attack.traits.norms for attack in self._attacks))
         traits = AttackTraits(batching="full", gradients=False, norms=norms, failure="best", seeds="generator")
@@ -117,8 +115,10 @@ class Transfer(Settings, Attack):
 
     @property
     def _attacks(self) -> Sequence[Attack]:
-        assert self.attacks is not None
-        return self.attacks
+        if self.attacks is not None:
+            return self.attacks
+        losses: tuple[dict[str, Any], ...] = ({}, {"loss": "margin"}, {"loss": "targeted-dlr", "target_classes": 3})
+        return [APGD(steps=self.steps, **chosen) for chosen in losses]
 
     @property
     def description(self) -> str:

@@ -15,41 +15,21 @@ from robust_ext.attacks._common.objectives import OBJECTIVES
 from robust_ext.attacks.apgd import APGD, ApgdResult
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.running import run_attack
-from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS, ThreatModel
+from tests.attacks.problems import Rowwise, images, predicted, target_of
 
 BOUNDS = (0.0, 1.0)
-
-
-class Rowwise(nn.Module):
-    """A small network whose rows are summed one by one, so that a row alone gives the same bits as in a batch."""
-
-    def __init__(self, values: int, classes: int, seed: int = 0) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.first = nn.Parameter(torch.randn(16, values, generator=generator) / values**0.5)
-        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = (x.flatten(1)[:, None] * self.first).sum(2).sub(0.1).tanh()
-        return (hidden[:, None] * self.last).sum(2)
-
-
-def target_of(module: nn.Module, shape: tuple[int, ...], classes: int, bounds: tuple[float, float] = BOUNDS) -> Target:
-    return Target(module=module, bounds=bounds, classes=classes, input_shape=shape, device=torch.device("cpu"))
 
 
 def problem(
     *, rows: int = 6, shape: tuple[int, ...] = (2, 3, 4), classes: int = 5, bounds: tuple[float, float] = BOUNDS
 ) -> tuple[Target, Tensor, Tensor]:
     module = Rowwise(torch.Size(shape).numel(), classes)
-    inputs = torch.rand((rows, *shape), generator=torch.Generator().manual_seed(1)) * (bounds[1] - bounds[0])
-    inputs = (inputs + bounds[0]).clamp(*bounds)
-    with torch.no_grad():
-        labels = module(inputs).argmax(1) if rows else torch.zeros(0, dtype=torch.int64)
-    return target_of(module, shape, classes, bounds), inputs, labels
+    inputs = images(rows, shape, bounds)
+    return target_of(module, shape, classes, bounds), inputs, predicted(module, inputs)
 
 
 def attack(
@@ -245,42 +225,6 @@ def test_zero_gradients_leave_rows_where_they_are_and_are_reported(norm: str, ca
     assert "APGD: 3 of 3 rows had a gradient of zeros" in caplog.text
 
 
-def test_a_target_without_gradients_is_an_error() -> None:
-    class Rounded(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.detach().flatten(1)[:, :3]
-
-    parts = (target_of(Rounded(), (4,), 3), torch.rand(2, 4), torch.tensor([0, 1]))
-    with pytest.raises(AttackError, match=r"the target gives no gradients; .*BPDA"):
-        attack(parts, ThreatModel(norm="linf", epsilon=0.1))
-
-
-@pytest.mark.parametrize("loss", list(OBJECTIVES))
-def test_no_rows_are_no_candidates_and_no_queries(loss: str) -> None:
-    result = attack(problem(rows=0), ThreatModel(norm="l1", epsilon=0.1), loss=loss)
-    assert result.candidates.shape == (0, 2, 3, 4)
-    assert result.found.shape == (0,)
-    assert result.passes == PassCounter(0, 0)
-
-
-def test_inputs_of_other_layouts_and_widths_give_the_same() -> None:
-    target, inputs, labels = problem()
-    threat_model = ThreatModel(norm="l2", epsilon=0.3)
-    expected = attack((target, inputs, labels), threat_model, steps=10).candidates
-    strided = inputs.transpose(1, 3).contiguous().transpose(1, 3)
-    assert not strided.is_contiguous()
-    assert torch.equal(attack((target, strided, labels), threat_model, steps=10).candidates, expected)
-    assert torch.equal(attack((target, inputs.double(), labels), threat_model, steps=10).candidates, expected)
-
-
-def test_wrong_inputs_are_refused() -> None:
-    target, inputs, labels = problem()
-    threat_model = ThreatModel(norm="linf", epsilon=0.1)
-    for wrong in ((target, inputs + 1, labels), (target, inputs, labels + 9), (target, inputs, labels[:2])):
-        with pytest.raises(InvalidArgumentError):
-            attack(wrong, threat_model)
-
-
 @pytest.mark.parametrize(("loss", "fewest"), [("dlr", 3), ("targeted-dlr", 4)])
 def test_losses_need_their_classes_and_padding_gives_them(loss: str, fewest: int) -> None:
     parts = problem(classes=2, rows=20)
@@ -293,17 +237,6 @@ def test_losses_need_their_classes_and_padding_gives_them(loss: str, fewest: int
         found = parts[0].module(padded).argmax(1) != parts[2]
     assert 0 < int(margin.found.sum()) < 20
     assert torch.equal(found, margin.found)
-
-
-def test_the_seed_decides() -> None:
-    target, inputs, labels = problem()
-    threat_model = ThreatModel(norm="l2", epsilon=0.01)
-    runs = [
-        APGD(steps=1).search(target, inputs, labels, threat_model=threat_model, generator=stream(seed))
-        for seed in (0, 0, 1)
-    ]
-    assert torch.equal(runs[0], runs[1])
-    assert not torch.equal(runs[0], runs[2])
 
 
 @pytest.mark.parametrize("stop_early", [False, True])
@@ -324,27 +257,7 @@ def test_watching_shows_every_evaluation(stop_early: bool) -> None:
             torch.testing.assert_close(step.gradient, gradient)
 
 
-def test_traits_and_description_follow_the_settings() -> None:
+def test_traits_follow_the_settings() -> None:
     assert APGD().traits.batching == "full"
     assert APGD(stop_early=True).traits.batching == "any"
     assert APGD(loss="targeted-dlr").traits.minimum_classes == 4
-    assert APGD(steps=3).description != APGD(steps=4).description
-    assert "steps=3" in APGD(steps=3).description
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("steps", 0),
-        ("restarts", 0),
-        ("loss", "cw"),
-        ("target_classes", 0),
-        ("rho", 1.5),
-        ("momentum", 0),
-        ("start", "zero"),
-        ("stop_early", 1),
-    ],
-)
-def test_settings_are_checked(setting: str, value: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"^{setting}: got"):
-        APGD(**{setting: value})  # type: ignore[arg-type]

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.native import Step
-from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.errors import AttackRefusedError
+from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import ThreatModel
+from tests.attacks import problems
+from tests.attacks.problems import Bounds, Linear, Rowwise, images, predicted
 
 # Few, short searches, for what does not hang on how near the points are.
 SHORT: dict[str, Any] = {
@@ -37,40 +39,8 @@ CLOSE: dict[str, Any] = {
 }
 
 
-class Rowwise(nn.Module):
-    """A small network whose rows are summed one by one, so that a row alone gives the same logits as in a batch."""
-
-    def __init__(self, values: int, classes: int, bounds: tuple[float, float] = (0.0, 1.0)) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.first = nn.Parameter(3 * torch.randn(16, values, generator=generator) / values**0.5)
-        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
-        self.bounds = bounds
-        self.sizes: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        low, high = self.bounds
-        unit = ((x - low) / (high - low)).flatten(1) - 0.5
-        hidden = (unit[:, None] * self.first).sum(2).sub(0.1).tanh()
-        return (hidden[:, None] * self.last).sum(2)
-
-
-class Linear(nn.Module):
-    """Margin ``weight . x - threshold`` of class 1 over class 0."""
-
-    def __init__(self, weight: Tensor, threshold: float) -> None:
-        super().__init__()
-        self.weight, self.threshold = weight, threshold
-
-    def forward(self, x: Tensor) -> Tensor:
-        along = (x.double() * self.weight).flatten(1).sum(1) - self.threshold
-        return torch.stack([torch.zeros_like(along), along], 1)
-
-
-def images(count: int, shape: tuple[int, ...], bounds: tuple[float, float] = (0.0, 1.0), seed: int = 1) -> Tensor:
-    unit = torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed))
-    return (unit * (bounds[1] - bounds[0]) + bounds[0]).clamp(*bounds)
+def network_of(values: int, bounds: Bounds = (0.0, 1.0)) -> Rowwise:
+    return Rowwise(values, 4, bounds, gain=3, centre=0.5)
 
 
 def search(
@@ -78,32 +48,16 @@ def search(
     x: Tensor,
     y: Tensor,
     *,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    bounds: Bounds = (0.0, 1.0),
     classes: int = 4,
     targeted: bool = False,
     watch: Any = None,
     **chosen: Any,
 ) -> tuple[Tensor, PassCounter]:
     """The candidates, and how many rows went forward and back."""
-    counter = PassCounter()
-    target = Target(
-        module=Counted(module, counter),
-        bounds=bounds,
-        classes=classes,
-        input_shape=tuple(x.shape[1:]),
-        device=torch.device("cpu"),
-        counter=counter,
-    )
     threat_model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
-    generator = torch.Generator().manual_seed(0)
     attack = CarliniWagnerLinf(**chosen)
-    out = attack.search(target, x, y, threat_model=threat_model, generator=generator, targeted=targeted, watch=watch)
-    return out, counter
-
-
-def predicted(module: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return module(x).argmax(1)
+    return problems.search(attack, module, x, y, threat_model, classes=classes, targeted=targeted, watch=watch)
 
 
 def distances(out: Tensor, x: Tensor) -> Tensor:
@@ -164,7 +118,7 @@ def test_returns_the_nearest_that_it_asked_about_and_never_leaves_the_bounds(
 ) -> None:
     x = images(3, shape, bounds, seed)
     x.view(3, -1)[0, 0], x.view(3, -1)[1, 0] = torch.tensor(bounds)
-    module = Rowwise(x[:1].numel(), 4, bounds)
+    module = network_of(x[:1].numel(), bounds)
     y = module(x).argsort(1)[:, 2 if targeted else 3]
     seen: list[Step] = []
     before = x.clone()
@@ -190,7 +144,7 @@ def test_returns_the_nearest_that_it_asked_about_and_never_leaves_the_bounds(
 @pytest.mark.parametrize("targeted", [False, True])
 def test_a_row_alone_gets_what_it_gets_in_a_batch(targeted: bool) -> None:
     x = images(6, (2, 4, 4))
-    module = Rowwise(32, 4)
+    module = network_of(32)
     y = module(x).argsort(1)[:, 2 if targeted else 3]
     together, _ = search(module, x, y, targeted=targeted, **SHORT)
     sizes = module.sizes[1:]
@@ -209,15 +163,15 @@ def test_a_row_alone_gets_what_it_gets_in_a_batch(targeted: bool) -> None:
 def test_distances_follow_the_width_of_the_bounds() -> None:
     x = images(4, (5, 5))
     wide = x * 6 - 2
-    y = predicted(Rowwise(25, 4), x)
-    unit, _ = search(Rowwise(25, 4), x, y, **SHORT)
-    other, _ = search(Rowwise(25, 4, (-2.0, 4.0)), wide, y, bounds=(-2.0, 4.0), **SHORT)
+    y = predicted(network_of(25), x)
+    unit, _ = search(network_of(25), x, y, **SHORT)
+    other, _ = search(network_of(25, (-2.0, 4.0)), wide, y, bounds=(-2.0, 4.0), **SHORT)
     torch.testing.assert_close(distances(other, wide), 6 * distances(unit, x), rtol=0.02, atol=0)
 
 
 def test_rows_that_are_misclassified_come_back_as_they_are_after_one_pass() -> None:
     x = images(4, (3, 3), (-0.3, 0.9))
-    module = Rowwise(9, 4, (-0.3, 0.9))
+    module = network_of(9, (-0.3, 0.9))
     y = (predicted(module, x) + 1) % 4
     out, passes = search(module, x, y, bounds=(-0.3, 0.9))
     assert torch.equal(out, x)
@@ -227,7 +181,7 @@ def test_rows_that_are_misclassified_come_back_as_they_are_after_one_pass() -> N
 @pytest.mark.parametrize("targeted", [False, True])
 def test_confidence_is_the_least_margin(targeted: bool) -> None:
     x = images(4, (4, 4))
-    module = Rowwise(16, 4)
+    module = network_of(16)
     y = module(x).argsort(1)[:, 2 if targeted else 3]
     near, _ = search(module, x, y, targeted=targeted, **SHORT)
     far, _ = search(module, x, y, targeted=targeted, confidence=0.7, **SHORT)
@@ -235,13 +189,6 @@ def test_confidence_is_the_least_margin(targeted: bool) -> None:
         own = logits.pop(int(y[row]))
         assert (own - max(logits) if targeted else max(logits) - own) >= 0.7 - 1e-6
     assert bool((distances(far, x) > distances(near, x)).all())
-
-
-@pytest.mark.parametrize("shape", [(0, 3, 4, 5), (0, 7)])
-def test_no_rows(shape: tuple[int, ...]) -> None:
-    out, passes = search(nn.Flatten(), torch.zeros(shape), torch.zeros(0, dtype=torch.int64))
-    assert out.shape == shape
-    assert passes.forward == 0
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -255,15 +202,6 @@ def test_answers_that_are_no_numbers_are_no_success(bad: float) -> None:
     out, _ = search(Mute(), x, torch.tensor([0, 2]), watch=seen.append, **SHORT)
     assert torch.equal(out, x)
     assert all(bool(step.points.isfinite().all()) for step in seen)
-
-
-def test_targets_without_gradients_are_refused() -> None:
-    class Hard(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.one_hot(x.flatten(1).argmax(1) % 4, 4).float()
-
-    with pytest.raises(AttackRefusedError, match="gives no gradients"):
-        search(Hard(), images(2, (5,)), torch.tensor([0, 1]))
 
 
 def test_a_target_that_never_changes_its_mind_ends_at_the_input() -> None:
@@ -283,7 +221,7 @@ def test_finds_points_at_least_as_near_as_art() -> None:
     from art.estimators.classification import PyTorchClassifier
 
     x = images(2, (1, 3, 3))
-    module = Rowwise(9, 4)
+    module = network_of(9)
     y = predicted(module, x)
     classifier = PyTorchClassifier(
         module, loss=nn.CrossEntropyLoss(), input_shape=(1, 3, 3), nb_classes=4, clip_values=(0, 1), device_type="cpu"
@@ -304,37 +242,3 @@ def test_traits_and_other_norms() -> None:
     assert (traits.failure, traits.seeds, traits.minimum_classes) == ("input", "none", 2)
     with pytest.raises(AttackRefusedError, match="works for linf, not for l2"):
         attack.check(threat_model=ThreatModel(norm="l2", epsilon=1))
-
-
-def test_the_description_tells_all_settings_apart() -> None:
-    changes: dict[str, Any] = {
-        "steps": 3,
-        "learning_rate": 0.02,
-        "initial_const": 1e-4,
-        "largest_const": 21,
-        "const_factor": 3,
-        "decrease_factor": 0.8,
-        "confidence": 1,
-    }
-    described = [CarliniWagnerLinf(**{key: value}).description for key, value in changes.items()]
-    assert len({CarliniWagnerLinf().description, *described}) == 8
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("steps", 0),
-        ("steps", 1.5),
-        ("learning_rate", 0),
-        ("initial_const", 0),
-        ("largest_const", 1e-6),
-        ("const_factor", 1),
-        ("decrease_factor", 1),
-        ("decrease_factor", 0),
-        ("confidence", -1),
-        ("confidence", math.nan),
-    ],
-)
-def test_wrong_settings_raise(argument: str, value: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"^{argument}: "):
-        CarliniWagnerLinf(**{argument: value})  # type: ignore[arg-type]

@@ -17,20 +17,12 @@ from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.detectors import Detector, Observation
 from robust_ext.models.defended import Defended
 from robust_ext.testing.defenses import Problem, small_defense
+from tests.attacks.problems import attacked
 
 
 def attack(made: FeatureMatching, problem: Problem, **extras: Any) -> tuple[Tensor, list[Step]]:
-    steps: list[Step] = []
-    out = made.search(
-        problem.target,
-        problem.inputs,
-        problem.labels,
-        threat_model=problem.threat_model,
-        generator=torch.Generator().manual_seed(0),
-        watch=steps.append,
-        **extras,
-    )
-    return out, steps
+    steps = list[Step]()
+    return attacked(made, problem, watch=steps.append, **extras), steps
 
 
 def identity(x: Tensor) -> Tensor:
@@ -198,26 +190,3 @@ def test_targeted_goes_to_the_class_aimed_at() -> None:
     out, _ = attack(FeatureMatching(features="2", steps=60), wide, targeted=True)
     predicted, rejected = problem.defended.decide(out)
     assert int(((predicted == wide.labels) & ~rejected).sum()) >= 12
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"features": 3},
-        {"features": []},
-        {"features": ["1", 2]},
-        {"distance": "l1"},
-        {"reference": "first"},
-        {"weight": -1},
-        {"confidence": -0.1},
-        {"check_every": 0},
-    ],
-)
-def test_wrong_settings_raise(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
-        FeatureMatching(**wrong)
-
-
-def test_the_description_names_callables_by_where_they_are_defined() -> None:
-    assert "identity" in FeatureMatching(features=identity).description
-    assert "0x" not in FeatureMatching(features=nn.Identity()).description

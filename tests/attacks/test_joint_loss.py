@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
-from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.joint_loss import JointLoss, _Weights
 from robust_ext.attacks.native import Step
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import NORMS
-from robust_ext.testing.defenses import Problem, linear_defense, small_defense
-
-
-def attack(made: Any, problem: Problem, *, seed: int = 0, **extras: Any) -> Tensor:
-    out: Tensor = made.search(
-        problem.target,
-        problem.inputs,
-        problem.labels,
-        threat_model=problem.threat_model,
-        generator=torch.Generator().manual_seed(seed),
-        **extras,
-    )
-    return out
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize(("values", "likeness"), [(2, 0.7), (5, 0.0), (10, 0.7)])
-def test_finds_what_linear_programming_finds(norm: str, values: int, likeness: float) -> None:
-    problem = linear_defense(80, values, norm=norm, likeness=likeness, bounds=(-1.0, 1.0))
-    blind = problem.successes(attack(APGD(steps=50), problem))
-    found = problem.successes(attack(JointLoss(steps=100, restarts=5), problem))
-    hard = (problem.room > 0.01 * problem.threat_model.epsilon) & ~blind
-    assert int(hard.sum()) >= 15
-    assert int((found & hard).sum()) >= 0.95 * int(hard.sum())
-    assert not bool((found & (problem.room < -1e-5)).any())
+from robust_ext.testing.defenses import linear_defense, small_defense
+from tests.attacks.problems import attacked
 
 
 @pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
@@ -46,10 +18,10 @@ def test_the_search_makes_up_for_a_wrong_first_weight(loss: str, alpha: float) -
     # Two classes: the logits are padded for DLR.
     problem = linear_defense(60, 6, likeness=0.7)
     feasible = problem.room > 0.02 * problem.threat_model.epsilon
-    found = problem.successes(attack(JointLoss(loss=loss, alpha=alpha, steps=60), problem))
+    found = problem.successes(attacked(JointLoss(loss=loss, alpha=alpha, steps=60), problem))
     assert int((found & feasible).sum()) >= 0.95 * int(feasible.sum())
     if alpha == 1e-4:
-        once = problem.successes(attack(JointLoss(loss=loss, alpha=alpha, steps=60, restarts=1), problem))
+        once = problem.successes(attacked(JointLoss(loss=loss, alpha=alpha, steps=60, restarts=1), problem))
         assert int((once & feasible).sum()) < 0.9 * int(feasible.sum())
 
 
@@ -77,17 +49,17 @@ def test_the_weight_is_bisected() -> None:
 def test_weights_are_in_units_of_the_first_gradients() -> None:
     weights = _Weights(torch.zeros(3, 2), 2.0)
     of_loss = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
-    of_excess = torch.tensor([[0.0, 10.0], [1.0, 0.0], [0.0, 0.0]])
-    assert weights.of(of_loss, of_excess).tolist() == [1, 2, 2]
+    of_score = torch.tensor([[0.0, 10.0], [1.0, 0.0], [0.0, 0.0]])
+    assert weights.of(of_loss, of_score).tolist() == [1, 2, 2]
     # The first row keeps its unit; the others get theirs as soon as both gradients are there.
-    assert weights.of(of_excess, of_loss + 1).tolist() == pytest.approx([1, 2 / 2**0.5, 2])
+    assert weights.of(of_score, of_loss + 1).tolist() == pytest.approx([1, 2 / 2**0.5, 2])
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_loss_shown_has_the_gradient_shown(norm: str) -> None:
     problem = small_defense(6, norm=norm, epsilon={"linf": 0.2, "l2": 0.5, "l1": 1.5}[norm])
     steps: list[Step] = []
-    attack(JointLoss(steps=8, restarts=1, loss="ce"), problem, watch=steps.append)
+    attacked(JointLoss(steps=8, restarts=1, loss="ce"), problem, watch=steps.append)
     generator = torch.Generator().manual_seed(1)
     for step in steps:
         assert step.gradient is not None
@@ -96,22 +68,16 @@ def test_the_loss_shown_has_the_gradient_shown(norm: str) -> None:
         network = problem.defended.double()
         ends = []
         for sign in (-1, 1):
-            logits, excess = network.both(x + sign * 1e-4 * way)
-            ends.append((torch.nn.functional.cross_entropy(logits, problem.labels, reduction="none"), excess))
-        logits, excess = network.both(x)
+            logits, score = network.both(x + sign * 1e-4 * way)
+            ends.append((torch.nn.functional.cross_entropy(logits, problem.labels, reduction="none"), score))
+        logits, score = network.both(x)
         classifier = torch.nn.functional.cross_entropy(logits, problem.labels, reduction="none")
         # The weight follows from the loss that is shown.
-        alpha = ((classifier - step.loss) / excess).where(excess > 0, 0)
+        alpha = ((classifier - step.loss) / score).where(score > 0, 0)
         slope = (ends[1][0] - ends[0][0] - alpha * (ends[1][1] - ends[0][1])) / 2e-4
         shown = (step.gradient.double() * way).flatten(1).sum(1)
-        # float32 leaves a weight in doubt where the excess is next to nothing.
-        clear = (excess > 0.05) | (excess < 0)
+        # float32 leaves a weight in doubt where the score is next to nothing.
+        clear = (score > 0.05) | (score < 0)
         torch.testing.assert_close(shown[clear], slope[clear], rtol=1e-2, atol=1e-3)
         assert bool(clear.any())
         problem.defended.float()
-
-
-@pytest.mark.parametrize("wrong", [{"loss": "hinge"}, {"alpha": 0}, {"step": "up"}, {"decay": "yes"}])
-def test_wrong_settings_raise(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
-        JointLoss(**wrong)

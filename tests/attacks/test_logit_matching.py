@@ -13,25 +13,16 @@ from torch import Tensor, nn
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.logit_matching import LogitMatching, _draw
 from robust_ext.attacks.native import Step
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.odds import OddsDetector
 from robust_ext.models.defended import Defended
 from robust_ext.testing.defenses import Problem, Rowwise, small_defense
+from tests.attacks.problems import attacked
 
 
 def attack(made: Any, problem: Problem, **extras: Any) -> tuple[Tensor, list[Step]]:
-    steps: list[Step] = []
-    out = made.search(
-        problem.target,
-        problem.inputs,
-        problem.labels,
-        threat_model=problem.threat_model,
-        generator=torch.Generator().manual_seed(0),
-        watch=steps.append,
-        **extras,
-    )
-    return out, steps
+    steps = list[Step]()
+    return attacked(made, problem, watch=steps.append, **extras), steps
 
 
 def two_networks(rows: int) -> Problem:
@@ -158,20 +149,3 @@ def test_an_odds_detector_is_passed_more_often_than_by_an_attack_that_ignores_it
             torch.manual_seed(1)
             found[made.name] = int(problem.successes(out).sum())
     assert found["LogitMatching"] >= found["APGD-CE"] + 5
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"logits": "all"},
-        {"reference": "first"},
-        {"margin_weight": -1},
-        {"confidence": -1},
-        {"noise": "salt"},
-        {"level": -0.1},
-        {"check_every": 0},
-    ],
-)
-def test_wrong_settings_raise(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
-        LogitMatching(**wrong)

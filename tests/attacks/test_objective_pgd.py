@@ -15,44 +15,27 @@ from robust_ext.attacks._common.projections import project
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ALGORITHMS, ObjectivePGD
 from robust_ext.attacks.running import run_attack
-from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import stream
-from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.target import Counted, Target
 from robust_ext.core.threat import NORMS, ThreatModel
+from tests.attacks import problems
+from tests.attacks.problems import Rowwise, images, predicted
 
 BOUNDS = (0.0, 1.0)
 NAMES = list(DIVERGENCES)
 
 
-class Rowwise(nn.Module):
-    """A small network whose rows are summed one by one, so that a row alone gives the same bits as in a batch."""
-
-    def __init__(self, values: int, classes: int) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.first = nn.Parameter(torch.randn(16, values, generator=generator) / values**0.5)
-        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
-        self.sizes: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        hidden = (x.flatten(1)[:, None] * self.first).sum(2).sub(0.1).tanh()
-        return (hidden[:, None] * self.last).sum(2)
-
-
-def target_of(module: nn.Module, shape: tuple[int, ...], bounds: tuple[float, float] = BOUNDS) -> Target:
-    return Target(module=module, bounds=bounds, classes=5, input_shape=shape, device=torch.device("cpu"))
-
-
 def problem(
     *, rows: int = 6, shape: tuple[int, ...] = (2, 3, 4), bounds: tuple[float, float] = BOUNDS
 ) -> tuple[Target, Tensor, Tensor]:
-    module = Rowwise(torch.Size(shape).numel(), 5).eval()
-    inputs = torch.rand((rows, *shape), generator=torch.Generator().manual_seed(1)) * (bounds[1] - bounds[0])
-    inputs = (inputs + bounds[0]).clamp(*bounds)
-    with torch.no_grad():
-        labels = module(inputs).argmax(1) if rows else torch.zeros(0, dtype=torch.int64)
-    return target_of(module, shape, bounds), inputs, labels
+    module = Rowwise(torch.Size(shape).numel(), 5)
+    inputs = images(rows, shape, bounds)
+    return problems.target_of(module, shape, 5, bounds), inputs, predicted(module, inputs)
+
+
+def target_of(module: nn.Module, shape: tuple[int, ...]) -> Target:
+    return problems.target_of(module, shape, 5)
 
 
 def attack(
@@ -191,13 +174,13 @@ def test_results_are_allowed_and_nothing_is_touched(
 @pytest.mark.parametrize("best", [False, True])
 def test_passes_are_the_steps_and_every_query_is_the_batch(name: str, best: bool) -> None:
     target, inputs, labels = problem()
-    module, counter = target.module, PassCounter()
+    assert isinstance(target.module, Counted)
+    module, counter = target.module.module, target.counter
     assert isinstance(module, Rowwise)
-    counted = target_of(Counted(module, counter), target.input_shape)
     module.sizes.clear()
     watched: list[Step] = []
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
-    found = attack((counted, inputs, labels), threat_model, objective=name, steps=9, best=best, watch=watched.append)
+    found = attack((target, inputs, labels), threat_model, objective=name, steps=9, best=best, watch=watched.append)
     extra = int(DIVERGENCES[name].compares) + int(best)
     assert (counter.forward, counter.backward) == (6 * (9 + extra), 6 * 9)
     assert module.sizes == [6] * (9 + extra)
@@ -296,17 +279,6 @@ def test_tiny_gradients_make_whole_steps() -> None:
         assert float(threat_model.distance(found, inputs)) == pytest.approx(step, rel=1e-4)
 
 
-def test_targets_without_gradients_are_refused() -> None:
-    class Cut(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.detach()[:, :5]
-
-    parts = (target_of(Cut(), (7,)), torch.rand(2, 7), torch.zeros(2).long())
-    for name in NAMES:
-        with pytest.raises(AttackError, match="gives no gradients"):
-            attack(parts, ThreatModel(norm="linf", epsilon=0.1), objective=name)
-
-
 def test_defaults_are_the_papers() -> None:
     def of(norm: str, epsilon: float, algorithm: str, bounds: tuple[float, float] = BOUNDS) -> tuple[int, float]:
         threat_model, built = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds), ObjectivePGD(algorithm=algorithm)
@@ -320,8 +292,8 @@ def test_defaults_are_the_papers() -> None:
     assert of("linf", 0.001, "bim") == (1, 0.01)
     assert of("linf", 0.25, "fgsm") == (1, 0.25)
     assert of("linf", 8.0, "bim", (0.0, 256.0)) == (10, 2.56)
-    starts = {(one, name): ObjectivePGD(objective=name, algorithm=one).start for one in ALGORITHMS for name in NAMES}
-    assert {key for key, start in starts.items() if start == "input"} == {
+    built = {(one, name): ObjectivePGD(objective=name, algorithm=one) for one in ALGORITHMS for name in NAMES}
+    assert {key for key, each in built.items() if not each.starts_at_random} == {
         (one, name) for one in ("bim", "fgsm") for name in ("ace", "gini")
     }
 
@@ -338,28 +310,3 @@ def test_it_runs_as_an_attack_and_tells_its_settings() -> None:
     assert torch.equal(
         found, attack((target, inputs, labels), threat_model, objective="fisher-rao", algorithm="bim", steps=3)
     )
-    descriptions = {
-        ObjectivePGD(objective=name, algorithm=one, best=best).description
-        for name in NAMES
-        for one in ALGORITHMS
-        for best in (False, True)
-    }
-    assert len(descriptions) == 24
-
-
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        ({"objective": "ce"}, "objective: got 'ce'"),
-        ({"algorithm": "apgd"}, "algorithm: got 'apgd'"),
-        ({"steps": 0}, "steps: got 0"),
-        ({"algorithm": "fgsm", "steps": 2}, "steps: got 2"),
-        ({"step_size": 0}, "step_size: got 0"),
-        ({"start": "zero"}, "start: got 'zero'"),
-        ({"best": 1}, "best: got 1"),
-        ({"projection": "l2"}, "projection: got 'l2'"),
-    ],
-)
-def test_settings_are_checked(chosen: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        ObjectivePGD(**chosen)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -13,55 +12,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from robust_ext.attacks._common.objectives import cross_entropy, margin
-from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD, without_component
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import NORMS
 from robust_ext.testing.defenses import Problem, linear_defense, small_defense
-
-CASES = [(OrthogonalPGD, "linf"), (OrthogonalPGD, "l2"), *((SelectivePGD, norm) for norm in NORMS)]
-
-
-def attack(made: Any, problem: Problem, *, seed: int = 0, **extras: Any) -> Tensor:
-    out: Tensor = made.search(
-        problem.target,
-        problem.inputs,
-        problem.labels,
-        threat_model=problem.threat_model,
-        generator=torch.Generator().manual_seed(seed),
-        **extras,
-    )
-    return out
-
-
-@cache
-def linear_problem(norm: str, values: int, likeness: float) -> tuple[Problem, Tensor]:
-    """A problem, and what an attack solves of it that knows nothing of the detector."""
-    problem = linear_defense(80, values, norm=norm, likeness=likeness, bounds=(-1.0, 1.0))
-    return problem, problem.successes(attack(APGD(steps=50), problem))
-
-
-@pytest.mark.parametrize(("attack_class", "norm"), CASES)
-@pytest.mark.parametrize(("values", "likeness"), [(2, 0.7), (5, 0.0), (10, 0.7)])
-def test_finds_what_linear_programming_finds(attack_class: Any, norm: str, values: int, likeness: float) -> None:
-    problem, blind = linear_problem(norm, values, likeness)
-    found = problem.successes(attack(attack_class(steps=200), problem))
-    feasible = problem.room > 0.01 * problem.threat_model.epsilon
-    hard = feasible & ~blind
-    assert int(hard.sum()) >= 15
-    assert int((found & hard).sum()) >= 0.95 * int(hard.sum())
-    # Nor does it claim what cannot be.
-    assert not bool((found & (problem.room < -1e-5)).any())
+from tests.attacks.problems import attacked
 
 
 def gradients(problem: Problem, points: Tensor, loss: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Which rows are misclassified, and the gradients of loss and excess, ``(N, D)``."""
+    """Which rows are misclassified, and the gradients of loss and score, ``(N, D)``."""
     x = points.clone().requires_grad_(True)
-    logits, excess = problem.defended.both(x)
+    logits, score = problem.defended.both(x)
     (of_loss,) = torch.autograd.grad(loss(logits, problem.labels).sum(), x, retain_graph=True)
-    (of_excess,) = torch.autograd.grad(excess.sum(), x)
-    return margin(logits, problem.labels).detach(), of_loss.flatten(1), of_excess.flatten(1)
+    (of_score,) = torch.autograd.grad(score.sum(), x)
+    return margin(logits, problem.labels).detach(), of_loss.flatten(1), of_score.flatten(1)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -70,15 +34,15 @@ def gradients(problem: Problem, points: Tensor, loss: Any) -> tuple[Tensor, Tens
 def test_steps_leave_the_other_gradient_alone(norm: str, confidence: float, loss: str) -> None:
     problem = small_defense(12, norm=norm, epsilon=0.2 if norm == "linf" else 0.5)
     steps: list[Step] = []
-    attack(OrthogonalPGD(steps=40, loss=loss, confidence=confidence), problem, watch=steps.append)
+    attacked(OrthogonalPGD(steps=40, loss=loss, confidence=confidence), problem, watch=steps.append)
     sides, orthogonal = set(), 0
     for step in steps:
-        gained, of_loss, of_excess = gradients(problem, step.points, margin if loss == "margin" else cross_entropy)
+        gained, of_loss, of_score = gradients(problem, step.points, margin if loss == "margin" else cross_entropy)
         assert step.gradient is not None
         way = step.gradient.flatten(1).double()
         done = (gained > 0) & (gained >= confidence)
-        aim = torch.where(done[:, None], -of_excess, of_loss).double()
-        other = torch.where(done[:, None], of_loss, of_excess).double()
+        aim = torch.where(done[:, None], -of_score, of_loss).double()
+        other = torch.where(done[:, None], of_loss, of_score).double()
         along = (way * other).sum(1).abs() / (way.norm(dim=1) * other.norm(dim=1))
         # Where nothing can move but along both at once, the step is the selective one.
         selective = (way == aim).all(1)
@@ -98,14 +62,14 @@ def test_selective_steps_at_the_detector_never_raise_its_score(norm: str, kind: 
     epsilon = {"linf": 0.2, "l2": 0.5, "l1": 1.5}[norm]
     problem = small_defense(12, norm=norm, epsilon=epsilon)
     steps: list[Step] = []
-    attack(SelectivePGD(steps=60, step=kind), problem, watch=steps.append)
+    attacked(SelectivePGD(steps=60, step=kind), problem, watch=steps.append)
     aimed = 0
     for step, after in pairwise(steps):
-        gained, of_loss, of_excess = gradients(problem, step.points, margin)
+        gained, of_loss, of_score = gradients(problem, step.points, margin)
         moved = (after.points - step.points).flatten(1).double()
-        rise = torch.where(gained > 0, -(moved * of_excess).sum(1), (moved * of_loss).sum(1))
+        rise = torch.where(gained > 0, -(moved * of_score).sum(1), (moved * of_loss).sum(1))
         # What was moved has been projected onto the ball and the bounds.
-        gradient = torch.where(gained > 0, of_excess.norm(dim=1), of_loss.norm(dim=1))
+        gradient = torch.where(gained > 0, of_score.norm(dim=1), of_loss.norm(dim=1))
         assert bool((rise >= -1e-6 * problem.threat_model.epsilon * gradient).all())
         aimed += int((gained > 0).sum())
     assert aimed > 100
@@ -114,11 +78,11 @@ def test_selective_steps_at_the_detector_never_raise_its_score(norm: str, kind: 
 def test_a_linear_score_falls_at_every_step_at_the_detector() -> None:
     problem = linear_defense(60, 6)
     steps: list[Step] = []
-    attack(SelectivePGD(steps=80), problem, watch=steps.append)
+    attacked(SelectivePGD(steps=80), problem, watch=steps.append)
     falls = 0
     for step, after in pairwise(steps):
-        logits, excess = problem.defended.both(step.points)
-        change = problem.defended.both(after.points)[1] - excess
+        logits, score = problem.defended.both(step.points)
+        change = problem.defended.both(after.points)[1] - score
         aimed = logits.argmax(1) != problem.labels
         assert bool((change[aimed] <= 1e-5).all())
         falls += int((change[aimed] < -1e-4).sum())
@@ -164,7 +128,7 @@ def test_parallel_gradients_leave_the_selective_step() -> None:
     # One direction for both: only the thresholds differ.
     problem = linear_defense(150, 3, likeness=1.0)
     both = problem.room > 0.02 * problem.threat_model.epsilon
-    found = problem.successes(attack(OrthogonalPGD(steps=200), problem))
+    found = problem.successes(attacked(OrthogonalPGD(steps=200), problem))
     assert int(both.sum()) >= 5
     assert bool(found[both].all())
 
@@ -176,7 +140,7 @@ def test_step_lengths(attack_class: Any) -> None:
     for kind, decay in (("l2", True), ("l2", False), ("sign", False)):
         steps: list[Step] = []
         made = attack_class(steps=10, rel_step_size=0.002, step=kind, decay=decay, start="input")
-        attack(made, problem, watch=steps.append)
+        attacked(made, problem, watch=steps.append)
         for step, after in pairwise(steps):
             assert step.gradient is not None
             free = ((after.points > 0) & (after.points < 1)).flatten(1).all(1)
@@ -184,9 +148,3 @@ def test_step_lengths(attack_class: Any) -> None:
             expected = 0.002 * problem.threat_model.epsilon * width**0.5 * (1 - step.number / 10 if decay else 1)
             torch.testing.assert_close(length, torch.full_like(length, expected), rtol=1e-4, atol=1e-7)
             assert bool(free.any())
-
-
-@pytest.mark.parametrize("wrong", [{"loss": "dlr"}, {"confidence": -1}, {"step": "l1"}])
-def test_wrong_settings_raise(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
-        OrthogonalPGD(**wrong)

@@ -15,71 +15,14 @@ from torch import Tensor, nn
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.rays import RayS, RaysResult
-from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.core.target import Target
+from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.demo.network import digits_network
-
-Bounds = tuple[float, float]
-
-
-class Rowwise(nn.Module):
-    """A small network whose rows are summed one by one, so that a row alone gives the same bits as in a batch."""
-
-    def __init__(self, values: int, classes: int = 4, bounds: Bounds = (0.0, 1.0)) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.bounds = bounds
-        self.first = nn.Parameter(torch.randn(16, values, generator=generator) / values**0.5)
-        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
-
-    def forward(self, x: Tensor) -> Tensor:
-        unit = (x - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
-        hidden = (unit.flatten(1)[:, None] * self.first * 3).sum(2).sub(0.1).tanh()
-        return (hidden[:, None] * self.last).sum(2)
+from tests.attacks.problems import Bounds, Linear, Recorder, Rowwise, images, predicted, target_of
 
 
-class Linear(nn.Module):
-    """Margin ``weight . x - threshold`` of class 1 over class 0, in double precision."""
-
-    def __init__(self, weight: Tensor, threshold: float = 0.0) -> None:
-        super().__init__()
-        self.weight, self.threshold = weight, threshold
-
-    def forward(self, x: Tensor) -> Tensor:
-        along = (x.double() * self.weight.double()).flatten(1).sum(1) - self.threshold
-        return torch.stack([torch.zeros_like(along), along], 1)
-
-
-class Asked(nn.Module):
-    """Keeps every batch it is asked about."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.batches: list[Tensor] = []
-        self.eval()
-
-    @property
-    def rows(self) -> int:
-        return sum(len(batch) for batch in self.batches)
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert not torch.is_grad_enabled()
-        self.batches.append(x.clone())
-        logits: Tensor = self.inner(x.float())
-        return logits
-
-
-def images(count: int, shape: tuple[int, ...], bounds: Bounds = (0.0, 1.0)) -> Tensor:
-    unit = torch.rand(32, *shape, generator=torch.Generator().manual_seed(1))[:count]
-    return (unit * (bounds[1] - bounds[0]) + bounds[0]).clamp(*bounds)
-
-
-def predicted(module: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        logits: Tensor = module(x)
-    return logits.argmax(1)
+def network_of(values: int, bounds: Bounds = (0.0, 1.0)) -> Rowwise:
+    return Rowwise(values, 4, bounds, gain=3)
 
 
 def run(
@@ -93,11 +36,10 @@ def run(
     watch: Callable[[Step], None] | None = None,
     **chosen: Any,
 ) -> RaysResult:
-    target = Target(
-        module=module, bounds=bounds, classes=classes, input_shape=tuple(x.shape[1:]), device=torch.device("cpu")
-    )
     threat_model = ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds)
-    return RayS(**chosen).run(target, x, y, threat_model=threat_model, watch=watch)
+    return RayS(**chosen).run(
+        target_of(module, tuple(x.shape[1:]), classes, bounds), x, y, threat_model=threat_model, watch=watch
+    )
 
 
 def by_hand(module: nn.Module, x: Tensor, label: int, bounds: Bounds, queries: int, tolerance: float) -> list[Tensor]:
@@ -164,7 +106,7 @@ def test_asks_what_nested_loops_for_single_rows_ask(
     shape: tuple[int, ...], bounds: Bounds, queries: int, tolerance: float
 ) -> None:
     x = images(5, shape, bounds)
-    network = Rowwise(x[0].numel(), bounds=bounds)
+    network = network_of(x[0].numel(), bounds)
     y = predicted(network, x)
     y[4] = (y[4] + 1) % 4
     seen: list[Step] = []
@@ -206,7 +148,7 @@ def test_distance_on_linear_models_is_the_closed_form(shape: tuple[int, ...]) ->
 def test_queries_are_exact_and_points_in_bounds(keep_rows: bool, bounds: Bounds) -> None:
     x = images(8, (1, 4, 5), bounds)
     x[0], x[1] = bounds
-    network = Asked(Rowwise(20, bounds=bounds))
+    network = Recorder(network_of(20, bounds))
     y = predicted(network.inner, x)
     y[3] = (y[3] + 1) % 4
     epsilon = 0.3 * (bounds[1] - bounds[0])
@@ -226,7 +168,7 @@ def test_queries_are_exact_and_points_in_bounds(keep_rows: bool, bounds: Bounds)
 
 def test_leaving_finished_rows_out_changes_no_row() -> None:
     x = images(8, (1, 4, 5))
-    network = Rowwise(20)
+    network = network_of(20)
     y = predicted(network, x)
     kept, left = (run(network, x, y, epsilon=0.25, queries=120, keep_rows=keep) for keep in (True, False))
     assert torch.equal(kept.candidates, left.candidates)
@@ -234,23 +176,9 @@ def test_leaving_finished_rows_out_changes_no_row() -> None:
     assert int(kept.queries.min()) < int(kept.queries.max())
 
 
-@given(size=st.integers(1, 6), queries=st.integers(1, 80))
-@settings(deadline=None, max_examples=15)
-def test_a_row_gets_the_same_whatever_the_other_rows_are(size: int, queries: int) -> None:
-    x = images(7, (2, 3, 3))
-    network = Rowwise(18)
-    y = predicted(network, x)
-    together = run(network, x, y, queries=queries, epsilon=0.2)
-    first = run(network, x[:size], y[:size], queries=queries, epsilon=0.2)
-    assert torch.equal(first.candidates, together.candidates[:size])
-    order = torch.arange(7).flip(0)
-    turned = run(network, x[order], y[order], queries=queries, epsilon=0.2)
-    assert torch.equal(turned.candidates[order], together.candidates)
-
-
 def test_stopping_ends_at_the_first_point_within_epsilon() -> None:
     x = images(6, (1, 4, 4))
-    network = Rowwise(16)
+    network = network_of(16)
     y = predicted(network, x)
     whole, stopped = list[Step](), list[Step]()
     run(network, x, y, queries=200, stop=False, watch=whole.append)
@@ -267,7 +195,7 @@ def test_stopping_ends_at_the_first_point_within_epsilon() -> None:
 
 def test_rows_that_are_wrong_already_come_back_after_one_query() -> None:
     x = images(3, (1, 4, 4))
-    network = Asked(Rowwise(16))
+    network = Recorder(network_of(16))
     y = (predicted(network.inner, x) + 1) % 4
     found = run(network, x, y, queries=50)
     assert torch.equal(found.candidates, x)
@@ -280,11 +208,11 @@ def test_rows_that_are_wrong_already_come_back_after_one_query() -> None:
 def test_only_the_label_is_seen() -> None:
     class Hard(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.one_hot(Rowwise(16)(x).argmax(1), 4).float()
+            return nn.functional.one_hot(network_of(16)(x).argmax(1), 4).float()
 
     x = images(5, (1, 4, 4))
-    y = predicted(Rowwise(16), x)
-    soft, hard = (run(module, x, y, queries=100) for module in (Rowwise(16), Hard()))
+    y = predicted(network_of(16), x)
+    soft, hard = (run(module, x, y, queries=100) for module in (network_of(16), Hard()))
     assert torch.equal(soft.candidates, hard.candidates)
     assert bool(soft.found.any())
 
@@ -304,38 +232,6 @@ def test_targets_that_never_give_another_label_give_the_inputs_back(bad: bool) -
     assert found.queries.tolist() == [1 + 1 + 1 + 2 + 3 + 6] * 3
 
 
-@pytest.mark.parametrize("shape", [(0, 1, 4, 4), (0, 3)])
-def test_no_rows(shape: tuple[int, ...]) -> None:
-    found = run(nn.Flatten(), torch.zeros(shape), torch.zeros(0, dtype=torch.int64))
-    assert found.candidates.shape == shape
-    assert found.distances.shape == found.queries.shape == found.found.shape == (0,)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_inputs_are_not_changed_and_candidates_are_float32(dtype: torch.dtype) -> None:
-    x = images(4, (3, 4, 2)).permute(0, 2, 3, 1).to(dtype)
-    assert not x.is_contiguous()
-    before = x.clone()
-    network = Rowwise(24)
-    found = run(network, x, predicted(network, x.float()), queries=40)
-    assert torch.equal(x, before)
-    assert found.candidates.dtype == torch.float32
-    assert found.candidates.shape == x.shape
-
-
-def test_modules_that_work_on_their_input_in_place() -> None:
-    class Shifts(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            logits: Tensor = Rowwise(16)(x)
-            x.zero_()
-            return logits
-
-    x = images(4, (1, 4, 4))
-    y = predicted(Rowwise(16), x)
-    plain, shifted = (run(module, x.clone(), y, queries=60) for module in (Rowwise(16), Shifts()))
-    assert torch.equal(plain.candidates, shifted.candidates)
-
-
 @pytest.fixture(scope="module")
 def digits() -> tuple[nn.Module, Tensor, Tensor]:
     data = load_digits()
@@ -353,7 +249,7 @@ def linf(a: Tensor, b: Tensor) -> Tensor:
 def test_finds_nearer_points_than_foolbox_hop_skip_jump(digits: tuple[nn.Module, Tensor, Tensor]) -> None:
     foolbox = pytest.importorskip("foolbox")
     network, x, y = digits
-    theirs, ours = Asked(network), Asked(network)
+    theirs, ours = Recorder(network), Recorder(network)
     attack = foolbox.attacks.HopSkipJumpAttack(
         steps=12, initial_gradient_eval_steps=20, max_gradient_eval_steps=1000, constraint="linf"
     )
@@ -372,7 +268,7 @@ def test_finds_nearer_points_than_art_hop_skip_jump(digits: tuple[nn.Module, Ten
     classification = pytest.importorskip("art.estimators.classification")
     network, x, y = digits
     x, y = x[:5], y[:5]
-    theirs, ours = Asked(network), Asked(network)
+    theirs, ours = Recorder(network), Recorder(network)
     estimator = classification.PyTorchClassifier(
         theirs, loss=nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1), device_type="cpu"
     )
@@ -389,9 +285,9 @@ def test_finds_nearer_points_than_art_hop_skip_jump(digits: tuple[nn.Module, Ten
 
 def test_as_an_attack_it_returns_the_candidates_and_refuses_what_it_cannot_do() -> None:
     x = images(4, (1, 4, 4))
-    network = Rowwise(16)
+    network = network_of(16)
     y = predicted(network, x)
-    target = Target(module=network, bounds=(0.0, 1.0), classes=4, input_shape=(1, 4, 4), device=torch.device("cpu"))
+    target = target_of(network, (1, 4, 4))
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     generator = torch.Generator().manual_seed(0)
     out = RayS(queries=70).search(target, x, y, threat_model=threat_model, generator=generator)
@@ -415,17 +311,3 @@ def test_traits_follow_the_treatment_of_rows() -> None:
     }
     assert RayS().traits == AttackTraits(batching="full", **shared)
     assert RayS(keep_rows=False).traits == AttackTraits(batching="any", **shared)
-
-
-def test_the_description_tells_all_settings_apart() -> None:
-    changes: list[dict[str, Any]] = [{"queries": 5}, {"tolerance": 0.25}, {"stop": False}, {"keep_rows": False}]
-    assert len({RayS().description, *(RayS(**change).description for change in changes)}) == 5
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [("queries", 0), ("queries", 1.5), ("tolerance", 0.0), ("tolerance", math.nan), ("stop", 1), ("keep_rows", "yes")],
-)
-def test_wrong_settings_raise(argument: str, value: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"^{argument}: "):
-        RayS(**{argument: value})

@@ -14,41 +14,12 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.spatial import SpatialTransformation, transform
-from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import NORMS, ThreatModel
+from tests.attacks import problems
+from tests.attacks.problems import Bounds, Rowwise, images
 
 SHAPES = [(1, 6, 6), (3, 5, 8), (2, 9, 4), (1, 1, 1)]
-
-
-class Rowwise(nn.Module):
-    """A small network whose rows are summed one by one, so that a row alone gives the same bits as in a batch."""
-
-    def __init__(self, values: int, classes: int) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.first = nn.Parameter(torch.randn(16, values, generator=generator) / values**0.5)
-        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = (x.flatten(1)[:, None] * self.first).sum(2).sub(0.1).tanh()
-        return (hidden[:, None] * self.last).sum(2)
-
-
-def images(count: int, shape: tuple[int, ...], bounds: tuple[float, float] = (0.0, 1.0)) -> Tensor:
-    unit = torch.rand(count, *shape, generator=torch.Generator().manual_seed(1))
-    return (unit * (bounds[1] - bounds[0]) + bounds[0]).clamp(*bounds)
-
-
-def target_of(module: nn.Module, shape: tuple[int, ...], bounds: tuple[float, float], counter: PassCounter) -> Target:
-    return Target(
-        module=Counted(module, counter),
-        bounds=bounds,
-        classes=4,
-        input_shape=shape,
-        device=torch.device("cpu"),
-        counter=counter,
-    )
 
 
 def search(
@@ -57,23 +28,17 @@ def search(
     y: Tensor,
     *,
     module: nn.Module | None = None,
-    bounds: tuple[float, float] = (0.0, 1.0),
-    seed: int = 0,
+    bounds: Bounds = (0.0, 1.0),
     **extras: Any,
 ) -> tuple[Tensor, int]:
     """The candidates, and how many rows went forward."""
-    counter = PassCounter()
-    network = Rowwise(x[:1].numel(), 4) if module is None else module
-    target = target_of(network, tuple(x.shape[1:]), bounds, counter)
     threat_model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
-    generator = torch.Generator().manual_seed(seed)
-    out = attack.search(target, x, y, threat_model=threat_model, generator=generator, **extras)
-    return out, counter.forward
+    out, passes = problems.search(attack, module or Rowwise(x[:1].numel()), x, y, threat_model, **extras)
+    return out, passes.forward
 
 
 def predicted(x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return Rowwise(x[:1].numel(), 4)(x).argmax(1)
+    return problems.predicted(Rowwise(x[:1].numel()), x)
 
 
 def each(down: float, right: float, degrees: float) -> Tensor:
@@ -245,30 +210,6 @@ def test_random_motions_fill_the_allowed_range() -> None:
         assert float((ranked - expected).abs().max()) / 8 < 0.14
 
 
-@given(size=st.integers(1, 5), samples=st.integers(1, 6), seed=st.integers(0, 9))
-@settings(deadline=None, max_examples=15)
-def test_a_row_gets_the_same_whatever_the_other_rows_are(size: int, samples: int, seed: int) -> None:
-    x = images(6, (2, 5, 6))
-    y = predicted(x)
-    attack = SpatialTransformation(translation=2, mode="random", samples=samples)
-    together, _ = search(attack, x, y, seed=seed)
-    assert torch.equal(search(attack, x[:size], y[:size], seed=seed)[0], together[:size])
-    others = x.flip(0)
-    others[size] = x[size]
-    assert torch.equal(search(attack, others, predicted(others), seed=seed)[0][size], together[size])
-
-
-@pytest.mark.parametrize("mode", ["grid", "random"])
-def test_rows_that_are_not_contiguous(mode: str) -> None:
-    attack = SpatialTransformation(translation=1, translation_steps=3, rotation_steps=3, mode=mode)
-    x = images(4, (3, 6, 5))
-    odd = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    assert not odd.is_contiguous()
-    before = odd.clone()
-    assert torch.equal(search(attack, odd, predicted(x))[0], search(attack, x, predicted(x))[0])
-    assert torch.equal(odd, before)
-
-
 def test_equal_rows_draw_motions_of_their_own_and_other_seeds_draw_others() -> None:
     x = images(1, (1, 6, 6)).expand(5, -1, -1, -1)
     attack = SpatialTransformation(translation=2, mode="random", samples=1)
@@ -298,75 +239,11 @@ def test_solves_the_rows_that_foolbox_solves(translation: float, rotation: float
     assert 0 < int(solved.sum()) < 30
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_answers_that_are_no_numbers_are_no_success(bad: float) -> None:
-    class Mute(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.new_full((len(x), 4), bad)
-
-    x = images(2, (1, 4, 4))
-    out, _ = search(SpatialTransformation(rotation_steps=3), x, torch.tensor([0, 1]), module=Mute())
-    assert torch.equal(out, x)
-
-
-@pytest.mark.parametrize("mode", ["grid", "random"])
-def test_no_rows(mode: str) -> None:
-    out, forward = search(
-        SpatialTransformation(mode=mode),
-        torch.zeros(0, 3, 4, 5),
-        torch.zeros(0, dtype=torch.int64),
-        module=nn.Flatten(),
-    )
-    assert out.shape == (0, 3, 4, 5)
-    assert forward == 0
-
-
-def test_flat_inputs_are_refused_with_what_to_do() -> None:
-    with pytest.raises(AttackRefusedError, match=r"images \(N, C, H, W\).*\(2, 12\).*reshape"):
-        search(SpatialTransformation(), images(2, (12,)), torch.tensor([0, 1]))
-
-
 def test_it_runs_for_every_norm_and_says_that_it_leaves_the_ball() -> None:
     for mode, seeds in (("grid", "none"), ("random", "generator")):
         traits = SpatialTransformation(mode=mode).traits
         assert (traits.norms, traits.leaves_ball, traits.gradients, traits.seeds) == (NORMS, True, False, seeds)
         assert (traits.batching, traits.one_by_one, traits.failure) == ("full", False, "best")
-
-
-def test_the_description_tells_all_settings_apart() -> None:
-    changes: dict[str, Any] = {
-        "translation": 1.25,
-        "rotation": 12.125,
-        "translation_steps": 9,
-        "rotation_steps": 33,
-        "mode": "random",
-        "samples": 3,
-        "pad": "edge",
-        "loss": "margin",
-    }
-    described = [SpatialTransformation(**{key: value}).description for key, value in changes.items()]
-    assert len({SpatialTransformation().description, *described}) == 9
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("translation", -1),
-        ("translation", "8"),
-        ("rotation", 181),
-        ("rotation", math.nan),
-        ("translation_steps", 4),
-        ("rotation_steps", 30),
-        ("rotation_steps", 0),
-        ("mode", "all"),
-        ("samples", 0),
-        ("pad", "wrap"),
-        ("loss", "dlr"),
-    ],
-)
-def test_wrong_settings_raise(argument: str, value: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"^{argument}: "):
-        SpatialTransformation(**{argument: value})
 
 
 def test_wrong_padding_raises() -> None:

@@ -16,70 +16,21 @@ from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, Linf
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.square import Square, window_share
-from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS, ThreatModel
-
-
-class Rowwise(nn.Module):
-    """A small network whose rows are summed one by one, so that a row alone gives the same bits as in a batch."""
-
-    def __init__(self, values: int, classes: int) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.first = nn.Parameter(torch.randn(16, values, generator=generator) / values**0.5)
-        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = (x.flatten(1)[:, None] * self.first).sum(2).sub(0.1).tanh()
-        return (hidden[:, None] * self.last).sum(2)
-
-
-class Linear(nn.Module):
-    """Margin ``weight . x - threshold`` of class 1 over class 0, with a threshold for each row."""
-
-    def __init__(self, weight: Tensor, thresholds: Tensor) -> None:
-        super().__init__()
-        self.weight, self.thresholds = weight, thresholds
-
-    def forward(self, x: Tensor) -> Tensor:
-        along = (x.double() * self.weight.double()).flatten(1).sum(1) - self.thresholds
-        return torch.stack([torch.zeros_like(along), along], 1)
-
-
-def images(count: int, shape: tuple[int, ...], bounds: tuple[float, float] = (0.0, 1.0)) -> Tensor:
-    unit = torch.rand(count, *shape, generator=torch.Generator().manual_seed(1))
-    return (unit * (bounds[1] - bounds[0]) + bounds[0]).clamp(*bounds)
+from tests.attacks import problems
+from tests.attacks.problems import Linear, Rowwise, images
 
 
 def search(
-    attack: Square,
-    x: Tensor,
-    y: Tensor,
-    threat_model: ThreatModel,
-    *,
-    module: nn.Module | None = None,
-    classes: int = 4,
-    seed: int = 0,
-    **extras: Any,
+    attack: Square, x: Tensor, y: Tensor, threat_model: ThreatModel, *, module: nn.Module | None = None, **extras: Any
 ) -> tuple[Tensor, int]:
     """The candidates, and how many rows went forward."""
-    counter = PassCounter()
-    target = Target(
-        module=Counted(Rowwise(x[:1].numel(), classes) if module is None else module, counter),
-        bounds=threat_model.bounds,
-        classes=classes,
-        input_shape=tuple(x.shape[1:]),
-        device=torch.device("cpu"),
-        counter=counter,
-    )
-    generator = torch.Generator().manual_seed(seed)
-    return attack.search(target, x, y, threat_model=threat_model, generator=generator, **extras), counter.forward
+    out, passes = problems.search(attack, module or Rowwise(x[:1].numel()), x, y, threat_model, **extras)
+    return out, passes.forward
 
 
-def predicted(x: Tensor, classes: int = 4) -> Tensor:
-    with torch.no_grad():
-        return Rowwise(x[:1].numel(), classes)(x).argmax(1)
+def predicted(x: Tensor) -> Tensor:
+    return problems.predicted(Rowwise(x[:1].numel()), x)
 
 
 def margins(logits: Tensor, y: Tensor) -> list[float]:
@@ -364,31 +315,11 @@ def test_solves_its_share_of_what_apgd_solves(norm: str, epsilon: float, share: 
     network, x, y = digits()
     threat_model = ThreatModel(norm=norm, epsilon=epsilon)
     out, _ = search(Square(queries=300), x, y, threat_model, module=network, classes=10)
-    target = Target(module=network, bounds=(0.0, 1.0), classes=10, input_shape=(1, 8, 8), device=torch.device("cpu"))
-    by_gradient = APGD(steps=50).search(
-        target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(0)
-    )
+    by_gradient, _ = problems.search(APGD(steps=50), network, x, y, threat_model, classes=10)
     found = network(out).argmax(1) != y
     expected = network(by_gradient).argmax(1) != y
     assert 10 < int(expected.sum()) < 50
     assert int(found.sum()) >= share * int(expected.sum())
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@given(size=st.integers(1, 5), queries=st.sampled_from([1, 8, 103]), restarts=st.integers(1, 2), seed=st.integers(0, 9))
-@settings(deadline=None, max_examples=5)
-def test_a_row_gets_the_same_whatever_the_other_rows_are(
-    norm: str, size: int, queries: int, restarts: int, seed: int
-) -> None:
-    x = images(6, (2, 5, 4))
-    y = predicted(x)
-    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.3, "l1": 0.8}[norm])
-    attack = Square(queries=queries, restarts=restarts)
-    together, _ = search(attack, x, y, threat_model, seed=seed)
-    assert torch.equal(search(attack, x[:size], y[:size], threat_model, seed=seed)[0], together[:size])
-    others = x.flip(0)
-    others[size] = x[size]
-    assert torch.equal(search(attack, others, predicted(others), threat_model, seed=seed)[0][size], together[size])
 
 
 def test_equal_rows_and_runs_get_windows_of_their_own() -> None:
@@ -397,17 +328,6 @@ def test_equal_rows_and_runs_get_windows_of_their_own() -> None:
     seen: list[Step] = []
     search(Square(queries=2, restarts=2, stop_early=False), x, predicted(x), threat_model, watch=seen.append)
     assert len(torch.cat([seen[0].points, seen[2].points]).unique(dim=0)) == 10
-
-
-def test_rows_that_are_not_contiguous_and_not_changed() -> None:
-    x = images(4, (3, 6, 5))
-    odd = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    before = odd.clone()
-    threat_model = ThreatModel(norm="l2", epsilon=0.2)
-    attack = Square(queries=30)
-    y = predicted(x)
-    assert torch.equal(search(attack, odd, y, threat_model)[0], search(attack, x, y, threat_model)[0])
-    assert torch.equal(odd, before)
 
 
 def test_ends_when_all_rows_are_solved_unless_told_to_go_on() -> None:
@@ -456,48 +376,3 @@ def test_cross_entropy_finds_other_points_than_the_margin() -> None:
     losses = [nn.functional.cross_entropy(network(points), y, reduction="none") for points in (by_margin, by_ce, x)]
     assert bool((losses[1] > losses[2]).all())
     assert float(losses[1].sum()) > float(losses[0].sum())
-
-
-def test_answers_of_nan_are_no_success() -> None:
-    class Mute(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.new_full((len(x), 4), torch.nan)
-
-    x = images(2, (1, 4, 4))
-    for norm in NORMS:
-        out, _ = search(Square(queries=5), x, torch.tensor([0, 1]), ThreatModel(norm=norm, epsilon=0.1), module=Mute())
-        assert torch.equal(out, x)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("stop_early", [False, True])
-def test_no_rows(norm: str, stop_early: bool) -> None:
-    x = torch.zeros(0, 3, 4, 5)
-    attack = Square(queries=5, stop_early=stop_early)
-    out, forward = search(
-        attack, x, torch.zeros(0, dtype=torch.int64), ThreatModel(norm=norm, epsilon=0.1), module=nn.Flatten()
-    )
-    assert out.shape == x.shape
-    assert forward == 0
-
-
-def test_flat_inputs_are_refused_with_what_to_do() -> None:
-    with pytest.raises(AttackRefusedError, match=r"images \(N, C, H, W\).*\(2, 12\).*RandomSearch"):
-        search(Square(), images(2, (12,)), torch.tensor([0, 1]), ThreatModel(norm="linf", epsilon=0.1))
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("queries", 0),
-        ("queries", 2.5),
-        ("p", 0),
-        ("p", 1.1),
-        ("restarts", 0),
-        ("loss", "dlr"),
-        ("stop_early", 1),
-    ],
-)
-def test_wrong_settings_raise(argument: str, value: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"^{argument}: "):
-        Square(**{argument: value})

@@ -18,25 +18,10 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.demo.network import digits_network
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
+from tests.attacks.problems import Recorder, target_of
 
 SHAPE = (1, 4, 4)
 THREAT = ThreatModel(norm="linf", epsilon=0.15)
-
-
-class Asked(nn.Module):
-    """Keeps every batch it is asked about."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.batches: list[Tensor] = []
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert not torch.is_grad_enabled()
-        self.batches.append(x.clone())
-        logits: Tensor = self.inner(x)
-        return logits
 
 
 class Masked(nn.Module):
@@ -67,20 +52,16 @@ class Shift(Attack):
         return moved
 
 
-def target_of(module: nn.Module, classes: int = 4, shape: tuple[int, ...] = SHAPE) -> Target:
-    return Target(module=module, bounds=THREAT.bounds, classes=classes, input_shape=shape, device=torch.device("cpu"))
-
-
 def transfer(
     attack: Transfer, module: nn.Module, x: Tensor, y: Tensor, *, threat_model: ThreatModel = THREAT, classes: int = 4
 ) -> TransferResult:
-    target = target_of(module, classes, tuple(x.shape[1:]))
+    target = target_of(module, tuple(x.shape[1:]), classes)
     return attack.run(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(0))
 
 
 def apgd(module: nn.Module, x: Tensor, y: Tensor, *, classes: int, epsilon: float, **chosen: Any) -> Tensor:
     return APGD(**chosen).search(
-        target_of(module, classes, tuple(x.shape[1:])),
+        target_of(module, tuple(x.shape[1:]), classes),
         x,
         y,
         threat_model=ThreatModel(norm="linf", epsilon=epsilon),
@@ -123,7 +104,7 @@ def test_from_the_target_itself_it_is_as_strong_as_apgd(
     for loss in ("ce", "margin", "targeted-dlr"):
         attack = APGD(steps=20, loss=loss, target_classes=3)
         points = attack.search(
-            target_of(network, 10, (1, 8, 8)),
+            target_of(network, (1, 8, 8), 10),
             x,
             y,
             threat_model=threat_model,
@@ -161,7 +142,7 @@ def test_each_row_gets_the_worst_of_its_candidates_and_its_origin() -> None:
     network, x, y = problem(24)
     shifts = [Shift(by) for by in (-0.15, -0.07, 0.07, 0.15)]
     other = small_network((1, 4, 4), 4)
-    target = Asked(network)
+    target = Recorder(network)
     found = transfer(Transfer(surrogates={"a": network, "b": other}, attacks=shifts), target, x, y)
     assert len(target.batches) == 8
     assert found.sources == tuple((name, shift.name) for name in ("a", "b") for shift in shifts)
@@ -205,7 +186,7 @@ def test_misclassified_candidates_go_before_others() -> None:
 def test_points_outside_are_taken_back(norm: str) -> None:
     network, x, y = problem()
     threat_model = ThreatModel(norm=norm, epsilon=0.3)
-    target = Asked(network)
+    target = Recorder(network)
     attack = Transfer(surrogates={"a": network}, attacks=[Shift(0.6, nan=True), Shift(0.01)])
     transfer(attack, target, x, y, threat_model=threat_model)
     far, near = target.batches
@@ -235,7 +216,7 @@ def test_no_answer_leaves_the_input() -> None:
 def test_points_of_a_source_do_not_depend_on_the_others() -> None:
     network, x, y = problem()
     other = small_network(SHAPE, 4)
-    alone, among = Asked(network), Asked(network)
+    alone, among = Recorder(network), Recorder(network)
     transfer(Transfer(surrogates={"b": other}, attacks=[APGD(steps=3)]), alone, x, y)
     attacks = [APGD(steps=3, loss="margin"), APGD(steps=3)]
     transfer(Transfer(surrogates={"a": network, "b": other}, attacks=attacks), among, x, y)
@@ -246,8 +227,8 @@ def test_points_of_a_source_do_not_depend_on_the_others() -> None:
 def test_as_an_attack_it_returns_the_candidates() -> None:
     network, x, y = problem()
     attack = Transfer(surrogates={"a": network}, steps=3)
-    out = attack.search(target_of(network), x, y, threat_model=THREAT, generator=stream(0))
-    result = attack.run(target_of(network), x, y, threat_model=THREAT, generator=stream(0))
+    out = attack.search(target_of(network, SHAPE), x, y, threat_model=THREAT, generator=stream(0))
+    result = attack.run(target_of(network, SHAPE), x, y, threat_model=THREAT, generator=stream(0))
     assert torch.equal(out, result.candidates)
     assert result.sources == (("a", "APGD-CE"), ("a", "APGD-MARGIN"), ("a", "APGD-TARGETED-DLR"))
     assert (attack.traits.batching, attack.traits.gradients, attack.traits.failure) == ("full", False, "best")
@@ -257,7 +238,7 @@ def test_surrogates_are_run_in_eval_mode_and_left_as_they_were() -> None:
     network, x, y = problem()
     training, first = small_network(SHAPE, 4).train(), APGD(steps=3)
     values = {name: value.clone() for name, value in training.state_dict().items()}
-    asked = [Asked(network), Asked(network)]
+    asked = [Recorder(network), Recorder(network)]
     for module, surrogate in zip(asked, (training, small_network(SHAPE, 4)), strict=True):
         transfer(Transfer(surrogates={"a": surrogate}, attacks=[first]), module, x, y)
     assert torch.equal(asked[0].batches[0], asked[1].batches[0])
@@ -327,14 +308,3 @@ def test_what_makes_no_sense_is_refused() -> None:
 def test_wrong_settings_raise(chosen: dict[str, Any], argument: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{argument}: "):
         Transfer(**{"surrogates": {"a": nn.Identity()}, **chosen})
-
-
-def test_the_description_tells_settings_apart() -> None:
-    made = [
-        Transfer(surrogates={"a": nn.Identity()}),
-        Transfer(surrogates={"b": nn.Identity()}),
-        Transfer(surrogates={"a": nn.Identity()}, steps=7),
-        Transfer(surrogates={"a": nn.Identity()}, loss="ce"),
-        Transfer(surrogates={"a": nn.Identity()}, attacks=[APGD()]),
-    ]
-    assert len({attack.description for attack in made}) == 5

@@ -1,0 +1,149 @@
+"""Small networks, inputs and targets that tests of attacks share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
+from robust_ext.attacks.feature_matching import FeatureMatching
+from robust_ext.attacks.joint_loss import JointLoss
+from robust_ext.attacks.logit_matching import LogitMatching
+from robust_ext.attacks.native import NativeAttack
+from robust_ext.attacks.objective_pgd import ObjectivePGD
+from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
+from robust_ext.attacks.random_search import RandomSearch
+from robust_ext.attacks.rays import RayS
+from robust_ext.attacks.spatial import SpatialTransformation
+from robust_ext.attacks.square import Square
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.testing.defenses import Problem
+
+Bounds = tuple[float, float]
+
+# LinearRegion needs a piecewise affine network, and is tested beside its solver.
+MADE: dict[str, NativeAttack] = {
+    "APGD": APGD(steps=12, restarts=2),
+    "APGD from the input": APGD(steps=8, loss="margin", start="input"),
+    "APGD at targets": APGD(steps=6, loss="targeted-dlr", target_classes=2),
+    "ObjectivePGD": ObjectivePGD(steps=8),
+    "ObjectivePGD KL": ObjectivePGD(objective="kl", algorithm="bim", steps=6, best=True),
+    "RandomSearch": RandomSearch(points=25),
+    "Square": Square(queries=25, restarts=2),
+    "Square on": Square(queries=10, stop_early=False, loss="ce"),
+    "RayS": RayS(queries=60),
+    "Spatial grid": SpatialTransformation(translation=1, translation_steps=3, rotation_steps=3),
+    "Spatial random": SpatialTransformation(translation=1, mode="random", samples=6, loss="margin"),
+    "CarliniWagnerLinf": CarliniWagnerLinf(
+        steps=20, learning_rate=0.05, initial_const=0.05, const_factor=8, decrease_factor=0.8
+    ),
+    "FeatureMatching": FeatureMatching(features="2", steps=15, restarts=2),
+    "LogitMatching": LogitMatching(steps=15, rel_step_size=0.1, restarts=2, samples=2, level=0.01, check_every=1),
+    "OrthogonalPGD": OrthogonalPGD(steps=15, restarts=2),
+    "SelectivePGD": SelectivePGD(steps=15, restarts=2),
+    "JointLoss": JointLoss(steps=15, restarts=2),
+}
+
+
+class Rowwise(nn.Module):
+    """A small network whose rows are summed one by one, so that a row alone gives the same bits as in a batch."""
+
+    def __init__(
+        self, values: int, classes: int = 4, bounds: Bounds = (0.0, 1.0), *, gain: float = 1, centre: float = 0
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first = nn.Parameter(gain * torch.randn(16, values, generator=generator) / values**0.5)
+        self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
+        self.bounds, self.centre = bounds, centre
+        self.sizes: list[int] = []
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        low, high = self.bounds
+        unit = (x.flatten(1) - low) / (high - low) - self.centre
+        hidden = (unit[:, None] * self.first).sum(2).sub(0.1).tanh()
+        return (hidden[:, None] * self.last).sum(2)
+
+
+class Linear(nn.Module):
+    """Margin ``weight . x - threshold`` of class 1 over class 0, in double precision; thresholds may be of rows."""
+
+    def __init__(self, weight: Tensor, threshold: Any = 0.0) -> None:
+        super().__init__()
+        self.weight, self.threshold = weight, threshold
+
+    def forward(self, x: Tensor) -> Tensor:
+        along = (x.double() * self.weight.double()).flatten(1).sum(1) - self.threshold
+        return torch.stack([torch.zeros_like(along), along], 1)
+
+
+class Recorder(nn.Module):
+    """Keeps every batch it is queried with, without gradients."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.batches: list[Tensor] = []
+        self.eval()
+
+    @property
+    def rows(self) -> int:
+        return sum(len(batch) for batch in self.batches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.batches.append(x.clone())
+        logits: Tensor = self.inner(x.float())
+        return logits
+
+
+def images(count: int, shape: tuple[int, ...], bounds: Bounds = (0.0, 1.0), seed: int = 1) -> Tensor:
+    unit = torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed))
+    return (unit * (bounds[1] - bounds[0]) + bounds[0]).clamp(*bounds)
+
+
+def predicted(module: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return module(x).argmax(1)
+
+
+def target_of(module: nn.Module, shape: tuple[int, ...], classes: int = 4, bounds: Bounds = (0.0, 1.0)) -> Target:
+    counter = PassCounter()
+    return Target(
+        module=Counted(module, counter),
+        bounds=bounds,
+        classes=classes,
+        input_shape=shape,
+        device=torch.device("cpu"),
+        counter=counter,
+    )
+
+
+def search(
+    attack: NativeAttack,
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat_model: ThreatModel,
+    *,
+    classes: int = 4,
+    seed: int = 0,
+    **extras: Any,
+) -> tuple[Tensor, PassCounter]:
+    """The candidates, and how many rows went forward and back."""
+    target = target_of(module, tuple(x.shape[1:]), classes, threat_model.bounds)
+    generator = torch.Generator().manual_seed(seed)
+    return attack.search(target, x, y, threat_model=threat_model, generator=generator, **extras), target.counter
+
+
+def attacked(attack: NativeAttack, problem: Problem, *, seed: int = 0, **extras: Any) -> Tensor:
+    """The candidates of an attack on a problem with a detector."""
+    given = {"target": problem.target, "inputs": problem.inputs, "labels": problem.labels, **extras}
+    generator = torch.Generator().manual_seed(seed)
+    return attack.search(threat_model=problem.threat_model, generator=generator, **given)
