@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from typing_extensions import Self, dataclass_transform
 
-from robust_ext.core.settings import check_setting, complete_docstring, declared, setting
+from robust_ext.core.settings import check_setting, complete_docstring, declared, keep_words, setting
 
 C = TypeVar("C")
 _BUFFER, _HELP = "robust_ext.buffer", "robust_ext.help"
@@ -93,6 +93,7 @@ def module_class(cls: type[C]) -> type[C]:
         ...
         robust_ext.core.errors.InvalidArgumentError: factor: got 0, expected a finite number in (0, inf]
     """
+    keep_words(cls)
     made = dataclasses.dataclass(kw_only=True, repr=False, eq=False)(cls)
     documented = {field.name: field.metadata[_HELP] for field in _fields(made) if _HELP in field.metadata}
     buffers = {field.name for field in _fields(made) if _BUFFER in field.metadata}

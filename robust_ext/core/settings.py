@@ -144,14 +144,20 @@ def settings_class(cls: type[C]) -> type[C]:
         ...
         robust_ext.core.errors.InvalidArgumentError: steps: got 0, expected an integer of at least 1
     """
-    for name, info in declared(cls.__base__ or object).items():
-        again = cls.__dict__.get(name)
-        if isinstance(again, dataclasses.Field) and not again.metadata[_KEY].help:
-            trial = info.trial if again.metadata[_KEY].trial is dataclasses.MISSING else again.metadata[_KEY].trial
-            again.metadata = types.MappingProxyType({_KEY: dataclasses.replace(info, trial=trial)})
+    keep_words(cls)
     made = dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
     complete_docstring(made)
     return made
+
+
+def keep_words(cls: type) -> None:
+    """Give settings that are declared again without words those of the base, and all else but default and trial."""
+    for name, info in declared(cls.__base__ or object).items():
+        again = cls.__dict__.get(name)
+        own = again.metadata.get(_KEY) if isinstance(again, dataclasses.Field) else None
+        if isinstance(again, dataclasses.Field) and own is not None and not own.help:
+            trial = info.trial if own.trial is dataclasses.MISSING else own.trial
+            again.metadata = types.MappingProxyType({_KEY: dataclasses.replace(info, trial=trial)})
 
 
 def complete_docstring(cls: type, *, first: Mapping[str, str] = {}, attributes: Mapping[str, str] = {}) -> None:

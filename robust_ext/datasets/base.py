@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
-from robust_ext.core.validation import check_choice, check_integer, check_number
+from robust_ext.core.validation import check_choice, check_integer
 
 ORDERS = ("random", "first")
 
@@ -90,7 +91,7 @@ class Dataset:
             InvalidArgumentError: An index or the bounds are not acceptable.
         """
         positions = self._check_indices(indices)
-        low, high = _check_bounds(bounds)
+        low, high = check_bounds(bounds)
         inputs = torch.from_numpy(np.ascontiguousarray(self.images[positions], dtype=np.float32))
         if self.images.dtype == np.uint8:
             inputs /= 255
@@ -185,12 +186,3 @@ def _check_labels(labels: object, *, samples: int, classes: int) -> NDArray[np.i
             f"labels of at least 0 and below {classes}, the number of class names",
         )
     return labels.astype(np.int64)
-
-
-def _check_bounds(bounds: object) -> tuple[float, float]:
-    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-        raise InvalidArgumentError("bounds", bounds, "a pair (lowest, highest)")
-    low, high = check_number("bounds", bounds[0]), check_number("bounds", bounds[1])
-    if low >= high:
-        raise InvalidArgumentError("bounds", bounds, "a pair whose first number is below its second")
-    return low, high

@@ -21,15 +21,17 @@ from robust_ext.models.row_rng import RowRNG
 class SignPurifier(Purifier):
     """A purifier whose steps go by ``step_size`` along a direction of signs, back into an linf ball and the bounds.
 
-    A subclass implements :meth:`direction`, and declares ``radius`` and ``step_size`` in units of [0, 1].
+    A subclass implements :meth:`direction`. Radius and step size follow the width of the bounds.
     """
 
     needs_gradients = True
 
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
     checkpoint: bool = setting(default=False, help="See :class:`~robust_ext.models.purifier.Purifier`.")
-    radius: Any = None
-    step_size: Any = None
+    radius: float | None = setting(
+        default=None, help="Of the linf ball around the input, in units of [0, 1]; None for no ball.", minimum=0
+    )
+    step_size: float | None = setting(default=None, help="In units of [0, 1], above 0.", above=0)
 
     # Whether points are kept in the bounds.
     clip = True
@@ -45,7 +47,8 @@ class SignPurifier(Purifier):
 
     def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """One step, back into ball and bounds."""
-        moved = point + self.step_size * self.direction(point, number=number, state=state, rng=rng)
+        size: Any = self.step_size
+        moved = point + size * self.direction(point, number=number, state=state, rng=rng)
         return keep_in(moved, x=x, radius=self.radius, bounds=self.bounds if self.clip else None)
 
 
@@ -80,7 +83,7 @@ def keep_in(point: Tensor, *, x: Tensor, radius: float | None, bounds: Sequence[
     return point if bounds is None else point.clamp(bounds[0], bounds[1])
 
 
-def random_start(defense: SignPurifier, x: Tensor, rng: RowRNG, *, clip: bool = True) -> Tensor:
+def random_start(defense: Any, x: Tensor, rng: RowRNG, *, clip: bool = True) -> Tensor:
     """Points ``(N, ...)`` drawn uniformly from the ball around ``x``, and clipped to the bounds if wanted."""
     point = x + rng.uniform(x, "start", low=-defense.radius, high=defense.radius)
     return keep_in(point, x=x, radius=defense.radius, bounds=defense.bounds if clip else None)

@@ -45,13 +45,9 @@ class AIDPurifier(SignPurifier):
         default=None,
     )
     steps: int = setting(default=10, help="At least 0.", minimum=0)
-    radius: float = setting(
-        default=0.031,
-        help="Of the linf ball around the input, for inputs in [0, 1]; follows the width of other bounds.",
-        minimum=0,
-    )
+    radius: float = setting(default=0.031)
     step_size: float | None = setting(
-        default=None, help="Likewise, above 0; a quarter of the radius when left out.", above=0
+        default=None, help="In units of [0, 1], above 0; a quarter of the radius when left out.", above=0
     )
     saturating: bool = setting(
         default=True,

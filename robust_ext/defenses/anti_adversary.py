@@ -37,12 +37,7 @@ class AntiAdversary(SignPurifier):
     name = "anti-adversary"
 
     steps: int = setting(default=2, help="At least 0.", minimum=0)
-    step_size: float = setting(
-        default=0.15, help="For inputs in [0, 1], above 0; follows the width of other bounds.", above=0
-    )
-    radius: float | None = setting(
-        default=None, help="Of an linf ball to stay in, in the same units; None for no ball.", minimum=0
-    )
+    step_size: float = setting(default=0.15)
     clip: bool = setting(default=False, help="Whether every point is clipped to the bounds.")
 
     def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:

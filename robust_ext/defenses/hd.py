@@ -37,12 +37,8 @@ class HedgeDefense(SignPurifier):
     random = True
 
     steps: int = setting(default=20, help="At least 0.", minimum=0)
-    radius: float = setting(
-        default=8 / 255,
-        help="Of the linf ball around the input, for inputs in [0, 1]; follows the width of other bounds.",
-        minimum=0,
-    )
-    step_size: float = setting(default=4 / 255, help="Likewise, above 0.", above=0)
+    radius: float = setting(default=8 / 255)
+    step_size: float = setting(default=4 / 255)
     random_start: bool = setting(
         default=True, help="Whether to start uniformly in the ball; else at the input, and the defense is not random."
     )

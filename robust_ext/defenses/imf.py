@@ -47,12 +47,10 @@ class IMF(SignPurifier):
         kw_only=False,
     )
     steps: int = setting(default=1, help="At least 0.", minimum=0)
-    radius: float = setting(
-        default=16 / 255,
-        help="Of the linf ball around the input, for inputs in [0, 1]; follows the width of other bounds.",
-        minimum=0,
+    radius: float = setting(default=16 / 255)
+    step_size: float | None = setting(
+        default=None, help="In units of [0, 1], above 0; the radius when left out.", above=0
     )
-    step_size: float | None = setting(default=None, help="Likewise, above 0; the radius when left out.", above=0)
     doubt: float = setting(
         default=0.5, help="Factor of the step, where the probability is between ``doubtful``'s two numbers.", minimum=0
     )

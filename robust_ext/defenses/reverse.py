@@ -57,10 +57,8 @@ class ContrastiveReversal(SignPurifier):
         kw_only=False,
     )
     steps: int = setting(default=40, help="At least 0.", minimum=0)
-    step_size: float = setting(
-        default=2 / 255, help="Above 0, for inputs in [0, 1]; follows the width of other bounds.", above=0
-    )
-    radius: float = setting(default=16 / 255, help="Of the linf ball around the input, likewise.", minimum=0)
+    step_size: float = setting(default=2 / 255)
+    radius: float = setting(default=16 / 255)
     views: int = setting(default=4, help="Views of each image, at least 2; the paper has 2 or 4.", minimum=2)
     temperature: float = setting(default=0.2, help="Of the loss.", above=0)
     positives: str = setting(

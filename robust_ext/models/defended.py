@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -78,10 +79,10 @@ class Defended(nn.Module):
 
     def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
         network = self.detector.classifier
-        with _observed(network, self.detector.layers) as heard:
+        with _observed(network, self.detector.layers) as passes:
             logits: Tensor = self.classifier(x)
-        if len(heard) == 1 and heard[0].inputs.shape == x.shape:
-            return logits, self.detector.score_margin_of(heard[0])
+        if len(passes) == 1 and passes[0].inputs.shape == x.shape:
+            return logits, self.detector.score_margin_of(passes[0])
         return logits, self.detector.score_margin_of(observe(network, x, self.detector.layers))
 
 
@@ -116,23 +117,21 @@ class SuccessMargin(nn.Module):
 
 
 @contextmanager
-def _observed(network: nn.Module, layers: Sequence[str]) -> Iterator[list[Observation]]:
+def _observed(network: nn.Module, layers: tuple[str, ...]) -> Iterator[list[Observation]]:
     """Note every forward pass of a network, whatever calls it."""
-    heard: list[Observation] = []
+    passes: list[Observation] = []
     outputs: dict[str, Tensor] = {}
-    modules = dict(network.named_modules())
-    handles = [
-        modules[name].register_forward_hook(lambda _module, _args, out, name=name: outputs.__setitem__(name, out))
-        for name in layers
-        if name in modules
-    ]
+
+    def note_layer(name: str, _module: nn.Module, _args: object, out: Tensor) -> None:
+        outputs[name] = out
 
     def note(_module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        heard.append(Observation(args[0], out, dict(outputs)))
+        passes.append(Observation(args[0], out, dict(outputs)))
 
-    handles.append(network.register_forward_hook(note))
-    try:
-        yield heard
-    finally:
-        for handle in handles:
-            handle.remove()
+    modules = dict(network.named_modules())
+    with ExitStack() as stack:
+        for name in layers:
+            if name in modules:
+                stack.enter_context(modules[name].register_forward_hook(partial(note_layer, name)))
+        stack.enter_context(network.register_forward_hook(note))
+        yield passes

@@ -6,9 +6,9 @@ forward pass, so functional code, skips and wrapped models work without tracing;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -50,13 +50,10 @@ class LayerInput(nn.Module):
         """Features ``(N, F)`` of inputs ``(N, ...)``."""
         calls: list[Tensor] = []
         # The layer is looked up at each call, so that copies of this module watch their own network.
-        handle = self.model.get_submodule(self.layer).register_forward_pre_hook(
+        with self.model.get_submodule(self.layer).register_forward_pre_hook(
             lambda _, args, named: calls.append(args[0] if args else named["input"]), with_kwargs=True
-        )
-        try:
+        ):
             self.model(x)
-        finally:
-            handle.remove()
         if len(calls) != 1:
             raise SplitError(
                 f"layer {self.layer!r} was called {len(calls)} times in one forward pass, expected once; "
@@ -139,7 +136,9 @@ def _last_linear(
 ) -> str:
     """Name of the linear layer whose output is the model's."""
     outputs: list[tuple[str, Tensor]] = []
-    with _watching(linear, outputs), torch.no_grad():
+    with ExitStack() as stack, torch.no_grad():
+        for name, part in linear.items():
+            stack.enter_context(part.register_forward_hook(partial(_note, outputs, name)))
         model(inputs)
     if not outputs:
         raise SplitError(
@@ -157,14 +156,5 @@ def _last_linear(
     )
 
 
-@contextmanager
-def _watching(linear: dict[str, nn.Linear], outputs: list[tuple[str, Tensor]]) -> Iterator[None]:
-    def watch(name: str, part: nn.Linear) -> torch.utils.hooks.RemovableHandle:
-        return part.register_forward_hook(lambda _module, _args, out: outputs.append((name, out.detach())))
-
-    handles = [watch(name, part) for name, part in linear.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _note(outputs: list[tuple[str, Tensor]], name: str, _module: nn.Module, _args: object, out: Tensor) -> None:
+    outputs.append((name, out.detach()))

@@ -61,9 +61,9 @@ class ScoreTraining(NetworkTraining):
     noise: float = setting(default=0.25, help="Above 0, for images in [0, 1].", above=0)
     width: int = setting(default=32, help="See :class:`ScoreNetwork`.", minimum=1)
     depth: int = setting(default=3, help="Likewise.", minimum=1)
-    epochs: int = setting(default=30, help="Passes over the data, at least 1.", minimum=1)
-    batch_size: int = setting(default=64, help="Inputs in a step, at least 2.", minimum=2)
-    learning_rate: float = setting(default=2e-3, help="Of Adam, above 0.", above=0)
+    epochs: int = setting(default=30)
+    batch_size: int = setting(default=64)
+    learning_rate: float = setting(default=2e-3)
 
     def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> ScoreNetwork:
         """Train; of the classifier nothing matters but its device. See :meth:`Training.fit`."""

@@ -63,8 +63,8 @@ class StableHeadTraining(NetworkTraining):
     diagonal: float = setting(default=10.0, help="Weight of the diagonals, at least 0.", minimum=0)
     off_diagonal: float = setting(default=10.0, help="Weight of the rest of the Jacobians, at least 0.", minimum=0)
     speed: float = setting(default=0.1, help="Weight of the field at the features, at least 0.", minimum=0)
-    epochs: int = setting(default=5, help="Passes over the data of either part.", minimum=1)
-    learning_rate: float = setting(default=1e-2, help="Of Adam, above 0; a tenth of it with the field.", above=0)
+    epochs: int = setting(default=5)
+    learning_rate: float = setting(default=1e-2)
 
     def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> StableHead:
         """Train; see :meth:`Training.fit`."""
