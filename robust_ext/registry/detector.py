@@ -7,8 +7,8 @@ A detector of one's own is a class with one method:
     >>> class Unsure(Detector):
     ...     "Small distance between the two largest logits."
     ...
-    ...     def score_of(self, seen):
-    ...         first, second = seen.logits.topk(2).values.unbind(1)
+    ...     def score_of(self, observed):
+    ...         first, second = observed.logits.topk(2).values.unbind(1)
     ...         return second - first
     >>> classifier = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)).eval()
     >>> detector = as_detector(Unsure, classifier)

@@ -73,9 +73,9 @@ class FarHidden(Detector):
         super().__init__(classifier)
         self.register_buffer("middle", torch.zeros(()))
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, observed: Observation) -> Tensor:
         """``(N,)``."""
-        hidden = seen.layers["2"]
+        hidden = observed.layers["2"]
         return (hidden - self.middle).square().sum(1)
 
 
@@ -155,9 +155,9 @@ class PerRowScore(Detector):
         self.weight, self.limit = weight, limit
         self.threshold = torch.tensor(0.0)
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, observed: Observation) -> Tensor:
         """``(N,)``."""
-        return (seen.inputs * self.weight).sum(1) - self.limit
+        return (observed.inputs * self.weight).sum(1) - self.limit
 
 
 def linear_defense(
