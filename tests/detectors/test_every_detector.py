@@ -23,7 +23,6 @@ from robust_ext.detectors import (
 )
 from robust_ext.detectors.catalogue import DETECTORS, PUBLISHED
 from robust_ext.evaluations.detectors import detector_digest
-from robust_ext.evaluations.mead.fitting import fit_detector
 from robust_ext.models.defended import Defended
 from tests.detectors.cases import (
     ADVERSARIAL,
@@ -289,52 +288,3 @@ def test_adversarial_digits_score_higher_and_clean_ones_pass(name: str) -> None:
     with seeded_globals(0):
         assert 0.09 < detector.calibrate(x[:150], false_positive_rate=0.1).achieved <= 0.1
         assert float(detector.decide(x[150:]).float().mean()) < 0.25
-
-
-ONE_FILE = '''
-import torch
-from robust_ext.core.modules import buffer, module_class
-from robust_ext.core.settings import setting
-from robust_ext.detectors import Detector
-
-
-@module_class
-class Brightness(Detector):
-    """How far the mean of an input is from that of training inputs."""
-
-    presets = {"mnist": {"power": 1}, "cifar10": {"power": 2}}
-
-    power: float = setting(default=1.0, help="Of the distance.", above=0)
-    middle: torch.Tensor = buffer("Mean of training inputs, ``(1,)``.")
-
-    def fit(self, inputs):
-        self.middle = inputs.mean()[None]
-
-    def fit_to(self, data, settings, *, seed):
-        self.fit(data.clean, **settings)
-
-    def score_of(self, observed):
-        self.check_fitted(self.middle.numel(), on="inputs")
-        return (observed.inputs.flatten(1).mean(1) - self.middle).abs() ** self.power
-'''
-
-
-def test_a_new_detector_is_one_file_and_one_line(tmp_path, monkeypatch) -> None:
-    (tmp_path / "brightness.py").write_text(ONE_FILE)
-    monkeypatch.syspath_prepend(tmp_path)
-    from brightness import Brightness  # type: ignore[import-not-found]
-
-    monkeypatch.setitem(DETECTORS, "brightness", Brightness)
-    classifier = network()
-    detector = fit_detector("brightness", classifier, CLEAN, classifier(CLEAN).argmax(1))
-    assert detector.settings == {"power": 1}
-    assert detector.calibrate(data(40, 1)).achieved == 0.05
-    assert "power: Of the distance." in Brightness.__doc__
-    assert "middle: Mean of training inputs" in Brightness.__doc__
-    detector.save(tmp_path / "brightness.safetensors")
-    again = Brightness.load(tmp_path / "brightness.safetensors", classifier)
-    assert torch.equal(again.decide(data(9)), detector.decide(data(9)))
-    with pytest.raises(InvalidArgumentError, match="power: got 0"):
-        fit_detector("brightness", classifier, CLEAN, classifier(CLEAN).argmax(1), power=0)
-    with pytest.raises(InvalidArgumentError, match="settings: got bandwidth, expected settings of brightness: power"):
-        fit_detector("brightness", classifier, CLEAN, classifier(CLEAN).argmax(1), bandwidth=1)
