@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import subprocess
 import sys
@@ -14,11 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks import Attack
-from robust_ext.attacks.base import draw_seed
+from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import (
-    AttackError,
-    AttackRefusedError,
     InvalidArgumentError,
     MissingDependencyError,
     ModelError,
@@ -27,32 +23,15 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
-from robust_ext.registry.base import adapters
 from robust_ext.registry.model import as_module
+from tests.adapters import common
+from tests.adapters.common import UNIT, Recorder, conv_network, drawn_seed, predicted, require, uniform
 
-library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
-evasion = library.art.attacks.evasion
-PyTorchClassifier = library.art.estimators.classification.PyTorchClassifier
-preprocessors = library.art.defences.preprocessor
-
+art = require("art")
+evasion = art.attacks.evasion
+preprocessors = art.defences.preprocessor
 AttackContext = importlib.import_module("robust_ext.adapters.art.settings").AttackContext
-
-BOUNDS = [(0.0, 1.0), (-1.0, 1.0)]
 SHAPE = (1, 10, 10)
-
-
-class Asked(nn.Module):
-    """Notes the batch sizes it is asked for."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.sizes: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        out: Tensor = self.module(x)
-        return out
 
 
 class Float32(nn.Module):
@@ -68,37 +47,22 @@ class Float32(nn.Module):
 
 
 def network(classes: int = 5) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 8 * 8, classes)).eval()
+    return conv_network(SHAPE, classes)
 
 
-def batch(bounds: tuple[float, float] = (0.0, 1.0), classes: int = 5) -> tuple[Tensor, Tensor]:
-    x = torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(1)) * (bounds[1] - bounds[0]) + bounds[0]
-    return x, network(classes)(x).argmax(1)
+def batch(bounds: tuple[float, float] = UNIT, classes: int = 5) -> tuple[Tensor, Tensor]:
+    x = uniform(6, SHAPE, bounds)
+    return x, predicted(network(classes), x)
 
 
 def run(
-    attack: Attack,
-    x: Tensor,
-    y: Tensor,
-    threat_model: ThreatModel,
-    *,
-    module: nn.Module | None = None,
-    classes: int = 5,
+    attack: Attack, x: Tensor, y: Tensor, threat_model: ThreatModel, module: nn.Module | None = None, classes: int = 5
 ) -> Tensor:
-    target = Target(
-        module=network(classes) if module is None else module,
-        bounds=threat_model.bounds,
-        classes=classes,
-        input_shape=SHAPE,
-        device=torch.device("cpu"),
-    )
-    return attack.search(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
+    return common.run(attack, module or network(classes), x, y, threat_model, classes=classes)
 
 
 def classifier(module: nn.Module | None = None, *, clip_values: Any = (0.0, 1.0), **settings: Any) -> Any:
-    return PyTorchClassifier(
+    return art.estimators.classification.PyTorchClassifier(
         model=network() if module is None else module,
         loss=nn.CrossEntropyLoss(),
         input_shape=SHAPE,
@@ -109,75 +73,10 @@ def classifier(module: nn.Module | None = None, *, clip_values: Any = (0.0, 1.0)
     )
 
 
-class Stretched(nn.Module):
-    """A network of inputs in [-1, 1], as one of inputs in [0, 1]."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.module(x.float() * 2 - 1)
-        return out
-
-
 def host(name: str, x: Tensor, y: Tensor, bounds: tuple[float, float], settings: dict[str, Any]) -> Tensor:
-    with seeded_globals(draw_seed(torch.Generator().manual_seed(3))):
+    with seeded_globals(drawn_seed()):
         attack = getattr(evasion, name)(classifier(Float32(network()), clip_values=bounds), **settings)
         return torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
-
-
-@pytest.mark.parametrize("bounds", BOUNDS)
-@pytest.mark.parametrize(
-    ("norm", "name", "settings", "given"),
-    [
-        ("linf", "ProjectedGradientDescent", {"max_iter": 5, "eps_step": 0.03, "num_random_init": 1}, {"norm": np.inf}),
-        ("l2", "ProjectedGradientDescent", {"max_iter": 5, "eps_step": 0.03}, {"norm": 2}),
-        ("linf", "FastGradientMethod", {}, {"norm": np.inf}),
-        ("linf", "SquareAttack", {"max_iter": 20}, {"norm": np.inf}),
-        ("linf", "BasicIterativeMethod", {"max_iter": 3, "eps_step": 0.03}, {}),
-    ],
-)
-def test_fixed_epsilon_attacks_equal_art(
-    bounds: tuple[float, float], norm: str, name: str, settings: dict[str, Any], given: dict[str, Any]
-) -> None:
-    x, y = batch(bounds)
-    threat_model = ThreatModel(norm=norm, epsilon=0.125, bounds=bounds)
-    attack = as_attack(f"art:{name}({', '.join(f'{key}={value}' for key, value in settings.items())})")
-    candidates = run(attack, x, y, threat_model)
-    quiet = {} if name == "FastGradientMethod" else {"verbose": False}
-    assert torch.equal(candidates, host(name, x, y, bounds, {"eps": 0.125, **settings, **given, **quiet}))
-    assert candidates.dtype == torch.float32
-    assert bool(threat_model.contains(candidates, x).all())
-    assert not torch.equal(candidates, x)
-
-
-@pytest.mark.parametrize("bounds", BOUNDS)
-@pytest.mark.parametrize(
-    ("norm", "name", "settings", "given"),
-    [
-        ("l2", "CarliniL2Method", {"max_iter": 5, "binary_search_steps": 3, "initial_const": 10.0}, {"batch_size": 6}),
-        ("l2", "DeepFool", {"max_iter": 10}, {"batch_size": 6}),
-    ],
-)
-def test_minimum_norm_attacks_equal_art_and_are_not_clipped(
-    bounds: tuple[float, float], norm: str, name: str, settings: dict[str, Any], given: dict[str, Any]
-) -> None:
-    # Their steps suit inputs in [0, 1]: in other bounds they are ART's on the network of inputs in [0, 1].
-    x, y = batch(bounds)
-    threat_model = ThreatModel(norm=norm, epsilon=1e-3, bounds=bounds)
-    attack = as_attack(f"art:{name}({', '.join(f'{key}={value}' for key, value in settings.items())})")
-    candidates = run(attack, x, y, threat_model)
-    settings = {**settings, **given, "verbose": False}
-    if bounds == (0.0, 1.0):
-        expected = host(name, x, y, bounds, settings)
-    else:
-        with seeded_globals(draw_seed(torch.Generator().manual_seed(3))):
-            there = getattr(evasion, name)(classifier(Stretched(network()).eval()), **settings)
-            expected = torch.from_numpy(there.generate(((x + 1) / 2).numpy(), y.numpy())) * 2 - 1
-    torch.testing.assert_close(candidates, expected, rtol=0, atol=0 if bounds == (0.0, 1.0) else 2e-7)
-    assert float(threat_model.distance(candidates, x).max()) > 1e-2
-    assert attack.traits.minimum_norm
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -200,17 +99,6 @@ def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm: str, monke
     assert int(network()(candidates).argmax(1)) != int(y)
 
 
-@pytest.mark.parametrize(
-    "text", ["art:HopSkipJump(max_iter=2, max_eval=20, init_eval=5)", "art:BoundaryAttack(max_iter=5)"]
-)
-def test_attacks_that_seed_themselves_are_repeatable(text: str) -> None:
-    x, y = batch()
-    before = np.random.RandomState
-    first, second = (run(as_attack(text), x[:1], y[:1], ThreatModel(norm="l2", epsilon=0.1)) for _ in range(2))
-    assert torch.equal(first, second)
-    assert np.random.RandomState is before
-
-
 def test_ordered_attacks_ask_for_whole_batches_only() -> None:
     x, y = batch()
     x, y = x.repeat(7, 1, 1, 1), y.repeat(7)
@@ -219,7 +107,7 @@ def test_ordered_attacks_ask_for_whole_batches_only() -> None:
         "art:DeepFool(max_iter=3)",
         "art:FastGradientMethod",
     ):
-        module = Asked(network()).eval()
+        module = Recorder(network()).eval()
         attack = as_attack(text)
         run(attack, x, y, ThreatModel(norm=attack.traits.norms[-1], epsilon=0.5), module=module)
         assert attack.traits.batching == "full"
@@ -228,7 +116,7 @@ def test_ordered_attacks_ask_for_whole_batches_only() -> None:
 
 def test_probes_at_construction_do_not_reach_the_target() -> None:
     x, y = batch()
-    module = Asked(network()).eval()
+    module = Recorder(network()).eval()
     attack = as_attack("art:AutoProjectedGradientDescent(max_iter=3, nb_random_init=1, loss_type='cross_entropy')")
     target = Target(module=module, bounds=(0.0, 1.0), classes=5, input_shape=SHAPE, device=torch.device("cpu"))
     attack._make(target, AttackContext(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=0.1)))  # type: ignore[attr-defined]
@@ -270,25 +158,10 @@ def test_square_in_l2_divides_by_zero_quietly() -> None:
     assert bool(threat_model.contains(candidates, x).all())
 
 
-def test_newtonfool_is_given_probabilities() -> None:
-    x, y = batch()
-    candidates = run(as_attack("art:NewtonFool"), x, y, ThreatModel(norm="l2", epsilon=1.0))
-    assert bool((network()(candidates).argmax(1) != y).all())
-
-
-def test_what_compares_three_classes_says_so() -> None:
-    dlr = as_attack("art:AutoProjectedGradientDescent(loss_type='difference_logits_ratio')")
-    assert dlr.traits.minimum_classes == 3
-    assert as_attack("art:AutoAttack").traits.minimum_classes == 3
-    assert as_attack("art:AutoProjectedGradientDescent").traits.minimum_classes == 2
-    with pytest.raises(AttackRefusedError, match="linf and l2"):
-        as_attack("art:SquareAttack").check(threat_model=ThreatModel(norm="l1", epsilon=0.1))
-
-
 def test_objects_are_bound_anew_with_their_settings() -> None:
     x, y = batch()
-    module = Asked(network()).eval()
-    other = Asked(network()).eval()
+    module = Recorder(network()).eval()
+    other = Recorder(network()).eval()
     mine = evasion.ProjectedGradientDescent(classifier(other), max_iter=4, eps_step=0.02, verbose=False)
     attack = as_attack(mine)
     candidates = run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1), module=module)
@@ -301,13 +174,13 @@ def test_objects_are_bound_anew_with_their_settings() -> None:
 
 def test_objects_do_not_drag_their_old_estimator_along() -> None:
     x, y = batch()
-    other = Asked(network()).eval()
+    other = Recorder(network()).eval()
     square = evasion.SquareAttack(classifier(other), max_iter=5, verbose=False)
     run(as_attack(square), x, y, ThreatModel(norm="linf", epsilon=0.1))
     assert other.sizes == []
     assert as_attack(square).settings == {"max_iter": 5, "verbose": False}  # type: ignore[attr-defined]
     auto = evasion.AutoAttack(classifier(other), eps=0.2)
-    other.sizes.clear()
+    other.queries.clear()
     assert as_attack(auto).settings == {"eps": 0.2}  # type: ignore[attr-defined]
 
 
@@ -328,49 +201,6 @@ def test_steps_follow_epsilon_and_the_bounds_where_they_are_left_out() -> None:
     assert step("art:FastGradientMethod", 0.05) == pytest.approx(0.005)
 
 
-def test_settings_that_differ_from_the_threat_model_are_kept_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    x, y = batch()
-    attack = as_attack("art:FastGradientMethod(eps=0.05, norm='inf')")
-    with caplog.at_level(logging.WARNING):
-        candidates = run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1))
-    assert torch.equal(candidates, host("FastGradientMethod", x, y, (0.0, 1.0), {"eps": 0.05}))
-    assert len(caplog.messages) == 1
-    assert "eps=0.05 was set and differs from the threat model's 0.1" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("art:ProjectedGradientDecent", "did you mean ProjectedGradientDescent"),
-        ("art:ProjectedGradientDescent(steps=3)", "one of: norm, eps,"),
-        ("art:ProjectedGradientDescent(estimator=3)", "one of: norm, eps,"),
-        ("art:ProjectedGradientDescent(targeted=True)", "targeted=False"),
-        ("art:HopSkipJump(norm=1)", "a norm among linf, l2"),
-        ("art:SaliencyMapMethod(targeted=False)", "one of: theta"),
-        ("art:AdversarialPatchNumpy(targeted=False)", "targeted=True"),
-        ("art:FrameSaliencyAttack", "made for videos"),
-        ("art:DPatch", "made for object detectors"),
-        ("art:LowProFool", "made for tables"),
-    ],
-)
-def test_what_cannot_be_built_is_explained(text: str, expected: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=expected):
-        as_attack(text)
-
-
-def test_failures_name_the_attack() -> None:
-    class Broken(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise RuntimeError("no answer")
-
-    x, y = batch()
-    threat_model = ThreatModel(norm="linf", epsilon=0.1)
-    with pytest.raises(AttackError, match="art:FastGradientMethod: ART raised RuntimeError: no answer"):
-        run(as_attack("art:FastGradientMethod"), x, y, threat_model, module=Broken().eval())
-    with pytest.raises(InvalidArgumentError, match=r"max_iter=-3.*ART raised ValueError"):
-        run(as_attack("art:ProjectedGradientDescent(max_iter=-3)"), x, y, threat_model)
-
-
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "multiprocess", None)
     x, y = batch()
@@ -387,14 +217,6 @@ def test_attacks_of_others_go_one_row_at_a_time() -> None:
     assert attack.traits.batching == "single"
     expected = host("FastGradientMethod", x, y, (0.0, 1.0), {"eps": 0.1})
     assert torch.equal(run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1)), expected)
-
-
-def test_listing_agrees_with_what_is_built() -> None:
-    listed = adapters()["art"].list_attacks()
-    assert {"ProjectedGradientDescent", "SquareAttack", "HopSkipJump"} <= {entry.name for entry in listed}
-    for entry in listed:
-        if not entry.reason:
-            assert adapters()["art"].build_attack(entry.name, {}, name="x").traits == entry.traits
 
 
 def test_preprocessing_is_kept_and_differentiated() -> None:
@@ -460,7 +282,7 @@ def test_models_that_cannot_be_modules_are_refused() -> None:
     squeezing = preprocessors.FeatureSqueezing(clip_values=(0.0, 1.0), bit_depth=4)
     with pytest.raises(ModelError, match="FeatureSqueezing runs in numpy"):
         as_module(classifier(preprocessing_defences=squeezing))
-    rounding = library.art.defences.postprocessor.Rounded(decimals=2)
+    rounding = art.defences.postprocessor.Rounded(decimals=2)
     with pytest.raises(ModelError, match="Rounded changes the logits"):
         as_module(classifier(postprocessing_defences=rounding))
     with pytest.raises(InvalidArgumentError, match="PyTorchClassifier"):

@@ -8,155 +8,40 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks import Attack
-from robust_ext.attacks.base import draw_seed
-from robust_ext.attacks.running import run_attack
-from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.registry.base import adapters
+from tests.adapters import common
+from tests.adapters.common import Recorder, conv_network, drawn_seed, predicted, require, uniform
 
-torchattacks = pytest.importorskip("torchattacks", reason="torchattacks is not installed")
+torchattacks = require("torchattacks")
 
 SHAPE = (3, 8, 8)
 CLASSES = 10
 
 
-class Shifted(nn.Module):
-    """A network of inputs in [0, 1], of inputs in other bounds."""
-
-    def __init__(self, module: nn.Module, bounds: tuple[float, float]) -> None:
-        super().__init__()
-        self.module, self.bounds = module, bounds
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.module((x - self.bounds[0]) / (self.bounds[1] - self.bounds[0]))
-        return out
+def network(classes: int = CLASSES) -> nn.Sequential:
+    return conv_network(SHAPE, classes)
 
 
-class Stretched(nn.Module):
-    """By hand, what lies between torchattacks' [0, 1] and a module of other bounds."""
-
-    def __init__(self, module: nn.Module, bounds: tuple[float, float]) -> None:
-        super().__init__()
-        self.module, self.bounds = module, bounds
-        self.weight = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.module(x * (self.bounds[1] - self.bounds[0]) + self.bounds[0])
-        return out
+def batch(module: nn.Module) -> tuple[Tensor, Tensor]:
+    x = uniform(4, SHAPE)
+    return x, predicted(module, x)
 
 
-class Counting(nn.Module):
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module, self.rows, self.calls = module, 0, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.rows += len(x)
-        self.calls += 1
-        out: Tensor = self.module(x)
-        return out
-
-
-def network(classes: int = CLASSES, shape: tuple[int, ...] = SHAPE) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        size = int(torch.Size(shape).numel())
-        module = nn.Sequential(nn.Flatten(), nn.Linear(size, 32), nn.ReLU(), nn.Linear(32, classes)).eval()
-        with torch.no_grad():
-            module[1].weight.mul_(4)
-    return module
-
-
-def batch(module: nn.Module, bounds: tuple[float, float] = (0.0, 1.0), rows: int = 4) -> tuple[Tensor, Tensor]:
-    x = torch.rand(rows, *SHAPE, generator=torch.Generator().manual_seed(1)) * (bounds[1] - bounds[0]) + bounds[0]
-    return x, module(x).argmax(1)
-
-
-def target_of(module: nn.Module, bounds: tuple[float, float] = (0.0, 1.0), classes: int = CLASSES) -> Target:
-    return Target(module=module, bounds=bounds, classes=classes, input_shape=SHAPE, device=torch.device("cpu"))
-
-
-def run(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat_model: ThreatModel, **extra: Any) -> Tensor:
-    target = target_of(module, threat_model.bounds, **extra)
-    return run_attack(attack, target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
+def run(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat_model: ThreatModel) -> Tensor:
+    return common.run(attack, module, x, y, threat_model, classes=CLASSES, direct=False)
 
 
 def by_hand(name: str, module: nn.Module, x: Tensor, y: Tensor, settings: dict[str, Any]) -> Tensor:
-    with seeded_globals(draw_seed(torch.Generator().manual_seed(3))):
+    with seeded_globals(drawn_seed()):
         out: Tensor = getattr(torchattacks, name)(module, **settings)(x, y)
     return out.detach()
 
 
 LINF, L2, L1 = ("linf", 0.0625), ("l2", 0.5), ("l1", 4.0)
-EPS = {"eps": 0.0625}
-HOSTS: list[tuple[tuple[str, float], str, dict[str, Any], dict[str, Any]]] = [
-    (LINF, "FGSM", {}, EPS),
-    (LINF, "PGD", {"steps": 4}, EPS),
-    (LINF, "BIM", {"steps": 4}, EPS),
-    (LINF, "RFGSM", {"steps": 4}, EPS),
-    (LINF, "EOTPGD", {"steps": 3}, EPS),
-    (LINF, "FFGSM", {}, EPS),
-    (LINF, "TPGD", {"steps": 4}, EPS),
-    (LINF, "MIFGSM", {"steps": 4}, EPS),
-    (LINF, "UPGD", {"steps": 4, "loss": "dlr", "random_start": True}, EPS),
-    (LINF, "DIFGSM", {"steps": 4}, EPS),
-    (LINF, "TIFGSM", {"steps": 4}, EPS),
-    (LINF, "Jitter", {"steps": 4}, EPS),
-    (LINF, "NIFGSM", {"steps": 4}, EPS),
-    (LINF, "PGDRS", {"steps": 3, "noise_sd": 0.25}, EPS),
-    (LINF, "SINIFGSM", {"steps": 3}, EPS),
-    (LINF, "VMIFGSM", {"steps": 3}, EPS),
-    (LINF, "VNIFGSM", {"steps": 3}, EPS),
-    (LINF, "SPSA", {"nb_sample": 8, "nb_iter": 2}, EPS),
-    (LINF, "PIFGSM", {"num_iter_set": 3}, {"max_epsilon": 0.0625}),
-    (LINF, "PIFGSMPP", {"num_iter_set": 3}, {"max_epsilon": 0.0625}),
-    (LINF, "APGD", {"steps": 5, "seed": 7}, EPS),
-    (L2, "APGD", {"steps": 5, "seed": 7, "loss": "dlr"}, {"eps": 0.5, "norm": "L2"}),
-    (LINF, "APGDT", {"steps": 5, "seed": 7}, EPS),
-    (LINF, "FAB", {"steps": 5, "seed": 7, "n_restarts": 2}, EPS),
-    (LINF, "FAB", {"steps": 3, "seed": 7, "multi_targeted": True}, EPS),
-    (L2, "Square", {"n_queries": 20, "seed": 7}, {"eps": 0.5, "norm": "L2"}),
-    (LINF, "AutoAttack", {"version": "rand", "seed": 7}, EPS),
-    (L2, "PGDL2", {"steps": 4}, {"eps": 0.5}),
-    (L2, "PGDRSL2", {"steps": 3}, {"eps": 0.5}),
-    (L2, "DeepFool", {"steps": 10}, {}),
-    (L1, "JSMA", {}, {}),
-    (L1, "SparseFool", {"steps": 3}, {}),
-    (L1, "OnePixel", {"steps": 3}, {}),
-    (L1, "Pixle", {"restarts": 2, "max_iterations": 5}, {}),
-    (L2, "GN", {"std": 0.05}, {}),
-    (L2, "VANILA", {}, {}),
-]
-
-
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0)])
-@pytest.mark.parametrize(("ball", "name", "settings", "given"), HOSTS)
-def test_candidates_equal_those_of_torchattacks(
-    ball: tuple[str, float],
-    name: str,
-    settings: dict[str, Any],
-    given: dict[str, Any],
-    bounds: tuple[float, float],
-) -> None:
-    width = bounds[1] - bounds[0]
-    module = network() if bounds == (0.0, 1.0) else Shifted(network(), bounds).eval()
-    x, y = batch(module, bounds)
-    threat_model = ThreatModel(norm=ball[0], epsilon=ball[1] * width, bounds=bounds)
-    shown = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-    candidates = run(as_attack(f"torchattacks:{name}({shown})"), module, x, y, threat_model)
-    if bounds == (0.0, 1.0):
-        expected = by_hand(name, module, x, y, {**settings, **given})
-    else:
-        unit = (x - bounds[0]) / width
-        out = by_hand(name, Stretched(module, bounds).eval(), unit, y, {**settings, **given})
-        expected = torch.where(out == unit, x, (out * width + bounds[0]).clamp(*bounds))
-    assert torch.equal(candidates, expected)
-    assert candidates.dtype == torch.float32
-    assert torch.equal(candidates, x) == (name == "VANILA")
 
 
 @pytest.mark.parametrize(
@@ -185,28 +70,6 @@ def test_attacks_that_mask_logits_by_zeros_equal_torchattacks_on_logits_above_ze
     assert bool((module(candidates).argmax(1) != y).any())
 
 
-@pytest.mark.parametrize(("name", "calls"), [("FGSM", 1), ("PGD(steps=7)", 7), ("EOTPGD(steps=3, eot_iter=4)", 12)])
-def test_queries_are_those_of_the_attack(name: str, calls: int) -> None:
-    module = Counting(network()).eval()
-    x, y = batch(module)
-    module.rows = module.calls = 0
-    run(as_attack(f"torchattacks:{name}"), module, x, y, ThreatModel(norm="linf", epsilon=0.05))
-    assert (module.calls, module.rows) == (calls, 4 * calls)
-
-
-@pytest.mark.parametrize("name", ["Square(n_queries=15, seed=1)", "APGDT(steps=4, seed=1)", "FAB(steps=4, seed=1)"])
-def test_queries_are_as_many_as_by_hand(name: str) -> None:
-    attack = as_attack(f"torchattacks:{name}")
-    here, there = Counting(network()).eval(), Counting(network()).eval()
-    x, y = batch(here)
-    batch(there)
-    run(attack, here, x, y, ThreatModel(norm="linf", epsilon=0.01))
-    settings = {**attack.settings, "eps": 0.01}  # type: ignore[attr-defined]
-    by_hand(name.split("(", maxsplit=1)[0], there, x, y, settings)
-    assert (here.calls, here.rows) == (there.calls, there.rows)
-    assert here.calls > 5
-
-
 def made(attack: Attack, threat_model: ThreatModel, classes: int = CLASSES) -> Any:
     """The torchattacks object that is made for a target."""
     seen: list[Any] = []
@@ -221,14 +84,7 @@ def made(attack: Attack, threat_model: ThreatModel, classes: int = CLASSES) -> A
     x, y = batch(module)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "forward", note)
-        target = Target(
-            module=module,
-            bounds=threat_model.bounds,
-            classes=classes,
-            input_shape=SHAPE,
-            device=torch.device("cpu"),
-        )
-        attack.search(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
+        common.run(attack, module, x, y, threat_model, classes=classes)
     return seen[0]
 
 
@@ -258,18 +114,6 @@ def test_epsilon_is_in_units_of_zero_to_one() -> None:
     assert made(as_attack("torchattacks:BIM"), threat_model).eps == pytest.approx(8 / 255)
 
 
-def test_set_values_are_kept_and_differences_logged(caplog: pytest.LogCaptureFixture) -> None:
-    threat_model = ThreatModel(norm="l2", epsilon=0.5)
-    with caplog.at_level(logging.WARNING):
-        attack = made(as_attack("torchattacks:APGD(eps=0.25, norm='Linf', steps=2)"), threat_model)
-    assert (attack.eps, attack.norm) == (0.25, "Linf")
-    assert [record.args[1] for record in caplog.records if record.args] == ["eps", "norm"]  # type: ignore[index]
-    caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        made(as_attack("torchattacks:PGD(eps=8/255, steps=1)"), ThreatModel(norm="linf", epsilon=8 / 255))
-    assert not caplog.records
-
-
 @pytest.mark.parametrize(
     ("classes", "given", "used"), [(4, "", 4), (10, "", 10), (12, "", 10), (12, "n_classes=12", 12)]
 )
@@ -279,13 +123,13 @@ def test_class_counts_follow_the_target(classes: int, given: str, used: int) -> 
 
 
 def test_an_object_is_bound_to_the_target_and_its_model_not_asked() -> None:
-    old = Counting(network()).eval()
+    old = Recorder(network()).eval()
     attack = as_attack(torchattacks.PGD(old, eps=0.25, alpha=0.125, steps=4))
     module = network()
     x, y = batch(module)
     threat_model = ThreatModel(norm="linf", epsilon=0.25)
     candidates = run(attack, module, x, y, threat_model)
-    assert old.calls == 0
+    assert old.sizes == []
     assert torch.equal(candidates, by_hand("PGD", module, x, y, {"eps": 0.25, "alpha": 0.125, "steps": 4}))
     assert attack.description == "torchattacks PGD(alpha=0.125, eps=0.25, steps=4)"
 
@@ -324,14 +168,14 @@ def test_an_object_of_default_settings_has_none_to_read_back(name: str) -> None:
 
 
 def test_multi_attack_binds_its_parts_anew() -> None:
-    old = Counting(network()).eval()
+    old = Recorder(network()).eval()
     parts = [torchattacks.FGSM(old, eps=0.03), torchattacks.PGD(old, eps=0.03, steps=3)]
     attack = as_attack(torchattacks.MultiAttack(parts))
     module = network()
     x, y = batch(module)
     candidates = run(attack, module, x, y, ThreatModel(norm="linf", epsilon=0.03))
-    assert old.calls == 0
-    with seeded_globals(draw_seed(torch.Generator().manual_seed(3))):
+    assert old.sizes == []
+    with seeded_globals(drawn_seed()):
         new = [torchattacks.FGSM(module, eps=0.03), torchattacks.PGD(module, eps=0.03, steps=3)]
         expected = torchattacks.MultiAttack(new)(x, y)
     assert torch.equal(candidates, expected)
@@ -376,29 +220,6 @@ def test_normalization_of_the_old_model_is_left_out_and_logged(caplog: pytest.Lo
     assert "set_normalization_used" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("torchattacks:LGV", "trains copies of the network"),
-        ("torchattacks:PDG", "did you mean PGD"),
-        ("torchattacks:wrappers", "robust-ext attacks lists them"),
-        ("torchattacks:PGD(epsilon=1)", "did you mean eps"),
-        ("torchattacks:FAB(norm='L1')", "a norm among Linf, L2"),
-        ("torchattacks:Square(norm='inf')", "a norm among Linf, L2"),
-        ("torchattacks:EADL1(max_iterations=9)", "max_iterations of at least 10"),
-        ("torchattacks:MultiAttack", "without attacks"),
-    ],
-)
-def test_what_does_not_work_is_refused_with_a_reason(text: str, message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=message):
-        as_attack(text)
-
-
-def test_norms_are_checked_before_work() -> None:
-    with pytest.raises(AttackRefusedError, match="works for linf, not for l2"):
-        as_attack("torchattacks:PGD").check(threat_model=ThreatModel(norm="l2", epsilon=1.0))
-
-
 def test_errors_of_torchattacks_name_the_attack() -> None:
     module = network()
     x, y = batch(module)
@@ -424,12 +245,6 @@ def test_classes_of_others_are_attacked_row_by_row() -> None:
     assert attack.traits.batching == "single"
     candidates = run(attack, network(), x, y, ThreatModel(norm="linf", epsilon=0.25))
     assert torch.equal(candidates, (x + 0.25).clamp(0, 1))
-
-
-def test_every_class_is_listed_once() -> None:
-    listed = {listing.name: listing for listing in adapters()["torchattacks"].list_attacks()}
-    assert sorted(listed) == sorted(torchattacks.__all__)
-    assert [name for name, listing in listed.items() if listing.reason] == ["LGV"]
 
 
 def test_other_objects_are_not_taken_for_attacks_and_models() -> None:

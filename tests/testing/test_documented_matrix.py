@@ -66,6 +66,7 @@ def test_nearly_all_run(library: str) -> None:
 
 
 @pytest.mark.usefixtures("uncompiled_brendel_bethge")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("library", "listing", "target"), CASES)
 def test_it_becomes_what_the_page_says(library: str, listing: AttackListing, target: str) -> None:
     row = conformance_row(library, listing, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
@@ -11,29 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from robust_ext.attacks import Attack
-from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
+from tests.adapters import common
+from tests.adapters.common import AsItIs, Recorder, predicted, require
 
-torchattacks = pytest.importorskip("torchattacks", reason="torchattacks is not installed")
-adapter = pytest.importorskip("robust_ext.adapters.torchattacks.attack", reason="torchattacks is not installed")
+torchattacks = require("torchattacks")
+adapter = importlib.import_module("robust_ext.adapters.torchattacks.attack")
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
-
-
-class Identity:
-    """Instead of the unit space: everything as it is."""
-
-    def __init__(self, target: Target, threat_model: ThreatModel) -> None:
-        self.target, self.threat_model = target, threat_model
-
-    def enter(self, x: Tensor) -> Tensor:
-        return x
-
-    def leave(self, candidates: Tensor, inputs: Tensor) -> Tensor:
-        return candidates
 
 
 def network(shape: tuple[int, ...], classes: int, *, bias: float = 0.0) -> nn.Module:
@@ -62,18 +50,8 @@ def run(
     threat_model: ThreatModel = LINF,
     direct: bool = False,
 ) -> Tensor:
-    target = Target(
-        module=module,
-        bounds=threat_model.bounds,
-        classes=classes,
-        input_shape=tuple(x.shape[1:]),
-        device=torch.device("cpu"),
-    )
     attack = as_attack(f"torchattacks:{attack}") if isinstance(attack, str) else attack
-    generator = torch.Generator().manual_seed(3)
-    if direct:
-        return attack.search(target, x, y, threat_model=threat_model, generator=generator)
-    return run_attack(attack, target, x, y, threat_model=threat_model, generator=generator)
+    return common.run(attack, module, x, y, threat_model, classes=classes, direct=direct)
 
 
 @pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0), (-0.5, 0.25)])
@@ -91,7 +69,7 @@ def test_bounds_other_than_zero_and_one(
     candidates = run(name, module, x, y, threat_model=threat_model)
     assert bool(threat_model.contains(candidates, x).all())
     assert not torch.equal(candidates, x)
-    monkeypatch.setattr(adapter, "UnitSpace", Identity)
+    monkeypatch.setattr(adapter, "UnitSpace", AsItIs)
     assert not bool(threat_model.contains(run(name, module, x, y, threat_model=threat_model), x).all())
 
 
@@ -376,3 +354,16 @@ def test_a_row_without_gradient_becomes_nan_as_listed_and_harms_no_other(name: s
     y = torch.ones(3, dtype=torch.int64)
     candidates = run(name, FlatAt(), x, y, classes=2, threat_model=ThreatModel(norm=norm, epsilon=2.0))
     assert torch.isnan(candidates).flatten(1).any(1).tolist() == [False, True, False]
+
+
+def test_fab_leaves_the_ball_where_the_boundary_is_far() -> None:
+    x, module = inputs((1, 8, 8)), Recorder(network((1, 8, 8), 3))
+    threat_model = ThreatModel(norm="linf", epsilon=0.0005)
+    run("FAB", module, x, predicted(module.module, x), threat_model=threat_model)
+    farthest = max(float(torch.cdist(q.flatten(1), x.flatten(1), p=torch.inf).amin(1).max()) for q in module.queries)
+    assert farthest > 2 * threat_model.epsilon
+    for name in ("FAB", "AutoAttack", "AutoAttack(version='plus')", "MultiAttack(attacks=['FAB', 'PGD'])"):
+        traits = as_attack(f"torchattacks:{name}").traits
+        assert (traits.batching, traits.leaves_ball) == ("single", True)
+    traits = as_attack("torchattacks:AutoAttack(version='rand')").traits
+    assert (traits.batching, traits.leaves_ball) == ("any", False)

@@ -9,24 +9,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry.base import adapters
 from robust_ext.registry.model import as_module
+from tests.adapters import common
+from tests.adapters.common import UNIT, Recorder, conv_network, predicted, require, uniform
 
-pytest.importorskip("eagerpy", reason="Foolbox is not installed")
-# Foolbox warns when it is imported; the adapter's import keeps that warning away, which is narrower than a filter here.
-from robust_ext.adapters.foolbox.library import foolbox
+foolbox = require("foolbox")
 
 SHAPE = (1, 6, 6)
-UNIT = (0.0, 1.0)
 HOPS = {"steps": 2, "initial_gradient_eval_steps": 10, "max_gradient_eval_steps": 20}
 
 
@@ -86,10 +84,9 @@ def run(
     bounds: tuple[float, float] = UNIT,
     labels: Tensor | None = None,
 ) -> Tensor:
-    target = Target(module=module, bounds=bounds, classes=2, input_shape=SHAPE, device=torch.device("cpu"))
     threat_model = ThreatModel(norm=norm, epsilon=epsilon * (bounds[1] - bounds[0]), bounds=bounds)
     labels = zeros(len(x)) if labels is None else labels
-    return run_attack(attack, target, x, labels, threat_model=threat_model, generator=torch.Generator().manual_seed(3))
+    return common.run(attack, module, x, labels, threat_model, classes=2, direct=False)
 
 
 @contextmanager
@@ -371,3 +368,37 @@ def test_foolbox_does_not_configure_the_callers_logging() -> None:
         assert root.handlers == []
     finally:
         root.handlers[:] = before
+
+
+class _Downhill:
+    """Stands in for Brendel-Bethge's compiled optimizer: a step along the boundary's normal, in the ball and box."""
+
+    def solve(self, x0: Any, x: Any, b: Any, low: float, high: float, c: float, r: float) -> Any:
+        step = b * c / (b @ b + 1e-12)
+        return np.clip(x + step * min(1.0, r / (np.linalg.norm(step) + 1e-12)), low, high) - x
+
+
+@pytest.mark.parametrize("name", [f"{norm}BrendelBethgeAttack" for norm in ("Linfinity", "L2", "L1", "L0")])
+def test_brendel_bethge_without_its_compiler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the optimizer itself: samples that cannot be started do not lose the others, and runs repeat."""
+    monkeypatch.setattr(getattr(foolbox.attacks, name), "instantiate_optimizer", lambda self: _Downhill())
+    module, x = Recorder(Brightness([5.0, 0.45, 0.45])), images()
+    norm = build(name).traits.norms[0]
+    first = run(build(name, {"steps": 5}), module, x, norm=norm)
+    assert torch.equal(first[0], x[0])
+    assert module(first).argmax(1).tolist() == [0, 1, 1]
+    assert torch.equal(run(build(name, {"steps": 5}), module, x, norm=norm), first)
+    assert set(module.sizes) == {3}
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_brendel_bethge_compiled_is_what_its_python_is(request: pytest.FixtureRequest) -> None:
+    """The optimizer that numba compiles and the one that the other tests run find the same points."""
+    x, module = uniform(4, SHAPE), conv_network(SHAPE, 3)
+    attack, labels = build("L2BrendelBethgeAttack", {"steps": 5}), predicted(module, x)
+    compiled = run(attack, module, x, norm="l2", labels=labels)
+    request.getfixturevalue("uncompiled_brendel_bethge")
+    assert not torch.equal(compiled, x)
+    attack = build("L2BrendelBethgeAttack", {"steps": 5})
+    torch.testing.assert_close(run(attack, module, x, norm="l2", labels=labels), compiled, rtol=0, atol=1e-5)

@@ -16,19 +16,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robust_ext.attacks import Attack
-from robust_ext.attacks.running import run_attack
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
+from tests.adapters import common
+from tests.adapters.common import UNIT, require
 
-library = pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
-evasion = library.art.attacks.evasion
-PyTorchClassifier = library.art.estimators.classification.PyTorchClassifier
+art = require("art")
+evasion = art.attacks.evasion
 threshold = importlib.import_module("robust_ext.adapters.art.settings").threshold
 AttackContext = importlib.import_module("robust_ext.adapters.art.settings").AttackContext
 
-UNIT = (0.0, 1.0)
 NUMPY_2 = int(np.__version__.split(".")[0]) >= 2
 OnNumpy2 = pytest.mark.skipif(not NUMPY_2, reason="numpy 1 still has it")
 
@@ -62,19 +60,11 @@ def batch(module: nn.Module, *, channels: int = 1, bounds: tuple[float, float] =
 def run(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat_model: ThreatModel, seed: int = 3) -> Tensor:
     with torch.no_grad():
         classes = module(x[:1]).shape[1]
-    target = Target(
-        module=module,
-        bounds=threat_model.bounds,
-        classes=classes,
-        input_shape=tuple(x.shape[1:]),
-        device=torch.device("cpu"),
-    )
-    generator = torch.Generator().manual_seed(seed)
-    return run_attack(attack, target, x, y, threat_model=threat_model, generator=generator)
+    return common.run(attack, module, x, y, threat_model, classes=classes, seed=seed, direct=False)
 
 
 def classifier(module: nn.Module, *, bounds: tuple[float, float] = UNIT, channels: int = 1, classes: int = 5) -> Any:
-    return PyTorchClassifier(
+    return art.estimators.classification.PyTorchClassifier(
         model=module,
         loss=nn.CrossEntropyLoss(),
         input_shape=(channels, 8, 8),
@@ -211,7 +201,7 @@ def test_the_laser_moves_on_numpy_2() -> None:
     # Upstream: np.asfarray is gone.
     module = network(channels=3)
     x, y = batch(module, channels=3)
-    attacks = library.art.attacks.evasion.laser_attack.laser_attack
+    attacks = art.attacks.evasion.laser_attack.laser_attack
     beam = attacks.LaserBeam.from_array
     generator = attacks.LaserBeamGenerator(beam([380, 0, 1, 1]), beam([780, 3, 8, 8]))
     with seeded_globals(0), pytest.raises(AttributeError, match="asfarray"):

@@ -1,11 +1,11 @@
-"""What is said of adv-lib's attacks, measured again: which rows they query and where, and what they return."""
+"""adv-lib's attacks with settings that change how they treat samples, measured, and what the adapter mends."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -13,21 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks import Attack
-from robust_ext.attacks.base import draw_seed
-from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError, AttackRefusedError
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.padded import PaddedClasses
 from robust_ext.registry import as_attack
+from tests.adapters import common
+from tests.adapters.common import AsItIs, Recorder, conv_network, drawn_seed, predicted, require, uniform
 
-if find_spec("adv_lib") is None:
-    pytest.skip("adv-lib is not installed", allow_module_level=True)
-from robust_ext.adapters.adv_lib import attack as attack_module
-from robust_ext.adapters.adv_lib.catalogue import CATALOGUE
-from robust_ext.adapters.adv_lib.entries import ENTRIES
+require("adv_lib")
+attack_module = import_module("robust_ext.adapters.adv_lib.attack")
+CATALOGUE = attack_module.CATALOGUE
+ENTRIES = CATALOGUE.entries
 
 NAMES = sorted(ENTRIES)
 ROWS = 5
@@ -51,15 +48,18 @@ VARIANTS: list[tuple[str, dict[str, Any], str]] = [
 
 
 def network(classes: int = 5) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, classes)).eval()
+    return conv_network((3, 8, 8), classes)
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    x = torch.rand(ROWS, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    x = uniform(ROWS, (3, 8, 8))
+    return x, predicted(network(), x)
+
+
+def run(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat_model: ThreatModel, seed: int = 3) -> Tensor:
     with torch.no_grad():
-        return x, network()(x).argmax(1)
+        classes = module(x).shape[1]
+    return common.run(attack, module, x, y, threat_model, classes=classes, seed=seed, direct=False)
 
 
 def attack_of(name: str, **settings: Any) -> Attack:
@@ -72,36 +72,11 @@ def threat_model_of(attack: Attack, epsilon: float | None = None) -> ThreatModel
     return ThreatModel(norm=norm, epsilon=epsilon or {"linf": 0.02, "l2": 0.1, "l1": 0.6}[norm])
 
 
-def run(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat_model: ThreatModel) -> Tensor:
-    with torch.no_grad():
-        classes = module(x).shape[1]
-    shape = tuple(x.shape[1:])
-    target = Target(
-        module=module, bounds=threat_model.bounds, classes=classes, input_shape=shape, device=torch.device("cpu")
-    )
-    generator = torch.Generator().manual_seed(3)
-    return run_attack(attack, target, x, y, threat_model=threat_model, generator=generator)
-
-
-class Recorder(nn.Module):
-    """Keeps what a module is asked."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.batches: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.batches.append(x.detach().clone())
-        out: Tensor = self.module(x)
-        return out
-
-
 def record(attack: Attack, threat_model: ThreatModel) -> list[Tensor]:
     x, y = batch()
     recorder = Recorder(network())
     run(attack, recorder, x, y, threat_model)
-    return recorder.batches[1:]
+    return recorder.queries[1:]
 
 
 @pytest.mark.parametrize(("name", "settings", "rows"), VARIANTS)
@@ -131,79 +106,6 @@ def test_outside_is_as_measured(name: str, settings: dict[str, Any], rows: str) 
     farthest = torch.cdist(points, x.double().flatten(1), p=order).amin(1).max()
     assert bool(farthest > threat_model.epsilon + threat_model.tolerance(x[0].numel())) == attack.traits.leaves_ball
     assert not (attack.traits.leaves_ball and attack.traits.batching == "any")
-
-
-def binarized(x: Tensor, rows: str) -> BinarizedClassifier:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
-        features = nn.Sequential(nn.Conv2d(x.shape[1], 4, 3), nn.Tanh(), nn.Flatten()).eval()
-        with torch.no_grad():
-            anchor = features(x)
-        weight = nn.functional.normalize(torch.randn(anchor.shape), dim=1)
-    count = len(x)
-    return BinarizedClassifier(
-        features,
-        references=x,
-        weight=weight,
-        anchor=anchor,
-        threshold=torch.full((count,), 0.02),
-        scale=torch.full((count,), 10.0),
-        offset=torch.zeros(count),
-        batching=rows,
-    )
-
-
-# As deep a search as finds the planted planes.
-DEEP: dict[str, dict[str, Any]] = {
-    "alma": {"num_steps": 300},
-    "carlini_wagner_linf": {"max_iterations": 20},
-    "pdgd": {"num_steps": 100},
-    "pdpgd": {"num_steps": 100},
-    "perc_al": {"max_iterations": 50},
-    "sigma_zero": {"num_steps": 100},
-}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_attack_solves_binarized_problems_together_where_it_says_so(name: str) -> None:
-    attack = attack_of(name, **DEEP.get(name, {}))
-    x, _ = batch()
-    labels = torch.zeros(ROWS, dtype=torch.int64)
-    epsilon = {"linf": 0.1, "l2": 0.5, "l1": 4.0}[attack.traits.norms[0]]
-    threat_model = threat_model_of(attack, epsilon)
-    judge = binarized(x, "full")
-    assert not bool(judge(x).argmax(1).any())
-    if attack.traits.batching == "single":
-        parts = [
-            run(attack, binarized(x[i : i + 1], "any"), x[i : i + 1], labels[:1], threat_model) for i in range(ROWS)
-        ]
-        with torch.no_grad():
-            found = torch.cat([binarized(x[i : i + 1], "any")(part).argmax(1) == 1 for i, part in enumerate(parts)])
-    else:
-        candidates = run(attack, binarized(x, attack.traits.batching), x, labels, threat_model)
-        with torch.no_grad():
-            found = judge(candidates).argmax(1) == 1
-    assert int(found.sum()) >= 3
-
-
-# Draws of the others depend on the size of the batch; rows of StrAttack meet in its second phase, see the next test.
-@pytest.mark.parametrize(
-    "name", [name for name in NAMES if ENTRIES[name].traits.seeds == "none" and name != "str_attack"]
-)
-def test_a_row_alone_fares_as_in_the_batch_unless_coupled(name: str) -> None:
-    # How C&W stops is shared by the rows; this many iterations get that far.
-    attack = attack_of(name, **({"max_iterations": 20} if name == "carlini_wagner_linf" else {}))
-    threat_model = threat_model_of(attack)
-    # Sigma-zero divides by its gradients' own size, which blows up what a batch rounds differently from a row.
-    dtype = torch.float64 if name == "sigma_zero" else torch.float32
-    x, y = batch()
-
-    def candidates(rows: slice) -> Tensor:
-        return run(attack, network().to(dtype), x[rows].to(dtype), y[rows], threat_model)
-
-    together = candidates(slice(None))
-    alone = torch.cat([candidates(slice(i, i + 1)) for i in range(ROWS)])
-    assert torch.allclose(together, alone, rtol=0, atol=1e-4) != attack.traits.batch_dependent
 
 
 def small_problem() -> tuple[nn.Module, Tensor, Tensor]:
@@ -241,13 +143,8 @@ def uses_global_randomness(name: str, settings: dict[str, Any], module: nn.Modul
     seen = []
     for seed in (1, 2):
         recorder = Recorder(module)
-        target = Target(
-            module=recorder, bounds=(0.0, 1.0), classes=5, input_shape=(3, 8, 8), device=torch.device("cpu")
-        )
-        generator = torch.Generator().manual_seed(seed)
-        y = module(x).argmax(1)
-        run_attack(attack, target, x, y, threat_model=threat_model_of(attack), generator=generator)
-        seen.append(torch.cat(recorder.batches))
+        run(attack, recorder, x, predicted(module, x), threat_model_of(attack), seed=seed)
+        seen.append(torch.cat(recorder.queries))
     return seen[0].shape != seen[1].shape or not torch.allclose(*seen, equal_nan=True)
 
 
@@ -266,22 +163,6 @@ def test_seeds_are_as_measured(name: str, settings: dict[str, Any]) -> None:
     # Without gradients, DDN and ALMA go in random directions.
     drawn = any(uses_global_randomness(name, settings, module) for module in (network(), Flat()))
     assert (attack_of(name, **settings).traits.seeds == "global") == drawn
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_returned_on_failure_is_as_measured(name: str) -> None:
-    x, _ = batch()
-    attack = attack_of(name)
-    candidates = run(attack, Flat(), x, torch.zeros(ROWS, dtype=torch.int64), threat_model_of(attack))
-    assert bool(torch.isfinite(candidates).all())
-    assert attack.traits.failure in ("input", "last")
-    if attack.traits.failure == "input":
-        assert torch.equal(candidates, x)
-    else:
-        x, y = batch()
-        short = run(attack_of(name, iter=2, eps=1e-4), network(), x, y, threat_model_of(attack))
-        assert torch.equal(network()(short).argmax(1), y)
-        assert not torch.equal(short, x)
 
 
 def test_gradients_whose_values_share_memory_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,22 +222,12 @@ def test_colours_need_three_channels() -> None:
 
 
 def test_inputs_in_other_bounds_reach_attacks_that_check_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Identity:
-        def __init__(self, target: Target, threat_model: ThreatModel) -> None:
-            self.target, self.threat_model = target, threat_model
-
-        def enter(self, x: Tensor) -> Tensor:
-            return x
-
-        def leave(self, candidates: Tensor, inputs: Tensor) -> Tensor:
-            return candidates
-
     x, y = batch()
     x = x * 2 - 1
     y = network()(x).argmax(1)
     attack, threat_model = attack_of("ddn"), ThreatModel(norm="l2", epsilon=0.5, bounds=(-1.0, 1.0))
     assert bool((network()(run(attack, network(), x, y, threat_model)).argmax(1) != y).all())
-    monkeypatch.setattr(attack_module, "UnitSpace", Identity)
+    monkeypatch.setattr(attack_module, "UnitSpace", AsItIs)
     with pytest.raises(AttackError, match=r"should be in the \[0, 1\] range"):
         run(attack, network(), x, y, threat_model)
 
@@ -395,5 +266,5 @@ def test_repairs_change_nothing_where_adv_lib_does_not_raise_and_are_gone_afterw
         as_attack((CATALOGUE.find("str_attack"), settings)), module, x, y, ThreatModel(norm="l2", epsilon=1.0)
     )
     assert (modules[0].l0_projection_, modules[1].np) == before
-    with seeded_globals(draw_seed(torch.Generator().manual_seed(3))):
+    with seeded_globals(drawn_seed()):
         assert torch.equal(candidates, CATALOGUE.find("str_attack")(module, x.clone(), y, **settings))

@@ -1,0 +1,304 @@
+"""Every attack of every library is listed, and used or refused with a reason; what cannot be built is explained."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import subprocess
+import sys
+import types
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
+from robust_ext.registry.base import AttackListing, adapters
+from tests.adapters.common import LIBRARIES, cases, conv_network, predicted, run, uniform, usable
+
+EVERY = [case for library in LIBRARIES for case in cases(usable(library), library)]
+
+
+NETWORK = conv_network((3, 8, 8))
+X = uniform(4, (3, 8, 8))
+Y = predicted(NETWORK, X)
+
+
+def host(library: str) -> Any:
+    """The library itself, where it is installed."""
+    if not usable(library):
+        pytest.skip(f"{library} is not installed")
+    return import_module(f"robust_ext.adapters.{library}.library").__dict__[library]
+
+
+def classes_of(module: Any, base: type) -> set[str]:
+    members = inspect.getmembers(module, inspect.isclass)
+    return {name for name, member in members if issubclass(member, base) and member.__name__ == name}
+
+
+def public(library: str) -> set[str]:
+    """The names of a library's attacks, read off the library."""
+    package = host(library)
+    if library == "adv_lib":
+        members = vars(package.attacks).items()
+        return {name for name, member in members if isinstance(member, types.FunctionType)} | {"minimal_apgd"}
+    if library == "art":
+        return classes_of(package.attacks.evasion, package.attacks.EvasionAttack)
+    if library == "foolbox":
+        return classes_of(package.attacks, package.attacks.Attack) - {"Attack"}
+    return set(package.__all__)
+
+
+@pytest.mark.parametrize(("library", "count"), [("adv_lib", 20), ("art", 42), ("foolbox", 57), ("torchattacks", 36)])
+def test_every_attack_is_listed_once_and_used_or_refused_with_a_reason(library: str, count: int) -> None:
+    names = public(library)
+    listed = {listing.name: listing for listing in adapters()[library].list_attacks()}
+    unusable = import_module(f"robust_ext.adapters.{library}.catalogue").UNUSABLE
+    entries = import_module(f"robust_ext.adapters.{library}.entries").ENTRIES
+    elsewhere = {name for name in listed if name.startswith("segmentation.")}
+    assert set(listed) == names | elsewhere
+    assert set(entries) | set(unusable) >= names
+    assert not set(entries) & set(unusable)
+    assert {name for name, listing in listed.items() if listing.reason} == set(unusable) & set(listed)
+    assert all("use " in listing.reason for listing in listed.values() if listing.reason)
+    assert len(usable(library)) >= count
+    if library == "foolbox":
+        aliases = {alias for listing in listed.values() for alias in listing.aliases}
+        assert {"PGD", "LinfPGD", "FGSM", "FGM", "MIFGSM"} <= aliases
+    colours = {"adv_lib": {"perc_al"}, "art": {"LaserAttack"}}.get(library, set())
+    assert {name for name, listing in listed.items() if listing.channels == 3} == colours
+
+
+@pytest.mark.parametrize(("library", "listing"), EVERY)
+def test_what_is_built_has_the_listed_traits(
+    library: str, listing: AttackListing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library == "foolbox" and listing.traits.packages:
+        monkeypatch.setattr(getattr(host(library).attacks, listing.name), "instantiate_optimizer", lambda self: None)
+    # What a version of AutoAttack runs, and what a MultiAttack holds, decides on its traits.
+    settings = {} if listing.name == "AutoAttack" else listing.trial
+    built: Any = adapters()[library].build_attack(listing.name, settings, name="x")
+    assert built.traits == listing.traits or listing.name == "MultiAttack"
+    assert "at 0x" not in built.description
+    if library == "foolbox":
+        cls = getattr(host(library).attacks, listing.name)
+        assert listing.traits.minimum_norm != issubclass(cls, host(library).attacks.base.FixedEpsilonAttack)
+        distance = getattr(built.attack, "distance", None) if "Flexible" not in str(cls.__mro__) else None
+        if distance is not None and listing.name != "HopSkipJumpAttack":
+            assert listing.traits.norms == ({0: "l1", 1: "l1", 2: "l2"}.get(distance.p, "linf"),)
+        assert listing.traits.batching == "full"
+
+
+def test_what_is_refused_of_art_takes_no_image_classifier_in_pytorch() -> None:
+    evasion, classifier = host("art").attacks.evasion, host("art").estimators.classification.PyTorchClassifier
+    catalogue = import_module("robust_ext.adapters.art.catalogue")
+    foreign = ("TensorFlow", "video", "object detector", "speech", "tables", "decision trees", "GPy", "programs")
+
+    def accepts(name: str) -> bool:
+        requirements = getattr(evasion, name)._estimator_requirements
+        options = [part if isinstance(part, tuple) else (part,) for part in requirements]
+        return all(any(issubclass(classifier, option) for option in part) for part in options)
+
+    entries = {name for name in catalogue.ENTRIES if hasattr(evasion, name)}
+    applicable = {name for name in (*entries, *catalogue.UNUSABLE) if hasattr(evasion, name) and accepts(name)}
+    assert entries <= applicable
+    for name in applicable - entries:
+        assert any(word in catalogue.UNUSABLE[name] for word in foreign), name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("foolbox:LinfPDG", "did you mean LinfPGD"),
+        ("foolbox:LinfPGD(step=3)", r"one of: rel_stepsize, .*did you mean steps\?"),
+        ("foolbox:VirtualAdversarialAttack", r"VirtualAdversarialAttack\(steps=\.\.\., \.\.\.\)"),
+        ("foolbox:HopSkipJumpAttack(constraint='l7')", "settings it accepts; Foolbox raised AssertionError"),
+        ("foolbox:DatasetAttack", "other samples that it was fed"),
+        ("foolbox:Attack", "base class"),
+        ("art:ProjectedGradientDecent", "did you mean ProjectedGradientDescent"),
+        ("art:ProjectedGradientDescent(steps=3)", "one of: norm, eps,"),
+        ("art:ProjectedGradientDescent(estimator=3)", "one of: norm, eps,"),
+        ("art:ProjectedGradientDescent(targeted=True)", "targeted=False"),
+        ("art:HopSkipJump(norm=1)", "a norm among linf, l2"),
+        ("art:SaliencyMapMethod(targeted=False)", "one of: theta"),
+        ("art:AdversarialPatchNumpy(targeted=False)", "targeted=True"),
+        ("art:FrameSaliencyAttack", "made for videos"),
+        ("art:DPatch", "made for object detectors"),
+        ("art:LowProFool", "made for tables"),
+        ("torchattacks:LGV", "trains copies of the network"),
+        ("torchattacks:PDG", "did you mean PGD"),
+        ("torchattacks:wrappers", "robust-ext attacks lists them"),
+        ("torchattacks:PGD(epsilon=1)", "did you mean eps"),
+        ("torchattacks:FAB(norm='L1')", "a norm among Linf, L2"),
+        ("torchattacks:Square(norm='inf')", "a norm among Linf, L2"),
+        ("torchattacks:EADL1(max_iterations=9)", "max_iterations of at least 10"),
+        ("torchattacks:MultiAttack", "without attacks"),
+        ("torchattacks:MultiAttack(attacks=['PGD', 'PGDL2'])", "norm in common"),
+        ("torchattacks:MultiAttack(attacks=[1, 2])", "names, classes or objects"),
+        ("adv_lib:dnn", r"did you mean ddn"),
+        ("adv_lib:utils", "robust-ext attacks lists them"),
+        ("adv_lib:ddn(step=3)", r"one of: targeted, steps, .*did you mean steps\?"),
+        ("adv_lib:ddn(callback=None)", "one of: "),
+        ("adv_lib:fmn(starting_points=None)", "one of: "),
+        ("adv_lib:perc_al(momentum=1)", r"one of: targeted, max_iterations, "),
+        ("adv_lib:df(return_targets=True)", "one of: "),
+        ("adv_lib:apgd(targeted=True)", "true labels"),
+        ("adv_lib:apgd(eps='much')", "eps: got"),
+        ("adv_lib:df(norm='l1')", "norm=1, expected one of inf, 2"),
+        ("adv_lib:fmn(norm=[2])", r"norm=\[2\], expected one of inf, 2, 1, 0"),
+        ("adv_lib:alma(distance='lpips')", "downloads a network"),
+        ("adv_lib:alma(penalty='P99')", "one of: PHRQuad"),
+        ("adv_lib:segmentation.dag", "segmentation, where every pixel has a label; use df"),
+    ],
+)
+def test_what_cannot_be_built_is_explained(text: str, message: str) -> None:
+    host(text.partition(":")[0])
+    with pytest.raises(InvalidArgumentError, match=message):
+        as_attack(text)
+
+
+@pytest.mark.parametrize(
+    ("library", "names", "message"),
+    [
+        ("foolbox", "distances.l2", "one of the attacks"),
+        ("foolbox", "attacks.LinfPGD", "dict of keyword arguments"),
+        ("art", "estimators.BaseEstimator", "one of the attacks"),
+        ("art", "attacks.evasion.FastGradientMethod", "dict of keyword arguments"),
+        ("torchattacks", "attack.Attack", "one of the attacks in torchattacks"),
+        ("torchattacks", "PGD", "dict of keyword arguments"),
+        ("adv_lib", "utils.losses.difference_of_logits", "one of: alma"),
+        ("adv_lib", "attacks.ddn", "dict of keyword arguments"),
+    ],
+)
+def test_what_is_no_attack_and_settings_of_no_mapping_are_refused(library: str, names: str, message: str) -> None:
+    found = host(library)
+    for name in names.split("."):
+        found = getattr(found, name)
+    with pytest.raises(InvalidArgumentError, match=message):
+        as_attack((found, 3) if message.startswith("dict") else found)
+
+
+@pytest.mark.parametrize(
+    ("text", "norm", "works"),
+    [
+        ("foolbox:HopSkipJumpAttack(constraint='linf')", "l2", "linf"),
+        ("art:SquareAttack", "l1", "linf and l2"),
+        ("torchattacks:PGD", "l2", "linf"),
+        ("adv_lib:fab(norm=2)", "linf", "l2"),
+    ],
+)
+def test_norms_are_checked_before_any_work(text: str, norm: str, works: str) -> None:
+    host(text.partition(":")[0])
+    with pytest.raises(AttackRefusedError, match=re.escape(f"works for {works}, not for {norm}")):
+        as_attack(text).check(threat_model=ThreatModel(norm=norm, epsilon=0.1))
+
+
+def test_nothing_of_the_libraries_is_imported_until_it_is_used() -> None:
+    code = (
+        "import sys; from robust_ext.registry.base import adapters; adapters(); "
+        "assert not {'foolbox', 'art', 'torchattacks', 'adv_lib', 'matplotlib', 'typer'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("no answer")
+
+
+@pytest.mark.parametrize(
+    ("text", "title", "norm"),
+    [
+        ("foolbox:FGSM", "Foolbox", "linf"),
+        ("art:FastGradientMethod", "ART", "linf"),
+        ("torchattacks:FGSM", "torchattacks", "linf"),
+        ("adv_lib:ddn", "adv-lib", "l2"),
+    ],
+)
+def test_errors_inside_name_the_attack(text: str, title: str, norm: str) -> None:
+    host(text.partition(":")[0])
+    with pytest.raises(AttackError, match=f"{text}: {title} raised RuntimeError: no answer"):
+        run(as_attack(text), Broken().eval(), X, Y, ThreatModel(norm=norm, epsilon=0.1))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("art:ProjectedGradientDescent(max_iter=-3)", r"max_iter=-3.*settings it accepts; ART raised ValueError"),
+        ("torchattacks:AutoAttack(version='fast')", "settings it accepts; torchattacks raised ValueError"),
+    ],
+)
+def test_settings_that_a_library_refuses_name_the_attack(text: str, message: str) -> None:
+    host(text.partition(":")[0])
+    with pytest.raises(InvalidArgumentError, match=message):
+        run(as_attack(text), NETWORK, X, Y, ThreatModel(norm="linf", epsilon=0.1))
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "logged"),
+    [
+        ("art:FastGradientMethod(eps=0.05, norm='inf')", 0.05, ["eps"]),
+        ("torchattacks:PGD(eps=8/255, steps=1)", 8 / 255, ["eps"]),
+        ("torchattacks:APGD(eps=0.25, norm='L2', steps=2)", 0.25, ["eps", "norm"]),
+        ("adv_lib:pgd_linf(ε=0.25, steps=1)", 0.25, ["ε"]),
+    ],
+)
+def test_settings_that_differ_from_the_threat_model_are_kept_and_logged(
+    text: str, other: float, logged: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    host(text.partition(":")[0])
+    for epsilon, names in ((0.1, logged), (other, [name for name in logged if name == "norm"])):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            candidates = run(as_attack(text), NETWORK, X, Y, ThreatModel(norm="linf", epsilon=epsilon))
+        assert [record.args[1] for record in caplog.records if record.args] == names  # type: ignore[index]
+        assert all("was set and differs from the threat model's" in message for message in caplog.messages)
+        assert (
+            "norm" in logged
+            or text.startswith("adv_lib")
+            or float((candidates - X).abs().max()) == pytest.approx(other, rel=1e-4)
+        )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "foolbox:LinfPGD(steps=1)",
+        "art:ProjectedGradientDescent(max_iter=1, num_random_init=1)",
+        "torchattacks:PGD(steps=1)",
+        "adv_lib:apgd(n_iter=10)",
+        "adv_lib:pgd_linf(steps=10)",
+        "adv_lib:fga(max_iter=10, n_samples=3)",
+        "adv_lib:vfga(max_iter=10, n_samples=3)",
+    ],
+)
+def test_runs_depend_on_the_generator_only(text: str) -> None:
+    host(text.partition(":")[0])
+    attack = as_attack(text)
+    threat_model = ThreatModel(norm=attack.traits.norms[0], epsilon=0.25)
+    first = run(attack, NETWORK, X, Y, threat_model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(6)
+        assert torch.equal(run(attack, NETWORK, X, Y, threat_model), first)
+    assert not torch.equal(run(attack, NETWORK, X, Y, threat_model, seed=4), first)
+
+
+@pytest.mark.parametrize(
+    ("text", "classes"),
+    [
+        ("art:AutoProjectedGradientDescent(loss_type='difference_logits_ratio')", 3),
+        ("art:AutoAttack", 3),
+        ("art:AutoProjectedGradientDescent", 2),
+        ("torchattacks:AutoAttack(version='rand')", 3),
+        ("torchattacks:AutoAttack", 4),
+        ("adv_lib:apgd(loss_function='ce')", 2),
+    ],
+)
+def test_losses_on_further_logits_need_classes_enough(text: str, classes: int) -> None:
+    host(text.partition(":")[0])
+    assert as_attack(text).traits.minimum_classes == classes

@@ -1,0 +1,378 @@
+"""On an ordinary classifier the wrapped attacks return what the libraries return, to the bit, and query as often."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Counted, PassCounter
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry import as_attack
+from robust_ext.registry.model import as_module
+from tests.adapters.common import UNIT, Stretched, conv_network, drawn_seed, predicted, run, uniform, usable
+
+SHAPE, CLASSES = (3, 8, 8), 10
+EPSILON = {"linf": 0.2, "l2": 1.0, "l1": 5.0}
+INF = math.inf
+DESCENT = {"max_iter": 4, "eps_step": 0.05}
+AUTO = {"max_iter": 4, "eps_step": 0.2, "nb_random_init": 1}
+CARLINI = {"max_iter": 5, "binary_search_steps": 2, "initial_const": 10.0}
+SEARCH = {"binary_search_steps": 3, "initial_const": 10.0}
+# Norm, attack, settings given to the adapter and, of adv-lib, what it has to be called with on top for the same.
+CASES: dict[str, list[tuple[Any, ...]]] = {
+    "foolbox": [
+        ("linf", "LinfPGD", {"steps": 5, "rel_stepsize": 0.1}),
+        ("l2", "L2PGD", {"steps": 5}),
+        ("l1", "L1PGD", {"steps": 5}),
+        ("linf", "LinfAdamPGD", {"steps": 5}),
+        ("linf", "MIFGSM", {"steps": 5}),
+        ("linf", "FGSM", {"random_start": True}),
+        ("l1", "SparseL1DescentAttack", {"steps": 5}),
+        ("l2", "VirtualAdversarialAttack", {"steps": 2, "xi": 0.01}),
+        ("l2", "L2ClippingAwareRepeatedAdditiveGaussianNoiseAttack", {"repeats": 10}),
+        ("linf", "LinfRepeatedAdditiveUniformNoiseAttack", {"repeats": 3}),
+        ("l2", "DDNAttack", {"steps": 10}),
+        ("l2", "L2DeepFoolAttack", {"steps": 10}),
+        ("linf", "LinfDeepFoolAttack", {"steps": 10}),
+        ("l2", "NewtonFoolAttack", {"steps": 20}),
+        ("linf", "LInfFMNAttack", {"steps": 20}),
+        ("l1", "L0FMNAttack", {"steps": 20}),
+        ("l2", "L2CarliniWagnerAttack", {"steps": 40, **SEARCH}),
+        ("l1", "EADAttack", {"steps": 40, **SEARCH}),
+        ("l2", "BoundaryAttack", {"steps": 20}),
+        ("linf", "HopSkipJumpAttack", {"steps": 2, "max_gradient_eval_steps": 20}),
+        ("l2", "HopSkipJumpAttack", {"steps": 2, "max_gradient_eval_steps": 20}),
+        ("linf", "PointwiseAttack", {"l2_binary_search": False}),
+        ("l2", "SaltAndPepperNoiseAttack", {"steps": 50}),
+        ("linf", "LinearSearchBlendedUniformNoiseAttack", {"steps": 20}),
+        ("l2", "InversionAttack", {}),
+        ("l1", "GaussianBlurAttack", {"steps": 10}),
+        ("l2", "SpatialAttack", {"num_translations": 2, "num_rotations": 3}),
+    ],
+    "art": [
+        ("linf", "FastGradientMethod", {"eps_step": 0.1}),
+        ("linf", "BasicIterativeMethod", DESCENT),
+        ("l2", "MomentumIterativeMethod", DESCENT),
+        ("linf", "ProjectedGradientDescent", {**DESCENT, "num_random_init": 2}),
+        ("l2", "ProjectedGradientDescentNumpy", DESCENT),
+        ("l1", "ProjectedGradientDescentPyTorch", DESCENT),
+        ("linf", "AutoProjectedGradientDescent", AUTO),
+        ("l2", "AutoConjugateGradient", AUTO),
+        ("l2", "RescalingAutoConjugateGradient", AUTO),
+        ("linf", "SquareAttack", {"max_iter": 10}),
+        ("l2", "DeepFool", {"max_iter": 10}),
+        ("l2", "CarliniL2Method", CARLINI),
+        ("l1", "CarliniL0Method", {**CARLINI, "max_iter": 3}),
+        ("l2", "ElasticNet", {"max_iter": 10, "binary_search_steps": 2, "initial_const": 1.0}),
+    ],
+    "torchattacks": [
+        ("linf", "FGSM", {}),
+        ("linf", "PGD", {"steps": 4}),
+        ("linf", "BIM", {"steps": 4}),
+        ("linf", "RFGSM", {"steps": 4}),
+        ("linf", "EOTPGD", {"steps": 3}),
+        ("linf", "FFGSM", {}),
+        ("linf", "TPGD", {"steps": 4}),
+        ("linf", "MIFGSM", {"steps": 4}),
+        ("linf", "UPGD", {"steps": 4, "loss": "dlr", "random_start": True}),
+        ("linf", "DIFGSM", {"steps": 4}),
+        ("linf", "TIFGSM", {"steps": 4}),
+        ("linf", "Jitter", {"steps": 4}),
+        ("linf", "NIFGSM", {"steps": 4}),
+        ("linf", "PGDRS", {"steps": 3, "noise_sd": 0.25}),
+        ("linf", "SINIFGSM", {"steps": 3}),
+        ("linf", "VMIFGSM", {"steps": 3}),
+        ("linf", "VNIFGSM", {"steps": 3}),
+        ("linf", "SPSA", {"nb_sample": 8, "nb_iter": 2}),
+        ("linf", "PIFGSM", {"num_iter_set": 3}),
+        ("linf", "PIFGSMPP", {"num_iter_set": 3}),
+        ("linf", "APGD", {"steps": 5, "seed": 7}),
+        ("l2", "APGD", {"steps": 5, "seed": 7, "loss": "dlr"}),
+        ("linf", "APGDT", {"steps": 5, "seed": 7}),
+        ("linf", "FAB", {"steps": 5, "seed": 7, "n_restarts": 2}),
+        ("linf", "FAB", {"steps": 3, "seed": 7, "multi_targeted": True}),
+        ("l2", "Square", {"n_queries": 20, "seed": 7}),
+        ("linf", "AutoAttack", {"version": "rand", "seed": 7}),
+        ("l2", "PGDL2", {"steps": 4}),
+        ("l2", "PGDRSL2", {"steps": 3}),
+        ("l2", "DeepFool", {"steps": 10}),
+        ("l1", "JSMA", {}),
+        ("l1", "SparseFool", {"steps": 3}),
+        ("l1", "OnePixel", {"steps": 3}),
+        ("l1", "Pixle", {"restarts": 2, "max_iterations": 5}),
+        ("l2", "GN", {"std": 0.05}),
+        ("l2", "VANILA", {}),
+    ],
+    "adv_lib": [
+        ("l2", "alma", {"num_steps": 20}, {"distance": "l2"}),
+        ("l1", "alma", {"num_steps": 20, "init_lr_distance": 0.5}, {"distance": "l1"}),
+        ("linf", "apgd", {"n_iter": 10}, {"eps": 0.2, "norm": INF}),
+        ("l2", "apgd", {"n_iter": 10, "n_restarts": 2}, {"eps": 1.0, "norm": 2}),
+        ("l1", "apgd", {"n_iter": 10, "loss_function": "ce"}, {"eps": 5.0, "norm": 1}),
+        ("linf", "apgd_targeted", {"n_iter": 5}, {"eps": 0.2, "norm": INF}),
+        ("l2", "minimal_apgd", {"n_iter": 5, "binary_search_steps": 3}, {"max_eps": 1.0, "norm": 2}),
+        ("l2", "carlini_wagner_l2", {"binary_search_steps": 2, "max_iterations": 10, "initial_const": 1.0}, {}),
+        ("linf", "carlini_wagner_linf", {"max_iterations": 5, "initial_const": 1.0}, {}),
+        ("l2", "ddn", {"steps": 20}, {}),
+        ("l2", "df", {"steps": 10}, {"norm": 2}),
+        ("linf", "df", {"steps": 10}, {"norm": INF}),
+        ("linf", "fab", {"n_iter": 5}, {"norm": INF}),
+        ("l2", "fab", {"n_iter": 5, "restarts": 2}, {"norm": 2}),
+        ("l1", "fab", {"n_iter": 5}, {"norm": 1}),
+        ("l1", "fga", {"max_iter": 10, "n_samples": 3}, {"targeted": False}),
+        ("linf", "fmn", {"steps": 10}, {"norm": INF}),
+        ("l2", "fmn", {"steps": 10}, {"norm": 2}),
+        ("l1", "fmn", {"steps": 10}, {"norm": 1}),
+        ("l1", "fmn", {"steps": 10, "norm": 0}, {}),
+        ("l2", "pdgd", {"num_steps": 10, "random_init": 0.1}, {}),
+        ("linf", "pdpgd", {"num_steps": 10}, {"norm": INF}),
+        ("l2", "pdpgd", {"num_steps": 10}, {"norm": 2}),
+        ("l1", "pdpgd", {"num_steps": 10, "norm": 0, "proximal_operator": 23}, {}),
+        ("linf", "perc_al", {"max_iterations": 10}, {"num_classes": CLASSES}),
+        ("linf", "pgd_linf", {"steps": 10}, {"ε": 0.2}),
+        ("linf", "pgd_linf", {"steps": 5, "loss_function": "dlr", "restarts": 2}, {"ε": 0.2}),
+        ("l2", "sdf", {"steps": 4, "df_steps": 5}, {}),
+        ("l1", "sigma_zero", {"num_steps": 20}, {}),
+        (
+            "l2",
+            "str_attack",
+            {"max_iterations": 20, "initial_const": 50.0, "binary_search_steps": 2, "retrain": False},
+            {},
+        ),
+        ("l2", "tr", {"iter": 20, "eps": 0.01}, {"p": 2}),
+        ("linf", "tr", {"iter": 20, "adaptive": True}, {"p": INF}),
+        ("l1", "vfga", {"max_iter": 10, "n_samples": 3}, {"targeted": False}),
+    ],
+}
+BOUNDS = {library: [UNIT, (-1.0, 1.0)] for library in CASES} | {"adv_lib": [UNIT, (-1.0, 1.0), (0.0, 255.0)]}
+
+
+def attack_of(library: str, name: str) -> Any:
+    if not usable(library):
+        pytest.skip(f"{library} is not installed")
+    return import_module(f"robust_ext.adapters.{library}.catalogue").CATALOGUE.find(name)
+
+
+def model_of(library: str, module: nn.Module, bounds: tuple[float, float], *, plain: bool = False) -> Any:
+    """A model of the library, with preprocessing where it has any."""
+    if library == "foolbox":
+        foolbox = import_module("robust_ext.adapters.foolbox.library").foolbox
+        preprocessing = {"mean": [0.3], "std": [0.7], "axis": -3}
+        return foolbox.PyTorchModel(module, bounds=bounds, device="cpu", preprocessing=None if plain else preprocessing)
+    if library == "art":
+        return sys.modules["art"].estimators.classification.PyTorchClassifier(
+            model=module,
+            loss=nn.CrossEntropyLoss(),
+            input_shape=SHAPE,
+            nb_classes=CLASSES,
+            clip_values=bounds,
+            preprocessing=(0.0, 1.0) if plain else (np.array([0.3]), np.array([0.7])),
+            device_type="cpu",
+        )
+    return module
+
+
+def by_hand(
+    library: str, made_of: Any, model: Any, x: Tensor, y: Tensor, settings: dict[str, Any], norm: str, epsilon: float
+) -> Tensor:
+    """What the library itself returns."""
+    if library == "foolbox":
+        attack = made_of(**settings)
+        if getattr(attack, "_distance", 0) is None or made_of.__name__ == "PointwiseAttack":
+            attack._distance = getattr(sys.modules["foolbox"].distances, norm)
+        epsilons = None if isinstance(attack, sys.modules["foolbox"].attacks.base.MinimizationAttack) else epsilon
+        with pytest.MonkeyPatch.context() as patched:
+            # It warns once a process, whoever comes first.
+            original = torch.meshgrid
+            patched.setattr(torch, "meshgrid", lambda *a, **k: original(*a, **{"indexing": "ij", **k}))
+            clipped: Tensor = attack(model, x.clone(), y, epsilons=epsilons)[1]
+        return clipped
+    if library == "art":
+        return torch.from_numpy(made_of(model, **settings).generate(x.numpy(), y.numpy()))
+    out: Tensor = made_of(model, **settings)(x, y) if library == "torchattacks" else made_of(model, x, y, **settings)
+    return out.detach()
+
+
+def completed(library: str, made_of: Any, settings: dict[str, Any], norm: str) -> dict[str, Any]:
+    """The settings with those that follow the threat model and the target."""
+    epsilon = EPSILON[norm]
+    if library == "foolbox":
+        return {**settings, "constraint": norm} if made_of.__name__ == "HopSkipJumpAttack" else settings
+    names = {"art": {"linf": np.inf, "l2": 2, "l1": 1}, "torchattacks": {"linf": "Linf", "l2": "L2", "l1": "L1"}}
+    wanted = {
+        "eps": epsilon,
+        "max_epsilon": epsilon,
+        "norm": names[library][norm],
+        "verbose": False,
+        "n_classes": CLASSES,
+    }
+    if library == "art":
+        wanted["batch_size"] = 6
+    accepted = inspect.signature(made_of).parameters
+    return {key: value for key, value in wanted.items() if key in accepted} | settings
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("library", "case", "bounds"),
+    [
+        pytest.param(library, case, bounds, marks=[] if bounds == UNIT else pytest.mark.exhaustive)
+        for library, found in CASES.items()
+        for case in found
+        for bounds in BOUNDS[library]
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) and isinstance(value[0], str) else str(value),
+)
+def test_candidates_are_the_librarys_own(library: str, case: tuple[Any, ...], bounds: tuple[float, float]) -> None:
+    norm, name, settings, *filled = case
+    width = bounds[1] - bounds[0]
+    made_of = attack_of(library, name)
+    attack: Any = as_attack((made_of, settings))
+    fitted = Stretched(conv_network(SHAPE, CLASSES), (-bounds[0] / width, (1 - bounds[0]) / width))
+    model = model_of(library, conv_network(SHAPE, CLASSES) if bounds == UNIT else fitted, bounds)
+    module, x = as_module(model).module.eval(), uniform(6, SHAPE, bounds)
+    y, before = predicted(module, x), x.clone()
+    threat_model = ThreatModel(norm=norm, epsilon=EPSILON[norm] * width, bounds=bounds)
+    attack.check(threat_model=threat_model)
+    candidates = run(attack, module, x, y, threat_model, classes=CLASSES)
+    assert torch.equal(x, before)
+    assert (candidates.dtype, candidates.requires_grad) == (torch.float32, False)
+    given = {**settings, **filled[0]} if filled else completed(library, made_of, settings, norm)
+    in_unit = library in ("adv_lib", "torchattacks") or attack.entry.unit_space
+    with seeded_globals(drawn_seed()):
+        if bounds == UNIT or not in_unit:
+            if bounds != UNIT and library == "art" and "eps" in given:
+                given["eps"] = threat_model.epsilon
+            expected = by_hand(library, made_of, model, x, y, given, norm, threat_model.epsilon)
+        else:
+            unit = ((x - bounds[0]) / width).clamp(0, 1)
+            stretched = Stretched(module, bounds)
+            stretched.place = nn.Parameter(torch.zeros(1))
+            out = by_hand(
+                library, made_of, model_of(library, stretched, UNIT, plain=True), unit, y, given, norm, EPSILON[norm]
+            )
+            expected = torch.where(out == unit, x, (out * width + bounds[0]).clamp(*bounds))
+    if attack.traits.failure == "start":
+        failed = predicted(module, expected) == y
+        assert not bool(failed.all())
+        expected[failed] = x[failed]
+    assert torch.equal(candidates, expected)
+    # The descent in l0 takes more steps than a test should to find anything.
+    assert torch.equal(candidates, x) == (name == "VANILA") or settings.get("norm") == 0
+    if library == "adv_lib" and bounds == UNIT and settings.get("norm") != 0:
+        assert bool((predicted(module, candidates) != y).any())
+    if not attack.traits.minimum_norm and name not in ("GN", "VANILA"):
+        assert bool(threat_model.contains(candidates, x).all())
+
+
+def test_the_cases_cover_every_attack() -> None:
+    for library, left_out in {"adv_lib": set(), "torchattacks": {"CW", "EADEN", "EADL1", "MultiAttack"}}.items():
+        named = {name for _, name, *_ in CASES[library]} | left_out
+        assert {listing.name for listing in usable(library)} <= named
+
+
+class Linear(nn.Module):
+    """Class 0 where the mean is below .3."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        along = 10 * (x.flatten(1).mean(1) - 0.3)
+        return torch.stack([-along, along], 1)
+
+
+class Top(nn.Module):
+    """Class 0 is above all others by more than any step makes up for."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits + 1e3 * nn.functional.one_hot(torch.zeros(len(logits), dtype=torch.int64), logits.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "norm", "forward", "backward"),
+    [
+        # One gradient a step, and one look at its success.
+        ("foolbox:LinfPGD(steps=7)", "linf", 7 + 1, 7),
+        ("foolbox:DDNAttack(steps=5)", "l2", 5 + 1, 5),
+        # One gradient a step; then ART looks at the inputs and at the candidates once, to log how many succeeded.
+        ("art:ProjectedGradientDescent(max_iter=7)", "linf", 7 + 2, 7),
+        # A look and the gradients of all classes at the inputs, and again after each step.
+        ("art:DeepFool(max_iter=4)", "l2", 2 * (1 + 4), 5 * (1 + 4)),
+        # Of the inputs: what is still robust, its loss, and the loss of the stripes; then the same three a step.
+        ("art:SquareAttack(max_iter=6)", "linf", 3 + 3 * 6, 0),
+        ("torchattacks:FGSM", "linf", 1, 1),
+        ("torchattacks:PGD(steps=7)", "linf", 7, 7),
+        ("torchattacks:EOTPGD(steps=3, eot_iter=4)", "linf", 12, 12),
+        # One pass there and back a step.
+        ("adv_lib:ddn(steps=7)", "l2", 7, 7),
+        ("adv_lib:sigma_zero(num_steps=9)", "l1", 9, 9),
+        ("adv_lib:pgd_linf(steps=4)", "linf", 4, 4),
+        # The start, then the steps.
+        ("adv_lib:apgd(n_iter=5)", "linf", 6, 6),
+        # The input, then two passes a step, and one back for each of the four other classes.
+        ("adv_lib:fab(n_iter=3)", "l2", 1 + 2 * 3, 4 * 3),
+        # Two looks a search step in two phases, each with one pass back.
+        ("adv_lib:str_attack(binary_search_steps=2, max_iterations=3, retrain=False)", "l2", 12, 6),
+    ],
+)
+def test_passes_are_those_counted_by_hand(text: str, norm: str, forward: int, backward: int) -> None:
+    library, _, name = text.partition("(")[0].partition(":")
+    attack_of(library, name)
+    counter, network, x = PassCounter(), conv_network(SHAPE), uniform(6, SHAPE)
+    y = predicted(network, x)
+    if name == "DeepFool":
+        # No step of a linear model of it arrives in four.
+        network, y = nn.Sequential(network, Top()), torch.zeros(6, dtype=torch.int64)
+    # So small that nothing is found, and every sample goes all the way.
+    threat_model = ThreatModel(norm=norm, epsilon=1e-4)
+    run(as_attack(text), Counted(network, counter).eval(), x, y, threat_model)
+    assert counter == PassCounter(6 * forward, 6 * backward)
+
+
+@pytest.mark.parametrize("name", ["Square(n_queries=15, seed=1)", "APGDT(steps=4, seed=1)", "FAB(steps=4, seed=1)"])
+def test_torchattacks_queries_are_as_many_as_by_hand(name: str) -> None:
+    made_of = attack_of("torchattacks", name.partition("(")[0])
+    attack: Any = as_attack(f"torchattacks:{name}")
+    here, there = PassCounter(), PassCounter()
+    x = uniform(6, SHAPE)
+    y = predicted(conv_network(SHAPE, CLASSES), x)
+    threat_model = ThreatModel(norm="linf", epsilon=0.01)
+    run(attack, Counted(conv_network(SHAPE, CLASSES), here).eval(), x, y, threat_model, classes=CLASSES)
+    with seeded_globals(drawn_seed()):
+        made_of(Counted(conv_network(SHAPE, CLASSES), there).eval(), **{**attack.settings, "eps": 0.01})(x, y)
+    assert here == there
+    assert here.forward > 5 * 6
+
+
+def counted(name: str, settings: dict[str, Any], x: Tensor) -> PassCounter:
+    counter = PassCounter()
+    attack = as_attack((attack_of("foolbox", name), settings))
+    labels, threat_model = torch.zeros(len(x), dtype=torch.int64), ThreatModel(norm="l2", epsilon=0.1)
+    run(attack, Counted(Linear(), counter).eval(), x, labels, threat_model, classes=2)
+    return counter
+
+
+def test_deepfool_queries_its_candidates_then_once_a_step() -> None:
+    """A linear model of two classes: one step crosses the boundary, the next sees that all samples are through."""
+    assert counted("L2DeepFoolAttack", {"steps": 10}, torch.full((3, *SHAPE), 0.1)) == PassCounter(3 * 4, 3 * 2)
+
+
+def test_boundary_queries_its_start_then_once_a_step() -> None:
+    x = torch.full((3, 1, 8, 8), 0.1)
+    with seeded_globals(drawn_seed()):
+        noise = torch.rand(x.shape)
+    # The first noise is of class 1 everywhere; it is blended in by steps of 1/50 until all samples cross .3.
+    assert bool((noise.flatten(1).mean(1) > 0.3).all())
+    shares = torch.arange(51) / 50
+    crossed = ((1 - shares) * 0.1 + shares * noise.flatten(1).mean(1)[:, None] > 0.3).all(0)
+    blends = int(crossed.int().argmax()) + 1
+    # Then the adapter and Foolbox each check the start, and every tenth of 20 steps queries twice.
+    assert counted("BoundaryAttack", {"steps": 20}, x) == PassCounter(3 * (1 + blends + 1 + 1 + 20 + 2 + 1), 0)

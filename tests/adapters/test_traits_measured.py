@@ -1,0 +1,336 @@
+"""What the catalogues state of every attack of every library, measured by a network that records its queries."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.base import Attack
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.verify import verify
+from robust_ext.models.binarized import BinarizedClassifier
+from robust_ext.registry.base import AttackListing, adapters
+from tests.adapters.common import LIBRARIES, UNIT, Recorder, cases, predicted, run, usable
+
+pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("uncompiled_brendel_bethge")]
+
+SIDE = 8
+EPSILONS = {"linf": 0.1, "l2": 0.8, "l1": 4.0}
+# Foolbox's own, whose steps are of one size whatever the bounds, or which fills borders with 0.
+IN_UNIT_BOUNDS = (
+    *("DDNAttack", "EADAttack", "L2CarliniWagnerAttack", "NewtonFoolAttack", "SpatialAttack"),
+    *(f"{norm}FMNAttack" for norm in ("LInf", "L2", "L1", "L0")),
+)
+LISTED = {library: usable(library) for library in LIBRARIES}
+
+
+def every(*, when: Any = lambda library, listing: True) -> Any:
+    chosen = [
+        case
+        for library in LIBRARIES
+        for case in cases([listing for listing in LISTED[library] if when(library, listing)], library)
+    ]
+    return pytest.mark.parametrize(("library", "listing"), chosen)
+
+
+class Network(nn.Module):
+    """A small network of images in any bounds: the same problem, stretched."""
+
+    def __init__(self, channels: int, classes: int, bounds: tuple[float, float]) -> None:
+        super().__init__()
+        self.bounds = bounds
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layers = nn.Conv2d(channels, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 6 * 6, classes)
+        self.layers = nn.Sequential(*layers)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, high = self.bounds
+        out: Tensor = self.layers((x - low) / (high - low))
+        return out
+
+
+class Stubborn(nn.Module):
+    """Class 0 everywhere, by far, with gradients."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.module(x).tanh()
+        return logits + 8 * (torch.arange(logits.shape[1]) == 0)
+
+
+def images(channels: int = 1, bounds: tuple[float, float] = UNIT, seed: int = 0) -> Tensor:
+    """Four smooth images, each unlike the others also when it is scaled, shifted by a pixel, or noisy."""
+    ramp = torch.linspace(0, 1, SIDE)
+    rows, columns = ramp.view(-1, 1).expand(SIDE, SIDE), ramp.expand(SIDE, SIDE)
+    bump = torch.exp(-8 * ((rows - 0.5) ** 2 + (columns - 0.5) ** 2))
+    patterns = torch.stack([rows, columns, bump, (rows * 6).sin() * (columns * 6).cos() / 2 + 0.5])
+    noise = torch.rand(4, channels, SIDE, SIDE, generator=torch.Generator().manual_seed(seed)) * 0.1
+    return (0.1 + 0.7 * patterns[:, None] + noise) * (bounds[1] - bounds[0]) + bounds[0]
+
+
+def build(library: str, listing: AttackListing) -> Attack:
+    return adapters()[library].build_attack(listing.name, listing.trial, name=listing.name)
+
+
+def threat(attack: Attack, bounds: tuple[float, float] = UNIT, epsilon: float | None = None) -> ThreatModel:
+    norm = attack.traits.norms[0]
+    width = bounds[1] - bounds[0]
+    return ThreatModel(norm=norm, epsilon=(epsilon or EPSILONS[norm]) * width, bounds=bounds)
+
+
+def attacked(
+    library: str, listing: AttackListing, *, classes: int = 3, bounds: tuple[float, float] = UNIT, **more: Any
+) -> tuple[Tensor, Tensor, Recorder]:
+    """The candidates of four images, the images, and what was queried."""
+    attack, x = build(library, listing), images(listing.channels, bounds)
+    network = Network(listing.channels, classes, bounds)
+    y = predicted(network, x)
+    recorder = Recorder(more.pop("around", lambda module: module)(network)).eval()
+    if more.pop("wrong", False):
+        # A sample that is misclassified already makes attacks drop it.
+        y[2] = (y[2] + 1) % classes
+    before = x.clone()
+    threat_model = threat(attack, bounds, more.pop("epsilon", None))
+    candidates = run(attack, recorder, x, more.pop("labels", y), threat_model, classes=classes, direct=False, **more)
+    assert torch.equal(x, before)
+    assert (candidates.shape, candidates.dtype) == (x.shape, torch.float32)
+    return candidates, x, recorder
+
+
+def states() -> tuple[Any, Any, list[int]]:
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+
+
+@every()
+def test_the_same_seed_gives_the_same_candidates_and_global_generators_are_left_alone(
+    library: str, listing: AttackListing, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(10**9))
+    monkeypatch.setattr("time.time", lambda: float(next(clock)))
+    random_state, before = np.random.RandomState, states()
+    first, x, _ = attacked(library, listing)
+    assert states() == before
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(99)
+        assert torch.equal(attacked(library, listing)[0], first)
+    assert np.random.RandomState is random_state
+    assert bool(torch.isfinite(first).all())
+    assert float(first.min()) >= -1e-5
+    assert float(first.max()) <= 1 + 1e-5
+    if listing.traits.seeds == "none":
+        assert torch.equal(attacked(library, listing, seed=4)[0], first)
+    assert capfd.readouterr() == ("", "")
+    if listing.traits.failure in ("last", "best") and library != "art":
+        assert not torch.equal(first, x)
+
+
+@every()
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0)], ids=str)
+def test_the_same_problem_in_other_bounds_is_as_hard(
+    library: str, listing: AttackListing, bounds: tuple[float, float]
+) -> None:
+    unit, x, first = attacked(library, listing)
+    candidates, inputs, second = attacked(library, listing, bounds=bounds)
+    width = bounds[1] - bounds[0]
+    assert bool(torch.isfinite(candidates).all())
+    assert float(candidates.min()) >= bounds[0] - 1e-5 * width
+    assert float(candidates.max()) <= bounds[1] + 1e-5 * width
+    if listing.name in IN_UNIT_BOUNDS and (bounds == (0.0, 255.0) or listing.name == "SpatialAttack"):
+        return
+    found = [
+        int((predicted(recorder.module, points) != predicted(recorder.module, start)).sum())
+        for recorder, points, start in ((first, unit, x), (second, candidates, inputs))
+    ]
+    assert abs(found[0] - found[1]) <= 1
+    distance = ThreatModel(norm=listing.traits.norms[0], epsilon=1.0).distance
+    there, here = float(distance(unit, x).mean()), float(distance(candidates, inputs).mean()) / width
+    assert here == pytest.approx(there, rel=0.5, abs=1e-6)
+
+
+@every()
+def test_two_classes_are_enough(library: str, listing: AttackListing) -> None:
+    assert bool(torch.isfinite(attacked(library, listing, classes=2)[0]).all())
+
+
+def alike(points: Tensor, x: Tensor) -> Tensor:
+    """The input that each point is most like, whatever its scale, brightness and margin."""
+    inner = [part[..., 1:-1, 1:-1].flatten(1) for part in (points, x)]
+    centered = [part - part.mean(1, keepdim=True) for part in inner]
+    return nn.functional.cosine_similarity(centered[0][:, None], centered[1][None], dim=2).argmax(1)
+
+
+def distances(points: Tensor, x: Tensor, norm: str) -> Tensor:
+    """To the nearest input, ``(M,)``."""
+    apart = (points.flatten(1)[:, None] - x.flatten(1)[None]).double()
+    return apart.norm(p={"linf": torch.inf, "l2": 2.0, "l1": 1.0}[norm], dim=2).amin(1).nan_to_num()
+
+
+@every()
+def test_queries_are_of_the_samples_that_batching_allows(library: str, listing: AttackListing) -> None:
+    traits = listing.traits
+    _, x, recorder = attacked(library, listing, classes=5, wrong=True)
+    flat = x.flatten(1).double()
+    half = torch.cdist(flat, flat).fill_diagonal_(torch.inf).min() / 2
+    apart = [torch.cdist(points.flatten(1).double().nan_to_num(1e9), flat) for points in recorder.queries]
+    nearest, clear = [one.argmin(1) for one in apart], [one.amin(1) < half for one in apart]
+    order = torch.arange(4)
+    if traits.batching == "full":
+        assert set(recorder.sizes) <= {4}
+    if traits.batching != "single":
+        assert max(recorder.sizes, default=0) <= 4
+        for n, c in zip(nearest, clear, strict=True):
+            assert len(n) < 4 or bool((n == order)[c].all())
+    elif library == "art":
+        # The adapter passes samples one after the other.
+        assert bool((torch.cat([n[c] for n, c in zip(nearest, clear, strict=True)]).diff() >= 0).all())
+        assert all(len(set(n[c].tolist())) <= 1 for n, c in zip(nearest, clear, strict=True))
+    whole = [len(points) == 4 and torch.equal(alike(points, x), order) for points in recorder.queries]
+    if library == "torchattacks" or (library == "adv_lib" and traits.batching == "single"):
+        assert all(whole) == (traits.batching == "full")
+    if traits.batching == "full" and not traits.leaves_ball:
+        assert all(whole)
+
+
+def farthest(library: str, listing: AttackListing, epsilon: float) -> float:
+    _, x, recorder = attacked(library, listing, epsilon=epsilon)
+    norm = listing.traits.norms[0]
+    return max((float(distances(points, x, norm).max()) for points in recorder.queries), default=0.0)
+
+
+@every(when=lambda library, listing: not listing.traits.minimum_norm)
+def test_what_is_given_epsilon_leaves_the_ball_only_where_stated(library: str, listing: AttackListing) -> None:
+    epsilon = {"linf": 0.02, "l2": 0.1, "l1": 0.6}[listing.traits.norms[0]]
+    if not listing.traits.leaves_ball:
+        assert farthest(library, listing, epsilon) <= epsilon * (1 + 1e-3)
+    elif library in ("torchattacks", "adv_lib") and listing.name != "AutoAttack":
+        # FAB, which AutoAttack runs, leaves the ball where the boundary is far.
+        assert farthest(library, listing, 1e-3) > 1.001e-3
+
+
+@every(when=lambda library, listing: listing.traits.minimum_norm and not listing.traits.leaves_ball)
+def test_minimum_norm_attacks_stay_near_what_they_return_where_stated(library: str, listing: AttackListing) -> None:
+    candidates, x, recorder = attacked(library, listing)
+    norm = listing.traits.norms[0]
+    final = distances(candidates, x, norm)
+    points = torch.cat(recorder.queries)
+    own = alike(points, x)
+    reach = torch.stack([distances(points[own == row], x[[row]], norm).max() for row in range(4)])
+    found = predicted(recorder.module, candidates) != predicted(recorder.module, x)
+    assert bool(found.any()) or listing.name == "JSMA"
+    assert bool((reach[found] <= 2 * final[found]).all())
+
+
+@every()
+def test_samples_on_which_it_fails_come_back_as_stated(library: str, listing: AttackListing) -> None:
+    labels = torch.zeros(4, dtype=torch.int64)
+    candidates, x, _ = attacked(library, listing, around=Stubborn, labels=labels)
+    if listing.traits.failure in ("input", "start", "zeros", "raises"):
+        # Threshold and Pixel return the input by way of 0..255.
+        torch.testing.assert_close(candidates, x, rtol=0, atol=1e-6 if listing.name.startswith(("Thr", "Pixel")) else 0)
+    elif library == "torchattacks" and listing.traits.failure == "last":
+        assert all(not torch.equal(*pair) for pair in zip(candidates, x, strict=True))
+
+
+def mixed(library: str, listing: AttackListing, seed: int, kept: Tensor) -> Tensor:
+    """Candidates of the images that are kept and of others beside them, one of which is misclassified already."""
+    network, x = Network(listing.channels, 3, UNIT), images(listing.channels)
+    others = images(listing.channels, seed=seed).roll(seed, 3)
+    batch = torch.where(kept.view(-1, 1, 1, 1), x, others)
+    y = predicted(network, batch)
+    y[~kept] = (y[~kept] + (torch.arange(int((~kept).sum())) == seed % 4)) % 3
+    attack = build(library, listing)
+    return run(attack, network, batch, y, threat(attack), classes=3, direct=False)
+
+
+@every(when=lambda library, listing: not listing.traits.batch_dependent)
+def test_samples_influence_one_another_only_where_stated(library: str, listing: AttackListing) -> None:
+    # Later samples get other draws where an earlier one is done sooner.
+    for row in range(4) if listing.traits.seeds == "none" else (0,):
+        kept = torch.arange(4) == row
+        first, second = (mixed(library, listing, seed, kept)[row] for seed in (0, 5))
+        torch.testing.assert_close(first, second, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "settings"),
+    [
+        ("adv_lib", "carlini_wagner_l2", {"binary_search_steps": 3, "max_iterations": 60, "initial_const": 1.0}),
+        ("adv_lib", "carlini_wagner_linf", {"max_iterations": 20, "initial_const": 0.5}),
+        ("foolbox", "BoundaryAttack", {"steps": 20}),
+        ("foolbox", "HopSkipJumpAttack", {"steps": 2, "max_gradient_eval_steps": 20}),
+        ("foolbox", "L2CarliniWagnerAttack", {"steps": 80, "stepsize": 0.05, "initial_const": 10.0}),
+        ("torchattacks", "CW", {"steps": 100, "c": 10, "lr": 0.1}),
+        ("torchattacks", "EADL1", {"binary_search_steps": 3, "max_iterations": 40, "lr": 0.1, "initial_const": 1}),
+        ("torchattacks", "EADEN", {"binary_search_steps": 3, "max_iterations": 40, "lr": 0.1, "initial_const": 1}),
+        ("torchattacks", "APGDT", {"steps": 20, "norm": "L2", "seed": 0, "eps": 1.5}),
+    ],
+)
+def test_stopping_rules_and_draws_are_shared_where_stated(library: str, name: str, settings: dict[str, Any]) -> None:
+    listing = next(listing for listing in LISTED[library] if listing.name == name)
+    assert listing.traits.batch_dependent
+    listing = replace(listing, trial=settings)
+    kept = torch.arange(4) == 1
+    results = [mixed(library, listing, seed, kept)[1] for seed in range(8)]
+    # More than rounding, which depends on the batch.
+    assert max(float((result - results[0]).abs().max()) for result in results) > 1e-4
+
+
+# As deep a search as finds the planted planes.
+DEEP: dict[str, dict[str, Any]] = {
+    "alma": {"num_steps": 300},
+    "carlini_wagner_linf": {"max_iterations": 20},
+    "pdgd": {"num_steps": 100},
+    "pdpgd": {"num_steps": 100},
+    "perc_al": {"max_iterations": 50},
+    "sigma_zero": {"num_steps": 100},
+}
+
+
+# These change at random, in few ways or in a metric of their own, or need more steps than a test should take.
+_NAMES = (
+    "AdversarialPatchNumpy BoundaryAttack CarliniL0Method CarliniL2Method LaserAttack ShadowAttack "
+    "SpatialTransformation Wasserstein ZooAttack BinarizationRefinementAttack GaussianBlurAttack InversionAttack "
+    "L2FMNAttack NewtonFoolAttack SpatialAttack GN VANILA"
+)
+TOO_WEAK = _NAMES.split()
+
+
+@every()
+def test_binarized_problems_are_solved(library: str, listing: AttackListing) -> None:
+    """A boundary planted near each image; samples go together or one at a time, as batching states."""
+    attack = build(library, replace(listing, trial={**listing.trial, **DEEP.get(listing.name, {})}))
+    x = images(listing.channels)
+    weight = torch.randn(4, x[0].numel(), generator=torch.Generator().manual_seed(8))
+    batching = "full" if listing.traits.batching == "full" else "any"
+    outcomes: list[str] = []
+    for rows in torch.arange(4).split(1 if listing.traits.batching == "single" else 4):  # type: ignore[no-untyped-call]
+        count = len(rows)
+        module = BinarizedClassifier(
+            nn.Flatten(),
+            references=x[rows],
+            weight=weight[rows],
+            anchor=x[rows].flatten(1),
+            threshold=torch.full((count,), 0.2),
+            scale=torch.full((count,), 5.0),
+            offset=torch.zeros(count),
+            batching=batching,
+        )
+        labels, threat_model = torch.zeros(count, dtype=torch.int64), threat(attack)
+        candidates = run(attack, module, x[rows], labels, threat_model, classes=2, direct=False)
+        checked = verify(candidates, x[rows], labels, module=module, threat_model=threat_model, attack=attack.name)
+        outcomes += checked.outcomes
+    assert set(outcomes) <= {"found", "not_adversarial", "beyond_epsilon"}
+    if listing.name not in TOO_WEAK:
+        assert outcomes.count("found") >= (3 if library == "adv_lib" else 1)
