@@ -138,7 +138,7 @@ class Flat(nn.Module):
 
 def uses_global_randomness(name: str, settings: dict[str, Any], module: nn.Module) -> bool:
     """Whether two seeds lead through different queries."""
-    x, y = batch()
+    x, _ = batch()
     attack = attack_of(name, **settings)
     seen = []
     for seed in (1, 2):
