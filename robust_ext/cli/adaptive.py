@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from robust_ext.cli.loading import RunOptions, load_model, torch_device
+from robust_ext.cli.loading import ThreatOptions, load_model, torch_device
 from robust_ext.cli.options import command
 from robust_ext.core.settings import Settings, setting, settings_class
-from robust_ext.core.threat import NORMS
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.evaluations.adaptive import AdaptiveSettings, evaluate_defense
 
@@ -32,14 +31,12 @@ class AdaptiveOptions(Settings):
         "net.py:make@FILE; repeatable.",
         panel="attack",
     )
-    eps: str = setting(help="Budget in the units of the inputs; fractions such as 8/255 are fine.", panel="attack")
-    norm: str = setting(default="linf", help=f"One of {', '.join(NORMS)}.", panel="attack")
 
 
 @command(AdaptiveSettings, samples=64)
-def adaptive_command(run: RunOptions, own: AdaptiveOptions, settings: dict[str, Any]) -> None:
+def adaptive_command(run: ThreatOptions, own: AdaptiveOptions, settings: dict[str, Any]) -> None:
     """Evaluate a defense that acts at test time against the static model it defends."""
-    threat_model = run.threat_model(own.norm, own.eps)
+    threat_model = run.threat_model
     run.begin()
     device = torch_device(run.device)
     samples = run.load_samples(seed=settings["seed"])

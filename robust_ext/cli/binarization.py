@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from robust_ext.cli.loading import RunOptions
+from robust_ext.cli.loading import ThreatOptions
 from robust_ext.cli.options import command
 from robust_ext.core.settings import Settings, setting, settings_class
-from robust_ext.core.threat import NORMS
 from robust_ext.evaluations.binarization import BinarizationSettings, binarization_test
 
 
@@ -18,8 +17,6 @@ class BinarizationOptions(Settings):
     attack: tuple[str, ...] = setting(
         help="library:Name(key=value), module:callable or file.py:callable; repeatable.", panel="attack"
     )
-    eps: str = setting(help="Budget in the units of the inputs; fractions such as 8/255 are fine.", panel="attack")
-    norm: str = setting(default="linf", help=f"One of {', '.join(NORMS)}.", panel="attack")
     detector: str | None = setting(
         default=None,
         help="package.module:object or file.py:object: a detector, or what makes one of a model.",
@@ -36,9 +33,9 @@ class BinarizationOptions(Settings):
 
 
 @command(BinarizationSettings, samples=64)
-def binarization(run: RunOptions, own: BinarizationOptions, settings: dict[str, Any]) -> None:
+def binarization(run: ThreatOptions, own: BinarizationOptions, settings: dict[str, Any]) -> None:
     """Plant adversarial examples in a model and see whether an attack finds them."""
-    threat_model = run.threat_model(own.norm, own.eps)
+    threat_model = run.threat_model
     run.begin()
     samples = run.load_samples(seed=settings["seed"], further=0 if own.detector is None else own.detector_samples)
     with run.context(samples, detector=own.detector):

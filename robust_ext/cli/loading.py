@@ -16,7 +16,7 @@ from robust_ext.cli.options import HIDDEN, number, pair
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.objects import resolve_object
 from robust_ext.core.settings import Settings, setting, settings_class
-from robust_ext.core.threat import ThreatModel
+from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.context import RunContext, run_context
@@ -51,10 +51,6 @@ class RunOptions(Settings):
     def limits(self) -> tuple[float, float]:
         """The bounds as numbers."""
         return pair("--bounds", self.bounds)
-
-    def threat_model(self, norm: str, eps: str) -> ThreatModel:
-        """The threat model within the bounds; epsilon may be a fraction."""
-        return ThreatModel(norm=norm, epsilon=number("--eps", eps), bounds=self.limits)
 
     def load_model(self) -> object:
         """The model with its weights, on the device."""
@@ -107,6 +103,19 @@ class RunOptions(Settings):
         typer.echo(str(result))
         if self.out is not None:
             typer.echo(f"{self.out / 'result.json'} and {self.out / 'report.html'} hold the details.")
+
+
+@settings_class
+class ThreatOptions(RunOptions):
+    """Options of evaluations at one budget."""
+
+    eps: str = setting(help="Budget in the units of the inputs; fractions such as 8/255 are fine.", panel="attack")
+    norm: str = setting(default="linf", help=f"One of {', '.join(NORMS)}.", panel="attack")
+
+    @property
+    def threat_model(self) -> ThreatModel:
+        """The norm, epsilon and bounds."""
+        return ThreatModel(norm=self.norm, epsilon=number("--eps", self.eps), bounds=self.limits)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,7 @@ _SIDES = ("static", "defended")
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """A row an attack, the worst cases, the gain, and warnings.
-
-    Args:
-        result: The content of ``result.json``.
-    """
+    """A row an attack, the worst cases, the gain, and warnings."""
     rows: list[Line] = [("attack", "category", "static", "defended", "deviation", "seconds")]
     rows.append(("none", "clean", *(percent(result[one]["clean_accuracy"]) for one in _SIDES), "", ""))
     for static, defended in zip(*(result[one]["attacks"] for one in _SIDES), strict=True):
@@ -49,11 +45,7 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows.
-
-    Args:
-        result: The content of ``result.json``.
-    """
+    """What the page shows."""
     return {
         "verdict": _verdict(result),
         "opening": _opening(result),
@@ -73,7 +65,7 @@ def _verdict(result: Mapping[str, Any]) -> str:
         return f"The defense improves on its static model by {span}."
     if high < 0:
         return f"The defense weakens its static model: {span}."
-    return f"No difference between the defense and its static model can be told: {span}."
+    return f"No difference between the defense and its static model can be shown: {span}."
 
 
 def _opening(result: Mapping[str, Any]) -> str:

@@ -19,9 +19,6 @@ def text(result: Mapping[str, Any]) -> str:
 
     Each has its verdict, its test score and the random attack's success rate (R-ASR) with their intervals, the planted
     problems, the canaries it repaired of those there were, and its seconds.
-
-    Args:
-        result: The content of ``result.json``.
     """
     _check(result)
     threshold = result["settings"]["threshold"]
@@ -36,11 +33,7 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows.
-
-    Args:
-        result: The content of ``result.json``.
-    """
+    """What the page shows."""
     _check(result)
     tests = _tests(result)
     pairs = [] if tests is result else result["attacks"]
@@ -133,7 +126,7 @@ def _hardness(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if not curve.points:
             continue
         place, *scores = min(curve.points, key=lambda point: point[0])
-        # The settings alone cannot tell where the run itself stood: kappa has more than one convention.
+        # The settings alone do not determine where the run itself stood: kappa has more than one convention.
         mark = (place, "this run") if scores == [attack["score"], attack["random_score"]] else None
         yield attack_title(attack), _closeness_plot(result, [curve], mark, f"hardness-{number}")
 

@@ -20,7 +20,7 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a kind of result is shown, and the list in it that may not be empty."""
+    """How the content of ``result.json`` of a kind becomes text and what its template shows; a list not to be empty."""
 
     text: Callable[[Result], str]
     context: Callable[[Result], Mapping[str, Any]]

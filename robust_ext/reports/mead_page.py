@@ -12,11 +12,7 @@ from robust_ext.reports.wording import OUTCOMES, percent, plain
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows.
-
-    Args:
-        result: The content of ``result.json``.
-    """
+    """What the page shows."""
     styles = mead_plots.objective_styles(result)
     detectors = [_detector(result, number, detector, styles) for number, detector in enumerate(result["detectors"])]
     return {

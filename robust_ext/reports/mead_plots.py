@@ -47,11 +47,7 @@ def _auroc_bar(value: float | None, colour: str, **more: Any) -> Bar:
 def roc_plot(rows: Sequence[tuple[str | None, Row]], styles: Styles, *, label: str, prefix: str) -> str:
     """Curves of true over false positive rates as SVG.
 
-    Args:
-        rows: Objectives (None: all arms together) and their entries, each with a curve of at least one point.
-        styles: As :func:`objective_styles` gives them.
-        label: For readers who do not see the plot.
-        prefix: Makes the identifiers of this SVG unique in a page.
+    Each of ``rows`` is an objective (None: all arms together) and its entry, with a curve of at least one point.
     """
 
     def paint(axes: Any) -> None:
@@ -78,15 +74,7 @@ def roc_plot(rows: Sequence[tuple[str | None, Row]], styles: Styles, *, label: s
 def attribution_plot(
     groups: Sequence[Group], arms: Mapping[str, Row], styles: Styles, *, label: str, prefix: str
 ) -> str:
-    """A stacked bar a group: the attribution by objective, and the arm with the largest.
-
-    Args:
-        groups: With an attribution.
-        arms: The arms by name.
-        styles: As :func:`objective_styles` gives them.
-        label: For readers who do not see the plot.
-        prefix: Makes the identifiers of this SVG unique in a page.
-    """
+    """A stacked bar a group: the attribution by objective, and the arm with the largest."""
     rows = []
     for group in groups:
         row = group.blind or {}
@@ -102,13 +90,7 @@ def attribution_plot(
 
 
 def white_box_plot(groups: Sequence[Group], *, label: str, prefix: str) -> str:
-    """For every group the AUROC of blind arms, and with white-box arms besides.
-
-    Args:
-        groups: With white-box arms.
-        label: For readers who do not see the plot.
-        prefix: Makes the identifiers of this SVG unique in a page.
-    """
+    """For every group the AUROC of blind arms, and with white-box arms besides."""
 
     def bar(row: Row | None, colour: str) -> Bar:
         if row is None:

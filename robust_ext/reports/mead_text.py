@@ -26,20 +26,16 @@ from robust_ext.reports.wording import count, percent, plain, shorten
 _TITLE = 15
 
 
-def text(result: Mapping[str, Any], *, groups: bool = True) -> str:
+def text(result: Mapping[str, Any]) -> str:
     """Numbers in per cent: first a row a detector, averaged over the groups of attacks (the paper's table 3).
 
     Then for each detector the averages by norm of all arms and of each objective (tables 1 and 2), and a row a group
     of arms. Then what makes numbers rough.
-
-    Args:
-        result: The content of ``result.json``.
-        groups: Whether the rows by group are part of it.
     """
     lines = [*paragraph(_opening(result)), "", *_summary(result)]
     for detector in result["detectors"]:
         lines += ["", *paragraph(f"{plain(detector['name'])}: averages by norm"), *_averages(result, detector)]
-        if groups and (rows := _groups(detector)):
+        if rows := _groups(detector):
             lines += ["", *rows]
     for note in notes(result):
         lines += ["", *paragraph(note)]

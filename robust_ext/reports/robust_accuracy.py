@@ -15,9 +15,6 @@ def text(result: Mapping[str, Any]) -> str:
 
     The last row is the worst case over all attacks, sample by sample. ``above best`` is how far an attack's robust
     accuracy lies above that of the best single attack: the mean over budgets, and the maximum.
-
-    Args:
-        result: The content of ``result.json``.
     """
     epsilons = [f"{row['epsilon']:.4g}" for row in result["worst_case"]]
     rows: list[Line] = [("attack", *epsilons, "above best", "median", "seconds")]
@@ -40,11 +37,7 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows.
-
-    Args:
-        result: The content of ``result.json``.
-    """
+    """What the page shows."""
     return {
         "curves": _curves(result),
         "colours": [(attack["name"], _style(number)[0]) for number, attack in enumerate(result["attacks"])],

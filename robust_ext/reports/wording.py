@@ -8,9 +8,9 @@ from typing import Any
 VERDICTS = {
     "passed": "Adversarial examples were planted, and found; of several attacks, the strongest counts. This takes away "
     "one reason to doubt the evaluation. It does not prove that no stronger attack exists.",
-    "failed": "Adversarial examples were there, and were missed. A robust accuracy measured with such an attack says "
+    "failed": "Adversarial examples were there, and were missed. A robust accuracy measured with such an attack shows "
     "more about the attack than about the network.",
-    "inconclusive": "The test could not tell a strong attack from a weak one here. This is neither a pass nor a fail.",
+    "inconclusive": "The test could not separate a strong attack from a weak one here. This is no pass and no fail.",
 }
 """What each verdict means for the evaluation."""
 
@@ -46,8 +46,8 @@ OUTCOMES = {
 SKIPPED = {
     "not_separable": (
         "Not separable",
-        "No linear readout told the inner points from the boundary points, so no problem could be built. Not part of "
-        "the score.",
+        "No linear readout separated the inner points from the boundary points, so no problem could be built. Not part "
+        "of the score.",
     ),
     "not_planted": (
         "Not planted",

@@ -81,10 +81,10 @@ def test_bad_input_is_one_line(arguments, message, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert message in said
-    assert "Traceback" not in said
+    written = capsys.readouterr().err
+    assert written.startswith("error: ")
+    assert message in written
+    assert "Traceback" not in written
 
 
 def test_demo_shows_what_it_promises(tmp_path):

@@ -82,7 +82,7 @@ def spans(svg, colour):
 
 
 def outline(text):
-    """What a page says, a line a heading, paragraph, row, plot or image: marked by its element, without styles."""
+    """What a page shows, a line a heading, paragraph, row, plot or image: marked by its element, without styles."""
     text = re.sub(r"<style.*?</style>|<svg[^>]*aria-hidden.*?</svg>", "", text, flags=re.DOTALL)
     lines = []
     for tag, attributes, body in re.findall(

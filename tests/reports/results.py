@@ -148,7 +148,7 @@ def make_adaptive(*names: str, **changes: Any) -> dict[str, Any]:
         "gain": {"robust_accuracy": 0.25, "interval": [0.1, 0.4]},
         "cost": {"seconds_ratio": 3.25, "forward": 7, "backward": 2},
         "categories": [{"category": "BPDA", "alone": 0.5, "without": 0.55}],
-        "refused": [{"name": "RayS", "reason": "It changes its answers."}],
+        "refused": [{"name": "RayS", "reason": "Its predictions change."}],
         "warnings": ["Gradients are zero on 10% of the samples."],
         "settings": {"steps": 50, "seed": 1},
         "versions": VERSIONS,
