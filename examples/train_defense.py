@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import copy
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ from robust_ext.cli.loading import load_model
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses import SOAP
 from robust_ext.defenses.catalogue import NAMED, TRAINED
-from robust_ext.defenses.soap import flipped_crop
-from robust_ext.defenses.training.loop import train_module
+from robust_ext.defenses.training.loop import NetworkTraining
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.registry.defense import named_defense
 
@@ -62,7 +60,7 @@ def train(
         plain_views: Whether views are crops and brightness alone, or those of the authors, with flips and colours.
     """
     if name == "soap":
-        return train_for_soap(classifier, inputs, labels, flip=not plain_views, epochs=epochs, seed=seed)
+        return ConsistencyTraining(epochs=epochs, seed=seed).fit(classifier, inputs, labels, flip=not plain_views)
     layers = [key for key, part in classifier.named_modules() if isinstance(part, (nn.Conv2d, nn.Linear))]
     learned = {"epochs": epochs, "seed": seed}
     attacked = {"epsilon": epsilon, "attack_step_size": epsilon / 4, **learned}
@@ -79,19 +77,20 @@ def train(
     return made
 
 
-def train_for_soap(
-    classifier: nn.Module, inputs: Tensor, labels: Tensor, *, flip: bool, epochs: int, seed: int
-) -> nn.Module:
-    """A copy of a classifier, trained on with the label consistency loss of SOAP beside its own."""
-    trained = copy.deepcopy(classifier).requires_grad_()
-    consistency = SOAP(trained, view=partial(flipped_crop, flip=flip))
+class ConsistencyTraining(NetworkTraining):
+    """Training of a copy of a classifier with the label consistency loss of SOAP beside its own."""
 
-    def loss(rows: Tensor) -> Tensor:
-        own = nn.functional.cross_entropy(trained(inputs[rows]), labels[rows])
-        return own + consistency.loss(inputs[rows]).mean()
+    def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor, *, flip: bool) -> nn.Module:
+        """The copy; ``flip`` is :class:`SOAP`'s."""
+        trained = copy.deepcopy(classifier).requires_grad_()
+        consistency = SOAP(trained, flip=flip)
 
-    train_module(trained, len(inputs), loss, epochs=epochs, batch_size=128, learning_rate=1e-3, seed=seed)
-    return trained
+        def loss(rows: Tensor) -> Tensor:
+            own = nn.functional.cross_entropy(trained(inputs[rows]), labels[rows])
+            return own + consistency.loss(inputs[rows]).mean()
+
+        self.run(trained, len(inputs), loss)
+        return trained
 
 
 def save(name: str, part: nn.Module, file: Path) -> None:

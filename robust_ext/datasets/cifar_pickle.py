@@ -1,7 +1,7 @@
 """Reads the "python version" of CIFAR, whose batches are pickles, without letting a pickle do anything.
 
-A pickle is a program: it may call whatever its reader finds for it by name. This reader finds nothing. It answers the
-four names that the batches use with stand-ins of its own, which copy texts and bytes and accept nothing else, and it
+A pickle is a program: it may call whatever its reader finds for it by name. This reader finds nothing. For the
+four names that the batches use it returns stand-ins of its own, which copy texts and bytes and accept nothing else, and it
 refuses all other names. Not even numpy's own functions are handed out: they would take the layout of an array from
 the file, with types of which numpy believes that the bytes are pointers.
 """
@@ -26,7 +26,7 @@ _EXPECTED = "a CIFAR batch: a pickled dict of arrays of unsigned bytes, lists an
 
 
 class _RefusedError(pickle.UnpicklingError):
-    """The pickle asks for something that no CIFAR batch needs."""
+    """The pickle wants something that no CIFAR batch needs."""
 
 
 class _Bytes:
@@ -107,7 +107,7 @@ class _BatchUnpickler(pickle.Unpickler):
         try:
             return _STAND_INS[module_name, global_name]
         except KeyError:
-            raise _RefusedError(f"a pickle that asks for {module_name}.{global_name}") from None
+            raise _RefusedError(f"a pickle that wants {module_name}.{global_name}") from None
 
     def persistent_load(self, pid: object, /) -> NoReturn:
         raise _RefusedError("a pickle that refers to objects outside itself")
@@ -116,7 +116,7 @@ class _BatchUnpickler(pickle.Unpickler):
 def _check_memo(content: bytes) -> None:
     """Refuse positions in the pickle's memo that no writer reaches.
 
-    The memo is a table as long as the highest position in it: one damaged byte can ask for gigabytes. Writers count
+    The memo is a table as long as the highest position in it: one damaged byte can reserve gigabytes. Writers count
     up from 0 or 1, at most once an opcode. ``genops`` only takes the pickle apart and runs nothing of it.
     """
     for count, (opcode, position, _) in enumerate(pickletools.genops(content)):
@@ -135,7 +135,7 @@ def read_batch(path: Path, *, label_key: str) -> tuple[NDArray[np.uint8], NDArra
         Rows ``(N, 3072)`` uint8 and labels ``(N,)`` int64.
 
     Raises:
-        DataError: The file is damaged, no CIFAR batch, or a pickle that asks for more than one needs.
+        DataError: The file is damaged, no CIFAR batch, or a pickle that wants more than one needs.
     """
     with reading(path):
         content = path.read_bytes()

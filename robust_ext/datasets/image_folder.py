@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 SPLIT_NAMES = ("train", "test", "val", "valid", "validation")
 
-# Decoders of plain images only: Pillow knows the format by the content, and some formats start other programs.
+# Decoders of plain images only: Pillow finds the format by the content, and some formats start other programs.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _GREY_MODES = ("1", "L", "LA")
 _DEEP_MODES = ("I", "F")
@@ -47,7 +47,7 @@ def load_image_folder(folder: Path, split: str) -> Dataset:
     with reading(folder):
         splits = [name for name in SPLIT_NAMES if (folder / name).is_dir() and _subfolders(folder / name)]
         if splits and split not in splits:
-            then = f"ask for another split, or name the folder itself: {folder / splits[0]}"
+            then = f"choose another split, or name the folder itself: {folder / splits[0]}"
             raise unusable(folder, got="folders " + ", ".join(splits), expected=f"a folder {split}", then=then)
         top = folder / split if splits else folder
         classes = _subfolders(top)

@@ -39,7 +39,7 @@ def load_dataset(spec: str, *, root: str | os.PathLike[str] | None = None, split
         split: ``"test"`` or ``"train"``. Files and folders without splits are used as they are for either.
 
     Raises:
-        DataError: Files are missing, damaged or not what their names promise; says where they were looked for.
+        DataError: Files are missing, damaged or not what their names promise; names where they were looked for.
         InvalidArgumentError: An argument is of another type, or there is no such split.
         MissingDependencyError: scikit-learn (digits) or Pillow (folders) is not installed.
 

@@ -27,7 +27,7 @@ def load_npz(path: Path, split: str) -> Dataset:
     splits, ``images`` and ``labels`` or ``x`` and ``y``, which are used for any split. Images are ``(N, H, W)``,
     ``(N, C, H, W)`` or ``(N, H, W, C)`` with C of 1, 3 or 4; uint8, or floats in [0, 1], which become float32.
     Labels are integers ``(N,)`` or ``(N, 1)``. ``class_names`` is optional; without it there are as many classes as
-    the highest label asks for.
+    the highest label needs.
 
     Args:
         path: The file; object arrays, which would be pickles, are refused.
@@ -67,7 +67,7 @@ def _read(path: Path, split: str) -> tuple[dict[str, NDArray[Any]], tuple[str, s
             raise unusable(path, got="a single array", expected=expected, then="save both with numpy.savez")
         keys = next((pair for pair in pairs if set(pair) <= set(held)), None)
         if keys is None:
-            then = "rename the arrays, or ask for the other split"
+            then = "rename the arrays, or choose the other split"
             raise unusable(path, got="arrays " + (", ".join(held) or "(none)"), expected=expected, then=then)
         wanted = {"images": keys[0], "labels": keys[1]}
         if "class_names" in held:

@@ -20,7 +20,7 @@ class RandomizedSmoothing(AdaptiveDefense):
     """The mean softmax, or the share of votes, of many noisy copies of an input (Cohen et al. 2019).
 
     The noise is part of the readout, so a trace's points are the input; its state holds the seeds of the noise. Each
-    answer takes ``samples`` forward passes. The mean has a gradient; that of the votes is 0: attack them with
+    batch of logits takes ``samples`` forward passes. The mean has a gradient; that of the votes is 0: attack them with
     ``BPDA(smoothing, backward=...)`` and the mean, or the classifier, as substitute.
 
     Example:

@@ -28,7 +28,7 @@ class DefendedFeatures(nn.Module):
     """What enters the last linear layer at the end of a test-time defense, as a module.
 
     A random defense is taken with one draw held, its first one, the same for every row and call, so that the features
-    are a function of the input. The test then says nothing about averaging over draws, and all about the rest.
+    are a function of the input. The test then covers all but the averaging over draws.
 
     Args:
         defense: Treats each row on its own.
@@ -59,7 +59,7 @@ class DefendedFeatures(nn.Module):
         return features
 
     def extra_repr(self) -> str:
-        """The defense's settings, which tell one run from another."""
+        """The defense's settings, which distinguish one run from another."""
         plain = {
             name: value
             for name, value in vars(self.defense).items()
@@ -138,7 +138,7 @@ class _Readout(nn.Module):
         self.training = False
 
     def forward(self, point: Tensor) -> Tensor:
-        # The defense's own: that of a binarized one would ask for features in turn.
+        # The defense's own: that of a binarized one would compute features in turn.
         return _own_readout(self.defense, point, self.state)
 
 

@@ -54,7 +54,7 @@ class Trace(Solution):
 
     Attributes:
         inputs: The batch, ``(N, ...)``.
-        logits: The defense's answer, ``(N, K)``.
+        logits: What the defense returns, ``(N, K)``.
         seeds: Those of the rows, int64 ``(N,)``; with them :meth:`AdaptiveDefense.trace` does the same again.
     """
 

@@ -24,7 +24,7 @@ class BinarizedClassifier(nn.Module):
         features: From inputs ``(M, ...)`` to features ``(M, F)``; shared, not copied.
         references: The clean samples ``(N, ...)``.
         weight: Directions ``(N, F)`` from class 0 to class 1.
-        anchor: Origins ``(N, F)``; near the planted point, where float32 has to tell the classes apart.
+        anchor: Origins ``(N, F)``; near the planted point, where float32 has to keep the classes apart.
         threshold: ``(N,)``, where class 1 begins along the direction.
         scale: ``(N,)``, logits a unit of the direction.
         offset: ``(N,)``, the middle of the logits.

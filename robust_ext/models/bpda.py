@@ -36,9 +36,9 @@ class BPDA(nn.Module):
     - ``"identity"``: a preprocessor's gradient is passed on as it comes; a defense's is that of its readout at the
       final point, its state held.
     - A module or function from inputs to outputs of the same shape as ``forward``'s: its gradient at the input. For a
-      defense, say, its static classifier, or another ``BPDA`` of it.
+      defense, for example, its static classifier, or another ``BPDA`` of it.
     - ``"frozen"``, defenses only: what the defense found for the input is held, and the input moves, see
-      :meth:`AdaptiveDefense.frozen`. It differs from the identity where a defense says so.
+      :meth:`AdaptiveDefense.frozen`. It differs from the identity where a defense overrides that.
     - ``"trajectory"``, defenses only: the mean of the gradients of the readout at the points that the steps made. Each
       gets the gradient of the loss by the final logits, as losses are not known here; :func:`trajectory_gradient`
       takes each point's own.
@@ -46,7 +46,7 @@ class BPDA(nn.Module):
 
     Gradients that come out of a forward pass at the final point (identity, frozen, unrolled) hold its graph until the
     output's is freed; a substitute and the trajectory do their passes when the gradient is taken, and hold inputs
-    only. Where no gradient is asked for, nothing but the defense itself runs.
+    only. Where no gradient is wanted, nothing but the defense itself runs.
 
     Args:
         forward: A function or module from ``(N, ...)`` to ``(N, ...)``, or a test-time defense.
@@ -86,10 +86,10 @@ class BPDA(nn.Module):
         if isinstance(forward, AdaptiveDefense):
             return
         if backward in BACKWARDS[1:] or steps is not None or checkpoint:
-            asked = f"{backward!r}" if backward in BACKWARDS[1:] else "steps or checkpoint"
+            given = f"{backward!r}" if backward in BACKWARDS[1:] else "steps or checkpoint"
             raise InvalidArgumentError(
                 "forward",
-                f"{type(forward).__name__} with {asked}",
+                f"{type(forward).__name__} with {given}",
                 "an AdaptiveDefense for that; for other modules choose backward='identity' or a substitute",
             )
 
@@ -98,7 +98,7 @@ class BPDA(nn.Module):
 
         Raises:
             ModelError: The substitute, or the identity, does not have the shape of the output; when gradients are
-                asked for.
+                wanted.
         """
         if not wants_gradient(x):
             with torch.no_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -117,7 +117,7 @@ class SuccessMargin(nn.Module):
 
 
 @contextmanager
-def _observed(network: nn.Module, layers: tuple[str, ...]) -> Iterator[list[Observation]]:
+def _observed(network: nn.Module, layers: Sequence[str]) -> Iterator[list[Observation]]:
     """Note every forward pass of a network, whatever calls it."""
     passes: list[Observation] = []
     outputs: dict[str, Tensor] = {}

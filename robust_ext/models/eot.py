@@ -30,9 +30,9 @@ class Expected:
     """Losses, their gradient and logits to decide by, over draws.
 
     Attributes:
-        losses: ``(N,)``, of the logits that ``loss`` of :class:`EoT` says.
+        losses: ``(N,)``, of the logits that ``loss`` of :class:`EoT` names.
         gradient: Of the input, ``(N, ...)``.
-        logits: ``(N, K)``, those that ``decision`` says.
+        logits: ``(N, K)``, those that ``decision`` names.
     """
 
     losses: Tensor
@@ -47,11 +47,11 @@ class EoT(nn.Module):
     of the mean of the softmax. Gradients: ``"mean"``: the mean over draws of what each draw's own graph makes of the
     gradient of the loss by the logits. ``"logits"`` and ``"softmax"``: of the values of that name.
 
-    As a module it does not know the loss, so all draws get the gradient of the loss at the value it returned, and
-    ``"mean"`` is the same as ``"logits"``. :meth:`value_and_gradient` knows the loss, and takes for ``"mean"`` the
+    As a module it does not get the loss, so all draws get the gradient of the loss at the value it returned, and
+    ``"mean"`` is the same as ``"logits"``. :meth:`value_and_gradient` gets the loss, and takes for ``"mean"`` the
     gradients of each draw's own loss.
 
-    Where no gradient is asked for, the value is ``decision``'s, else ``loss``'s, as attacks compute losses there; an
+    Where no gradient is wanted, the value is ``decision``'s, else ``loss``'s, as attacks compute losses there; an
     attack that reads decisions off the outputs it differentiates needs both alike.
 
     Draws depend on (seed, call, draw, row): a test-time defense inside, however deep, draws for each row on its own,

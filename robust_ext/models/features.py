@@ -49,7 +49,7 @@ class LayerInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features ``(N, F)`` of inputs ``(N, ...)``."""
         calls: list[Tensor] = []
-        # The layer is looked up at each call, so that copies of this module watch their own network.
+        # The layer is looked up at each call, so that copies of this module observe their own network.
         with self.model.get_submodule(self.layer).register_forward_pre_hook(
             lambda _, args, named: calls.append(args[0] if args else named["input"]), with_kwargs=True
         ):

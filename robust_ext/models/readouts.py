@@ -50,7 +50,7 @@ def fit_directions(features: Tensor, planted: Tensor, *, kind: str = "logistic",
             From about 10 on the direction hardly changes; smaller values give easier tests.
 
     Returns:
-        The directions. Whether they separate is for :func:`place_boundary` to say.
+        The directions. Whether they separate, :func:`place_boundary` finds out.
 
     Example:
         >>> rows = torch.tensor([[[0.0, 0.0], [0.0, 1.0], [1.0, 0.5]]])

@@ -76,11 +76,11 @@ def seeds_of(rows: int, generator: torch.Generator | None = None) -> Tensor:
 
 
 class _Given:
-    """Seeds for whatever defenses a batch will meet, and how many of them have asked."""
+    """Seeds for whatever defenses a batch will meet, and how many of them have taken theirs."""
 
     def __init__(self, seeds: Tensor) -> None:
         self.seeds = seeds
-        self.asked = 0
+        self.taken = 0
 
 
 _given: ContextVar[_Given | None] = ContextVar("robust_ext_row_seeds", default=None)
@@ -116,7 +116,7 @@ def given_seeds(rows: int) -> Tensor | None:
             f"test-time defense: got a batch of {rows} rows where seeds were given for {len(given.seeds)}; modules "
             "around a random defense must pass on the batch row for row"
         )
-    number, given.asked = given.asked, given.asked + 1
+    number, given.taken = given.taken, given.taken + 1
     if number == 0:
         return given.seeds
     return torch.tensor([derive_seed(seed, "call", number) for seed in given.seeds.tolist()], dtype=torch.int64)

@@ -163,7 +163,7 @@ class PerRowScore(Detector):
 def linear_defense(
     rows: int, values: int, *, norm: str = "linf", likeness: float = 0.5, bounds: tuple[float, float] = (0.0, 1.0)
 ) -> Problem:
-    """Linear classifiers with linear detectors, one of each a row; linear programs or duality tell their room.
+    """Linear classifiers with linear detectors, one of each a row; linear programs or duality give their room.
 
     Args:
         rows: Number of problems.
@@ -182,7 +182,7 @@ def linear_defense(
     to_alarm = likeness * to_other + (1 - likeness**2) ** 0.5 * rng.normal(size=(rows, values))
     found = []
     for row in range(rows):
-        # The furthest along each direction tells where boundaries are neither trivial nor out of reach.
+        # Where the furthest along each direction lies, boundaries are neither trivial nor out of reach.
         most = [_furthest(x[row], threat_model, way[None], np.zeros(1)) for way in (to_other[row], to_alarm[row])]
         reach = [
             amount * np.linalg.norm(way) - way @ x[row]

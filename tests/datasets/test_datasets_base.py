@@ -15,7 +15,7 @@ def make(count=20, *, dtype=np.uint8):
     return Dataset(name="toy", images=images, labels=np.arange(count) % 4, class_names=("a", "b", "c", "d"))
 
 
-def test_what_it_says_of_itself():
+def test_its_description():
     data = make()
     assert (len(data), data.classes, data.labels.dtype) == (20, 4, np.int64)
     assert repr(data) == "Dataset(name='toy', images=(20, 3, 2, 2) uint8, classes=4)"
@@ -92,7 +92,7 @@ def test_choice_is_the_same_on_every_machine():
     assert make().choose(5, seed=0).tolist() == [4, 10, 6, 18, 3]
 
 
-def test_choose_says_how_many_there_are():
+def test_choose_names_how_many_there_are():
     with pytest.raises(InvalidArgumentError, match="got 21, expected at most 20, the number of images in toy"):
         make().choose(21, seed=0)
 

@@ -144,7 +144,7 @@ def test_pickle_that_runs_a_command_is_refused_and_has_no_effect(tmp_path, proto
     assert not trace.exists()
     for part in (
         str(tmp_path / "test_batch"),
-        f"a pickle that asks for {os.system.__module__}.system",
+        f"a pickle that wants {os.system.__module__}.system",
         "nothing of it",
     ):
         assert part in str(caught.value)
@@ -167,7 +167,7 @@ def test_pickle_that_runs_a_command_is_refused_and_has_no_effect(tmp_path, proto
         np.random.default_rng(0),
     ],
 )
-def test_pickles_that_ask_for_anything_else_are_refused(tmp_path, value):
+def test_pickles_that_want_anything_else_are_refused(tmp_path, value):
     write(tmp_path / "test_batch", pickle.dumps({b"data": value, b"labels": [0, 1]}, protocol=2))
     with pytest.raises(DataError, match="test_batch: got "):
         load_dataset("cifar10", root=tmp_path)

@@ -77,7 +77,7 @@ def test_every_name(tmp_path, separator, packed, split, prefix):
         load_dataset("mnist", root=tmp_path, split="test" if split == "train" else "train")
 
 
-def test_the_two_datasets_are_told_apart_by_their_folders(tmp_path):
+def test_the_two_datasets_are_distinguished_by_their_folders(tmp_path):
     for folder, value in (("mnist", 1), ("fashion-mnist", 2), ("", 3)):
         write(tmp_path / folder, np.full((1, 28, 28), value, np.uint8), [9])
     assert load_dataset("mnist", root=tmp_path).images.max() == 1

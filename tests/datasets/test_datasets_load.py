@@ -68,7 +68,7 @@ def test_working_directory_comes_before_root(monkeypatch, tmp_path):
     assert load_dataset(str(tmp_path / "root" / "data.npz")).images.max() == 1
 
 
-def test_missing_path_says_where_it_looked(monkeypatch, tmp_path):
+def test_missing_path_names_where_it_was_looked_for(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "root").mkdir()
     with pytest.raises(DataError) as caught:

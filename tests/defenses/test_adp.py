@@ -93,7 +93,7 @@ def test_each_run_takes_the_steps_of_the_formula(settings: dict[str, Any]) -> No
         np.testing.assert_allclose(trace.final.numpy()[:, None] + offsets, np.stack(finals[1:], 1), atol=1e-12)
 
 
-def test_passes_are_as_many_as_the_paper_says() -> None:
+def test_passes_are_those_of_the_paper() -> None:
     model = AdaptiveDenoising(network(), Quadratic(), seed=0)
     calls = {"score": 0, "classifier": 0}
     model.score.register_forward_hook(lambda *_: calls.update(score=calls["score"] + 1))
@@ -171,7 +171,7 @@ def test_where_there_is_no_score_nothing_moves() -> None:
     assert bool(torch.isfinite(torch.autograd.grad(even(x).sum(), x)[0]).all())
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_what_is_wrong_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="lengths"):
         defense(lengths=(0.2, 0.1))
     with pytest.raises(InvalidArgumentError, match="images"):

@@ -138,7 +138,7 @@ def test_groups_stay_together_and_one_row_has_no_defense() -> None:
     assert not torch.allclose(by_training(x), model.classifier(x), atol=1e-4)
 
 
-def test_steps_cost_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_cost_what_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     model = defense()
     forward, backward = [0], [0]
     model.classifier.register_forward_hook(lambda *_: forward.__setitem__(0, forward[0] + 1))
@@ -193,7 +193,7 @@ def test_regularization_holds_offsets_back() -> None:
     torch.testing.assert_close(difference, torch.tensor(100 * 6 * 0.25).double())
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_what_is_wrong_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="names of layers, such as"):
         ProjectionsTraining(layers=["9"]).fit(network(), data(9))
     with pytest.raises(InvalidArgumentError, match="0 usable inputs"):

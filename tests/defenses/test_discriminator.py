@@ -63,7 +63,7 @@ def fit(net: nn.Module, training: tuple[Tensor, Tensor], layers: tuple[str, ...]
 
 
 @pytest.mark.parametrize("layers", [(), LAYERS])
-def test_it_knows_adversarial_inputs_and_the_defense_keeps_clean_ones(
+def test_it_finds_adversarial_inputs_and_the_defense_keeps_clean_ones(
     net: nn.Sequential,
     training: tuple[Tensor, Tensor],
     attacked: tuple[Tensor, Tensor, Tensor],
@@ -122,7 +122,7 @@ def test_it_can_be_saved(tmp_path: Path) -> None:
         Discriminator.load(tmp_path / "missing")
 
 
-def test_what_is_wrong_is_said(net: nn.Sequential, training: tuple[Tensor, Tensor]) -> None:
+def test_what_is_wrong_is_refused(net: nn.Sequential, training: tuple[Tensor, Tensor]) -> None:
     x, labels = training
     with pytest.raises(InvalidArgumentError, match="layers: got fc"):
         DiscriminatorTraining(layers=["fc"]).fit(net, x, labels)

@@ -75,7 +75,7 @@ def test_where_the_probability_is_rounded_to_one_rows_stay_unless_not_wanted() -
     torch.testing.assert_close(moved, torch.tensor([[16 / 255, 0.0]]))
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_what_is_wrong_is_refused() -> None:
     x = torch.rand(3, 2)
     with pytest.raises(ModelError, match=r"discriminator: returned shape \(3, 2\) for 3 rows"):
         IMF(nn.Identity(), nn.Identity())(x)

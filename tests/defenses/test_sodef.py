@@ -62,7 +62,7 @@ def data(rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
         {"solver": "dopri5", "tolerance": 1e-9, "adjoint": False},
     ],
 )
-def test_a_linear_equation_ends_where_the_exponential_says(settings: dict[str, Any]) -> None:
+def test_a_linear_equation_ends_where_the_exponential_does(settings: dict[str, Any]) -> None:
     if settings["solver"] == "dopri5":
         pytest.importorskip("torchdiffeq")
     start = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()

@@ -183,7 +183,7 @@ def test_smoothed_gradients() -> None:
     torch.testing.assert_close(found, net[1].weight[0].detach().view(2, 4).expand(2, 2, 4))
 
 
-def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for make, named in (
         (lambda: JPEGCompression(Linear())(torch.rand(2, 5)), "images"),
         (lambda: RandomResizePad(Linear())(torch.rand(2, 5)), "images"),

@@ -289,7 +289,7 @@ def test_zero_rows_one_row_and_other_types() -> None:
     assert torch.isfinite(half(data(3, torch.float16))).all()
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_what_is_wrong_is_refused() -> None:
     net = network()
     with pytest.raises(InvalidArgumentError, match="steps: got -1"):
         Smooth(net, steps=-1)

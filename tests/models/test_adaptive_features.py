@@ -107,7 +107,7 @@ def test_what_the_readout_adds_is_in_the_features() -> None:
 
 @pytest.mark.parametrize("kind", [Descent, Controlled])
 @pytest.mark.parametrize("rows", ["any", "full"])
-def test_the_binarized_defense_answers_as_the_classifier(kind: type[AdaptiveDefense], rows: str) -> None:
+def test_the_binarized_defense_is_the_classifier(kind: type[AdaptiveDefense], rows: str) -> None:
     x = data()
     features = split_defense(kind(network(), steps=2), x).features
     module = planted(Counted(features, PassCounter()), x, rows)
@@ -157,7 +157,7 @@ def test_its_steps_can_be_changed() -> None:
     assert one.logits.shape == (4, 2)
 
 
-def test_settings_are_told_apart_and_copies_work() -> None:
+def test_settings_are_distinguished_and_copies_work() -> None:
     x = data()
     features = split_defense(Descent(network(), steps=3), x).features
     other = split_defense(Descent(network(), steps=2), x).features
@@ -175,7 +175,7 @@ def test_what_is_no_defense_is_none() -> None:
     assert binarized_defense(Counted(defense, PassCounter())) is defense
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_what_is_wrong_is_refused() -> None:
     x, net = data(), network()
     with pytest.raises(ModelError, match="Together: treats rows together"):
         split_defense(Together(net, group_size=2), x)

@@ -135,7 +135,7 @@ def test_parts_of_other_lengths_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("distance", [1e-3, 3e-5])
-def test_references_that_are_much_alike_are_told_apart(distance: float) -> None:
+def test_references_that_are_much_alike_are_distinguished(distance: float) -> None:
     """Close references far from the origin: what tells them apart is less than a float32 of their squared norms."""
     references = torch.rand(1, 784, generator=torch.Generator().manual_seed(0)).repeat(3, 1) * 3 - 1
     references[1, 7] += distance

@@ -212,7 +212,7 @@ def test_what_the_identity_returns_is_not_its_argument() -> None:
     assert torch.equal(out, x)
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_what_is_wrong_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="forward: got int"):
         BPDA(3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="backward: got best"):

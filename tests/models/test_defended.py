@@ -124,7 +124,7 @@ def test_the_margin_is_positive_exactly_on_success(inverted: bool) -> None:
     assert bool((gradient.flatten(1).abs().sum(1) > 0).all())
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_what_is_wrong_is_refused() -> None:
     classifier = network()
     with pytest.raises(InvalidArgumentError, match="exposure: got 'both'"):
         Defended(classifier, calibrated(classifier), exposure="both")

@@ -234,7 +234,7 @@ def test_certain_draws_are_averaged_in_logarithms() -> None:
     assert bool((gradient != 0).any())
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_what_is_wrong_is_refused() -> None:
     net = network()
     for settings_, text in (
         ({"draws": 0}, "draws: got 0"),

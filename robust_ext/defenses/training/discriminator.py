@@ -29,7 +29,7 @@ from robust_ext.detectors.observation import observe
 
 
 class Discriminator(TrainedPart):
-    """Tells the activations of clean inputs from those of adversarial ones.
+    """Separates the activations of clean inputs from those of adversarial ones.
 
     Each activation is averaged over all places, goes through an encoder of its own, and all meet in layers of half the
     width each (Hwang et al. 2021, with their depths). The defaults of the widths are smaller than the authors' 1024.
