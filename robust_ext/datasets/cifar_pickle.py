@@ -1,7 +1,7 @@
 """Reads the "python version" of CIFAR, whose batches are pickles, without letting a pickle do anything.
 
-A pickle is a program: it may call whatever its reader finds for it by name. This reader finds nothing. For the
-four names that the batches use it returns stand-ins of its own, which copy texts and bytes and accept nothing else, and it
+A pickle is a program: it may call whatever its reader finds for it by name. This reader finds nothing. For the four
+names that the batches use it returns stand-ins of its own, which copy texts and bytes and accept nothing else, and it
 refuses all other names. Not even numpy's own functions are handed out: they would take the layout of an array from
 the file, with types of which numpy believes that the bytes are pointers.
 """
