@@ -197,3 +197,19 @@ def _same(value: Any, default: Any) -> bool:
     if isinstance(value, np.ndarray) or isinstance(default, np.ndarray):
         return np.array_equal(value, default)
     return value is default or (type(value) is type(default) and bool(value == default))
+
+
+def restore_failed(candidates: Tensor, inputs: Tensor, labels: Tensor, *, target: Target) -> Tensor:
+    """Candidates, with the input in place of each that is not adversarial; one forward pass.
+
+    For libraries that return a random start or a black image where they fail, which would pass for a try.
+
+    Args:
+        candidates: ``(N, ...)``.
+        inputs: ``(N, ...)``.
+        labels: int64 ``(N,)``.
+        target: What is queried.
+    """
+    with torch.no_grad():
+        adversarial = target.module(candidates.to(inputs.dtype)).argmax(1) != labels
+    return torch.where(adversarial.view(-1, *[1] * (inputs.dim() - 1)), candidates, inputs)

@@ -22,9 +22,15 @@ from robust_ext.adapters.art.settings import AttackContext, nothing
 from robust_ext.adapters.art.target import HostModule, make_estimator, without_new_hooks
 from robust_ext.adapters.starting_points import starting_points
 from robust_ext.adapters.unit_space import UnitSpace
-from robust_ext.adapters.wrapped import WrappedAttack, check_settings, constructed, raised_inside, runner_up
+from robust_ext.adapters.wrapped import (
+    WrappedAttack,
+    check_settings,
+    constructed,
+    raised_inside,
+    restore_failed,
+    runner_up,
+)
 from robust_ext.attacks.base import draw_seed
-from robust_ext.attacks.running import restore_failed
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords

@@ -19,9 +19,15 @@ from robust_ext.adapters.foolbox.starting import Anything, Misclassified, needs_
 from robust_ext.adapters.foolbox.target import LowLogits, NeverFlat
 from robust_ext.adapters.starting_points import starting_points
 from robust_ext.adapters.unit_space import UnitSpace
-from robust_ext.adapters.wrapped import check_candidates, check_settings, constructed, raised_inside, runner_up
+from robust_ext.adapters.wrapped import (
+    check_candidates,
+    check_settings,
+    constructed,
+    raised_inside,
+    restore_failed,
+    runner_up,
+)
 from robust_ext.attacks.base import Attack, draw_seed
-from robust_ext.attacks.running import restore_failed
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords

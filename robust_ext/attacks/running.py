@@ -82,19 +82,3 @@ def undisturbed(attack: Attack, target: Target, generator: torch.Generator) -> I
             f"{attack.name}: changed the network's weights in place ({', '.join(changed[:3])}); what is left is no "
             "longer the network to be tested: load it anew, and hand the attack a copy"
         )
-
-
-def restore_failed(candidates: Tensor, inputs: Tensor, labels: Tensor, *, target: Target) -> Tensor:
-    """Candidates, with the input in place of each that is not adversarial; one forward pass.
-
-    For libraries that return a random start or a black image where they fail, which would pass for a try.
-
-    Args:
-        candidates: ``(N, ...)``.
-        inputs: ``(N, ...)``.
-        labels: int64 ``(N,)``.
-        target: What is asked.
-    """
-    with torch.no_grad():
-        adversarial = target.module(candidates.to(inputs.dtype)).argmax(1) != labels
-    return torch.where(adversarial.view(-1, *[1] * (inputs.dim() - 1)), candidates, inputs)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext.adapters.wrapped import restore_failed
 from robust_ext.attacks import Attack, AttackTraits, CallableAttack
-from robust_ext.attacks.running import restore_failed, run_attack
+from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel

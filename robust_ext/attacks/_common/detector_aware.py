@@ -34,7 +34,7 @@ class DetectorAwareAttack(NativeAttack):
     steps: int = setting(default=100, help="Steps of each run.", minimum=1, trial=20, art="max_iter")
     rel_step_size: float = setting(
         default=0.1,
-        help="Step size relative to epsilon: of signs for linf, of the gradient's direction for l2 and l1.",
+        help="Step size relative to epsilon.",
         above=0,
         foolbox="rel_stepsize",
     )
@@ -126,16 +126,10 @@ class ScoreGradientAttack(DetectorAwareAttack):
 
     uses_scores: ClassVar[bool] = True
 
-    rel_step_size: float = setting(
-        default=0.1,
-        help="Step size relative to epsilon: Euclidean, and for linf times the root of the number of values, or with "
-        '``step="sign"`` in each value.',
-        above=0,
-        foolbox="rel_stepsize",
-    )
     step: str = setting(
         default="l2",
-        help='``"l2"``, the gradient divided by its length, or ``"sign"``, for linf only.',
+        help='``"l2"``, the gradient divided by its length; the step size is Euclidean, and for linf times the root of '
+        'the number of values. Or ``"sign"``, for linf only, where it is that of each value.',
         choices=("l2", "sign"),
     )
     decay: bool = setting(
@@ -148,6 +142,6 @@ class ScoreGradientAttack(DetectorAwareAttack):
             self._set("traits", replace(type(self).traits, norms=("linf",)))
 
     def move(self, problem: AttackProblem, points: Tensor, direction: Tensor, *, number: int) -> Tensor:
-        """The points after step ``number`` of a run, see :meth:`AttackProblem.step`."""
+        """The points after step ``number`` of a run, see the class."""
         length = self.step_length(problem, share=1 - number / self.steps if self.decay else 1)
         return problem.step(points, direction, length=length, kind=self.step)

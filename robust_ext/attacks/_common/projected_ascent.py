@@ -21,6 +21,8 @@ MatchingLoss = Callable[[Tensor], tuple[Tensor, Tensor]]
 class MatchingAttack(DetectorAwareAttack):
     """An attack that makes rows look like their references; a subclass has one method, :meth:`loss`.
 
+    Steps are of signs for linf, and along the gradient's direction for l2 and l1.
+
     The detector's score is not followed, and needs no gradients; points are evaluated beside the ascent, and of those
     that were, the misclassified one of lowest score margin is kept, a success if there was one (the one of highest
     margin where none was misclassified).

@@ -28,7 +28,14 @@ class Windows(ABC):
     Args:
         inputs: float32 ``(N, C, H, W)`` in bounds.
         threat_model: The norm, epsilon and bounds.
+
+    Attributes:
+        first_numbers: How many numbers a row needs for its first point.
+        numbers: How many it needs for each other point.
     """
+
+    first_numbers: int
+    numbers: int
 
     def __init__(self, inputs: Tensor, threat_model: ThreatModel) -> None:
         self.inputs, self.epsilon, self.bounds = inputs, threat_model.epsilon, threat_model.bounds
@@ -41,16 +48,6 @@ class Windows(ABC):
 
     def _rounded(self, side: float) -> int:
         return round(side)
-
-    @property
-    @abstractmethod
-    def first_numbers(self) -> int:
-        """How many numbers a row needs for its first point."""
-
-    @property
-    @abstractmethod
-    def numbers(self) -> int:
-        """How many numbers a row needs for each other point."""
 
     @abstractmethod
     def first(self, uniform: Tensor) -> Tensor:
@@ -82,15 +79,10 @@ class Windows(ABC):
 class LinfWindows(Windows):
     """Every value is moved by epsilon up or down: first by columns, then by windows of one sign a channel."""
 
-    @property
-    def first_numbers(self) -> int:
-        """One sign for each column of each channel."""
-        return self.channels * self.width
-
-    @property
-    def numbers(self) -> int:
-        """A place, and one sign a channel."""
-        return 2 + self.channels
+    def __init__(self, inputs: Tensor, threat_model: ThreatModel) -> None:
+        super().__init__(inputs, threat_model)
+        # One sign for each column of each channel; then a place, and one sign a channel.
+        self.first_numbers, self.numbers = self.channels * self.width, 2 + self.channels
 
     def first(self, uniform: Tensor) -> Tensor:
         """Vertical stripes."""
@@ -112,6 +104,14 @@ class L2Windows(Windows):
 
     _order = 2
 
+    def __init__(self, inputs: Tensor, threat_model: ThreatModel) -> None:
+        super().__init__(inputs, threat_model)
+        tile = max(min(self.height, self.width) // _TILES, 1)
+        self._tiling = tile, self.height // tile, self.width // tile
+        # For each tile, one sign a channel, and whether its pattern lies on its side; then two places, and the same.
+        self.first_numbers = (self.channels + 1) * self._tiling[1] * self._tiling[2]
+        self.numbers = 5 + self.channels
+
     def _rounded(self, side: float) -> int:
         """Odd, so that a peak has a middle, and at least 3, as in the paper's code."""
         return max(round(side) // 2 * 2 + 1, 3)
@@ -120,23 +120,6 @@ class L2Windows(Windows):
     def _gain(self) -> int:
         """How many times too large a new window is."""
         return 1
-
-    @property
-    def _tiling(self) -> tuple[int, int, int]:
-        """Side of a tile, and tiles down and across."""
-        tile = max(min(self.height, self.width) // _TILES, 1)
-        return tile, self.height // tile, self.width // tile
-
-    @property
-    def first_numbers(self) -> int:
-        """For each tile, one sign a channel, and whether its pattern lies on its side."""
-        _, down, across = self._tiling
-        return (self.channels + 1) * down * across
-
-    @property
-    def numbers(self) -> int:
-        """Two places, whether the pattern lies on its side, and one sign a channel."""
-        return 5 + self.channels
 
     def first(self, uniform: Tensor) -> Tensor:
         """Tiles of the pattern with random signs, in the middle of the image."""
