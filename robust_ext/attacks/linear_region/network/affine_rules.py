@@ -78,10 +78,10 @@ def _filled(fixed: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
 
 def _constant(tape: Tape, value: Any, entry: Tensor) -> Any:
     """A constant that is combined with ``entry``, the same for every row."""
-    if not isinstance(value, Tensor):
+    if isinstance(value, (int, float)):
         return value
     # A copy, because the network may write to it afterwards.
-    fixed = value.detach().clone()
+    fixed = torch.as_tensor(value, device=entry.device).detach().clone()
     if fixed.dim() > entry.dim():
         raise tape.refusal("a constant has more dimensions than what it is combined with")
     return _one_row(tape, fixed) if fixed.dim() == entry.dim() and fixed.shape[0] != 1 else fixed
