@@ -41,6 +41,15 @@ def test_generated_files_are_current():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python .ci/generate_settings.py"
 
 
+def test_host_stubs_are_current():
+    for package in ("foolbox", "art"):
+        pytest.importorskip(package)
+    generated = runpy.run_path(str(ROOT / ".ci" / "generate_host_stubs.py"))["generate"]()
+    assert len(generated) == 2
+    for path, text in generated.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python .ci/generate_host_stubs.py"
+
+
 @pytest.mark.slow
 def test_a_type_checker_knows_the_keywords(tmp_path):
     pytest.importorskip("mypy")

@@ -65,7 +65,8 @@ def art_class(attack_class: type[NativeAttack]) -> Any:
         "__doc__": make_docstring(attack_class, [documented, *parameters]),
         "__module__": _MODULE,
     }
-    return type(NativeEvasionAttack)(attack_class.__name__, (NativeEvasionAttack,), parts)
+    metaclass: Any = type(NativeEvasionAttack)
+    return metaclass(attack_class.__name__, (NativeEvasionAttack,), parts)
 
 
 def _parameters(attack_class: type[NativeAttack]) -> tuple[HostParameter, ...]:

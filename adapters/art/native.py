@@ -69,6 +69,9 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
 
     core: ClassVar[type[NativeAttack]]
     parameters: ClassVar[tuple[HostParameter, ...]]
+    targeted: bool
+    batch_size: int
+    verbose: bool
     # Of attacks that have no such parameter.
     norm: Any = np.inf
     eps: Any = None
@@ -190,7 +193,7 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         seed = self.seed
         # Shared by all batches: each sample draws from it in turn, so the batch size decides nothing.
         generator = torch.Generator().manual_seed(int(np.random.randint(2**31)) if seed is None else seed)
-        parts = [(eps, step, rows) for eps, step, all_rows in groups for rows in all_rows.split(self.batch_size)]
+        parts = [(eps, step, rows) for eps, step, all_rows in groups for rows in torch.split(all_rows, self.batch_size)]
         out, device = inputs.clone(), device_of(self.estimator)
         shown = tqdm(parts, desc=f"{type(self).__name__} - Batches", leave=False, disable=not self.verbose)
         for number, (eps, step, rows) in enumerate(shown):

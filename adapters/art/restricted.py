@@ -52,16 +52,17 @@ def search_rows(
         Candidates ``(N, ...)``, on the CPU.
     """
     if mask is None and reach is None:
-        search = search_defended if attack.traits.detector else search_module
+        search: Any = search_defended if attack.traits.detector else search_module
         there = {name: points.to(device) for name, points in given.items()}
         ways |= {"expected": DEFENDED} if attack.traits.detector else {}
-        return search(
+        found: Tensor = search(
             attack, module, inputs.to(device), labels, threat_model=threat_model, watch=watch, **there, **ways
-        ).cpu()
-    found = [inputs[:0]]
+        )
+        return found.cpu()
+    parts = [inputs[:0]]
     # A network that depends on the row takes whole batches in order, or one row alone.
     size = len(inputs) if attack.traits.batching == "full" else 1
-    for rows in torch.arange(len(inputs)).split(max(size, 1)):
+    for rows in torch.split(torch.arange(len(inputs)), max(size, 1)):
         inside: Restricted
         if reach is not None:
             budget = reach[rows] if mask is None else reach[rows] * mask[rows]
@@ -84,8 +85,8 @@ def search_rows(
             watch=None if watch is None else _inside(watch, inside),
             **ways,
         )
-        found.append(inside.points(candidates.to(device)).cpu())
-    return torch.cat(found)
+        parts.append(inside.points(candidates.to(device)).cpu())
+    return torch.cat(parts)
 
 
 def _inside(watch: Watch, inside: Restricted) -> Watch:

@@ -31,6 +31,7 @@ from robust_ext.core.validation import check_number
 _base = foolbox.attacks.base
 FixedEpsilonAttack: Any = _base.FixedEpsilonAttack
 MinimizationAttack: Any = _base.MinimizationAttack
+AttackWithoutDistance: Any = _base.Attack
 _NORM_OF_DISTANCE = {getattr(foolbox.distances, norm).p: norm for norm in NORMS}
 _EXPECTED = "robust_ext.adapters.foolbox.models.DefendedPyTorchModel"
 _STARTS = {True: "random", False: "input", None: None}
@@ -187,7 +188,7 @@ class NativeMinimizationAttack(NativeFoolboxAttack, MinimizationAttack):  # type
         return self._perturb(attack, model, inputs, criterion, epsilon=near or 1.0, **given)
 
 
-class NativeNormlessAttack(NativeFoolboxAttack, _base.Attack):  # type: ignore[misc]
+class NativeNormlessAttack(NativeFoolboxAttack, AttackWithoutDistance):  # type: ignore[misc]
     """Those whose perturbations no norm measures, as Foolbox's own ``SpatialAttack``; see :class:`NativeFoolboxAttack`.
 
     Epsilons are ignored, and both kinds of points that a call returns are the same.

@@ -84,10 +84,3 @@ def test_bad_arguments_are_named(digits: Tensor) -> None:
     model = foolbox.PyTorchModel(digits_network(), bounds=(0, 1), device="cpu")
     with pytest.raises(InvalidArgumentError, match="norm: got 'l7'"):
         BinarizedPyTorchModel.from_model(model, digits, epsilon=0.1, norm="l7")
-
-
-def test_names_are_imported_when_asked_for() -> None:
-    from robust_ext import estimators
-
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        estimators.Nothing  # noqa: B018

@@ -49,7 +49,7 @@ def expected(detector: Pattern, x: Tensor, y: Tensor) -> list[str]:
 
 
 def test_art(digits: tuple[Tensor, Tensor], detector: Pattern) -> None:
-    pytest.importorskip("robust_ext.adapters.art.estimators", reason="ART is not installed")
+    pytest.importorskip("art", reason="ART is not installed")
     from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
 
     art = load_art()
@@ -84,7 +84,7 @@ def test_art(digits: tuple[Tensor, Tensor], detector: Pattern) -> None:
         blind.verbose = False
         fooled = defended.outcomes(candidates, y.numpy()).count("fooled")
         assert fooled > defended.outcomes(blind.generate(x.numpy(), aims), y.numpy()).count("fooled")
-    only = DefendedPyTorchClassifier.from_classifier(plain, detector, view="classifier")
+    only = DefendedPyTorchClassifier.from_classifier(plain, detector, exposure="classifier")
     assert only.predict(x.numpy()).shape == (40, 10)
     for wrong in ("net", None):
         with pytest.raises(InvalidArgumentError, match="classifier: got"):
