@@ -109,103 +109,101 @@ def _fast_minimum_norm() -> dict[str, Entry]:
     }
 
 
-def _others() -> dict[str, Entry]:
-    searched = {"gradients": False, "leaves_ball": True}
-    lost = "it raises for all rows where its start fails for one; such a row is given back as its input"
-    return {
-        "BinarizationRefinementAttack": Entry(
-            traits=_minimum(*NORMS, **searched, starting_points=True, failure="raises"),
-            defect="it raises for all rows where refining loses one; such a row is given back as its input",
-            refines=True,
-            norm_setting="distance",
-        ),
-        "BinarySearchContrastReductionAttack": Entry(
-            traits=_minimum(*NORMS, **searched, seeds="none"), trial={"binary_search_steps": 5}, norm_setting="distance"
-        ),
-        "BoundaryAttack": Entry(
-            traits=_minimum("l2", **searched, batch_dependent=True, failure="raises"),
-            trial={"steps": 20},
-            defect=lost,
-            start=(_BLENDED, {"steps": 50}),
-        ),
-        "DDNAttack": Entry(
-            traits=_minimum("l2", leaves_ball=True, failure="input", seeds="none"),
-            trial={"steps": 10},
-            defect=_UNIT_STEPS,
-        ),
-        "EADAttack": Entry(
-            traits=_minimum("l1", leaves_ball=True, batch_dependent=True, failure="zeros", seeds="none"),
-            trial={"binary_search_steps": 3, "steps": 20, "initial_const": 1.0},
-            defect="it returns an image of zeros where it fails; such a row is given back as its input",
-        ),
-        "GaussianBlurAttack": Entry(
-            traits=_minimum(*NORMS, **searched, failure="input", seeds="none"),
-            trial={"steps": 10},
-            norm_setting="distance",
-        ),
-        "GenAttack": Entry(
-            traits=_fixed("linf", gradients=False, batch_dependent=True, failure="best"),
-            trial={"steps": 5, "population": 4},
-            defect="it clips to [0, 1] whatever the bounds, and logits above 88 overflow in its fitness",
-            unit_space=True,
-            targeted=True,
-        ),
-        "HopSkipJumpAttack": Entry(
-            traits=_minimum("linf", "l2", **searched, batch_dependent=True, failure="raises"),
-            trial={"steps": 2, "initial_gradient_eval_steps": 10, "max_gradient_eval_steps": 20},
-            defect=f"it clips to [0, 1] whatever the bounds; {lost}",
-            unit_space=True,
-            start=(_BLENDED, {"steps": 50}),
-            norm_setting="constraint",
-        ),
-        "InversionAttack": Entry(traits=_minimum(*NORMS, **searched, seeds="none"), norm_setting="distance"),
-        "L2CarliniWagnerAttack": Entry(
-            traits=_minimum("l2", leaves_ball=True, batch_dependent=True, failure="zeros", seeds="none"),
-            trial={"binary_search_steps": 3, "steps": 20, "initial_const": 1.0},
-            defect="it returns an image of zeros where it fails; such a row is given back as its input",
-        ),
-        "L2ContrastReductionAttack": Entry(traits=_fixed("l2", gradients=False, seeds="none")),
-        "L2DeepFoolAttack": Entry(traits=_minimum("l2", seeds="none"), trial={"steps": 10}),
-        "LinearSearchBlendedUniformNoiseAttack": Entry(
-            traits=_minimum(*NORMS, **searched), trial={"directions": 50, "steps": 20}, norm_setting="distance"
-        ),
-        "LinearSearchContrastReductionAttack": Entry(
-            traits=_minimum(*NORMS, **searched, seeds="none"), trial={"steps": 20}, norm_setting="distance"
-        ),
-        "LinfDeepFoolAttack": Entry(traits=_minimum("linf", seeds="none"), trial={"steps": 10}),
-        "NewtonFoolAttack": Entry(
-            traits=_minimum("l2", seeds="none"),
-            trial={"steps": 10},
-            defect="it returns NaN for a row whose gradient vanishes; such a row now stays where it is",
-            flat=4,
-        ),
-        "PointwiseAttack": Entry(
-            traits=_minimum(*NORMS, **searched, batch_dependent=True, failure="raises"),
-            defect=f"it raises AttributeError for any numeric epsilon, and is given none; {lost}",
-            start=("SaltAndPepperNoiseAttack", {}),
-            norm_setting="distance",
-        ),
-        "SaltAndPepperNoiseAttack": Entry(traits=_minimum("l2", **searched, failure="input"), trial={"steps": 20}),
-        "SparseL1DescentAttack": Entry(traits=_fixed("l1", seeds="none"), trial=_STEPS),
-        "SpatialAttack": Entry(
-            traits=_minimum(*NORMS, **searched, failure="input"),
-            trial={"num_translations": 2, "num_rotations": 3},
-            defect="it fills borders with 0 whatever the bounds",
-        ),
-        "VirtualAdversarialAttack": Entry(
-            traits=_fixed("l2"),
-            trial={"steps": 1, "xi": 0.01},
-            defect="its default xi of 1e-6 is lost in float32 rounding, set 0.01; it returns NaN for a row whose "
-            "gradient vanishes, and such a row now goes in a set direction",
-            flat=2,
-        ),
-    }
-
+_SEARCHED: Mapping[str, Any] = {"gradients": False, "leaves_ball": True}
+_LOST = "it raises for all rows where its start fails for one; such a row is given back as its input"
+_OTHERS: Mapping[str, Entry] = {
+    "BinarizationRefinementAttack": Entry(
+        traits=_minimum(*NORMS, **_SEARCHED, starting_points=True, failure="raises"),
+        defect="it raises for all rows where refining loses one; such a row is given back as its input",
+        refines=True,
+        norm_setting="distance",
+    ),
+    "BinarySearchContrastReductionAttack": Entry(
+        traits=_minimum(*NORMS, **_SEARCHED, seeds="none"), trial={"binary_search_steps": 5}, norm_setting="distance"
+    ),
+    "BoundaryAttack": Entry(
+        traits=_minimum("l2", **_SEARCHED, batch_dependent=True, failure="raises"),
+        trial={"steps": 20},
+        defect=_LOST,
+        start=(_BLENDED, {"steps": 50}),
+    ),
+    "DDNAttack": Entry(
+        traits=_minimum("l2", leaves_ball=True, failure="input", seeds="none"),
+        trial={"steps": 10},
+        defect=_UNIT_STEPS,
+    ),
+    "EADAttack": Entry(
+        traits=_minimum("l1", leaves_ball=True, batch_dependent=True, failure="zeros", seeds="none"),
+        trial={"binary_search_steps": 3, "steps": 20, "initial_const": 1.0},
+        defect="it returns an image of zeros where it fails; such a row is given back as its input",
+    ),
+    "GaussianBlurAttack": Entry(
+        traits=_minimum(*NORMS, **_SEARCHED, failure="input", seeds="none"),
+        trial={"steps": 10},
+        norm_setting="distance",
+    ),
+    "GenAttack": Entry(
+        traits=_fixed("linf", gradients=False, batch_dependent=True, failure="best"),
+        trial={"steps": 5, "population": 4},
+        defect="it clips to [0, 1] whatever the bounds, and logits above 88 overflow in its fitness",
+        unit_space=True,
+        targeted=True,
+    ),
+    "HopSkipJumpAttack": Entry(
+        traits=_minimum("linf", "l2", **_SEARCHED, batch_dependent=True, failure="raises"),
+        trial={"steps": 2, "initial_gradient_eval_steps": 10, "max_gradient_eval_steps": 20},
+        defect=f"it clips to [0, 1] whatever the bounds; {_LOST}",
+        unit_space=True,
+        start=(_BLENDED, {"steps": 50}),
+        norm_setting="constraint",
+    ),
+    "InversionAttack": Entry(traits=_minimum(*NORMS, **_SEARCHED, seeds="none"), norm_setting="distance"),
+    "L2CarliniWagnerAttack": Entry(
+        traits=_minimum("l2", leaves_ball=True, batch_dependent=True, failure="zeros", seeds="none"),
+        trial={"binary_search_steps": 3, "steps": 20, "initial_const": 1.0},
+        defect="it returns an image of zeros where it fails; such a row is given back as its input",
+    ),
+    "L2ContrastReductionAttack": Entry(traits=_fixed("l2", gradients=False, seeds="none")),
+    "L2DeepFoolAttack": Entry(traits=_minimum("l2", seeds="none"), trial={"steps": 10}),
+    "LinearSearchBlendedUniformNoiseAttack": Entry(
+        traits=_minimum(*NORMS, **_SEARCHED), trial={"directions": 50, "steps": 20}, norm_setting="distance"
+    ),
+    "LinearSearchContrastReductionAttack": Entry(
+        traits=_minimum(*NORMS, **_SEARCHED, seeds="none"), trial={"steps": 20}, norm_setting="distance"
+    ),
+    "LinfDeepFoolAttack": Entry(traits=_minimum("linf", seeds="none"), trial={"steps": 10}),
+    "NewtonFoolAttack": Entry(
+        traits=_minimum("l2", seeds="none"),
+        trial={"steps": 10},
+        defect="it returns NaN for a row whose gradient vanishes; such a row now stays where it is",
+        flat=4,
+    ),
+    "PointwiseAttack": Entry(
+        traits=_minimum(*NORMS, **_SEARCHED, batch_dependent=True, failure="raises"),
+        defect=f"it raises AttributeError for any numeric epsilon, and is given none; {_LOST}",
+        start=("SaltAndPepperNoiseAttack", {}),
+        norm_setting="distance",
+    ),
+    "SaltAndPepperNoiseAttack": Entry(traits=_minimum("l2", **_SEARCHED, failure="input"), trial={"steps": 20}),
+    "SparseL1DescentAttack": Entry(traits=_fixed("l1", seeds="none"), trial=_STEPS),
+    "SpatialAttack": Entry(
+        traits=_minimum(*NORMS, **_SEARCHED, failure="input"),
+        trial={"num_translations": 2, "num_rotations": 3},
+        defect="it fills borders with 0 whatever the bounds",
+    ),
+    "VirtualAdversarialAttack": Entry(
+        traits=_fixed("l2"),
+        trial={"steps": 1, "xi": 0.01},
+        defect="its default xi of 1e-6 is lost in float32 rounding, set 0.01; it returns NaN for a row whose "
+        "gradient vanishes, and such a row now goes in a set direction",
+        flat=2,
+    ),
+}
 
 ENTRIES: Mapping[str, Entry] = {
     **_descent(),
     **_noise(),
     **_brendel_bethge(),
     **_fast_minimum_norm(),
-    **_others(),
+    **_OTHERS,
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+import traceback
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import robust_ext
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
@@ -350,6 +353,45 @@ def test_torchattacks_queries_are_as_many_as_by_hand(name: str) -> None:
         made_of(Counted(conv_network(SHAPE, CLASSES), there).eval(), **{**attack.settings, "eps": 0.01})(x, y)
     assert here == there
     assert here.forward > 5 * 6
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "foolbox:FGSM",
+        "art:FastGradientMethod",
+        "torchattacks:FGSM",
+        "adv_lib:pgd_linf(steps=1)",
+        "adv_lib:ddn(steps=1)",
+    ],
+)
+def test_a_librarys_attack_is_called_two_frames_below_run_attack(text: str) -> None:
+    """Of this project, only ``run_attack`` and the wrapper's ``search`` are on the stack above the library's call."""
+    library = text.partition(":")[0]
+    attack_of(library, text.partition("(")[0].partition(":")[2])
+    stacks: list[list[str]] = []
+
+    class Probe(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            frames = [frame.filename for frame in traceback.extract_stack()]
+            home = [name.replace("\\", "/") for name in frames]
+            stacks.append(home[: next(i for i, name in enumerate(home) if f"/site-packages/{library}" in name)])
+            return super().forward(x)
+
+    x = uniform(4, SHAPE)
+    module = Probe(conv_network(SHAPE)).eval()
+    run(
+        as_attack(text),
+        module,
+        x,
+        predicted(conv_network(SHAPE), x),
+        ThreatModel(norm="linf", epsilon=0.1),
+        direct=False,
+    )
+    root = Path(robust_ext.__file__).parents[1].as_posix()
+    for above in stacks:
+        ours = [name for name in above if name.startswith((f"{root}/robust_ext/", f"{root}/adapters/"))]
+        assert [Path(name).name for name in ours] == ["running.py", "attack.py"]
 
 
 def counted(name: str, settings: dict[str, Any], x: Tensor) -> PassCounter:

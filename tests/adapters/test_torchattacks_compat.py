@@ -243,6 +243,24 @@ def test_modes_are_those_of_the_target(direct: bool, monkeypatch: pytest.MonkeyP
     assert module.modes == (False, False, True)
 
 
+@pytest.mark.parametrize(
+    ("shape", "bounds", "needed"),
+    [((1, 8, 8), (0.0, 1.0), False), ((8, 8), (0.0, 1.0), True), ((1, 8, 8), (-1.0, 1.0), False)],
+)
+def test_nothing_is_put_around_a_network_that_needs_nothing(
+    shape: tuple[int, ...], bounds: tuple[float, float], needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, module = inputs(shape, bounds), network(shape, 3)
+    models: list[nn.Module] = []
+    forward = torchattacks.FGSM.forward
+    monkeypatch.setattr(
+        torchattacks.FGSM, "forward", lambda self, *a: (models.append(self.model), forward(self, *a))[1]
+    )
+    run("FGSM", module, x, module(x).argmax(1), threat_model=ThreatModel(norm="linf", epsilon=0.1, bounds=bounds))
+    assert isinstance(models[0], adapter.HostModule) == needed
+    assert (models[0] is module) == (not needed and bounds == (0.0, 1.0))
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_train_mode_is_kept_where_an_object_asks_for_it(wrapped: bool) -> None:
     x, y = inputs((1, 8, 8)), torch.zeros(4, dtype=torch.int64)
