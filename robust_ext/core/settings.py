@@ -153,9 +153,8 @@ def settings_class(cls: type[C]) -> type[C]:
 def keep_words(cls: type) -> None:
     """Give settings that are declared again without words those of the base, and all else but default and trial."""
     for name, info in declared(cls.__base__ or object).items():
-        again = cls.__dict__.get(name)
-        own = again.metadata.get(_KEY) if isinstance(again, dataclasses.Field) else None
-        if isinstance(again, dataclasses.Field) and own is not None and not own.help:
+        again: Any = cls.__dict__.get(name)
+        if (own := getattr(again, "metadata", {}).get(_KEY)) and not own.help:
             trial = info.trial if own.trial is dataclasses.MISSING else own.trial
             again.metadata = types.MappingProxyType({_KEY: dataclasses.replace(info, trial=trial)})
 

@@ -9,46 +9,42 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.validation import check_choice, check_number
+from robust_ext.core.modules import SettingsModule, module_class, positional
+from robust_ext.core.settings import setting
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation, observe
 
 EXPOSURES = ("classifier", "reject")
 
 
-class Defended(nn.Module):
+@module_class
+class Defended(SettingsModule):
     """A classifier whose inputs a detector may reject.
 
     Where the classifier runs the detector's network on its way, as a binarized classifier on that network's features
     does, one forward pass serves both.
-
-    Args:
-        classifier: From inputs ``(N, ...)`` to logits ``(N, K)``.
-        detector: With a threshold.
-        inverted: Reject what the detector lets pass, and let pass what it detects (the inverted binarization test,
-            Zimmermann et al. 2022, section 3.2).
-        exposure: What of the detector :meth:`forward` shows. ``"classifier"``: nothing, the logits alone, for attacks
-            that ignore it. ``"reject"``: one more column, above all others exactly where an input is rejected: the
-            largest logit plus ``weight`` times the score margin. Untargeted attacks take being rejected for a success
-            there; aim them at a class, or give them a :class:`SuccessMargin`.
-        weight: Logits a unit of the detector's score margin, above 0.
     """
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        detector: Detector,
-        *,
-        inverted: bool = False,
-        exposure: str = "classifier",
-        weight: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.classifier = classifier
-        self.detector = detector
-        self.inverted = inverted
-        self.exposure = check_choice("exposure", exposure, EXPOSURES)
-        self.weight = check_number("weight", weight, minimum=0, open_minimum=True)
+    classifier: nn.Module = positional("From inputs ``(N, ...)`` to logits ``(N, K)``.", kw_only=False)
+    detector: Detector = positional("With a threshold.", kw_only=False)
+    inverted: bool = setting(
+        default=False,
+        help="Reject what the detector lets pass, and let pass what it detects (the inverted binarization test, "
+        "Zimmermann et al. 2022, section 3.2).",
+    )
+    exposure: str = setting(
+        default="classifier",
+        help='What of the detector :meth:`forward` shows. ``"classifier"``: nothing, the logits alone, for attacks '
+        'that ignore it. ``"reject"``: one more column, above all others exactly where an input is rejected: the '
+        "largest logit plus ``weight`` times the score margin. Untargeted attacks take being rejected for a success "
+        "there; aim them at a class, or give them a :class:`SuccessMargin`.",
+        choices=EXPOSURES,
+    )
+    weight: float = setting(default=1.0, help="Logits a unit of the detector's score margin, above 0.", above=0)
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        super().__post_init__()
         self.training = False
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:

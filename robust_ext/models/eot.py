@@ -11,12 +11,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.modules import SettingsModule, module_class, positional
 from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.settings import setting
 from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.models.row_rng import given_seeds, row_seeds, seeds_of
 from robust_ext.models.vjp import VJP, attach, row_gradient, wants_gradient, with_vjp
@@ -40,7 +43,8 @@ class Expected:
     logits: Tensor
 
 
-class EoT(nn.Module):
+@module_class
+class EoT(SettingsModule):
     """Logits over several draws of a random module, with a gradient over the same draws.
 
     Values: ``"last"``: the logits of the last draw. ``"logits"``: the mean of the logits. ``"softmax"``: the logarithm
@@ -61,17 +65,6 @@ class EoT(nn.Module):
     No more than one chunk's graph is held at a time, and none between forward and backward pass, where all draws run
     once more; in one chunk that holds all draws they run once, and the graph is held. Parameters get no gradients.
 
-    Args:
-        module: From inputs ``(N, ...)`` to logits ``(N, K)``, each row on its own or in groups that N is a multiple of.
-        draws: At least 1.
-        chunk: How many draws go through the module in one batch of ``chunk x N`` rows, draw after draw; 1 when left
-            out. More need more memory, and a module that takes batches of any size.
-        gradient: ``"mean"``, ``"logits"`` or ``"softmax"``.
-        loss: ``"last"``, ``"logits"`` or ``"softmax"``.
-        decision: Likewise; as ``loss`` when left out.
-        seed: Of all draws; a fresh one for each call from torch's global generator when left out.
-        fixed: Whether every call makes the same draws; needs a seed.
-
     Attributes:
         call: Number of the next call; set it to repeat one.
 
@@ -81,31 +74,35 @@ class EoT(nn.Module):
         tensor([[1., 1.]])
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        draws: int,
-        chunk: int | None = None,
-        gradient: str = "mean",
-        loss: str = "logits",
-        decision: str | None = None,
-        seed: int | None = None,
-        fixed: bool = False,
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self.draws = check_integer("draws", draws, minimum=1)
-        self.chunk = 1 if chunk is None else check_integer("chunk", chunk, minimum=1)
-        self.gradient = check_choice("gradient", gradient, GRADIENTS)
-        self.loss = check_choice("loss", loss, VALUES)
-        self.decision = self.loss if decision is None else check_choice("decision", decision, VALUES)
-        self.seed = None if seed is None else check_integer("seed", seed, minimum=0)
-        if fixed and seed is None:
-            raise InvalidArgumentError("fixed", fixed, "False, or a seed to fix the draws by")
-        self.fixed = fixed
-        self.call = 0
-        self.training = False
+    module: nn.Module = positional(
+        "From inputs ``(N, ...)`` to logits ``(N, K)``, each row on its own or in groups that N is a multiple of.",
+        kw_only=False,
+    )
+    draws: int = setting(help="At least 1.", minimum=1)
+    chunk: Any = setting(
+        default=None,
+        help="How many draws go through the module in one batch of ``chunk x N`` rows, draw after draw; 1 when left "
+        "out. More need more memory, and a module that takes batches of any size.",
+        check=lambda chunk: check_integer("chunk", chunk, minimum=1),
+    )
+    gradient: str = setting(default="mean", help='``"mean"``, ``"logits"`` or ``"softmax"``.', choices=GRADIENTS)
+    loss: str = setting(default="logits", help='``"last"``, ``"logits"`` or ``"softmax"``.', choices=VALUES)
+    decision: Any = setting(default=None, help="Likewise; as ``loss`` when left out.")
+    seed: int | None = setting(
+        default=None,
+        help="Of all draws; a fresh one for each call from torch's global generator when left out.",
+        minimum=0,
+    )
+    fixed: bool = setting(default=False, help="Whether every call makes the same draws; needs a seed.")
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        self.chunk = 1 if self.chunk is None else self.chunk
+        super().__post_init__()
+        self.decision = self.loss if self.decision is None else check_choice("decision", self.decision, VALUES)
+        if self.fixed and self.seed is None:
+            raise InvalidArgumentError("fixed", self.fixed, "False, or a seed to fix the draws by")
+        self.call, self.training = 0, False
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(N, K)``, or log-probabilities, of inputs ``(N, ...)``."""

@@ -42,8 +42,7 @@ class ContrastiveHead(TrainedPart):
             nn.Linear(features, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, dimension)
         )
         self.views = RandomViews() if views is None else views
-        shown = {name: getattr(self.views, name) for name in ("area", "flip", "jitter", "grey", "shared")}
-        self.settings = {"features": features, "width": width, "dimension": dimension, "views": shown}
+        self.settings = {"features": features, "width": width, "dimension": dimension, "views": self.views.settings}
         self.eval()
 
     @classmethod

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.validation import check_number
+from robust_ext.core.modules import SettingsModule, module_class
+from robust_ext.core.settings import setting
 from robust_ext.models.row_rng import RowRNG
 
 _RATIOS = (3 / 4, 4 / 3)
@@ -54,33 +55,25 @@ class View:
         return _grey(out).expand_as(out) if self.grey else out
 
 
-class RandomViews(nn.Module):
-    """Draws views and applies them; with the defaults those of Mao et al.'s code.
+@module_class
+class RandomViews(SettingsModule):
+    """Draws views and applies them; with the defaults those of Mao et al.'s code."""
 
-    Args:
-        area: Smallest share of the image that a crop has, in (0, 1]; 1 for no crop.
-        flip: Probability of a flip.
-        jitter: Half the width of the range of factors of brightness, contrast and saturation around 1; a quarter of it
-            is that of the hue's turns around 0. 0 for none.
-        grey: Probability of leaving out colour.
-        shared: Whether all images of a group get the same view, as in their code, or each one of its own.
-    """
-
-    def __init__(
-        self,
-        *,
-        area: float = 0.08,
-        flip: float = 0.5,
-        jitter: float = 0.8,
-        grey: float = 0.2,
-        shared: bool = True,
-    ) -> None:
-        super().__init__()
-        self.area = check_number("area", area, minimum=0, maximum=1, open_minimum=True)
-        self.flip = check_number("flip", flip, minimum=0, maximum=1)
-        self.jitter = check_number("jitter", jitter, minimum=0, maximum=2)
-        self.grey = check_number("grey", grey, minimum=0, maximum=1)
-        self.shared = shared
+    area: float = setting(
+        default=0.08, help="Smallest share of the image that a crop has, in (0, 1]; 1 for no crop.", above=0, maximum=1
+    )
+    flip: float = setting(default=0.5, help="Probability of a flip.", minimum=0, maximum=1)
+    jitter: float = setting(
+        default=0.8,
+        help="Half the width of the range of factors of brightness, contrast and saturation around 1; a quarter of it "
+        "is that of the hue's turns around 0. 0 for none.",
+        minimum=0,
+        maximum=2,
+    )
+    grey: float = setting(default=0.2, help="Probability of leaving out colour.", minimum=0, maximum=1)
+    shared: bool = setting(
+        default=True, help="Whether all images of a group get the same view, as in their code, or each one of its own."
+    )
 
     def forward(self, x: Tensor, rng: RowRNG, *keys: int | str) -> Tensor:
         """One view of each image ``(N, C, H, W)`` in [0, 1], from the rows' numbers under the keys.
