@@ -184,7 +184,8 @@ defense = robust_ext.as_defense("shrinking", network, x)
 assert torch.equal(defense(x), network(x * 0.9 * 0.9))
 # The tests of every attack find it.
 import pytest
-assert pytest.main(["-q", "-p", "no:cacheprovider", "-k", "SignNoise", {tests!r}]) == 0
+code = pytest.main(["-q", "-p", "no:cacheprovider", "-k", "SignNoise", {tests!r}])
+assert code == 0, code
 """
 
 
