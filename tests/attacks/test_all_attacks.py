@@ -260,7 +260,7 @@ def test_the_description_tells_all_settings_apart(attack_class: Any, name: str, 
         other = not default
     else:
         # An even step, as some numbers have to be odd; the trial value of large ones may be below others.
-        other = 7 if default is None else default + 2 if int in kinds else default - 1e-4 if default else 1e-4
+        other = 7 if default is None else default + 2 if int in kinds else default * 0.9 if default else 1e-4
     made = attack_class(**{**REQUIRED.get(attack_class, {}), name: other})
     assert made.description != plain.description
     assert made.description == replace(plain, **{name: other}).description
