@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -191,6 +192,22 @@ def test_preprocessing_acts_as_a_layer(host: str) -> None:
     found = run(host, "l2", network, x, y, mean={"mean": mean, "std": deviation, "axis": -1}, seed=5)
     torch.testing.assert_close(found, by_hand(whole, x, y, "l2"), atol=0 if host == "foolbox" else 1e-5, rtol=0)
     assert bool((whole(found).argmax(1) != y).all())
+
+
+def test_flipped_axes_are_followed_but_not_that_of_the_batch() -> None:
+    network, x = affine_network(SHAPE, 3), images(3)
+    model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu", preprocessing={"flip_axis": -1})
+    y = network(x.flip(-1)).argmax(1)
+    raw, _, success = foolbox_attacks.L2LinearRegionAttack(**TINY, seed=5)(model, x, y, epsilons=None)
+    assert bool(success.all())
+    # The same function without a flip: that of the first layer's weights.
+    plain = copy.deepcopy(network)
+    with torch.no_grad():
+        plain[1].weight.copy_(network[1].weight.view(-1, *SHAPE).flip(-1).flatten(1))  # type: ignore[index]
+    torch.testing.assert_close(raw, by_hand(plain, x, y, "l2"), rtol=0, atol=1e-3)
+    turned = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu", preprocessing={"flip_axis": 0})
+    with pytest.raises(ModelError, match="rows of the batch"):
+        foolbox_attacks.L2LinearRegionAttack(**TINY)(turned, x, y, epsilons=None)
 
 
 @HOSTS

@@ -116,6 +116,14 @@ def _pad(tape: Tape, call: Call) -> Any:
     return _one_input(tape, call)
 
 
+def _flip(tape: Tape, call: Call) -> Any:
+    dims = call.get(1, "dims")
+    count = call.input.dim()
+    if 0 in (dim % count for dim in ((dims,) if isinstance(dims, int) else dims)):
+        raise tape.refusal("it mixes the rows of the batch or moves the batch dimension")
+    return _one_input(tape, call)
+
+
 def _reshape(tape: Tape, call: Call) -> Tensor:
     x = call.input
     number, before = tape.number(x), x.shape
@@ -246,6 +254,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _concatenate),
     **dict.fromkeys(("expand", "expand_as"), _expand),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
+    "flip": _flip,
     "pad": _pad,
     "batch_norm": _batch_norm,
     "linear": _linear,
