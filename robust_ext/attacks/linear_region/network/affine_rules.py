@@ -66,7 +66,11 @@ def _sum_or_product(tape: Tape, call: Call) -> Tensor:
         out: Tensor = function(*_filled(fixed, inputs), **keywords)
         return out
 
-    number = tape.emit_function(combined, *dependent)
+    numbers = [tape.number(one) for one in dependent]
+    # A skip connection returns its gradient twice, which needs no graph.
+    skip = call.name == "add" and not keywords and len({one.shape for one in dependent}) < len(dependent)
+    transpose = (lambda gradient: (gradient, gradient)) if skip else None
+    number = tape.emit(AffineMap(combined, dependent, transpose), *numbers)
     return tape.bind(call.run(), number)
 
 
