@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from typing_extensions import Self
+
 from robust_ext import reports
 
 
@@ -36,3 +38,9 @@ class EvaluationResult:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``result.json`` and ``report.html`` to a folder."""
         reports.save(self.content, folder, self.examples)
+
+    def saved(self, folder: str | os.PathLike[str] | None) -> Self:
+        """This result, saved where there is a folder."""
+        if folder is not None:
+            self.save(folder)
+        return self

@@ -14,12 +14,12 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.inputs import prepare_inputs
+from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
 from robust_ext.engine.run import run_all
 from robust_ext.engine.task import drive
 from robust_ext.evaluations.adaptive.content import make_content
 from robust_ext.evaluations.adaptive.options import AdaptiveOptions
-from robust_ext.evaluations.adaptive.plan import as_steps
+from robust_ext.evaluations.adaptive.plan import Step, as_steps
 from robust_ext.evaluations.adaptive.probes import looks_like_probabilities, measure_cost, zero_gradients
 from robust_ext.evaluations.adaptive.protocol import plan_runs
 from robust_ext.evaluations.adaptive.result import AdaptiveResult
@@ -60,64 +60,58 @@ def evaluate_defense(
         classifier: The static model: a torch module in eval mode from inputs to logits; a Foolbox model; an ART
             ``PyTorchClassifier``. Left out, that of an :class:`AdaptiveDefense`.
         defense_weights: File of the trained parts of a named defense.
-        surrogates: Further networks by name, of the same classes and bounds, anything that ``classifier`` may be.
-            Points that are best on them are transferred, as those of the static model are.
+        surrogates: Further networks by name, anything that ``classifier`` may be. Points that are best on them are
+            transferred, as those of the static model are.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
-        out: Run folder. With one, attacks survive a kill and the same call goes on; ``result.json`` and ``report.html``
-            are written there.
+        out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
         progress: Show a progress bar on stderr.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`AdaptiveSettings`.
 
-    Returns:
-        The result; ``print`` shows its table.
-
     Raises:
-        InvalidArgumentError: An argument is outside what is accepted.
-        ModelError: The model is no classifier to logits, or the defense returns something else.
-        AttackRefusedError: An attack does not fit the defense.
-        RunFolderError: The folder holds another run.
+        RobustExtError: An argument, the model, an attack or the run folder is not as described; the class tells which.
 
     Example:
-        >>> from torch import nn
-        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).eval()
-        >>> x = torch.rand(6, 1, 4, 4)
-        >>> y, rounded = network(x).argmax(1), lambda x: (x * 8).round() / 8
-        >>> threat_model = ThreatModel(norm="linf", epsilon=0.5)
-        >>> result = evaluate_defense(rounded, None, x, y, threat_model, classifier=network, steps=5, queries=10)
-        >>> result.content["static"]["clean_accuracy"], result.static <= 1
-        (1.0, True)
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 5)).eval()
+        >>> x, threat_model = torch.rand(6, 1, 4, 4), ThreatModel(norm="linf", epsilon=0.5)
+        >>> rounded, y = lambda x: (x * 8).round() / 8, network(x).argmax(1)
+        >>> evaluate_defense(rounded, "robust_ext:APGD()", x, y, threat_model, classifier=network).static <= 1
+        True
     """
-    begun = time.perf_counter()
     checked = make_settings(AdaptiveSettings, options, base=settings)
-    given = prepare_inputs(
-        _static_model(defense, classifier),
-        inputs,
-        labels,
-        threat_model=threat_model,
-        sample_ids=sample_ids,
-        batch_size=checked.batch_size,
-    )
+    model, size = _static_model(defense, classifier), checked.batch_size
+    given = prepare_inputs(model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=size)
     made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
-    if made.group_size is not None and len(inputs) % made.group_size and not made.pad:
-        raise InvalidArgumentError(
-            "inputs", f"{len(inputs)} samples", f"a multiple of {made.group_size}: the defense treats so many together"
-        )
     networks = {name: as_module(one, argument="surrogates").module for name, one in (surrogates or {}).items()}
     steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)
-    runs = plan_runs(steps, given, made, checked)
+    return _evaluate(steps, given, made, checked, out=out, progress=progress)
+
+
+def _evaluate(
+    steps: Sequence[Step],
+    given: EvaluationInputs,
+    defense: AdaptiveDefense,
+    settings: AdaptiveSettings,
+    *,
+    out: str | os.PathLike[str] | None,
+    progress: bool,
+) -> AdaptiveResult:
+    begun, group = time.perf_counter(), defense.group_size
+    if group is not None and len(given.inputs) % group and not defense.pad:
+        raise InvalidArgumentError(
+            "inputs", f"{len(given.inputs)} samples", f"a multiple of {group}: the defense treats so many together"
+        )
+    runs = plan_runs(steps, given, defense, settings)
     for run in runs:
         run.check()
     some, their_labels = given.rows(runs[0].blocks[0])
-    warnings = _probe(made, some, their_labels)
+    warnings = _probe(defense, some, their_labels)
     outcomes = drive(run_all(runs, out=out, progress=progress, title="test time"))
     if outcomes is None:
         return AdaptiveResult({})
-    cost, total = measure_cost(made, some), time.perf_counter() - begun
-    result = AdaptiveResult(make_content(list(outcomes.values()), cost=cost, warnings=warnings, total=total))
-    if out is not None:
-        result.save(out)
-    return result
+    cost, total = measure_cost(defense, some), time.perf_counter() - begun
+    content = make_content(list(outcomes.values()), cost=cost, warnings=warnings, total=total)
+    return AdaptiveResult(content).saved(out)
 
 
 def _static_model(defense: object, classifier: object) -> object:

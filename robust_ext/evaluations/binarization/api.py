@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 from typing_extensions import Unpack
@@ -19,7 +18,7 @@ from robust_ext.core.validation import check_inputs
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import check_ids, describe, inputs_digest, model_digest
 from robust_ext.engine.inputs import as_attacks, blocks_of
-from robust_ext.engine.run import run_all
+from robust_ext.engine.run import Outcome, run_all
 from robust_ext.engine.task import drive
 from robust_ext.evaluations.binarization.content import combine_tests, make_content
 from robust_ext.evaluations.binarization.defense import TESTS, Defense
@@ -86,21 +85,21 @@ def binarization_test(
     if detector is not None:
         runs = _with_detector(runs[0], detector, model, detector_data)
     outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"))
-    if outcomes is None:
-        return BinarizationResult({})
-    results = {
-        key: BinarizationResult(make_content(left), records=left.records, examples=load_examples(left.store))
-        for key, left in outcomes.items()
-    }
-    if out is not None:
-        for key, one in results.items():
-            one.save(Path(out) / key)
-    if detector is None:
+    return BinarizationResult({}) if outcomes is None else _result(outcomes, out)
+
+
+def _result(outcomes: Mapping[str, Outcome[BinarizationRun]], out: str | os.PathLike[str] | None) -> BinarizationResult:
+    """The result of one test, or of the regular and the inverted one together; all are saved."""
+    results = {}
+    for key, left in outcomes.items():
+        one = BinarizationResult(make_content(left), records=left.records, examples=load_examples(left.store))
+        results[key] = one.saved(None if out is None else Path(out) / key)
+    if "" in results:
         return results[""]
-    result = _combined(results, runs[0].identity)
-    if out is not None:
-        result.save(out)
-    return result
+    shared = {key: value for key, value in outcomes[TESTS[0]].run.identity.items() if key != "test"}
+    examples = [replace(one, attack=f"{one.attack} ({test})") for test in TESTS for one in results[test].examples]
+    content = combine_tests({test: results[test].content for test in TESTS}, shared)
+    return BinarizationResult(content, examples=examples).saved(out)
 
 
 def _prepare(
@@ -177,11 +176,3 @@ def _with_detector(
         )
         for test in TESTS
     ]
-
-
-def _combined(results: Mapping[str, BinarizationResult], identity: Mapping[str, Any]) -> BinarizationResult:
-    """Both tests as one result."""
-    described = {key: value for key, value in identity.items() if key != "test"}
-    examples = [replace(one, attack=f"{one.attack} ({test})") for test in TESTS for one in results[test].examples]
-    content = combine_tests({test: results[test].content for test in TESTS}, described)
-    return BinarizationResult(content, examples=examples)

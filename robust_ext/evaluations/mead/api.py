@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.inputs import prepare_inputs
+from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
 from robust_ext.engine.run import run_all
 from robust_ext.engine.task import drive
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
@@ -57,50 +57,51 @@ def mead(
         detector_data: Clean inputs ``(M, ...)`` beside the samples, to calibrate detectors without a threshold, and to
             put the scores of detectors that are combined on one scale.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
-        out: Run folder. With one, runs survive a kill and the same call goes on; further arms and detectors add to what
-            is there. ``result.json`` and ``report.html`` are written there.
+        out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
         progress: Show a progress bar on stderr.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`MeadSettings`.
 
-    Returns:
-        The result; ``print`` shows its tables.
-
     Raises:
-        InvalidArgumentError: An argument is outside what is accepted.
-        ModelError: The model is no classifier to logits, or a detector is of no use.
-        AttackRefusedError: An arm makes no sense on this target.
-        AttackError: An attack raised, or returned no batch of candidates.
-        RunFolderError: The folder holds runs of other samples, settings or networks.
+        RobustExtError: An argument, the model, an attack or the run folder is not as described; the class tells which.
 
     Example:
         >>> import torch
-        >>> from torch import nn
-        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).eval()
-        >>> x = torch.rand(8, 1, 4, 4)
-        >>> pgd, spread = "robust_ext:ObjectivePGD(steps=5)", lambda x: x.flatten(1).std(1)
-        >>> threat_model = ThreatModel(norm="linf", epsilon=0.5)
-        >>> result = mead(network, pgd, x, network(x).argmax(1), threat_model, detectors=spread, resamples=0)
-        >>> result.content["kind"], result.arms["robust_ext:ObjectivePGD(steps=5) linf 0.5"]["samples"]
-        ('mead', 8)
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3)).eval()
+        >>> x, threat_model = torch.rand(8, 1, 4, 4), ThreatModel(norm="linf", epsilon=0.5)
+        >>> y, spread = network(x).argmax(1), lambda x: x.flatten(1).std(1)
+        >>> mead(network, "robust_ext:APGD()", x, y, threat_model, detectors=spread, resamples=0).content["samples"]
+        8
     """
-    begun = time.perf_counter()
     checked = make_settings(MeadSettings, options, base=settings)
-    batch_size, seed = checked.batch_size, checked.seed
     given = prepare_inputs(
-        model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=batch_size
+        model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=checked.batch_size
     )
-    arms, suites = as_arms(attacks, threat_model)
+    return _evaluate(attacks, given, detectors, detector_data, checked, out=out, progress=progress)
+
+
+def _evaluate(
+    attacks: object,
+    given: EvaluationInputs,
+    detectors: object,
+    detector_data: Tensor | None,
+    settings: MeadSettings,
+    *,
+    out: str | os.PathLike[str] | None,
+    progress: bool,
+) -> MeadResult:
+    begun = time.perf_counter()
+    arms, suites = as_arms(attacks, given.threat_model)
     beside = as_detectors(
         detectors,
         given.module,
         given.inputs,
         data=detector_data,
-        false_positive_rate=checked.detector_fpr,
-        bounds=threat_model.bounds,
-        seed=seed,
+        false_positive_rate=settings.detector_fpr,
+        bounds=given.bounds,
+        seed=settings.seed,
     )
-    clean = plan_clean(given, batch_size=batch_size, seed=seed, detectors=beside)
+    clean = plan_clean(given, batch_size=settings.batch_size, seed=settings.seed, detectors=beside)
     runs = plan_runs(arms, clean)
     for run in runs:
         # Those that are adaptive may be refused by one detector and not by another, which goes into the result.
@@ -112,8 +113,5 @@ def mead(
     natural = Scored.of(outcomes.pop(clean.key))
     left = [Scored.of(outcome) for outcome in outcomes.values() if isinstance(outcome.run, ArmRun)]
     suite = ", ".join(suites) or "arms"
-    content = make_content(natural, left, arms, checked, suite=suite, detector_data=detector_data, begun=begun)
-    result = MeadResult(content, examples=pick_examples(left, given, beside))
-    if out is not None:
-        result.save(out)
-    return result
+    content = make_content(natural, left, arms, settings, suite=suite, detector_data=detector_data, begun=begun)
+    return MeadResult(content, examples=pick_examples(left, given, beside)).saved(out)
