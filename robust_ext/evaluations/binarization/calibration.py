@@ -50,9 +50,8 @@ def calibrate(
         forward: How points are measured.
 
     Returns:
-        ``chosen`` (``{"kappa", "inner_points"}``, or None when nothing was easy enough), ``rows`` (one a setting and
-        attack: ``attack``, ``kappa``, ``inner_points``, ``score``, ``random_score``, ``samples``; the scores are None
-        where nothing could be planted), ``seconds`` and ``passes``.
+        ``chosen`` (``{"kappa", "inner_points"}``, or None when nothing was easy enough), ``rows`` (see :func:`_row`,
+        one a setting and attack; scores are None where nothing could be planted), ``seconds`` and ``passes``.
     """
     begin, before = time.perf_counter(), features.counter.snapshot()
     kappas = sorted({*KAPPAS, settings.kappa}, reverse=True)
@@ -63,6 +62,7 @@ def calibrate(
     reach, _ = random_reach(forward, list(problems.values()), hardest, settings)
     random = dict(zip(counts, reach.unbind(1), strict=True))
     rows: list[dict[str, Any]] = []
+    chosen: dict[str, Any] | None = None
 
     def score(kappa: float, count: int) -> Work[float]:
         tried, best = _at(settings, kappa, count), 0.0
@@ -73,15 +73,13 @@ def calibrate(
             best = max(best, row["score"] or 0.0)
         return best
 
-    chosen: dict[str, Any] | None = None
     for count, kappa in ((count, kappa) for count in counts for kappa in kappas):
         if (yield from score(kappa, count)) >= settings.threshold:
             chosen = {"kappa": kappa, "inner_points": count}
             break
-    if chosen is not None:
-        for count in counts:
-            if count < chosen["inner_points"]:
-                yield from score(chosen["kappa"], count)
+    for count in counts if chosen is not None else ():
+        if chosen is not None and count < chosen["inner_points"]:
+            yield from score(chosen["kappa"], count)
     spent = features.counter.since(before)
     return {
         "chosen": chosen,

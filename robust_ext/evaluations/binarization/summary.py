@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from robust_ext.core.statistics import sequential_decision
+from robust_ext.engine.store import Record
 from robust_ext.engine.verify import OUTCOMES
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import judge
-
-Record = Mapping[str, Any]
 
 # Easier positions at which the same candidates are judged again, for the hardness curve.
 _KAPPAS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
@@ -19,7 +18,7 @@ _KAPPAS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 def summarise_attack(
     name: str,
     records: Sequence[Record],
-    timings: Sequence[Mapping[str, Any]],
+    timings: Sequence[Record],
     settings: BinarizationSettings,
     *,
     description: str,
@@ -38,31 +37,24 @@ def summarise_attack(
     attacked = [record for record in records if name in record["attacks"]]
     planted = [record for record in attacked if record["attacks"][name]["outcome"] != "not_planted"]
     mine = [record["attacks"][name] for record in planted]
-    position = settings.boundary_position
     outcomes = {outcome: sum(entry["outcome"] == outcome for entry in mine) for outcome in OUTCOMES}
-    canaries = [entry["canary"] for entry in mine if entry["canary"] is not None]
+    posed = [entry["canary"] for entry in mine if entry["canary"] is not None]
+    canaries = {"planted": len(posed), "repaired": posed.count("repaired")}
     judgement = judge(
         found=outcomes["found"],
-        random_found=sum(_reached(record["random_reach"], position) for record in planted),
+        random_found=sum(_reached(record["random_reach"], settings.boundary_position) for record in planted),
         samples=len(planted),
-        canaries=len(canaries),
-        repaired=canaries.count("repaired"),
+        canaries=canaries["planted"],
+        repaired=canaries["repaired"],
         settings=settings,
     )
-    shared = {phase: sum(entry["seconds"][phase] for entry in timings) for phase in ("features", "readout", "random")}
-    own = [entry["attacks"][name] for entry in timings if name in entry["attacks"]]
-    spent = {phase: sum(entry["seconds"][phase] for entry in own) for phase in ("attack", "verify")}
-    seconds = {**shared, **spent, "total": sum(shared.values()) + sum(spent.values())}
-    content = {
+    hardness = _hardness(planted, mine, settings) if planted else []
+    planting = _planting(name, records, attacked)
+    return {
         "name": name,
         "description": description,
         "target": target,
-        "score": judgement.score,
-        "score_interval": _pair(judgement.score_interval),
-        "random_score": judgement.random_score,
-        "random_score_interval": _pair(judgement.random_score_interval),
-        "verdict": judgement.verdict,
-        "reason": judgement.reason,
+        **judgement.to_dict(),
         "samples": len(planted),
         "not_separable": sum(
             not record["separable"] and record.get("planting", {}).get("found", True) for record in records
@@ -73,26 +65,37 @@ def summarise_attack(
             "adversarial": sum(record["attacks"][name]["planted"] for record in attacked),
         },
         "outcomes": outcomes,
-        "canaries": {"planted": len(canaries), "repaired": canaries.count("repaired")},
-        "seconds": seconds,
-        "passes": {
-            "forward": sum(entry["passes"]["forward"] for entry in [*timings, *own]),
-            "backward": sum(entry["passes"]["backward"] for entry in [*timings, *own]),
-        },
-        "hardness": _hardness(planted, mine, settings) if planted else [],
+        "canaries": canaries,
+        **_cost(name, timings),
+        # With a detector only where the boundary lies: elsewhere nothing is known of what the detector does.
+        "hardness": hardness[-1:] if planting else hardness,
+        **planting,
     }
+
+
+def _cost(name: str, timings: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """Seconds by phase and passes of an attack, its share of the groups' preparation included."""
+    own = [entry["attacks"][name] for entry in timings if name in entry["attacks"]]
+    seconds = {phase: sum(entry["seconds"][phase] for entry in timings) for phase in ("features", "readout", "random")}
+    seconds |= {phase: sum(entry["seconds"][phase] for entry in own) for phase in ("attack", "verify")}
+    both = [*timings, *own]
+    return {
+        "seconds": {**seconds, "total": sum(seconds.values())},
+        "passes": {way: sum(entry["passes"][way] for entry in both) for way in ("forward", "backward")},
+    }
+
+
+def _planting(name: str, records: Sequence[Record], attacked: Sequence[Record]) -> dict[str, dict[str, int]]:
+    """How points that the detector lets pass were found; nothing without a detector."""
     plantings = [record["planting"] for record in records if "planting" in record]
-    if plantings:
-        content["planting"] = {
-            "samples": len(plantings),
-            "not_found": sum(not one["found"] for one in plantings),
-            "by_attack": sum(one["found"] and one["source"] == "attack" for one in plantings),
-            "tries": sum(one["tries"] for one in plantings),
-            "references": sum(record["attacks"][name]["references"] for record in attacked),
-        }
-        # Where the boundary lies elsewhere, nobody asked the detector.
-        content["hardness"] = content["hardness"][-1:]
-    return content
+    found = {
+        "samples": len(plantings),
+        "not_found": sum(not one["found"] for one in plantings),
+        "by_attack": sum(one["found"] and one["source"] == "attack" for one in plantings),
+        "tries": sum(one["tries"] for one in plantings),
+        "references": sum(record["attacks"][name]["references"] for record in attacked),
+    }
+    return {"planting": found} if plantings else {}
 
 
 def _hardness(
@@ -124,10 +127,6 @@ def _within(entry: Mapping[str, Any]) -> bool:
 
 def _reached(reach: float | None, position: float) -> bool:
     return reach is not None and reach > position
-
-
-def _pair(interval: tuple[float, float] | None) -> list[float] | None:
-    return None if interval is None else list(interval)
 
 
 def decided_after(name: str, groups: Sequence[Sequence[Record]], settings: BinarizationSettings) -> int | None:

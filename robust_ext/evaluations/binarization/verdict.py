@@ -40,6 +40,10 @@ class Judgement:
     random_score: float | None
     random_score_interval: tuple[float, float] | None
 
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
 
 def judge(
     *, found: int, random_found: int, samples: int, canaries: int, repaired: int, settings: BinarizationSettings

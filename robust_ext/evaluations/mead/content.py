@@ -26,7 +26,14 @@ from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.detectors import NamedDetector
 from robust_ext.evaluations.mead.metric import Bools
 from robust_ext.evaluations.mead.settings import MeadSettings
-from robust_ext.evaluations.mead.summary import ArmResult, ArmScorer, arm_row, outcomes_of, score_detector
+from robust_ext.evaluations.mead.summary import (
+    ArmResult,
+    ArmScorer,
+    DetectorRows,
+    arm_row,
+    outcomes_of,
+    score_detector,
+)
 from robust_ext.reports import Example
 
 logger = logging.getLogger(__name__)
@@ -91,17 +98,8 @@ def make_content(
     if settings.combine:
         detectors += _combine(scores, results, run, settings, detector_data)
     scorer = ArmScorer(natural=scores, correct=given.correct, settings=settings)
-    averages: list[dict[str, Any]] = []
-    attribution: dict[str, dict[str, float | None]] = {one.name: {} for one in results}
-    for entry in detectors:
-        rows = score_detector(scorer, entry["name"], results, threshold=entry["threshold"])
-        entry |= {"results": rows.results, "white_box": rows.white_box, "arms": rows.arms}
-        averages += rows.averages
-        for one in results:
-            attribution[one.name][entry["name"]] = rows.attribution.get(one.name)
-        unscored = sum(row["unscored"] for row in rows.results if row["objective"] is row["algorithm"] is None)
-        if unscored:
-            logger.warning("%s scored NaN %d times; these scores are left out", entry["name"], unscored)
+    rows = {one["name"]: _score(scorer, one, results) for one in detectors}
+    attribution = {arm.name: {name: of.attribution.get(arm.name) for name, of in rows.items()} for arm in results}
     return {
         "kind": "mead",
         "samples": len(given.ids),
@@ -109,7 +107,7 @@ def make_content(
         "suite": suite,
         "naturals": settings.naturals,
         "detectors": detectors,
-        "averages": averages,
+        "averages": [average for of in rows.values() for average in of.averages],
         "arms": [arm_row(one, attribution[one.name], len(given.ids)) for one in results],
         "refused": _refused(left),
         "settings": {
@@ -123,13 +121,22 @@ def make_content(
         "versions": versions(),
         "seed": settings.seed,
         "seconds": {
-            "attack": sum(one.outcome.total("seconds", "attack") for one in left),
-            "verify": sum(one.outcome.total("seconds", "verify") for one in left),
+            **{phase: sum(one.outcome.total("seconds", phase) for one in left) for phase in ("attack", "verify")},
             "score": sum(entry["seconds"] for entry in detectors),
             # Of this call alone, where the others are of all processes and of earlier calls in the same folder.
             "total": time.perf_counter() - begun,
         },
     }
+
+
+def _score(scorer: ArmScorer, entry: dict[str, Any], results: Sequence[ArmResult]) -> DetectorRows:
+    """The rows of a detector, added to its entry."""
+    rows = score_detector(scorer, entry["name"], results, threshold=entry["threshold"])
+    entry |= {"results": rows.results, "white_box": rows.white_box, "arms": rows.arms}
+    unscored = sum(row["unscored"] for row in rows.results if row["objective"] is row["algorithm"] is None)
+    if unscored:
+        logger.warning("%s scored NaN %d times; these scores are left out", entry["name"], unscored)
+    return rows
 
 
 def _detector(one: NamedDetector, left: Sequence[Scored[ScoredRun]], settings: MeadSettings) -> dict[str, Any]:
