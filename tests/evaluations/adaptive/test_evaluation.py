@@ -1,7 +1,6 @@
 """The evaluation of test-time defenses: masked gradients, randomness, groups, resuming, warnings, and what is shown."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from robust_ext.evaluations.adaptive.content import _warnings, _worst_case
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.registry.defense import FunctionPurifier, WholeDefense, as_defense
-from robust_ext.reports import report_page, report_text
 
 THREAT = ThreatModel(norm="linf", epsilon=0.15)
 SHORT = {"steps": 8, "queries": 20}
@@ -295,24 +293,6 @@ def test_bad_settings(subject, keywords, words):
     network, inputs, labels = subject
     with pytest.raises(InvalidArgumentError, match="no samples"):
         evaluate_defense(rounded, None, inputs[:0], labels[:0], THREAT, classifier=network)
-
-
-def test_table_and_page(subject):
-    step = Step(name="<script>\x07", category="black-box", attack=Leaving(), exposure="static")
-    content = evaluate(subject, rounded, attacks=[step]).to_dict()
-    text = report_text(content)
-    assert max(map(len, text.splitlines())) <= 110
-    assert "\x07" not in text
-    (worst,) = (line for line in text.splitlines() if line.startswith("worst case"))
-    shown = [f"{100 * content[part]['worst_case']['robust_accuracy']:.1f}" for part in ("static", "defended")]
-    assert re.findall(r"[\d.]+", worst) == shown
-    page = report_page(content)
-    assert page == report_page(content)
-    assert "<script" not in page
-    for attack in content["defended"]["attacks"]:
-        assert f"{100 * attack['robust_accuracy']:.1f}" in page
-    with pytest.raises(InvalidArgumentError, match="kind"):
-        report_text({**content, "kind": "other"})
 
 
 class Rounding(nn.Module):

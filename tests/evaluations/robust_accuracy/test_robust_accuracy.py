@@ -1,7 +1,6 @@
-"""Robust accuracy: closed forms on a linear model, curves by brute force, resuming, the command line, the reports."""
+"""Robust accuracy: closed forms on a linear model, curves by brute force, resuming."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -9,15 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from typer.testing import CliRunner
 
 from robust_ext import robust_accuracy
 from robust_ext.attacks.base import Attack, AttackTraits
-from robust_ext.cli import app as cli
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.robust_accuracy.curves import curve, differences
-from robust_ext.reports import report_page, report_text
 
 EPSILONS = [0.05, 0.2, 0.4]
 L2 = ThreatModel(norm="l2", epsilon=0.2, bounds=(-5.0, 6.0))
@@ -178,53 +174,3 @@ def test_another_norm_is_refused(linear):
     network, inputs, labels, _ = linear
     with pytest.raises(AttackRefusedError, match="linf"):
         robust_accuracy(network, "foolbox:LinfPGD(steps=2)", inputs, labels, L2)
-
-
-@pytest.fixture(scope="module")
-def content(linear):
-    network, inputs, labels, _ = linear
-    attacks = {
-        "a <script>alert(1)</script>\x07": Towards(network, minimum_norm=True),
-        "b\\W": "robust_ext:APGD(steps=2)",
-    }
-    result = robust_accuracy(network, attacks, inputs, labels, L2, epsilons=EPSILONS)
-    return result.to_dict()
-
-
-def test_table(content):
-    text = report_text(content)
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 110
-    assert "\x07" not in text
-    (worst,) = (line for line in lines if line.startswith("worst case"))
-    assert re.findall(r"[\d.]+", worst) == [f"{100 * row['robust_accuracy']:.1f}" for row in content["worst_case"]]
-    with pytest.raises(InvalidArgumentError, match="kind"):
-        report_text({**content, "kind": "other"})
-    with pytest.raises(InvalidArgumentError, match="attacks"):
-        report_text({**content, "attacks": []})
-
-
-def test_page(content):
-    page = report_page(content)
-    assert page == report_page(content)
-    assert "<script" not in page
-    assert "http://" not in page.replace("http://www.w3.org", "")
-    for attack in content["attacks"]:
-        for row in attack["robust_accuracy"]:
-            assert f"{100 * row['robust_accuracy']:.1f}" in page
-
-
-def test_command_line(tmp_path):
-    out = tmp_path / "run"
-    arguments = ["robust-accuracy", "--model", "digits", "--data", "digits", "--samples", "8", "--no-progress"]
-    attacks = ["--attack", "APGD=robust_ext:APGD(steps=5)", "--attack", "foolbox:L2DeepFoolAttack(steps=5)"]
-    done = CliRunner().invoke(cli.app, [*arguments, *attacks, "--eps", "1/4,1", "--norm", "l2", "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    saved = json.loads((out / "result.json").read_text())
-    assert saved["kind"] == "robust_accuracy"
-    assert [attack["name"] for attack in saved["attacks"]] == ["APGD", "foolbox:L2DeepFoolAttack(steps=5)"]
-    assert [row["epsilon"] for row in saved["worst_case"]] == [0.25, 1.0]
-    assert "worst case" in done.output
-    assert "<svg" in (out / "report.html").read_text()
-    bad = CliRunner().invoke(cli.app, [*arguments, *attacks, "--eps", "x"])
-    assert "--eps" in str(bad.exception)

@@ -1,0 +1,156 @@
+"""The engine with a protocol of a few lines: what workers are given, what is kept, shared, gone on with and refused."""
+
+import json
+from dataclasses import dataclass, fields, replace
+
+import pytest
+import torch
+from torch import nn
+
+from robust_ext.attacks.base import CallableAttack
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, RunFolderBusyError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.context import RunContext, current_context, run_context
+from robust_ext.engine.inputs import blocks_of
+from robust_ext.engine.run import Block, Run, run_all
+from robust_ext.engine.task import Check, Task, TaskResult, drive, run_task
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+INPUTS = torch.rand(7, 4, generator=torch.Generator().manual_seed(0))
+MODULE = nn.Linear(4, 3).eval()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(Run):
+    """Adds noise to the samples, a task a block."""
+
+    attack: CallableAttack
+    refusable: bool = False
+
+    def work(self, rows, store):
+        inputs = INPUTS[rows.start : rows.stop]
+        target = Target(module=MODULE, bounds=(0, 1), classes=3, input_shape=(4,), device=inputs.device)
+        labels = torch.zeros(len(inputs), dtype=torch.int64)
+        task = Task(
+            attack=self.attack,
+            target=target,
+            inputs=inputs,
+            labels=labels,
+            threat_model=LINF,
+            stream=(0, rows[0], "noise"),
+            counted=MODULE,
+        )
+        attempt = yield task, Check(module=MODULE, name=self.title)
+        return Block.of(rows, range(7), attempt, attempt.verified.candidates, twice=[2 * row for row in rows])
+
+    def tolerates(self, error):
+        return self.refusable and isinstance(error, AttackRefusedError)
+
+
+class Shared(Noise):
+    shared = True
+
+
+def noise(model, x, y, generator):
+    model(x)
+    return (x + 0.1 * torch.rand(x.shape, generator=generator)).clamp(0, 1)
+
+
+def made(function=noise, kind=Noise, key="one", **more):
+    blocks = blocks_of(7, 3)
+    return kind(key=key, title=key, blocks=blocks, identity={"a": 1}, attack=CallableAttack(function), **more)
+
+
+def run(*runs, out=None, worker=run_task):
+    return drive(run_all(runs, out=out, progress=False, title="noise"), worker)
+
+
+def essence(outcome):
+    candidates = [outcome.store.load(f"candidates-{start:06d}")["candidates"] for start in (0, 3, 6)]
+    return outcome.records, [part.tolist() for part in candidates]
+
+
+def test_memory_and_folder_hold_the_same(tmp_path):
+    here, there = run(made())["one"], run(made(), out=tmp_path)["one"]
+    assert essence(here) == essence(there)
+    assert (
+        [record["index"] for record in here.records] == [record["sample"] for record in here.records] == list(range(7))
+    )
+    assert [record["twice"] for record in here.records] == list(range(0, 14, 2))
+    assert here.total("passes", "forward") == 7
+    assert {file.name for file in (tmp_path / "one").glob("*.npz")} == {f"candidates-{n:06d}.npz" for n in (0, 3, 6)}
+
+
+def test_a_worker_is_given_no_more_than_an_attacker_has():
+    names = {field.name for field in fields(Task)}
+    assert names == {
+        *("attack", "target", "inputs", "labels", "threat_model", "stream", "counted", "global_seed"),
+    }
+
+
+def test_any_worker_will_do_and_is_not_believed():
+    """What a worker returns is verified by who made the task; its own words on success are none."""
+
+    def liar(task):
+        return TaskResult(candidates=task.inputs + 5, seconds=0.0, passes={"forward": 0, "backward": 0}, draw=0)
+
+    assert {record["outcome"] for record in run(made(), worker=liar)["one"].records} == {"out_of_bounds"}
+    with pytest.raises(AttackError, match="one: returned str"):
+        run(made(), worker=lambda task: replace(liar(task), candidates="found"))
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3])
+def test_goes_on_where_it_was(tmp_path, stop_at):
+    calls = []
+
+    def worker(task):
+        calls.append(len(task.inputs))
+        if len(calls) == stop_at:
+            raise KeyboardInterrupt
+        return run_task(task)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(made(), out=tmp_path, worker=worker)
+    assert essence(run(made(), out=tmp_path, worker=worker)["one"]) == essence(run(made())["one"])
+    assert len(calls) == 4
+
+
+def test_a_torn_block_is_completed(tmp_path):
+    whole = run(made(), out=tmp_path)["one"].records
+    file = tmp_path / "one" / "records.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:4]) + lines[4][:9])
+    assert run(made(), out=tmp_path)["one"].records == whole
+    assert [json.loads(line)["index"] for line in file.read_text().splitlines()] == list(range(7))
+
+
+def test_refusals_are_raised_or_reported():
+    def refuse(model, x, y):
+        raise AttackRefusedError("not here")
+
+    with pytest.raises(AttackRefusedError, match="not here"):
+        run(made(refuse))
+    outcomes = run(made(refuse, refusable=True), made(key="two"))
+    assert (outcomes["one"].refusal, len(outcomes["one"].records)) == ("not here", 0)
+    assert (outcomes["two"].refusal, len(outcomes["two"].records)) == (None, 7)
+
+
+def test_processes_share_blocks_or_take_whole_runs(tmp_path):
+    for number in (1, 0):
+        with run_context(RunContext(shard=(number, 2))):
+            assert run(made(kind=Shared), out=tmp_path / "blocks") is None
+            assert run(made(), made(key="two"), out=tmp_path / "runs") is None
+    counts = [len(file.read_text().splitlines()) for file in sorted((tmp_path / "blocks" / "one").glob("records*"))]
+    assert counts == [3, 4]
+    assert run(made(kind=Shared), out=tmp_path / "blocks")["one"].records == run(made())["one"].records
+    with pytest.raises(RunFolderBusyError):
+        run(made(kind=Shared), out=tmp_path, worker=lambda task: run(made(kind=Shared), out=tmp_path))
+
+
+def test_the_context_ends_with_its_block():
+    with run_context(RunContext(target="net", origin={"data": "digits"})):
+        assert (current_context().target, current_context().origins) == ("net", {"data_origin": "digits"})
+    assert current_context() == RunContext()
+    with run_context(RunContext(jobs=2)), pytest.raises(InvalidArgumentError, match="a run folder"):
+        run(made())
