@@ -15,7 +15,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.evaluations.mead.api import mead
 from robust_ext.evaluations.mead.fitting import NAMED
-from robust_ext.evaluations.mead.named import TrainingData, find_detectors
+from robust_ext.evaluations.mead.named import find_detectors
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.suites import as_arms, parse_arm
 from robust_ext.registry.model import as_module
@@ -76,16 +76,14 @@ def mead_command(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) ->
     detectors = find_detectors(
         own.detector,
         as_module(model).module,
-        TrainingData(
-            clean=clean,
-            labels=classes,
-            attacked=min(own.adversarial_samples, own.train_samples),
-            preset=own.preset,
-            bounds=run.limits,
-            seed=settings["seed"],
-        ),
+        clean,
+        classes,
+        attacked=min(own.adversarial_samples, own.train_samples),
+        preset=own.preset,
+        bounds=run.limits,
+        seed=settings["seed"],
         folder=None if run.out is None else run.out / "detectors",
-        say=partial(typer.echo, err=True) if run.progress else lambda _: None,
+        report=partial(typer.echo, err=True) if run.progress else lambda _: None,
     )
     trained = f"{training.name}, {own.train_samples} samples, and {len(held_out)} to calibrate"
     with run.context(samples, training_data=trained):

@@ -201,7 +201,9 @@ def test_options_of_mead(invoke, monkeypatch):
     made = {}
     monkeypatch.setattr(
         "robust_ext.cli.mead.find_detectors",
-        lambda names, module, data, **keywords: made.update(names=names, data=data) or {"mine": None},
+        lambda names, module, clean, labels, **keywords: (
+            made.update(names=names, clean=clean, **keywords) or {"a": None}
+        ),
     )
     call = invoke("mead")
     assert call.positional[1] == ["quick"]
@@ -221,7 +223,7 @@ def test_options_of_mead(invoke, monkeypatch):
     assert [(arm.norm, arm.epsilon) for arm in arms] == [("linf", 0.1), ("linf", 0.2)]
     assert len(call.detector_data) == 40
     assert made["names"][-1] == "lid"
-    assert (len(made["data"].clean), made["data"].attacked, made["data"].preset) == (50, 11, "mnist")
+    assert (len(made["clean"]), made["attacked"], made["preset"]) == (50, 11, "mnist")
     assert call.context.origin["training_data"] == "digits-train, 50 samples, and 40 to calibrate"
 
 
