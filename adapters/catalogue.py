@@ -77,7 +77,7 @@ class Catalogue(Generic[E]):
         """What is known of a class.
 
         Raises:
-            InvalidArgumentError: It is no attack, or one that cannot be used here; the text says why.
+            InvalidArgumentError: It is no attack, or one that cannot be used here; the text states why.
         """
         label = attack_class.__name__
         if not issubclass(attack_class, self.base):

@@ -14,11 +14,11 @@ def starting_points(
 ) -> tuple[Tensor, Tensor]:
     """Search the box for points of another class: noise, and blends of it with the input that come ever closer to it.
 
-    Every query is the whole batch in row order. First uniform noise is drawn until each row is misclassified; then each
-    row goes as far back to its input as it stays misclassified (ten halvings).
+    Every query is the whole batch in order. First uniform noise is drawn until each sample is misclassified; then each
+    sample goes as far back to its input as it stays misclassified (ten halvings).
 
     Args:
-        target: What is asked.
+        target: What is queried.
         inputs: ``(N, ...)`` in bounds.
         labels: int64 ``(N,)``.
         generator: CPU generator.

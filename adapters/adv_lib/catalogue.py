@@ -40,7 +40,7 @@ class _AdvLibCatalogue(Catalogue[Entry]):
         """What is known of a function.
 
         Raises:
-            InvalidArgumentError: It is no attack, or one that cannot be used here; the text says why.
+            InvalidArgumentError: It is no attack, or one that cannot be used here; the text states why.
         """
         name, module = attack.__name__, attack.__module__
         if module.startswith("adv_lib.attacks.segmentation.") and f"segmentation.{name}" in self.unusable:

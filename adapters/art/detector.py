@@ -35,12 +35,12 @@ class ArtDetector(ScoreDetector):
     def __init__(self, classifier: nn.Module, detector: Any) -> None:
         beyond = type(detector).__name__ == "BeyondDetectorPyTorch"
         super().__init__(
-            classifier, self._ask, name=f"ART {type(detector).__name__}", differentiable=False, random=beyond
+            classifier, self._query, name=f"ART {type(detector).__name__}", differentiable=False, random=beyond
         )
         self.detector = detector
         self.threshold = torch.zeros(())
 
-    def _ask(self, x: Tensor) -> Tensor:
+    def _query(self, x: Tensor) -> Tensor:
         if not len(x):
             return x.new_zeros(0)
         watched = getattr(getattr(self.detector, "classifier", None), "model", None)
@@ -50,7 +50,7 @@ class ArtDetector(ScoreDetector):
                 report, decided = self.detector.detect(x.float().cpu().numpy())
             except ValueError as error:
                 raise ModelError(
-                    f"{self.name}: raised {error}; fit it first, and ask it about inputs like those it was fitted to"
+                    f"{self.name}: raised {error}; fit it first, and query it with inputs like those it was fitted to"
                 ) from error
         decisions = np.asarray(decided).reshape(-1).astype(bool)
         scores = _scores(self.detector, report, decisions)

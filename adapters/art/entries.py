@@ -232,7 +232,7 @@ ENTRIES: Mapping[str, Entry] = {
         unit_space=True,
         aims=True,
         trial={"nb_steps": 5, "batch_size": 4},
-        defect="It takes labels as targets whatever targeted says; it is given the class that comes second.",
+        defect="It takes labels as targets whatever targeted is; it is given the class that comes second.",
     ),
     "SignOPTAttack": Entry(
         traits=replace(_SINGLE_L2, minimum_classes=3, failure="input"),

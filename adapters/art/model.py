@@ -45,8 +45,8 @@ def adapt_model(model: Any) -> AdaptedModel:
     if not isinstance(model, art.estimators.classification.PyTorchClassifier):
         raise InvalidArgumentError("model", f"art's {type(model).__name__}", "an art PyTorchClassifier")
     if model.model.training:
-        # ART predicts in eval mode and leaves the network in it: switching here would change the user's network too,
-        # unasked, and running it as it is would be another classifier than ART's.
+        # ART predicts in eval mode and leaves the network in it: switching here would change the user's network too, and
+        # running it as it is would be another classifier than ART's.
         raise ModelError(
             "model: its network is in train mode, as a new ART classifier is until it first predicts; call "
             "classifier.model.eval() first"

@@ -30,7 +30,7 @@ class _FoolboxCatalogue(Catalogue[Entry]):
         Such a class is attacked one sample at a time.
 
         Raises:
-            InvalidArgumentError: It is no attack, or one that cannot be used here; the text says why.
+            InvalidArgumentError: It is no attack, or one that cannot be used here; the text states why.
         """
         label = attack_class.__name__
         listed = self.owns(attack_class) and (label in self.entries or label in self.unusable)

@@ -55,7 +55,7 @@ def describe(title: str, error: Exception) -> str:
         return f"{kind}: {error}{meaning}"
     if not isinstance(error, AssertionError):
         return f"{kind} without a message"
-    # Foolbox checks what users pass by bare assertions, which have no text; the line that failed says more.
+    # Foolbox checks what users pass by bare assertions, which have no text; the line that failed shows more.
     failed = traceback.extract_tb(error.__traceback__)[-1]
     if failed.name == "verify_input_bounds":
         meaning = "; the inputs must lie in the target's bounds"

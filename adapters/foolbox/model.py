@@ -45,7 +45,7 @@ class FoolboxModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FoolboxModule:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Foolbox keeps mean and standard deviation in tensors that no module knows of.
+        # Foolbox keeps mean and standard deviation in tensors that are no part of a module.
         for part in _parts(self._foolbox[0]):
             if isinstance(part, foolbox.models.base.ModelWithPreprocessing):
                 mean, std, flip_axis = part._preprocess_args

@@ -30,7 +30,7 @@ class AttackListing:
 
     Args:
         name: As written in an attack string, without the library.
-        traits: What it needs and how it treats rows, with its default settings.
+        traits: What it needs and how it treats the samples of a batch, with its default settings.
         aliases: Other names of the same attack.
         reason: Why it cannot be used, and what to use instead; empty where it can.
         trial: Settings with which it runs fast, for ``robust-ext attacks --matrix``.

@@ -51,7 +51,7 @@ class FunctionPurifier(Purifier):
         self.needs_gradients = True
 
     def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """What the function makes of the point, drawing from generators seeded by the rows' seeds."""
+        """What the function makes of the point, drawing from generators seeded by the samples' seeds."""
         with seeded_globals(rng.seeds[0]) if self.random else nullcontext():
             out = self.function(point)
         if not isinstance(out, Tensor) or out.shape != point.shape:
@@ -80,7 +80,7 @@ class WholeDefense(AdaptiveDefense):
         return Solution(x, (x,), {"seed": torch.tensor(rng.seeds)})
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """The module's logits, drawing from a generator seeded by the first row's seed."""
+        """The module's logits, drawing from a generator seeded by the first sample's seed."""
         with seeded_globals(int(state["seed"][0])) if self.random else nullcontext():
             out: Tensor = self.module(point)
         return out

@@ -34,7 +34,7 @@ _ACCEPTED = (
     "a Detector, a callable score x -> (N,), a factory (classifier) -> Detector, a detector of an adapted library, or "
     "a string such as 'file.py:make'"
 )
-# How a function that makes detectors is told from one that scores inputs.
+# What distinguishes a function that makes detectors from one that scores inputs.
 _CLASSIFIER = ("classifier", "model", "network")
 
 

@@ -18,7 +18,7 @@ def as_module(model: object, *, argument: str = "model") -> AdaptedModel:
 
     Raises:
         InvalidArgumentError: It is none of these.
-        ModelError: The library's model cannot be expressed as a module; the text says why.
+        ModelError: The library's model cannot be expressed as a module; the text states why.
 
     Example:
         >>> from torch import nn

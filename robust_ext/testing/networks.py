@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Centred(nn.Module):
-    """From inputs in the bounds to values in [-2, 2], where a small random network knows classes apart.
+    """From inputs in the bounds to values in [-2, 2], where a small random network separates classes.
 
     Args:
         bounds: Lowest and highest input value.

@@ -88,7 +88,7 @@ def test_rows_are_as_measured(name: str, settings: dict[str, Any], rows: str) ->
     batches = record(attack, threat_model)
     assert batches
     whole = all(len(points) == ROWS for points in batches)
-    # The l0 attacks go through the whole box at once, where the nearest input says nothing.
+    # The l0 attacks go through the whole box at once, where the nearest input means nothing.
     if whole and name != "sigma_zero":
         nearest = [torch.cdist(points.flatten(1), x.flatten(1)).argmin(1).tolist() for points in batches]
         whole = all(order == list(range(ROWS)) for order in nearest)

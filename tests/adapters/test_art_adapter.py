@@ -261,7 +261,7 @@ def test_the_network_is_reached_and_keeps_its_mode() -> None:
     assert not adapted.module.training
     adapted.module.train()
     assert inner.training
-    # ART's own predictions are those of eval mode, so neither its mode nor ART's answers are taken unasked.
+    # ART's own predictions are those of eval mode, so neither its mode nor ART's predictions are taken without need.
     with pytest.raises(ModelError, match=r"classifier\.model\.eval\(\)"):
         as_module(classifier(inner))
     assert inner.training

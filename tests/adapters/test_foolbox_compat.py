@@ -126,17 +126,17 @@ def test_hopskipjump_is_run_in_the_unit_interval(bounds: tuple[float, float], no
 def test_hopskipjump_clips_to_the_unit_interval() -> None:
     """The grid search ends; where the inputs lie below 0, Foolbox moves all values above it."""
     bounds, settings = (-1.0, 1.0), {**HOPS, "stepsize_search": "grid_search"}
-    asked: list[Tensor] = []
+    queried: list[Tensor] = []
 
-    class Asked(Brightness):
+    class Queried(Brightness):
         def forward(self, x: Tensor) -> Tensor:
-            asked.append(x)
+            queried.append(x)
             return super().forward(x)
 
     x = images(bounds)
-    run(build("HopSkipJumpAttack", HOPS), Asked(0.45, bounds), x, norm="l2", bounds=bounds)
-    assert min(float(points.min()) for points in asked[-5:]) < 0
-    asked.clear()
+    run(build("HopSkipJumpAttack", HOPS), Queried(0.45, bounds), x, norm="l2", bounds=bounds)
+    assert min(float(points.min()) for points in queried[-5:]) < 0
+    queried.clear()
     with pytest.MonkeyPatch.context() as patched:
         clipped: list[tuple[float, float]] = []
         eager = foolbox.attacks.hop_skip_jump.ep

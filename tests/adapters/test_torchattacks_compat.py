@@ -337,7 +337,7 @@ def test_rows_that_are_misclassified_already_are_returned(name: str) -> None:
 
 
 class LateGradient(nn.Module):
-    """Row 1 has no gradient the first time it is asked for."""
+    """Row 1 has no gradient the first time it is needed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -339,13 +339,13 @@ def test_art_detectors_of_another_network_are_refused(theirs) -> None:
     assert theirs.adapt(found["scan"], inside).classifier is inside
 
 
-def own_detector(theirs, answer):
+def own_detector(theirs, report):
     class Own(theirs.EvasionDetector):
         def fit(self, x, y, batch_size=128, nb_epochs=20, **kwargs) -> None:
             pass
 
         def detect(self, x, batch_size=128, **kwargs):
-            return answer(x)
+            return report(x)
 
     return theirs.adapt(Own(), network())
 

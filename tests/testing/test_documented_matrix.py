@@ -1,4 +1,4 @@
-"""Every attack of every library is built and run, and becomes what docs/attacks.md says."""
+"""Every attack of every library is built and run, and becomes what docs/attacks.md states."""
 
 from __future__ import annotations
 

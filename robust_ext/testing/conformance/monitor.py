@@ -10,7 +10,7 @@ class BatchMonitor(nn.Module):
     """A binarized classifier that checks to which sample each queried point belongs.
 
     In a batch in order, a point that is far closer to another sample's input than to its own is out of order. In
-    batches of any samples, a point about as close to two inputs cannot be told to be either's.
+    batches of any samples, a point about as close to two inputs cannot be attributed to either.
 
     Args:
         module: The classifier.
