@@ -45,7 +45,7 @@ def adapt_model(model: Any) -> AdaptedModel:
     if not isinstance(model, art.estimators.classification.PyTorchClassifier):
         raise InvalidArgumentError("model", f"art's {type(model).__name__}", "an art PyTorchClassifier")
     if model.model.training:
-        # ART predicts in eval mode and leaves the network in it: switching here would change the user's network too, and
+        # ART predicts in eval mode and leaves the network in it: switching here would change the user's network, and
         # running it as it is would be another classifier than ART's.
         raise ModelError(
             "model: its network is in train mode, as a new ART classifier is until it first predicts; call "
