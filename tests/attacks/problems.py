@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from robust_ext.attacks.apgd import APGD
@@ -21,6 +23,7 @@ from robust_ext.attacks.spatial import SpatialTransformation
 from robust_ext.attacks.square import Square
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import ThreatModel
+from robust_ext.demo.network import digits_network
 from robust_ext.testing.defenses import Problem
 
 Bounds = tuple[float, float]
@@ -106,6 +109,17 @@ class Recorder(nn.Module):
 def images(count: int, shape: tuple[int, ...], bounds: Bounds = (0.0, 1.0), seed: int = 1) -> Tensor:
     unit = torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed))
     return (unit * (bounds[1] - bounds[0]) + bounds[0]).clamp(*bounds)
+
+
+@cache
+def right_digits(count: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network, and those of the last digits, with their labels, that it gets right."""
+    data = load_digits()
+    x = torch.from_numpy(data.images[-count:, None] / 16).float()
+    y = torch.from_numpy(data.target[-count:]).long()
+    network = digits_network()
+    right = predicted(network, x) == y
+    return network, x[right], y[right]
 
 
 def predicted(module: nn.Module, x: Tensor) -> Tensor:

@@ -249,7 +249,7 @@ def test_values_outside_what_is_declared_are_refused_by_name(attack_class: Any, 
 
 
 @pytest.mark.parametrize(("attack_class", "name", "info"), SETTINGS)
-def test_the_description_tells_all_settings_apart(attack_class: Any, name: str, info: SettingInfo) -> None:
+def test_the_description_differs_for_all_settings(attack_class: Any, name: str, info: SettingInfo) -> None:
     kinds, default = kinds_of(attack_class, name), default_of(attack_class, name)
     if not kinds & {bool, int, float, str} or info.check is not None or default is dataclasses.MISSING:
         pytest.skip("no plain value")

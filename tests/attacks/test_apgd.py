@@ -108,17 +108,17 @@ def test_losses_are_those_of_the_best_points(norm: str, loss: str) -> None:
 def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm: str, loss: str, start: str) -> None:
     target, inputs, labels = problem()
     counter = PassCounter()
-    asked: list[Tensor] = []
+    queried: list[Tensor] = []
     counted = Counted(target.module, counter)
-    counted.register_forward_pre_hook(lambda _, given: asked.append(given[0].detach().clone()))
+    counted.register_forward_pre_hook(lambda _, given: queried.append(given[0].detach().clone()))
     threat_model = ThreatModel(norm=norm, epsilon=0.02)
     parts = (replace(target, module=counted), inputs, labels)
     result = attack(parts, threat_model, loss=loss, steps=7, restarts=3, start=start, target_classes=2)
     runs, extra = (6, 1) if loss == "targeted-dlr" else (3, 0)
     assert (counter.forward, counter.backward) == ((8 * runs + extra) * 6, 7 * runs * 6)
     assert result.passes == PassCounter(counter.forward, counter.backward)
-    assert len(asked) == 8 * runs + extra
-    for points in asked:
+    assert len(queried) == 8 * runs + extra
+    for points in queried:
         assert points.shape == inputs.shape
         nearest = torch.cdist(points.flatten(1), inputs.flatten(1)).argmin(1)
         assert nearest.tolist() == list(range(6))

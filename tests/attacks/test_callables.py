@@ -95,7 +95,7 @@ def test_callables_of_every_kind_are_attacks(attack: Any, by: float, name: str) 
     assert " at 0x" not in adapted.description
 
 
-def test_what_a_callable_asks_for_by_name_is_what_the_run_has() -> None:
+def test_what_a_callable_names_as_parameter_is_what_the_run_has() -> None:
     given_to: dict[str, Any] = {}
 
     def attack(

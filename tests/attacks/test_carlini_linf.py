@@ -113,7 +113,7 @@ def test_values_at_the_bounds_move_and_stop_there() -> None:
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=8)
-def test_returns_the_nearest_that_it_asked_about_and_never_leaves_the_bounds(
+def test_returns_the_nearest_that_it_queried_and_never_leaves_the_bounds(
     shape: tuple[int, ...], bounds: tuple[float, float], targeted: bool, steps: int, seed: int
 ) -> None:
     x = images(3, shape, bounds, seed)
@@ -192,7 +192,7 @@ def test_confidence_is_the_least_margin(targeted: bool) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_answers_that_are_no_numbers_are_no_success(bad: float) -> None:
+def test_logits_that_are_no_numbers_are_no_success(bad: float) -> None:
     class Mute(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten(1).sum(1, keepdim=True) * torch.tensor([[1.0, bad, 1.0, 1.0]])

@@ -31,10 +31,10 @@ every = pytest.mark.parametrize("made", [MADE[name] for name in AWARE], ids=AWAR
 def recorded(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Every query of classifier and detector together, with what they returned."""
     calls: list[tuple[Tensor, Tensor, Tensor]] = []
-    asked = problem.defended.both
+    both_of = problem.defended.both
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
-        logits, score = asked(x)
+        logits, score = both_of(x)
         calls.append((x.detach().clone(), logits.detach(), score.detach()))
         return logits, score
 
@@ -81,7 +81,7 @@ def test_the_point_kept_is_the_one_that_a_loop_over_all_points_keeps(
 
 @pytest.mark.parametrize(("name", "inverted"), [*((name, False) for name in AWARE), *((name, True) for name in SCORED)])
 def test_succeeds_where_an_attack_on_the_classifier_alone_does_not(name: str, inverted: bool) -> None:
-    # To match points that are detected says little of what else is, so the inverted test is for the others.
+    # To match points that are detected means little of what else is, so the inverted test is for the others.
     problem = small_defense(40, epsilon=0.2 if inverted else 0.3, inverted=inverted)
     blind = attacked(APGD(steps=60), problem)
     assert int((problem.defended.classifier(blind).argmax(1) != problem.labels).sum()) >= 36
@@ -153,11 +153,11 @@ def test_every_query_is_the_batch_in_row_order(made: NativeAttack) -> None:
     problem = small_defense(5, epsilon=0.1)
     assert problem.target.references is not None
     known = torch.cat([problem.inputs[:, None], problem.target.references], 1)
-    asked: list[Tensor] = []
-    problem.defended.classifier.register_forward_pre_hook(lambda _module, args: asked.append(args[0].detach()))
+    queried: list[Tensor] = []
+    problem.defended.classifier.register_forward_pre_hook(lambda _module, args: queried.append(args[0].detach()))
     attacked(made, problem)
-    assert len(asked) >= 30
-    for batch in asked:
+    assert len(queried) >= 30
+    for batch in queried:
         assert batch.shape == problem.inputs.shape
         # Near its own input, or one of its own references: noise adds 0.05 at most, five standard deviations.
         assert bool(((batch[:, None] - known).flatten(2).abs().amax(2).amin(1) <= 0.15).all())
@@ -178,7 +178,7 @@ def test_the_start(made: NativeAttack) -> None:
 
 
 @every
-def test_what_is_missing_is_said(made: NativeAttack) -> None:
+def test_what_is_missing_is_named(made: NativeAttack) -> None:
     problem = small_defense(2)
     bare = replace(problem, target=replace(problem.target, defended=None))
     assert made.refusal(threat_model=problem.threat_model) is not None
@@ -196,11 +196,11 @@ def test_what_is_missing_is_said(made: NativeAttack) -> None:
 
 
 class Rounded(Detector):
-    """A score without gradients, that says so or not, or with gradients of zeros."""
+    """A score without gradients, declared so or not, or with gradients of zeros."""
 
     def __init__(self, classifier: nn.Module, how: str) -> None:
         super().__init__(classifier)
-        self.how, self.differentiable = how, how != "said"
+        self.how, self.differentiable = how, how != "declared"
         self.threshold = torch.tensor(-1.0)
 
     def score_of(self, seen: Observation) -> Tensor:
@@ -211,7 +211,7 @@ class Rounded(Detector):
 @pytest.mark.parametrize("name", AWARE)
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("said", "is declared useless"), ("unsaid", "is missing"), ("zeros", "is zero wherever it rejects")],
+    [("declared", "is declared useless"), ("undeclared", "is missing"), ("zeros", "is zero wherever it rejects")],
 )
 def test_detectors_without_gradients(name: str, how: str, words: str) -> None:
     problem = small_defense(3)
@@ -235,7 +235,7 @@ class Noisy(Detector):
 
 
 @pytest.mark.parametrize("name", [*SCORED, "FeatureMatching"])
-def test_answers_of_random_detectors_are_averaged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_random_detectors_are_averaged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = small_defense(3)
     detector = Noisy(problem.defended.classifier)
     detector.threshold = torch.tensor(0.5)
@@ -245,7 +245,7 @@ def test_answers_of_random_detectors_are_averaged(name: str, monkeypatch: pytest
     made = replace(MADE[name], samples=100, steps=2, restarts=1)
     out = attacked(made, changed)
     assert len(calls) == 3 * 100
-    # Each point is asked 100 times; the mean is off by 0.1 on average, where single answers are by 1.
+    # Each point is queried 100 times; the mean is off by 0.1 on average, where single scores are by 1.
     kept = torch.stack([points for points, _, _ in calls[::100]])
     means = torch.stack([score for _, _, score in calls]).view(3, 100, 3).mean(1)
     logits = torch.stack([logits for _, logits, _ in calls[::100]])
@@ -256,9 +256,6 @@ def test_answers_of_random_detectors_are_averaged(name: str, monkeypatch: pytest
             best = min(among, key=lambda point: float(means[point, row]))
             assert torch.equal(out[row], kept[best, row])
     assert torch.equal(attacked(made, changed), out)
-
-
-COMMON = [{"steps": 0}, {"steps": 1.5}, {"step_size": 0}, {"restarts": 0}, {"start": "middle"}, {"samples": 0}]
 
 
 @pytest.mark.parametrize("attack_class", [OrthogonalPGD, SelectivePGD, JointLoss])

@@ -107,7 +107,7 @@ def test_the_loss_is_averaged_over_the_noise(bounds: tuple[float, float]) -> Non
     assert not LogitMatching(level=0).traits.leaves_ball
 
 
-def test_noise_is_of_the_kind_asked_for() -> None:
+def test_noise_is_of_the_kind_chosen() -> None:
     generator = torch.Generator().manual_seed(0)
     assert kstest(_draw((2000,), "normal", generator).numpy(), "norm").pvalue > 1e-3
     assert kstest(_draw((2000,), "uniform", generator).numpy() / 2 + 0.5, "uniform").pvalue > 1e-3
@@ -116,14 +116,14 @@ def test_noise_is_of_the_kind_asked_for() -> None:
     assert abs(float(signs.mean())) < 0.1
 
 
-def test_points_are_judged_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_are_evaluated_as_often_as_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = small_defense(3)
-    asked: list[Tensor] = []
+    queried: list[Tensor] = []
     both = problem.defended.both
-    monkeypatch.setattr(problem.defended, "both", lambda x: (asked.append(x.clone()), both(x))[1])
+    monkeypatch.setattr(problem.defended, "both", lambda x: (queried.append(x.clone()), both(x))[1])
     _, steps = attack(LogitMatching(steps=7, samples=1, check_every=3), problem)
-    assert len(asked) == 4
-    assert all(torch.equal(asked[number], steps[3 * number].points) for number in range(3))
+    assert len(queried) == 4
+    assert all(torch.equal(queried[number], steps[3 * number].points) for number in range(3))
 
 
 def test_an_odds_detector_is_passed_more_often_than_by_an_attack_that_ignores_it() -> None:

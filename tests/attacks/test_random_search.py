@@ -51,7 +51,7 @@ def network(bounds: tuple[float, float] = (0.0, 1.0)) -> nn.Module:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.0, 2.0)])
 @pytest.mark.parametrize("targeted", [False, True])
-def test_keeps_what_a_loop_over_the_points_it_asked_for_would_keep(
+def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(
     norm: str, bounds: tuple[float, float], targeted: bool
 ) -> None:
     module = network(bounds)
@@ -59,10 +59,10 @@ def test_keeps_what_a_loop_over_the_points_it_asked_for_would_keep(
     epsilon = {"linf": 0.1, "l2": 0.2, "l1": 0.3}[norm] * (bounds[1] - bounds[0])
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
     y = module(x).argsort(1)[:, 2 if targeted else 3]
-    asked: list[Tensor] = []
-    module.register_forward_pre_hook(lambda _, arguments: asked.append(arguments[0].clone()))
+    queried: list[Tensor] = []
+    module.register_forward_pre_hook(lambda _, arguments: queried.append(arguments[0].clone()))
     out = search(RandomSearch(points=30), module, x, y, threat_model, 3, targeted=targeted)
-    rounds = list(asked)
+    rounds = list(queried)
     assert all(points.shape == x.shape for points in rounds)
     assert all(bool(threat_model.contains(points, x).all()) for points in rounds)
     solved = 0

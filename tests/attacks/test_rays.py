@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import AttackTraits
@@ -17,8 +16,7 @@ from robust_ext.attacks.native import Step
 from robust_ext.attacks.rays import RayS, RaysResult
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.threat import ThreatModel
-from robust_ext.demo.network import digits_network
-from tests.attacks.problems import Bounds, Linear, Recorder, Rowwise, images, predicted, target_of
+from tests.attacks.problems import Bounds, Linear, Recorder, Rowwise, images, predicted, right_digits, target_of
 
 
 def network_of(values: int, bounds: Bounds = (0.0, 1.0)) -> Rowwise:
@@ -43,8 +41,8 @@ def run(
 
 
 def by_hand(module: nn.Module, x: Tensor, label: int, bounds: Bounds, queries: int, tolerance: float) -> list[Tensor]:
-    """The algorithm for one row as nested loops: the points it asks about, and then what it returns."""
-    flat, asked, values = x.flatten(), list[Tensor](), x.numel()
+    """The algorithm for one row as nested loops: the points it queries, and then what it returns."""
+    flat, queried, values = x.flatten(), list[Tensor](), x.numel()
     width = bounds[1] - bounds[0]
     best: tuple[Tensor, float] | None = None
 
@@ -52,9 +50,9 @@ def by_hand(module: nn.Module, x: Tensor, label: int, bounds: Bounds, queries: i
         return (flat + np.float32(radius) * signs).clamp(*bounds).view(x.shape)
 
     def wrong(at: Tensor) -> bool:
-        if len(asked) == queries:
+        if len(queried) == queries:
             raise StopIteration
-        asked.append(at)
+        queried.append(at)
         return int(predicted(module, at[None])) != label
 
     def try_ray(signs: Tensor) -> bool:
@@ -77,7 +75,7 @@ def by_hand(module: nn.Module, x: Tensor, label: int, bounds: Bounds, queries: i
 
     try:
         if wrong(x):
-            return [*asked, x]
+            return [*queried, x]
         signs = torch.ones(values)
         try_ray(signs)
         parts = 1
@@ -92,7 +90,7 @@ def by_hand(module: nn.Module, x: Tensor, label: int, bounds: Bounds, queries: i
             parts *= 2
     except StopIteration:
         pass
-    return [*asked, x if best is None else point(*best)]
+    return [*queried, x if best is None else point(*best)]
 
 
 @given(
@@ -102,7 +100,7 @@ def by_hand(module: nn.Module, x: Tensor, label: int, bounds: Bounds, queries: i
     tolerance=st.sampled_from([1e-3, 0.05, 3.0]),
 )
 @settings(deadline=None, max_examples=30)
-def test_asks_what_nested_loops_for_single_rows_ask(
+def test_queries_what_nested_loops_for_single_rows_query(
     shape: tuple[int, ...], bounds: Bounds, queries: int, tolerance: float
 ) -> None:
     x = images(5, shape, bounds)
@@ -112,12 +110,12 @@ def test_asks_what_nested_loops_for_single_rows_ask(
     seen: list[Step] = []
     found = run(network, x, y, bounds=bounds, queries=queries, tolerance=tolerance, stop=False, watch=seen.append)
     for row in range(5):
-        *asked, returned = by_hand(network, x[row], int(y[row]), bounds, queries, tolerance)
-        assert int(found.queries[row]) == len(asked) <= queries
-        for step, expected in zip(seen, asked, strict=False):
+        *queried, returned = by_hand(network, x[row], int(y[row]), bounds, queries, tolerance)
+        assert int(found.queries[row]) == len(queried) <= queries
+        for step, expected in zip(seen, queried, strict=False):
             assert torch.equal(step.points[row], expected)
         # What is sent for finished rows is what they return.
-        assert all(torch.equal(step.points[row], returned) for step in seen[len(asked) :])
+        assert all(torch.equal(step.points[row], returned) for step in seen[len(queried) :])
         assert torch.equal(found.candidates[row], returned)
         expected_distance = (returned.double() - x[row].double()).abs().max().item()
         assert float(found.distances[row]) == (expected_distance if bool(found.found[row]) else math.inf)
@@ -232,23 +230,14 @@ def test_targets_that_never_give_another_label_give_the_inputs_back(bad: bool) -
     assert found.queries.tolist() == [1 + 1 + 1 + 2 + 3 + 6] * 3
 
 
-@pytest.fixture(scope="module")
-def digits() -> tuple[nn.Module, Tensor, Tensor]:
-    data = load_digits()
-    x = torch.from_numpy(data.images[-60:, None] / 16).float()
-    y = torch.from_numpy(data.target[-60:]).long()
-    network = digits_network()
-    right = predicted(network, x) == y
-    return network, x[right][:20], y[right][:20]
-
-
 def linf(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).flatten(1).abs().amax(1)
 
 
-def test_finds_nearer_points_than_foolbox_hop_skip_jump(digits: tuple[nn.Module, Tensor, Tensor]) -> None:
+def test_finds_nearer_points_than_foolbox_hop_skip_jump() -> None:
     foolbox = pytest.importorskip("foolbox")
-    network, x, y = digits
+    network, x, y = right_digits(60)
+    x, y = x[:20], y[:20]
     theirs, ours = Recorder(network), Recorder(network)
     attack = foolbox.attacks.HopSkipJumpAttack(
         steps=12, initial_gradient_eval_steps=20, max_gradient_eval_steps=1000, constraint="linf"
@@ -263,10 +252,10 @@ def test_finds_nearer_points_than_foolbox_hop_skip_jump(digits: tuple[nn.Module,
     assert float(found.distances.median()) < 0.9 * float(linf(points, x).median())
 
 
-def test_finds_nearer_points_than_art_hop_skip_jump(digits: tuple[nn.Module, Tensor, Tensor]) -> None:
+def test_finds_nearer_points_than_art_hop_skip_jump() -> None:
     evasion = pytest.importorskip("art.attacks.evasion")
     classification = pytest.importorskip("art.estimators.classification")
-    network, x, y = digits
+    network, x, y = right_digits(60)
     x, y = x[:5], y[:5]
     theirs, ours = Recorder(network), Recorder(network)
     estimator = classification.PyTorchClassifier(

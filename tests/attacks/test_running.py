@@ -17,22 +17,22 @@ LINF = ThreatModel(norm="linf", epsilon=0.1)
 
 
 class Probe(Attack):
-    """Notes what it meets, and returns what it is told to."""
+    """Notes what it meets, and returns or raises what it is given."""
 
-    def __init__(self, answer=None, **traits):
+    def __init__(self, outcome=None, **traits):
         self.name = "probe"
         self.traits = AttackTraits(**traits)
-        self.answer = answer
+        self.outcome = outcome
 
     def search(self, target, inputs, labels, *, threat_model, generator):
         self.classes, self.columns = target.classes, target.module(inputs).shape[1]
-        self.asks = [p.requires_grad for p in target.module.parameters()]
+        self.required = [p.requires_grad for p in target.module.parameters()]
         nn.functional.cross_entropy(target.module(inputs.clone().requires_grad_()), labels).backward()
         inputs.zero_()
         labels.zero_()
         target.module.train()
-        if isinstance(self.answer, Exception):
-            raise self.answer
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
         return inputs
 
 
@@ -61,7 +61,7 @@ def test_nothing_of_the_callers_is_changed() -> None:
     run(probe, met, inputs, labels)
     assert torch.equal(inputs, before)
     assert labels.tolist() == [1, 1, 1]
-    assert probe.asks == [False, False]
+    assert probe.required == [False, False]
     assert all(p.grad is None and p.requires_grad for p in met.module.parameters())
     assert not met.module.training
 
@@ -99,7 +99,7 @@ def test_failed_rows_become_the_input() -> None:
     assert torch.equal(restored[~adversarial], inputs[~adversarial])
 
 
-def test_missing_packages_and_detectors_are_said_before_any_work() -> None:
+def test_missing_packages_and_detectors_are_named_before_any_work() -> None:
     with pytest.raises(MissingDependencyError, match="probe needs nowhere_to_be_found; pip install nowhere"):
         Probe(packages=("torch", "nowhere_to_be_found")).check(threat_model=LINF)
     Probe(packages=("torch",)).check(threat_model=LINF)

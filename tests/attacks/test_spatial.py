@@ -239,7 +239,7 @@ def test_solves_the_rows_that_foolbox_solves(translation: float, rotation: float
     assert 0 < int(solved.sum()) < 30
 
 
-def test_it_runs_for_every_norm_and_says_that_it_leaves_the_ball() -> None:
+def test_it_runs_for_every_norm_and_leaves_the_ball() -> None:
     for mode, seeds in (("grid", "none"), ("random", "generator")):
         traits = SpatialTransformation(mode=mode).traits
         assert (traits.norms, traits.leaves_ball, traits.gradients, traits.seeds) == (NORMS, True, False, seeds)

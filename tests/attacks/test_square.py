@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, pattern
@@ -18,7 +17,7 @@ from robust_ext.attacks.native import Step
 from robust_ext.attacks.square import Square, window_share
 from robust_ext.core.threat import NORMS, ThreatModel
 from tests.attacks import problems
-from tests.attacks.problems import Linear, Rowwise, images
+from tests.attacks.problems import Linear, Rowwise, images, right_digits
 
 
 def search(
@@ -70,7 +69,7 @@ def test_every_point_lies_in_ball_and_bounds(
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("restarts", [1, 3])
-def test_keeps_what_a_loop_over_the_points_it_asked_for_would_keep(norm: str, targeted: bool, restarts: int) -> None:
+def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(norm: str, targeted: bool, restarts: int) -> None:
     threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.4, "l1": 2.5}[norm], bounds=(-1.0, 1.0))
     x = images(12, (2, 5, 6), (-1.0, 1.0))
     y = Rowwise(60, 4)(x).argsort(1)[:, 2 if targeted else 3]
@@ -292,27 +291,9 @@ def test_linear_model_in_l2_and_l1_is_climbed_and_never_beyond_what_can_be(norm:
     assert bool((reached <= 1 + 1e-5).all())
 
 
-def digits() -> tuple[nn.Module, Tensor, Tensor]:
-    """A small network trained on half of the digits, and some of the others that it gets right."""
-    data = load_digits()
-    x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
-    y = torch.tensor(data.target, dtype=torch.int64)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10))
-        optimizer = torch.optim.Adam(network.parameters(), 0.01)
-        for _ in range(60):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(network(x[:900]), y[:900]).backward()
-            optimizer.step()
-    network.eval()
-    right = (network(x[900:]).argmax(1) == y[900:]).nonzero().flatten()[:60] + 900
-    return network, x[right], y[right]
-
-
 @pytest.mark.parametrize(("norm", "epsilon", "share"), [("linf", 0.1, 0.8), ("l2", 0.5, 0.5), ("l1", 1.5, 0.2)])
 def test_solves_its_share_of_what_apgd_solves(norm: str, epsilon: float, share: float) -> None:
-    network, x, y = digits()
+    network, x, y = right_digits(60)
     threat_model = ThreatModel(norm=norm, epsilon=epsilon)
     out, _ = search(Square(queries=300), x, y, threat_model, module=network, classes=10)
     by_gradient, _ = problems.search(APGD(steps=50), network, x, y, threat_model, classes=10)
@@ -330,7 +311,7 @@ def test_equal_rows_and_runs_get_windows_of_their_own() -> None:
     assert len(torch.cat([seen[0].points, seen[2].points]).unique(dim=0)) == 10
 
 
-def test_ends_when_all_rows_are_solved_unless_told_to_go_on() -> None:
+def test_ends_when_all_rows_are_solved_unless_it_is_to_go_on() -> None:
     x = images(3, (1, 4, 4))
     y = (predicted(x) + 1) % 4
     threat_model = ThreatModel(norm="linf", epsilon=1e-6)

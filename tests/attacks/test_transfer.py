@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from robust_ext.attacks.apgd import APGD
@@ -15,10 +14,9 @@ from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgum
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.demo.network import digits_network
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
-from tests.attacks.problems import Recorder, target_of
+from tests.attacks.problems import Recorder, predicted, right_digits, search, target_of
 
 SHAPE = (1, 4, 4)
 THREAT = ThreatModel(norm="linf", epsilon=0.15)
@@ -38,7 +36,7 @@ class Masked(nn.Module):
 
 
 class Shift(Attack):
-    """Moves all values by a constant; returns NaN for the first row where told to."""
+    """Moves all values by a constant; returns NaN for the first row where ``nan``."""
 
     def __init__(self, by: float, *, nan: bool = False, norms: tuple[str, ...] = ("linf", "l2", "l1")) -> None:
         self.by, self.nan = by, nan
@@ -59,42 +57,14 @@ def transfer(
     return attack.run(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(0))
 
 
-def apgd(module: nn.Module, x: Tensor, y: Tensor, *, classes: int, epsilon: float, **chosen: Any) -> Tensor:
-    return APGD(**chosen).search(
-        target_of(module, tuple(x.shape[1:]), classes),
-        x,
-        y,
-        threat_model=ThreatModel(norm="linf", epsilon=epsilon),
-        generator=torch.Generator().manual_seed(0),
-    )
-
-
 def problem(count: int = 8) -> tuple[nn.Module, Tensor, Tensor]:
     network, x = small_network(SHAPE, 4), small_batch(count, SHAPE)
     return network, x, network(x).argmax(1)
 
 
-@pytest.fixture(scope="module")
-def digits() -> tuple[nn.Module, Tensor, Tensor]:
-    data = load_digits()
-    x = torch.from_numpy(data.images[-40:, None] / 16).float()
-    y = torch.from_numpy(data.target[-40:]).long()
-    network = digits_network()
-    right = network(x).argmax(1) == y
-    return network, x[right], y[right]
-
-
-def wrong(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    with torch.no_grad():
-        logits: Tensor = module(x)
-    return logits.argmax(1) != y
-
-
 @pytest.mark.parametrize("epsilon", [0.05, 0.1])
-def test_from_the_target_itself_it_is_as_strong_as_apgd(
-    digits: tuple[nn.Module, Tensor, Tensor], epsilon: float
-) -> None:
-    network, x, y = digits
+def test_from_the_target_itself_it_is_as_strong_as_apgd(epsilon: float) -> None:
+    network, x, y = right_digits(40)
     threat_model = ThreatModel(norm="linf", epsilon=epsilon)
     found = transfer(
         Transfer(surrogates={"itself": network}, steps=20), network, x, y, threat_model=threat_model, classes=10
@@ -110,22 +80,22 @@ def test_from_the_target_itself_it_is_as_strong_as_apgd(
             threat_model=threat_model,
             generator=stream(seed, "itself", attack.name),
         )
-        solved |= wrong(network, points, y)
+        solved |= predicted(network, points) != y
     assert torch.equal(found.found, solved)
-    assert torch.equal(found.found, wrong(network, found.candidates, y))
+    assert torch.equal(found.found, predicted(network, found.candidates) != y)
     assert bool(found.found.any())
     assert bool(threat_model.contains(found.candidates, x).all())
 
 
-def test_it_beats_apgd_on_a_target_that_masks_its_gradients(digits: tuple[nn.Module, Tensor, Tensor]) -> None:
-    network, x, y = digits
+def test_it_beats_apgd_on_a_target_that_masks_its_gradients() -> None:
+    network, x, y = right_digits(40)
     masked = Masked(network)
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
-    direct = wrong(masked, apgd(masked, x, y, classes=10, epsilon=0.1, steps=20), y)
+    direct = predicted(masked, search(APGD(steps=20), masked, x, y, threat_model, classes=10)[0]) != y
     attack = Transfer(surrogates={"static": network}, steps=20)
     found = transfer(attack, masked, x, y, threat_model=threat_model, classes=10)
     assert int(found.found.sum()) >= int(direct.sum()) + 5
-    assert torch.equal(found.found, wrong(masked, found.candidates, y))
+    assert torch.equal(found.found, predicted(masked, found.candidates) != y)
 
 
 def test_failures_on_the_surrogate_are_transferred_too() -> None:
@@ -166,7 +136,7 @@ def test_each_row_gets_the_worst_of_its_candidates_and_its_origin() -> None:
 
 def test_misclassified_candidates_go_before_others() -> None:
     class Two(nn.Module):
-        """Cross-entropy ranks the point of an unsure right answer above that of a sure wrong one."""
+        """Cross-entropy ranks the point of an unsure right class above that of a sure wrong one."""
 
         def forward(self, x: Tensor) -> Tensor:
             first = x.flatten(1)[:, 0]
@@ -201,7 +171,7 @@ def test_points_outside_are_taken_back(norm: str) -> None:
         assert torch.equal(near, (x + 0.01).clamp(0, 1))
 
 
-def test_no_answer_leaves_the_input() -> None:
+def test_no_logits_leave_the_input() -> None:
     class Mute(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.new_full((len(x), 4), torch.nan)
@@ -238,10 +208,10 @@ def test_surrogates_are_run_in_eval_mode_and_left_as_they_were() -> None:
     network, x, y = problem()
     training, first = small_network(SHAPE, 4).train(), APGD(steps=3)
     values = {name: value.clone() for name, value in training.state_dict().items()}
-    asked = [Recorder(network), Recorder(network)]
-    for module, surrogate in zip(asked, (training, small_network(SHAPE, 4)), strict=True):
+    queried = [Recorder(network), Recorder(network)]
+    for module, surrogate in zip(queried, (training, small_network(SHAPE, 4)), strict=True):
         transfer(Transfer(surrogates={"a": surrogate}, attacks=[first]), module, x, y)
-    assert torch.equal(asked[0].batches[0], asked[1].batches[0])
+    assert torch.equal(queried[0].batches[0], queried[1].batches[0])
     assert all(part.training for part in training.modules())
     assert all(torch.equal(value, values[name]) for name, value in training.state_dict().items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in training.parameters())
