@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.core.random import derive_seed
 from robust_ext.defenses.adp import AdaptiveDenoising
 from robust_ext.defenses.training.score import ScoreTraining
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.row_rng import RowRNG
+from tests.models.cases import network
 
 
 class Quadratic(nn.Module):
@@ -26,17 +27,12 @@ class Quadratic(nn.Module):
         return -self.rates * (x - 0.5)
 
 
-def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    with seeded_globals(0):
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval().to(dtype)
-
-
 def data(rows: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
 def defense(**settings: Any) -> AdaptiveDenoising:
-    return AdaptiveDenoising(network(), Quadratic(), **{"steps": 4, "runs": 3, **settings})
+    return AdaptiveDenoising(network(torch.float64), Quadratic(), **{"steps": 4, "runs": 3, **settings})
 
 
 def noise_of(seeds: Tensor, run: int, like: Tensor) -> np.ndarray:
@@ -86,7 +82,7 @@ def test_each_run_takes_the_steps_of_the_formula(settings: dict[str, Any]) -> No
                 np.testing.assert_allclose(iterate.numpy(), np.stack([p[number] for p in path]), atol=1e-12)
     assert (stopped > 0) == (settings.get("stop") == 0.0035)
     np.testing.assert_allclose(trace.final.numpy(), finals[0], atol=1e-12)
-    mean = np.mean([network()(torch.tensor(final)).softmax(1).detach().numpy() for final in finals], 0)
+    mean = np.mean([network(torch.float64)(torch.tensor(final)).softmax(1).detach().numpy() for final in finals], 0)
     np.testing.assert_allclose(trace.logits.exp().numpy(), mean, atol=1e-12)
     if model.runs > 1:
         offsets = trace.state["offsets"].numpy()
@@ -94,7 +90,7 @@ def test_each_run_takes_the_steps_of_the_formula(settings: dict[str, Any]) -> No
 
 
 def test_passes_are_those_of_the_paper() -> None:
-    model = AdaptiveDenoising(network(), Quadratic(), seed=0)
+    model = AdaptiveDenoising(network(torch.float64), Quadratic(), seed=0)
     calls = {"score": 0, "classifier": 0}
     model.score.register_forward_hook(lambda *_: calls.update(score=calls["score"] + 1))
     model.classifier.register_forward_hook(lambda *_: calls.update(classifier=calls["classifier"] + 1))
@@ -147,7 +143,7 @@ def test_the_identity_takes_the_mean_of_all_runs() -> None:
     total = torch.zeros(3, 3, dtype=torch.float64)
     leaves = [final.detach().requires_grad_() for final in finals]
     for leaf in leaves:
-        total = total + network()(leaf).softmax(1) / 3
+        total = total + network(torch.float64)(leaf).softmax(1) / 3
     gradients = torch.autograd.grad(total.log()[:, 1].sum(), leaves)
     module = BPDA(model)
     model.next_seeds = lambda rows: seeds  # type: ignore[method-assign]
@@ -156,9 +152,9 @@ def test_the_identity_takes_the_mean_of_all_runs() -> None:
 
 
 def test_where_there_is_no_score_nothing_moves() -> None:
-    model = AdaptiveDenoising(network(), Quadratic(scale=0.0), steps=2, runs=2, noise=0.0)
+    model = AdaptiveDenoising(network(torch.float64), Quadratic(scale=0.0), steps=2, runs=2, noise=0.0)
     x = data(3).requires_grad_()
-    torch.testing.assert_close(model(x), network()(x).log_softmax(1))
+    torch.testing.assert_close(model(x), network(torch.float64)(x).log_softmax(1))
     assert bool(torch.isfinite(torch.autograd.grad(model(x).sum(), x)[0]).all())
 
     class Constant(nn.Module):
@@ -166,7 +162,9 @@ def test_where_there_is_no_score_nothing_moves() -> None:
             return torch.ones_like(x)
 
     # A score that does not change has the greatest length.
-    even = AdaptiveDenoising(network(), Constant(), steps=1, runs=1, noise=0.0, clip=False, differentiable_lengths=True)
+    even = AdaptiveDenoising(
+        network(torch.float64), Constant(), steps=1, runs=1, noise=0.0, clip=False, differentiable_lengths=True
+    )
     torch.testing.assert_close(even.trace(x).final, x + 0.1)
     assert bool(torch.isfinite(torch.autograd.grad(even(x).sum(), x)[0]).all())
 
@@ -175,7 +173,7 @@ def test_what_is_wrong_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="lengths"):
         defense(lengths=(0.2, 0.1))
     with pytest.raises(InvalidArgumentError, match="images"):
-        ScoreTraining().fit(network(), torch.rand(4, 3))
+        ScoreTraining().fit(network(torch.float64), torch.rand(4, 3))
 
 
 def test_a_score_network_learns_where_images_are() -> None:

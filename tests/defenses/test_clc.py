@@ -8,21 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.core.random import seeded_globals
 from robust_ext.defenses.clc import ClosedLoopControl
 from robust_ext.defenses.training.projections import Projections, ProjectionsTraining, edited_inputs
 from robust_ext.models.bpda import BPDA
+from tests.models.cases import data, network
 
 LAYERS = ("", "1", "3")
-
-
-def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    with seeded_globals(0):
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval().to(dtype)
-
-
-def data(rows: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
-    return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def subspaces(dtype: torch.dtype = torch.float64) -> Projections:

@@ -18,6 +18,7 @@ from robust_ext.defenses.training.stable_head import StableHead, StableHeadTrain
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.features import split
+from tests.models.cases import data
 
 MATRIX = np.array([[-0.3, 1.0, 0.0], [-1.0, -0.2, 0.4], [0.1, 0.0, -0.7]])
 
@@ -48,10 +49,6 @@ def defense(dtype: torch.dtype = torch.float32, **settings: Any) -> SODEF:
     with seeded_globals(1):
         head = StableHead(5, 3, dimension=4, hidden=8).to(dtype)
     return SODEF(net, net[:3], head, **{"solver": "rk4", **settings})
-
-
-def data(rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
 @pytest.mark.parametrize(

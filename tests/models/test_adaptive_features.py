@@ -19,16 +19,7 @@ from robust_ext.models.features import split
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG
 from robust_ext.models.vjp import row_gradient
-
-
-def network() -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
-
-
-def data(rows: int = 4) -> Tensor:
-    return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(1))
+from tests.models.cases import data, network
 
 
 class Descent(Purifier):
@@ -85,7 +76,7 @@ def planted(features: nn.Module, x: Tensor, rows: str = "any") -> BinarizedClass
 
 @pytest.mark.parametrize("seed", [None, 7])
 def test_features_are_those_of_the_final_point_and_depend_on_nothing_else(seed: int | None) -> None:
-    net, x = network(), data()
+    net, x = network(), data(4)
     defense = Descent(net, steps=3, seed=seed)
     parts = split_defense(defense, x)
     final = defense.trace(x, seeds=[seed or 0] * 4).final
@@ -100,7 +91,7 @@ def test_features_are_those_of_the_final_point_and_depend_on_nothing_else(seed: 
 
 
 def test_what_the_readout_adds_is_in_the_features() -> None:
-    net, x = network(), data()
+    net, x = network(), data(4)
     parts = split_defense(Controlled(net), x, layer="classifier.3")
     torch.testing.assert_close(parts.features(x), net[:-1](x - 0.5 * x.sin()))
 
@@ -108,7 +99,7 @@ def test_what_the_readout_adds_is_in_the_features() -> None:
 @pytest.mark.parametrize("kind", [Descent, Controlled])
 @pytest.mark.parametrize("rows", ["any", "full"])
 def test_the_binarized_defense_is_the_classifier(kind: type[AdaptiveDefense], rows: str) -> None:
-    x = data()
+    x = data(4)
     features = split_defense(kind(network(), steps=2), x).features
     module = planted(Counted(features, PassCounter()), x, rows)
     defense = binarized_defense(Counted(module, PassCounter()))
@@ -129,7 +120,7 @@ def test_the_binarized_defense_is_the_classifier(kind: type[AdaptiveDefense], ro
 
 @pytest.mark.parametrize("backward", ["identity", "frozen", "trajectory"])
 def test_its_gradients_are_those_of_the_binarized_readout_along_the_way(backward: str) -> None:
-    net, x = network(), data()
+    net, x = network(), data(4)
     module = planted(split_defense(Descent(net, steps=2), x).features, x)
     defense = binarized_defense(module)
     assert defense is not None
@@ -149,7 +140,7 @@ def test_its_gradients_are_those_of_the_binarized_readout_along_the_way(backward
 
 
 def test_its_steps_can_be_changed() -> None:
-    net, x = network(), data()
+    net, x = network(), data(4)
     defense = binarized_defense(planted(split_defense(Descent(net, steps=3), x).features, x))
     assert defense is not None
     three, one = defense.trace(x), defense.with_steps(1).trace(x)
@@ -158,7 +149,7 @@ def test_its_steps_can_be_changed() -> None:
 
 
 def test_settings_are_distinguished_and_copies_work() -> None:
-    x = data()
+    x = data(4)
     features = split_defense(Descent(network(), steps=3), x).features
     other = split_defense(Descent(network(), steps=2), x).features
     stronger = Descent(network(), steps=3)
@@ -168,7 +159,7 @@ def test_settings_are_distinguished_and_copies_work() -> None:
 
 
 def test_what_is_no_defense_is_none() -> None:
-    x, net = data(), network()
+    x, net = data(4), network()
     assert binarized_defense(net) is None
     assert binarized_defense(planted(split(net, x).features, x)) is None
     defense = Descent(net)
@@ -176,7 +167,7 @@ def test_what_is_no_defense_is_none() -> None:
 
 
 def test_what_is_wrong_is_refused() -> None:
-    x, net = data(), network()
+    x, net = data(4), network()
     with pytest.raises(ModelError, match="Together: treats rows together"):
         split_defense(Together(net, group_size=2), x)
     with pytest.raises(ModelError, match="Together: treats rows together"):

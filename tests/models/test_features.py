@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,59 +28,56 @@ def sequential() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 5))
 
 
-class Skips(nn.Module):
+class Net(nn.Module):
+    """Layers, and a function of them and an input."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Any) -> Any:
+        return self.run(self, x)
+
+
+def skips() -> Net:
     """Functional code with a skip connection; the layers are registered in another order than they are called."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(6, 4)
-        self.second = nn.Linear(6, 6)
-        self.first = nn.Linear(16, 6)
+    def run(net: Any, x: Tensor) -> Any:
+        h = F.relu(net.first(x.flatten(1)))
+        return net.head(h + torch.tanh(net.second(h)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.first(x.flatten(1)))
-        return self.head(h + torch.tanh(self.second(h)))
+    return Net(run, head=nn.Linear(6, 4), second=nn.Linear(6, 6), first=nn.Linear(16, 6))
 
 
-class Nested(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
-        self.heads = nn.ModuleDict({"main": nn.Sequential(nn.Dropout(0.5), nn.Linear(12, 4)), "aux": nn.Linear(12, 4)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.heads["main"](self.body(x))
+def nested() -> Net:
+    body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
+    heads = nn.ModuleDict({"main": nn.Sequential(nn.Dropout(0.5), nn.Linear(12, 4)), "aux": nn.Linear(12, 4)})
+    return Net(lambda net, x: net.heads["main"](net.body(x)), body=body, heads=heads)
 
 
-class Wrapped(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.wrapped = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.wrapped((x - 0.3) / 0.4)
+def wrapped(model: nn.Module) -> Net:
+    return Net(lambda net, x: net.wrapped((x - 0.3) / 0.4), wrapped=model)
 
 
-class Auxiliary(nn.Module):
+def auxiliary() -> Net:
     """A second head that is called last but is not what is returned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.main, self.side = nn.Linear(16, 4), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.main(x.flatten(1))
-        self.side(x.flatten(1))
-        return out
+    heads = {"main": nn.Linear(16, 4), "side": nn.Linear(16, 4)}
+    return Net(lambda net, x: (net.main(x.flatten(1)), net.side(x.flatten(1)))[0], **heads)
 
 
-class ByName(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(16, 4)
+def by_name() -> Net:
+    return Net(lambda net, x: net.head(input=x.flatten(1)), head=nn.Linear(16, 4))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(input=x.flatten(1))
+
+def scaled(scale: float) -> Net:
+    return Net(lambda net, x: net.body(x) * scale, body=sequential())
+
+
+def twice() -> Net:
+    layers = {"first": nn.Linear(16, 4), "head": nn.Linear(4, 4)}
+    return Net(lambda net, x: net.head(torch.relu(net.head(net.first(x.flatten(1))))), **layers)
 
 
 def hooks(module: nn.Module) -> int:
@@ -106,12 +104,12 @@ def checked(model: nn.Module, **options: Any) -> Any:
     ("model", "layer"),
     [
         (sequential, "3"),
-        (Skips, "head"),
-        (Nested, "heads.main.1"),
-        (Auxiliary, "main"),
-        (ByName, "head"),
-        (lambda: Wrapped(Nested()), "wrapped.heads.main.1"),
-        (lambda: Wrapped(Wrapped(sequential())), "wrapped.wrapped.3"),
+        (skips, "head"),
+        (nested, "heads.main.1"),
+        (auxiliary, "main"),
+        (by_name, "head"),
+        (lambda: wrapped(nested()), "wrapped.heads.main.1"),
+        (lambda: wrapped(wrapped(sequential())), "wrapped.wrapped.3"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3, bias=False)), "1"),
         (lambda: nn.Sequential(sequential(), nn.Identity(), nn.Dropout(0.5)), "0.3"),
     ],
@@ -130,7 +128,7 @@ def test_a_single_linear_layer_is_its_own_readout() -> None:
 
 
 def test_gradients_flow_through_both_parts() -> None:
-    model = Skips().eval()
+    model = skips().eval()
     found = split(model, INPUTS)
     x = INPUTS.clone().requires_grad_()
     (through_parts,) = torch.autograd.grad(found.readout(found.features(x))[:, 1].sum(), x)
@@ -140,10 +138,10 @@ def test_gradients_flow_through_both_parts() -> None:
 
 
 def test_a_named_layer() -> None:
-    assert checked(Skips().eval(), layer="head").layer == "head"
+    assert checked(skips().eval(), layer="head").layer == "head"
     for name in ("first", "second"):
         with pytest.raises(SplitError, match=rf"^layer '{name}': got outputs of shape \(3, 6\), expected .*\(3, 4\)"):
-            split(Skips().eval(), INPUTS, layer=name)
+            split(skips().eval(), INPUTS, layer=name)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 4)).eval()
     with pytest.raises(
         SplitError, match=r"^layer '1': the logits differ from the model's by up to .*follows that layer"
@@ -155,7 +153,7 @@ def test_a_named_layer() -> None:
 @pytest.mark.parametrize("name", ["head2", "", "body", "0"])
 def test_wrong_names_list_the_right_ones(name: str) -> None:
     with pytest.raises(SplitError, match=rf"^layer: got '{name}', expected the name of an nn.Linear .*second, first"):
-        split(Skips().eval(), INPUTS, layer=name)
+        split(skips().eval(), INPUTS, layer=name)
 
 
 def test_a_model_without_linear_layers_names_none() -> None:
@@ -166,24 +164,15 @@ def test_a_model_without_linear_layers_names_none() -> None:
         split(model, INPUTS)
 
 
-class Scaled(nn.Module):
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.body, self.scale = sequential(), scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x) * self.scale
-
-
 @pytest.mark.parametrize("scale", [10.0, 0.5, 1.01, -1.0])
 def test_what_follows_the_last_layer_is_an_error(scale: float) -> None:
-    model = Scaled(scale).eval()
+    model = scaled(scale).eval()
     with pytest.raises(SplitError, match=r"^model: the last linear layer 'body.3' does not produce the logits"):
         split(model, INPUTS)
     with pytest.raises(SplitError, match=r"^layer 'body.3': the logits differ from the model's by up to"):
         split(model, INPUTS, layer="body.3")
     assert hooks(model) == 0
-    assert checked(Scaled(1.0).eval()).layer == "body.3"
+    assert checked(scaled(1.0).eval()).layer == "body.3"
 
 
 @pytest.mark.parametrize("head", [nn.Softmax(1), nn.LogSoftmax(1), nn.Tanh()])
@@ -195,17 +184,8 @@ def test_squashed_logits_are_an_error(head: nn.Module) -> None:
         split(nn.Sequential(sequential(), head).eval(), INPUTS)
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(16, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.head(self.first(x.flatten(1)))))
-
-
 def test_a_layer_that_is_called_twice_is_no_readout() -> None:
-    model = Twice().eval()
+    model = twice().eval()
     for options in ({}, {"layer": "head"}):
         with pytest.raises(SplitError, match=r"^layer 'head' was called 2 times in one forward pass, expected once"):
             split(model, INPUTS, **options)  # type: ignore[arg-type]
@@ -213,23 +193,14 @@ def test_a_layer_that_is_called_twice_is_no_readout() -> None:
 
 
 def test_a_layer_that_is_not_called_is_no_readout() -> None:
-    model = Nested().eval()
+    model = nested().eval()
     with pytest.raises(SplitError, match=r"^layer 'heads.aux' was called 0 times"):
         split(model, INPUTS, layer="heads.aux")
 
 
-class Tokens(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x.squeeze(1))[:, 0]
-
-
 def test_features_of_more_than_two_dimensions_are_refused() -> None:
     with pytest.raises(SplitError, match=r"^features: got shape \(3, 4, 4\) for 3 inputs, expected \(3, F\)"):
-        split(Tokens().eval(), INPUTS, layer="head")
+        split(Net(lambda net, x: net.head(x.squeeze(1))[:, 0], head=nn.Linear(4, 3)).eval(), INPUTS, layer="head")
 
 
 def test_a_pair_is_taken_as_it_is() -> None:
@@ -240,16 +211,6 @@ def test_a_pair_is_taken_as_it_is() -> None:
     assert split((body, nn.Sequential(head, nn.Tanh()).eval()), INPUTS).layer == ""
 
 
-class Pair(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.flatten(1), x
-
-
-class First(nn.Module):
-    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
-        return pair[0]
-
-
 def test_wrong_pairs() -> None:
     body, head = nn.Flatten().eval(), nn.Linear(16, 4).eval()
     for wrong in ((body,), (body, head, head), (body, lambda x: x), (body, "head")):
@@ -258,7 +219,7 @@ def test_wrong_pairs() -> None:
     with pytest.raises(SplitError, match=r"^features: got shape \(3, 1, 4, 4\) for 3 inputs"):
         split((nn.Identity().eval(), nn.Sequential(body, head).eval()), INPUTS)
     with pytest.raises(SplitError, match=r"^features: got tuple, expected a tensor"):
-        split((Pair().eval(), First().eval()), INPUTS)
+        split((Net(lambda _, x: (x.flatten(1), x)).eval(), Net(lambda _, pair: pair[0]).eval()), INPUTS)
     with pytest.raises(ModelError, match="is in train mode"):
         split((body, nn.Linear(16, 4).train()), INPUTS)
     with pytest.raises(ModelError, match="raised RuntimeError on inputs of shape"):
@@ -268,19 +229,10 @@ def test_wrong_pairs() -> None:
 def test_train_mode_is_refused() -> None:
     with pytest.raises(ModelError, match=r"is in train mode.*call model.eval\(\) first"):
         split(sequential(), INPUTS)
-    model = Nested().eval()
+    model = nested().eval()
     model.body[1].train()
     with pytest.raises(ModelError, match=r"^model: body.1 is in train mode"):
         split(model, INPUTS)
-
-
-class Returns(nn.Module):
-    def __init__(self, make: Any) -> None:
-        super().__init__()
-        self.make = make
-
-    def forward(self, x: Tensor) -> Any:
-        return self.make(x.flatten(1))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +253,7 @@ class Returns(nn.Module):
 )
 def test_what_is_no_classifier_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ModelError, match="^model: " + message):
-        split(Returns(make).eval(), INPUTS)
+        split(Net(lambda _, x: make(x.flatten(1))).eval(), INPUTS)
 
 
 def test_a_model_is_a_module() -> None:
@@ -355,7 +307,7 @@ def test_copies_watch_their_own_network() -> None:
 
 
 def test_the_model_is_not_changed() -> None:
-    model = Nested().eval()
+    model = nested().eval()
     before = copy.deepcopy(model.state_dict())
     split(model, INPUTS)
     for name, tensor in model.state_dict().items():
