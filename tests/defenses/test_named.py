@@ -12,9 +12,7 @@ from typer.testing import CliRunner
 from robust_ext import ThreatModel
 from robust_ext.cli import app as cli
 from robust_ext.core.errors import DataError, InvalidArgumentError, RunFolderError
-from robust_ext.core.modules import module_class
 from robust_ext.core.objects import load_object
-from robust_ext.core.settings import setting
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.defenses.soap import flipped_crop
@@ -23,7 +21,6 @@ from robust_ext.defenses.training.stable_head import StableHead
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.adaptive import evaluate_defense
-from robust_ext.models.purifier import Purifier
 from robust_ext.registry.defense import as_defense, named_defense
 from tests.defenses.cases import QUICK, drawn_part, of_digits
 
@@ -78,27 +75,6 @@ def test_settings(net, images, files):
     # The file in the text is the one that counts.
     assert named_defense(text, net, x, weights="elsewhere.safetensors").runs == 3
     assert as_defense("median(size=5)", net, x).transform.size == 5
-
-
-def test_a_new_defense_is_one_class_and_one_line(net, images, monkeypatch):
-    @module_class
-    class Greyed(Purifier):
-        """Steps towards grey."""
-
-        name = "greyed"
-
-        steps: int = setting(default=1, help="At least 0.", minimum=0)
-        share: float = setting(default=0.5, help="Of the way that is left.", minimum=0, maximum=1)
-
-        def step(self, point, *, x, number, state, rng):
-            return point + self.share * (0.5 - point)
-
-    monkeypatch.setitem(NAMED, Greyed.name, Greyed)
-    made = as_defense("greyed(share=1, steps=2)", net, images[0])
-    assert torch.equal(made(images[0]), net(torch.full_like(images[0], 0.5)))
-    assert "        share: Of the way that is left." in Greyed.__doc__
-    with pytest.raises(InvalidArgumentError, match="share: got 2"):
-        as_defense("greyed(share=2)", net, images[0])
 
 
 @pytest.mark.parametrize(
