@@ -15,7 +15,7 @@ from torch import Tensor
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.model import FoolboxModule
 from robust_ext.adapters.foolbox.native import torch_tensor
-from robust_ext.attacks._common.divergences import find_divergence
+from robust_ext.attacks._common.objectives import find_divergence
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.target import frozen
 from robust_ext.core.validation import check_labels

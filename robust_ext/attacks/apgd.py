@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @settings_class
 class APGD(NativeAttack):
-    """Climbs from each row's start by steps that are halved where they no longer raise the loss.
+    """Goes up from each row's start by steps that are halved where they no longer raise the loss.
 
     All rows are attacked in one batch, each on its own. A run of S steps sends each row forward S + 1 times and back S
     times; choosing the classes that ``"targeted-dlr"`` aims at takes one forward pass more. Steps for linf never wait
@@ -93,21 +94,9 @@ class APGD(NativeAttack):
         batching, classes = "any" if self.stop_early else "full", OBJECTIVES[self.loss].minimum_classes
         self._set("traits", replace(type(self).traits, batching=batching, minimum_classes=classes))
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-        targeted: bool = False,
-        watch: Watch | None = None,
-    ) -> Tensor:
+    def search(self, target: Target, inputs: Tensor, labels: Tensor, **options: Any) -> Tensor:
         """Return the candidates of :meth:`run`, see :meth:`NativeAttack.search`."""
-        return self.run(
-            target, inputs, labels, threat_model=threat_model, generator=generator, targeted=targeted, watch=watch
-        ).candidates
+        return self.run(target, inputs, labels, **options).candidates
 
     def run(
         self,

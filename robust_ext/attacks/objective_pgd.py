@@ -1,7 +1,7 @@
 """Gradient ascent on the objectives of MEAD with steps of one size: PGD, BIM and FGSM as detectors are judged by.
 
 Source: Granese et al., "MEAD: A Multi-Armed Approach for Evaluation of Adversarial Examples Detectors" (2022), sections
-2.2 and 3. Where APGD looks for misclassified points as well as it can, these are the plain climbs of the paper, which
+2.2 and 3. Where APGD looks for misclassified points as well as it can, these are the plain ascents of the paper, which
 differ in where they end, and so in what a detector sees.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.divergences import DIVERGENCES
+from robust_ext.attacks._common.objectives import DIVERGENCES
 from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.rows import (
     NO_GRADIENTS,
@@ -40,14 +40,14 @@ _STEP_SIZES = {"linf": 0.01, "l2": 0.1, "l1": 4.0}
 
 @settings_class
 class ObjectivePGD(NativeAttack):
-    """Climbs an objective by steps of one size, kept in ball and bounds, and returns where it ends.
+    """Ascends an objective by steps of one size, kept in ball and bounds, and returns where it ends.
 
     Steps are along the sign of the gradient for linf, and along the gradient divided by its own norm for l2 and l1. For
     l1 the gradient is thus spread over all values, as in Foolbox 3.3.4 and in ART before 1.9; newer versions of ART
     move few values at a time. A row without a gradient stays.
 
     Every step sends the whole batch, in row order, forward and back once. ``"kl"`` and ``"fisher-rao"`` take one more
-    forward pass, for the inputs; ``best=True`` one more, for where the climb ends.
+    forward pass, for the inputs; ``best=True`` one more, for where the ascent ends.
 
     Each row draws one seed from the generator, in order, and its start from that seed. For targeted attacks, which only
     ``"ace"`` has a meaning for, the labels are the classes to aim at, and the objective is lowered.

@@ -79,7 +79,7 @@ class _AlternatingPGD(ScoreGradientAttack):
 class SelectivePGD(_AlternatingPGD):
     """Follows the classifier's gradient where a row is not misclassified, and the detector's where it is (section 4.1).
 
-    A step that is aimed at the detector never raises its score, to first order: the published code climbs there, by a
+    A step that is aimed at the detector never raises its score, to first order: the published code ascends there, by a
     sign. What is kept is the misclassified point of lowest score margin, a success if there was one; the one of highest
     margin where none was misclassified. Each step sends every row forward once and back twice for each of the
     ``samples``; the end of each run takes one more forward pass for each.

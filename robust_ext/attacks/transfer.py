@@ -126,17 +126,9 @@ class Transfer(Settings, Attack):
         attacks = ", ".join(attack.description for attack in self._attacks)
         return f"Transfer(surrogates={list(self.surrogates)}, attacks=[{attacks}], loss={self.loss!r})"
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def search(self, target: Target, inputs: Tensor, labels: Tensor, **options: Any) -> Tensor:
         """Return the candidates of :meth:`run`, see :meth:`Attack.search`."""
-        return self.run(target, inputs, labels, threat_model=threat_model, generator=generator).candidates
+        return self.run(target, inputs, labels, **options).candidates
 
     def run(
         self,

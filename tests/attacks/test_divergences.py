@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from robust_ext.attacks._common.divergences import DIVERGENCES, find_divergence, fisher_rao, gini, kl
+from robust_ext.attacks._common.objectives import DIVERGENCES, find_divergence, fisher_rao, gini, kl
 from robust_ext.core.errors import InvalidArgumentError
 
 NAMES = list(DIVERGENCES)

@@ -1,4 +1,4 @@
-"""The climbs of MEAD: Foolbox's, where Foolbox has them, and what they promise of points, passes and rows."""
+"""The ascents of MEAD: Foolbox's, where Foolbox has them, and what they promise of points, passes and rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.divergences import DIVERGENCES
+from robust_ext.attacks._common.objectives import DIVERGENCES
 from robust_ext.attacks._common.projections import project
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ALGORITHMS, ObjectivePGD
@@ -65,7 +65,7 @@ def foolbox_points(name: str, parts: tuple[Target, Tensor, Tensor], epsilon: flo
     ],
 )
 @pytest.mark.parametrize("algorithm", ["pgd", "bim"])
-def test_cross_entropy_climbs_as_in_foolbox(norm: str, name: str, epsilon: float, step: float, algorithm: str) -> None:
+def test_cross_entropy_ascends_as_in_foolbox(norm: str, name: str, epsilon: float, step: float, algorithm: str) -> None:
     """Across the bounds, too."""
     parts = problem(rows=8)
     theirs = foolbox_points(name, parts, epsilon, steps=40, abs_stepsize=step)

@@ -74,7 +74,7 @@ class Ascent:
         self._no_gradient = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
 
     def run(self, start: Tensor, loss: RowLoss, rule: Steps, *, steps: int) -> None:
-        """Climb from ``start`` ``(N, ...)`` by ``rule``, with ``steps`` gradients and one evaluation of the last point.
+        """Go up from ``start`` ``(N, ...)`` by ``rule``, with ``steps`` gradients and one evaluation of the last point.
 
         Args:
             start: In the threat model.
