@@ -17,6 +17,8 @@ from robust_ext.core.settings import SettingInfo, Settings, check_setting, decla
 HIDDEN = "hidden"
 """The panel of options that no help shows."""
 
+_PANELS = ("model", "data", "attack", "detector", "test", "run", HIDDEN)
+
 
 def command(
     evaluation: type[Settings] | None = None, **defaults: Any
@@ -35,7 +37,8 @@ def command(
         hints = typing.get_type_hints(function)
         groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, Settings)}
         classes = [*groups.values(), *([] if evaluation is None else [evaluation])]
-        parameters = [parameter for cls in classes for parameter in _parameters(cls, defaults)]
+        found = [pair for cls in classes for pair in _parameters(cls, defaults)]
+        parameters = [parameter for _, parameter in sorted(found, key=lambda pair: _PANELS.index(pair[0]))]
 
         def run(**values: Any) -> None:
             given: dict[str, Any] = {name: cls(**_values(cls, values)) for name, cls in groups.items()}
@@ -82,8 +85,8 @@ def pair(argument: str, text: str) -> tuple[float, float]:
     return number(argument, parts[0]), number(argument, parts[1])
 
 
-def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
-    """One parameter a setting, as typer reads them."""
+def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tuple[str, inspect.Parameter]]:
+    """The panel and the parameter of each setting, as typer reads them."""
     for name, info, kind in _shown(cls):
         default = defaults.get(name, default_of(cls, name))
         required = default is dataclasses.MISSING
@@ -96,12 +99,13 @@ def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[in
             kind, default = (list[str], default) if required else (list[str] | None, None)
         elif kind == int | str:
             kind = str
-        yield inspect.Parameter(
+        parameter = inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if required else default,
             annotation=Annotated[kind, option],
         )
+        yield panel, parameter
 
 
 def _values(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
