@@ -122,7 +122,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
         return self.planted_problems.samples
 
     def single(self, row: int) -> BinarizedPyTorchClassifier:
-        """Problem ``row`` alone: a classifier that may be asked about any points."""
+        """Problem ``row`` alone: a classifier that may be queried at any points."""
         planted = self.planted_problems.single(row)
         return type(self)(planted, classes=self.nb_classes, probabilities=self.probabilities)
 

@@ -129,7 +129,7 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
             y: Labels, one-hot ``(N, K)`` or indices ``(N,)``: the true classes, or the classes to aim at. None:
                 the estimator's predictions.
             **kwargs: ``mask``: bool or floating point, broadcastable to ``x``; values where it is 0 stay as they are.
-                The attack runs on a network that takes these values from ``x`` whatever is asked: budget that an attack
+                The attack runs on a network that takes these values from ``x`` always: budget that an attack
                 without gradients spends there is lost. Detector-aware attacks take none. ``x_init``: as in ART's own
                 gradient attacks, without effect. ``references``, of attacks that imitate: clean points of the classes
                 that inputs are to be taken for (the class aimed at, or any but their own), which the detector lets

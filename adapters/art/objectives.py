@@ -1,4 +1,4 @@
-"""MEAD's objectives as the loss that ART's own attacks climb."""
+"""MEAD's objectives as the loss of ART's own attacks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _REDUCTIONS = ("sum", "mean", "none")
 
 
 class ObjectiveLoss(nn.Module):
-    """An objective of MEAD as ``PyTorchClassifier(loss=...)``, for attacks that climb the loss; not for training.
+    """An objective of MEAD as ``PyTorchClassifier(loss=...)``, for attacks that raise the loss; not for training.
 
     ``"kl"`` and ``"fisher-rao"`` compare each row with the logits of its natural input, and ART hands a loss no more
-    than logits and labels. So they are bound to one batch: the loss has to be asked for all of its rows at once, in
+    than logits and labels. So they are bound to one batch: the loss has to be queried for all of its rows at once, in
     their order, which attacks do that send full batches (FGM, BIM, MIM, PGD) if their ``batch_size`` is at least as
     large. Let them start at random (``num_random_init=1``): at the natural input itself the gradient of both is
     rounding noise, and its sign would decide the first step. Only ``"ace"`` makes sense with ``targeted=True``.
@@ -35,7 +35,7 @@ class ObjectiveLoss(nn.Module):
         objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.
         natural: For ``"kl"`` and ``"fisher-rao"``: logits of the natural inputs, floating point ``(N, K)``, finite.
         reduction: ``"sum"``, with which each row's gradient is its own whatever the batch, ``"mean"`` or ``"none"``.
-            ART sets it where it asks for the losses of single rows.
+            ART sets it where it needs the losses of single rows.
 
     Raises:
         InvalidArgumentError: There is no such objective or reduction, or there are no natural logits to compare with.
@@ -85,7 +85,7 @@ def objective_estimator(estimator: Any, objective: str, x: Any = None) -> Any:
     """An estimator with the network of another and an objective of MEAD as its loss, for ART's own attacks.
 
     For ``"kl"`` and ``"fisher-rao"`` it is bound to the batch ``x``: attack that batch, all of it at once, from a
-    random start, see :class:`ObjectiveLoss`. The network is asked for it once, in eval mode, and left as it was. ART's
+    random start, see :class:`ObjectiveLoss`. The network is queried for it once, in eval mode, and left as it was. ART's
     attacks leave networks in eval mode, and gradients of zero or more in their weights, as with any other loss.
 
     Args:
@@ -143,6 +143,6 @@ def _check_natural(natural: object, objective: str) -> Tensor:
 
 
 def _indices(labels: Tensor) -> Tensor:
-    # ART reduces labels for the losses it knows, and for no other.
+    # ART reduces labels for its own losses, and for no other.
     hot = labels.dim() == 2 and labels.shape[1] > 1
     return labels.argmax(1) if hot else labels.reshape(-1).long()

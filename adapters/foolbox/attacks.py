@@ -1,7 +1,7 @@
 """This project's own attacks as Foolbox attacks, made from their declarations.
 
 ``attacks.pyi`` has them for type checkers. Each attack has a class for each of its norms, such as
-``LinfRandomSearchAttack``, with Foolbox's names of parameters; what they have in common is said at
+``LinfRandomSearchAttack``, with Foolbox's names of parameters; what they have in common stands at
 :class:`robust_ext.adapters.foolbox.native.NativeFoolboxAttack`.
 """
 

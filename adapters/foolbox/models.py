@@ -98,7 +98,7 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
         return self.planted_problems.samples
 
     def single(self, row: int) -> BinarizedPyTorchModel:
-        """Problem ``row`` alone: a model that may be asked about any points."""
+        """Problem ``row`` alone: a model that may be queried at any points."""
         return type(self)(self.planted_problems.single(row), classes=self.classes)
 
     def verify(self, candidates: Tensor) -> Verification:
@@ -151,7 +151,7 @@ class Undetected(Misclassification):  # type: ignore[misc]
     """Misclassified and not rejected: what fools a classifier with a detector.
 
     For models whose last logit is that of being rejected (``DefendedPyTorchModel`` with ``exposure="reject"``). Attacks
-    ask it at the end, and many that minimise a norm while they search.
+    use it at the end, and many that minimise a norm while they search.
 
     Args:
         labels: True classes ``(N,)``.

@@ -91,7 +91,7 @@ class WithObjective:
             return host.run(model, inputs, criterion, epsilon=epsilon, **kwargs)
 
     def get_loss_fn(self, model: Any, labels: Any) -> Callable[[Any], Any]:
-        """The sum of the objective over the batch, as Foolbox's attacks ask for it in a run.
+        """The sum of the objective over the batch, which Foolbox's attacks call for in a run.
 
         Args:
             model: A Foolbox model of PyTorch tensors.
@@ -99,12 +99,12 @@ class WithObjective:
 
         Raises:
             InvalidArgumentError: There is not one label an input.
-            AttackError: It is called outside a run, where the clean inputs are not known.
+            AttackError: It is called outside a run, where there are no clean inputs.
         """
         clean = self._clean
         if clean is None:
             raise AttackError(
-                f"{type(self).__name__}: get_loss_fn knows the clean inputs in run alone; call the attack"
+                f"{type(self).__name__}: get_loss_fn has the clean inputs in run alone; call the attack"
             )
         y = check_labels("labels", torch_tensor("labels", labels), samples=len(clean))
         divergence = find_divergence(self.objective)

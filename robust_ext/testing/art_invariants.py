@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import math
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -15,62 +14,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.libraries import load_art
-from robust_ext.testing.networks import margins, small_batch, small_network
+from robust_ext.testing.art_problems import ArtProblems, Bounds, PyTorchClassifier, RecordingWriter, art, margin_of
 
-art = load_art()
-SummaryWriter: Any = art.summary_writer.SummaryWriter
-PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier
+__all__ = ["ArtAttackInvariants", "Bounds", "EachBounds", "PyTorchClassifier", "RecordingWriter", "art", "margin_of"]
+
 PyTorchRegressor: Any = import_module("art.estimators.regression.pytorch").PyTorchRegressor
-
-Bounds = tuple[float, float]
 EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0)])
 
 
-class RecordingWriter(SummaryWriter):  # type: ignore[misc]
-    """A summary writer that keeps what it is told, and writes no files.
-
-    Attributes:
-        updates: The keywords of each update.
-        resets: How many times it was reset.
-    """
-
-    def __init__(self) -> None:
-        self.updates: list[dict[str, Any]] = []
-        self.resets = 0
-        super().__init__("")
-
-    def _init_summary_writer(self, summary_writer: Any, init_counter: int) -> None:
-        """No files."""
-
-    def update(self, batch_id: int, global_step: int, **values: Any) -> None:
-        """Keep an update."""
-        self.updates.append({"batch_id": batch_id, "global_step": global_step, **values})
-
-    def reset(self) -> None:
-        """Count."""
-        self.resets += 1
-
-
-class ArtAttackInvariants:
-    """The invariants of an ART evasion attack; subclass it and say how the attack is made.
+class ArtAttackInvariants(ArtProblems):
+    """The invariants of an ART evasion attack; subclass it and define how the attack is made.
 
     An attack that breaks one for a reason overrides that one method, with a mark or a test of what it does instead.
 
     Attributes:
-        shape: Shape of one input.
-        classes: Classes of the classifier.
-        norm: ``np.inf``, 2 or 1: the norm of the attack that :meth:`make_attack` makes.
-        epsilon: Budget a value, as a share of the bounds' width: ``eps`` itself for ``np.inf``, otherwise scaled to the
-            norm.
         wrong_settings: Each is to raise ``ValueError``.
         repeatable: Settings with which results do not depend on the batch size; None where there are none.
     """
 
-    shape: tuple[int, ...] = (1, 4, 4)
-    classes = 4
-    norm: float = np.inf
-    epsilon = 0.2
     wrong_settings: Sequence[Mapping[str, Any]] = (
         {"eps": -1.0},
         {"norm": 0.5},
@@ -79,18 +40,6 @@ class ArtAttackInvariants:
         {"verbose": "yes"},
     )
     repeatable: Mapping[str, Any] | None = {}
-
-    def make_attack(self, estimator: Any, **settings: Any) -> Any:
-        """The attack on an estimator; what ``settings`` has goes before settings of one's own.
-
-        They are among ``eps``, ``targeted``, ``batch_size``, ``verbose``, ``summary_writer``, those in
-        ``wrong_settings`` and those in ``repeatable``.
-        """
-        raise NotImplementedError
-
-    def make_network(self, bounds: Bounds, classes: int) -> nn.Module:
-        """The network that is attacked, in eval mode."""
-        return small_network(self.shape, classes, bounds=bounds)
 
     def test_attack_params_are_the_parameters_of_the_constructor(self) -> None:
         """``set_params`` reaches every parameter, and each can be read."""
@@ -145,7 +94,7 @@ class ArtAttackInvariants:
         """An untargeted attack moves away from the labels, and finds something."""
         estimator, x, y = self._problem(bounds)
         points = self._make(estimator, bounds).generate(x, y)
-        assert _margin(estimator, points, y).mean() < _margin(estimator, x, y).mean()
+        assert margin_of(estimator, points, y).mean() < margin_of(estimator, x, y).mean()
         found = estimator.predict(points).argmax(1) != y
         assert found.any(), "nothing was adversarial; make the attack stronger or its epsilon larger"
 
@@ -155,9 +104,9 @@ class ArtAttackInvariants:
         estimator, x, y = self._problem(bounds)
         one, other = (y + 1) % self.classes, (y + 2) % self.classes
         at_one, at_other = (self._make(estimator, bounds, targeted=True).generate(x, aim) for aim in (one, other))
-        assert _margin(estimator, at_one, one).mean() > _margin(estimator, at_other, one).mean()
-        assert _margin(estimator, at_other, other).mean() > _margin(estimator, at_one, other).mean()
-        assert _margin(estimator, at_one, one).mean() > _margin(estimator, x, one).mean()
+        assert margin_of(estimator, at_one, one).mean() > margin_of(estimator, at_other, one).mean()
+        assert margin_of(estimator, at_other, other).mean() > margin_of(estimator, at_one, other).mean()
+        assert margin_of(estimator, at_one, one).mean() > margin_of(estimator, x, one).mean()
 
     def test_targeted_attacks_need_labels(self) -> None:
         """A targeted attack without labels raises ``ValueError``."""
@@ -216,7 +165,7 @@ class ArtAttackInvariants:
         """A classifier of two classes is attacked like any other."""
         estimator, x, y = self._problem(classes=2)
         points = self._make(estimator).generate(x, y)
-        assert _margin(estimator, points, y).mean() < _margin(estimator, x, y).mean()
+        assert margin_of(estimator, points, y).mean() < margin_of(estimator, x, y).mean()
 
     def test_preprocessing_of_the_estimator_is_attacked_through(self) -> None:
         """A mean and a deviation given to the estimator act as a layer of the network does."""
@@ -229,7 +178,7 @@ class ArtAttackInvariants:
             self._run(outside, x, y), self._run(self._classifier(inside), x, y), atol=1e-4, rtol=0
         )
 
-    def test_the_summary_writer_is_told_of_steps(self) -> None:
+    def test_the_summary_writer_is_updated(self) -> None:
         """A summary writer is updated with inputs and labels for each batch, in order, and reset at the end."""
         estimator, x, y = self._problem()
         if "summary_writer" not in inspect.signature(type(self._make(estimator))).parameters:
@@ -296,51 +245,6 @@ class ArtAttackInvariants:
         self._run(estimator, x, y)
         assert [part.training for part in network.modules()] == flags
 
-    def _problem(self, bounds: Bounds = (0.0, 1.0), *, classes: int | None = None) -> tuple[Any, Any, Any]:
-        """An estimator, inputs, and labels that are its predictions."""
-        classes = classes or self.classes
-        network = self.make_network(bounds, classes)
-        y = self._predictions(network, bounds)
-        return self._classifier(network, clip_values=bounds, classes=classes), self._inputs(bounds), y
-
-    def _inputs(self, bounds: Bounds) -> Any:
-        return small_batch(8, self.shape, bounds=bounds).numpy()
-
-    def _predictions(self, network: nn.Module, bounds: Bounds) -> Any:
-        with torch.no_grad():
-            return network(small_batch(8, self.shape, bounds=bounds)).argmax(1).numpy()
-
-    def _classifier(
-        self,
-        network: nn.Module | None = None,
-        *,
-        clip_values: Bounds = (0.0, 1.0),
-        classes: int | None = None,
-        preprocessing: Any = (0.0, 1.0),
-    ) -> Any:
-        classes = classes or self.classes
-        return PyTorchClassifier(
-            model=self.make_network(clip_values, classes) if network is None else network,
-            loss=nn.CrossEntropyLoss(),
-            input_shape=self.shape,
-            nb_classes=classes,
-            clip_values=clip_values,
-            preprocessing=preprocessing,
-            device_type="cpu",
-        )
-
-    def _eps(self, bounds: Bounds) -> float:
-        values = int(torch.Size(self.shape).numel())
-        return self.epsilon * (bounds[1] - bounds[0]) * math.pow(values, 1 / self.norm)
-
-    def _make(self, estimator: Any, bounds: Bounds = (0.0, 1.0), **settings: Any) -> Any:
-        return self.make_attack(estimator, **{"eps": self._eps(bounds), "verbose": False, **settings})
-
-    def _run(self, estimator: Any, x: Any, y: Any, **settings: Any) -> Any:
-        attack = self._make(estimator, **settings)
-        np.random.seed(3)
-        return attack.generate(x, y) if y is not None else attack.generate(x)
-
 
 class _Standardised(nn.Module):
     def __init__(self, mean: float, deviation: float) -> None:
@@ -354,8 +258,3 @@ class _Standardised(nn.Module):
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
-def _margin(estimator: Any, x: Any, classes: Any) -> Any:
-    """By how much the classes ``(N,)`` beat the best other one."""
-    return margins(torch.from_numpy(estimator.predict(x)), torch.from_numpy(classes)).numpy()

@@ -118,7 +118,7 @@ def test_each_value_may_have_a_budget(name: str, shape: tuple[int, ...]) -> None
     assert np.abs(found - x).max() > 0.15
     assert found.min() >= -1
     assert found.max() <= 2
-    margin = invariants._margin(estimator, found, y) - invariants._margin(estimator, x, y)
+    margin = invariants.margin_of(estimator, found, y) - invariants.margin_of(estimator, x, y)
     assert margin.mean() < 0
     masked = make(name, estimator, eps=budgets, **steps).generate(x, y, mask=np.arange(4) % 2 == 0)
     assert np.array_equal(masked[..., 1::2], x[..., 1::2])

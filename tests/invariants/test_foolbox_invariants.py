@@ -1,4 +1,4 @@
-"""The invariants hold for Foolbox's own attacks, and tell when they are broken."""
+"""The invariants hold for Foolbox's own attacks, and fail where they are broken."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def make(attack_class: Any) -> Any:
         (LeavesGradients, "the_model_is_left_as_it_was", ()),
     ],
 )
-def test_a_broken_attack_is_told(attack_class: Any, invariant: str, arguments: tuple[Any, ...]) -> None:
+def test_a_broken_attack_is_found(attack_class: Any, invariant: str, arguments: tuple[Any, ...]) -> None:
     class Broken(Base):
         def make_attack(self) -> Any:
             return make(attack_class)
