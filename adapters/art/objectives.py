@@ -85,8 +85,8 @@ def objective_estimator(estimator: Any, objective: str, x: Any = None) -> Any:
     """An estimator with the network of another and an objective of MEAD as its loss, for ART's own attacks.
 
     For ``"kl"`` and ``"fisher-rao"`` it is bound to the batch ``x``: attack that batch, all of it at once, from a
-    random start, see :class:`ObjectiveLoss`. The network is queried for it once, in eval mode, and left as it was. ART's
-    attacks leave networks in eval mode, and gradients of zero or more in their weights, as with any other loss.
+    random start, see :class:`ObjectiveLoss`. The network is queried once for it, in eval mode, and left as it was.
+    ART's attacks leave networks in eval mode, and gradients of zero or more in their weights, as with any other loss.
 
     Args:
         estimator: A ``PyTorchClassifier`` whose preprocessing, if it has any, runs in PyTorch.

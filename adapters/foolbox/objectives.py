@@ -103,9 +103,7 @@ class WithObjective:
         """
         clean = self._clean
         if clean is None:
-            raise AttackError(
-                f"{type(self).__name__}: get_loss_fn has the clean inputs in run alone; call the attack"
-            )
+            raise AttackError(f"{type(self).__name__}: get_loss_fn has the clean inputs in run alone; call the attack")
         y = check_labels("labels", torch_tensor("labels", labels), samples=len(clean))
         divergence = find_divergence(self.objective)
         natural = clean.new_empty(0)
