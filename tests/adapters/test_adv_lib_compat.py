@@ -30,7 +30,7 @@ NAMES = sorted(ENTRIES)
 ROWS = 5
 # Settings other than the trial's that change what is queried, and the rows that follow.
 VARIANTS: list[tuple[str, dict[str, Any], str]] = [
-    *((name, {}, ENTRIES[name].traits.batching) for name in NAMES),
+    ("apgd_targeted", {}, "any"),
     ("apgd", {"n_restarts": 3}, "any"),
     ("apgd", {"use_large_reps": True, "n_restarts": 3, "norm": 1}, "single"),
     ("apgd_targeted", {"n_restarts": 2}, "any"),

@@ -9,21 +9,17 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.registry.model import as_module
+from tests.adapters.common import conv_network, require, uniform
 
-pytest.importorskip("eagerpy", reason="Foolbox is not installed")
-# Foolbox warns when it is imported; the adapter's import keeps that warning away, which is narrower than a filter here.
-from robust_ext.adapters.foolbox.library import foolbox
-
-
-def network() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 8 * 8, 5)).eval()
+foolbox = require("foolbox")
 
 
-def batch(bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    x = torch.rand(6, 1, 10, 10, generator=torch.Generator().manual_seed(1)) * (bounds[1] - bounds[0]) + bounds[0]
-    return x, network()(x).argmax(1)
+def network() -> nn.Sequential:
+    return conv_network((1, 10, 10))
+
+
+def batch(bounds: tuple[float, float]) -> Tensor:
+    return uniform(6, (1, 10, 10), bounds)
 
 
 def wrapped(kind: str, inner: nn.Module) -> Any:
@@ -49,7 +45,7 @@ def test_preprocessing_is_kept_and_differentiated() -> None:
     )
     adapted = as_module(model)
     assert adapted.bounds == (0.0, 1.0)
-    x, _ = batch((0.0, 1.0))
+    x = batch((0.0, 1.0))
     x.requires_grad_()
     by_hand = inner((x - 0.3) / 0.7)
     out = adapted.module(x)
@@ -67,7 +63,7 @@ def test_wrapped_models_keep_bounds_and_reach_the_network() -> None:
     model = foolbox.models.TransformBoundsWrapper(foolbox.PyTorchModel(inner, bounds=(0, 1), device="cpu"), (-1, 1))
     adapted = as_module(model)
     assert adapted.bounds == (-1.0, 1.0)
-    x, _ = batch((-1.0, 1.0))
+    x = batch((-1.0, 1.0))
     torch.testing.assert_close(adapted.module(x), inner((x + 1) / 2))
     assert inner in list(adapted.module.modules())
     assert len(list(adapted.module.parameters())) == len(list(inner.parameters()))
@@ -93,7 +89,7 @@ def test_other_models_of_foolbox_are_refused() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_modules_answer_like_the_models(kind: str) -> None:
     model = wrapped(kind, network())
-    x, _ = batch(tuple(model.bounds))
+    x = batch(tuple(model.bounds))
     adapted = as_module(model)
     assert adapted.bounds == tuple(model.bounds)
     assert torch.equal(adapted.module(x), model(x))
@@ -104,7 +100,7 @@ def test_modules_answer_like_the_models(kind: str) -> None:
 def test_copies_have_a_network_of_their_own(kind: str) -> None:
     """PyTorchModel holds its network in a closure, which a copy of the module would go on to call."""
     module = as_module(wrapped(kind, network())).module
-    x, _ = batch((0.0, 1.0))
+    x = batch((0.0, 1.0))
     before, changed = module(x), copy.deepcopy(module)
     assert torch.equal(changed(x), before)
     with torch.no_grad():
@@ -117,7 +113,7 @@ def test_copies_have_a_network_of_their_own(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_moving_a_module_moves_its_preprocessing(kind: str) -> None:
     model = wrapped(kind, network())
-    x, _ = batch(tuple(model.bounds))
+    x = batch(tuple(model.bounds))
     expected = model(x)
     doubled = copy.deepcopy(as_module(model).module).double()
     out = doubled(x.double())
@@ -139,7 +135,7 @@ def test_random_models_stay_random_and_are_averaged() -> None:
 
     model = foolbox.PyTorchModel(Noisy().eval(), bounds=(0, 1), device="cpu")
     module = as_module(foolbox.models.ExpectationOverTransformationWrapper(model, 4)).module
-    x, _ = batch((0.0, 1.0))
+    x = batch((0.0, 1.0))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         out = module(x)

@@ -16,6 +16,7 @@ from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.detectors import Detector
 from robust_ext.detectors.dla import DLADetector
 from robust_ext.detectors.scored import ScoreDetector
+from robust_ext.registry import base as libraries
 from robust_ext.registry.detector import as_detector
 
 
@@ -209,7 +210,7 @@ def test_adapters_are_asked(monkeypatch) -> None:
         "old": SimpleNamespace(adapt_detector=lambda obj, classifier: None),
         "new": SimpleNamespace(adapt_detector=adapt_detector),
     }
-    monkeypatch.setattr("robust_ext.registry.base.adapters", lambda: known)
+    monkeypatch.setattr(libraries, "adapters", lambda: known)
     assert as_detector(Theirs(), network()).factor == 5.0
     assert as_detector(lambda model: Theirs(), network()).factor == 5.0
     assert isinstance(as_detector(brightness, network()), ScoreDetector)
@@ -321,9 +322,7 @@ def test_art_detectors_decide_as_art_does(theirs, kind: str) -> None:
 def test_art_detectors_are_resolved_through_the_adapter(theirs, monkeypatch) -> None:
     classifier = network()
     original = art_detectors(theirs, classifier)["input"]
-    monkeypatch.setattr(
-        "robust_ext.registry.base.adapters", lambda: {"art": SimpleNamespace(adapt_detector=theirs.adapt)}
-    )
+    monkeypatch.setattr(libraries, "adapters", lambda: {"art": SimpleNamespace(adapt_detector=theirs.adapt)})
     detector = as_detector(original, classifier)
     assert detector.detector is original
     assert detector.name == "ART BinaryInputDetector"
