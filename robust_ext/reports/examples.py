@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,16 +53,11 @@ class Example:
         return self.clean.ndim == 3 and self.clean.size > 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Panels:
-    """The images of one example, as data URIs of PNG files with one pixel a pixel.
+class Panels(NamedTuple):
+    """The images of one example, as data URIs of PNG files with one pixel a pixel, and what they leave out or add.
 
-    Args:
-        clean: The clean input.
-        candidate: The candidate, with values beyond the bounds shown as black or white.
-        perturbation: Candidate minus clean: 0 is mid grey, the largest absolute value is black or white.
-        scale: That largest absolute value, in the units of the inputs; 0 when nothing changed.
-        notes: What the images leave out or add.
+    Values of the candidate beyond the bounds are shown as black or white. In the perturbation 0 is mid grey, and its
+    largest absolute value, ``scale``, is black or white.
     """
 
     clean: str

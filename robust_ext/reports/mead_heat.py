@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from robust_ext.reports.mead_views import FEW, Row, short_arm
 from robust_ext.reports.wording import percent
@@ -13,30 +12,16 @@ _LOW, _MIDDLE, _HIGH = (224, 130, 60), (247, 247, 247), (92, 160, 208)
 """Colours of AUROC 0, 0.5 and 1: told apart by colour-blind readers, and light enough for dark text."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One arm.
-
-    Args:
-        words: The AUROC in per cent, or ``"-"``.
-        colour: As a style sheet writes it; None where there are too few positives.
-        title: The arm's full name and its positives.
-    """
+class Cell(NamedTuple):
+    """One arm: its AUROC in per cent, a colour (None with too few positives), its full name and positives."""
 
     words: str
     colour: str | None
     title: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeatMap:
-    """The arms of one norm.
-
-    Args:
-        norm: None for arms of no norm.
-        columns: Epsilons as text, ``"-"`` for arms without one.
-        rows: A name for each row, and a cell for each column; None where there is no arm.
-    """
+class HeatMap(NamedTuple):
+    """The arms of one norm: epsilons as text (``"-"``: without one), and rows with a name and a cell a column."""
 
     norm: str | None
     columns: tuple[str, ...]
