@@ -34,10 +34,10 @@ def check_ids(sample_ids: Sequence[int] | None, count: int) -> list[int]:
     return ids
 
 
-def model_digest(features: nn.Module, readout: nn.Module) -> str:
-    """Fingerprint of a network: its weights, and what it is made of."""
+def model_digest(*parts: nn.Module) -> str:
+    """Fingerprint of a network, or of its parts: weights, and what it is made of."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in (features, readout):
+    for part in parts:
         digest.update(str(part).encode())
         for name, tensor in part.state_dict().items():
             digest.update(name.encode())

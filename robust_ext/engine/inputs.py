@@ -58,7 +58,7 @@ class EvaluationInputs:
     def described(self) -> dict[str, Any]:
         """Digests of the classifier and the samples."""
         return {
-            "model": model_digest(self.module, nn.Module()),
+            "model": model_digest(self.module),
             "inputs": inputs_digest(self.inputs, self.ids),
             "labels": inputs_digest(self.labels, self.ids),
         }

@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -24,7 +23,7 @@ from robust_ext.core.errors import InvalidArgumentError, RobustExtError, RunFold
 from robust_ext.engine.context import RunContext, current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.run_folder import RunFolder, Store
-from robust_ext.engine.shards import count_records, run_shards
+from robust_ext.engine.shards import run_shards
 from robust_ext.engine.store import InMemoryStore, Record
 from robust_ext.engine.task import Attempt, Task, TaskResult, Work, verified
 
@@ -154,10 +153,8 @@ def run_all(
     if context.jobs > 1:
         if folder is None:
             raise InvalidArgumentError("jobs", context.jobs, "a run folder (out) when there is more than one")
-        done = partial(count_records, *{folder / run.key for run in runs})
-        run_shards(
-            context.command, jobs=context.jobs, total=total, done=done, progress=progress, title=title, unit=unit
-        )
+        folders = {folder / run.key for run in runs}
+        run_shards(context.command, folders, jobs=context.jobs, total=total, progress=progress, title=title, unit=unit)
     alone = context.shard[1] == 1
     outcomes: dict[str, Outcome[R]] = {}
     shown = progress and alone and context.jobs == 1
@@ -213,8 +210,8 @@ def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator
             raise
         logger.warning("%s", error)
         return Outcome(run=run, store=store, refusal=str(error))
-    records, timings = run.finish(store)
-    return Outcome(run=run, store=store, records=records, timings=timings)
+    final, timings = run.finish(store)
+    return Outcome(run=run, store=store, records=final, timings=timings)
 
 
 def candidates_name(start: int) -> str:

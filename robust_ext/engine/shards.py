@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -21,14 +21,7 @@ _PATIENCE = 0.5
 
 
 def run_shards(
-    arguments: Sequence[str],
-    *,
-    jobs: int,
-    total: int,
-    done: Callable[[], int],
-    progress: bool,
-    title: str = "binarization",
-    unit: str = "sample",
+    arguments: Sequence[str], folders: Iterable[Path], *, jobs: int, total: int, progress: bool, title: str, unit: str
 ) -> None:
     """Run ``robust-ext`` ``jobs`` times, with ``--shard K/jobs`` added, until all have ended.
 
@@ -36,16 +29,21 @@ def run_shards(
 
     Args:
         arguments: Of the command, without the program's name.
+        folders: Run folders whose records show what is done; those that are not there yet hold none.
         jobs: Number of processes.
-        total: Units of work in all.
-        done: How many of them are done, asked while the processes run.
+        total: Number of records in all.
         progress: Show a progress bar on stderr.
         title: Of the bar.
         unit: What it counts.
 
     Raises:
-        RobustExtError: A process failed; the text is what it said last.
+        RobustExtError: A process failed; the text is the end of its output.
     """
+
+    def done() -> int:
+        files = [file for folder in folders for file in folder.glob("records*.jsonl")]
+        return min(sum(file.read_bytes().count(b"\n") for file in files), total)
+
     cores = max(1, (os.cpu_count() or 1) // jobs)
     environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores)}
     with contextlib.ExitStack() as stack:
@@ -63,16 +61,16 @@ def run_shards(
         stack.callback(_stop, children)
         bar = stack.enter_context(tqdm(total=total, unit=unit, disable=not progress, desc=title))
         while any(child.poll() is None for child in children):
-            bar.update(min(done(), total) - bar.n)
+            bar.update(done() - bar.n)
             if any(child.poll() not in (None, 0) for child in children):
                 break
             time.sleep(_PATIENCE)
-        bar.update(min(done(), total) - bar.n)
+        bar.update(done() - bar.n)
         for number, (child, log) in enumerate(zip(children, logs, strict=True)):
             if child.poll() not in (None, 0):
                 log.seek(0)
-                said = log.read().decode(errors="replace").strip().splitlines()
-                raise RobustExtError(f"process {number} of {jobs} failed: " + "\n".join(said[-15:]))
+                output = log.read().decode(errors="replace").strip().splitlines()
+                raise RobustExtError(f"process {number} of {jobs} failed: " + "\n".join(output[-15:]))
 
 
 def end_with_parent() -> None:
@@ -95,12 +93,3 @@ def _stop(children: Sequence[subprocess.Popen[bytes]]) -> None:
         child.wait()
         if child.stdin is not None:
             child.stdin.close()
-
-
-def count_records(*folders: Path) -> int:
-    """How many records the files of run folders hold.
-
-    Args:
-        folders: The folders; those that are not there yet hold none.
-    """
-    return sum(file.read_bytes().count(b"\n") for folder in folders for file in folder.glob("records*.jsonl"))

@@ -1,6 +1,6 @@
 """Tasks: what a worker is given and what it returns, and how a worker in this process runs one.
 
-A worker knows what an attacker knows: the target, rows, labels, threat model, and the keys of a random stream of its
+A worker has what an attacker has: the target, rows, labels, threat model, and the keys of a random stream of its
 own. What its candidates are checked by stays behind, see :class:`Check`.
 """
 
@@ -55,7 +55,7 @@ class TaskResult:
     """What came back.
 
     Args:
-        candidates: What the attack returned; nothing is known of it.
+        candidates: What the attack returned; not verified.
         seconds: That it took.
         passes: Rows sent ``forward`` and ``backward``.
         draw: One more number of the task's stream, for draws that follow the attack.

@@ -1,4 +1,4 @@
-"""Verification: what an attack returned is checked here, and nothing it says of itself is used."""
+"""Verification: what an attack returned is checked here, and nothing it reports of itself is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Verification:
         distances: To the clean input in the threat model's norm, float64 ``(N,)``; NaN where not finite.
         candidates: The candidates as judged: float32, clipped to the bounds where only rounding had left them, the
             clean input where not finite or out of bounds.
-        logits: What the target says of each of them, ``(N, K)``.
+        logits: Of the target at each of them, ``(N, K)``.
     """
 
     outcomes: tuple[str, ...]
@@ -77,7 +77,7 @@ def verify(
     judged = torch.where(usable, candidates.to(torch.float32), inputs).clamp(low, high)
     with torch.no_grad():
         logits = module(judged)
-    # A target that answers NaN has decided nothing.
+    # A NaN prediction has decided nothing.
     wrong = (logits.argmax(1) != labels) & torch.isfinite(logits).all(1)
     # The first test that a candidate fails names its outcome.
     tests = [("not_finite", finite), ("out_of_bounds", inside), ("beyond_epsilon", near), ("not_adversarial", wrong)]

@@ -1,1 +1,1 @@
-"""Evaluations: what tells whether a robustness evaluation can be trusted."""
+"""Evaluations: whether robustness claims can be trusted, and why not."""

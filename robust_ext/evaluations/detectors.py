@@ -39,7 +39,7 @@ class NamedDetector:
 
 def detector_digest(detector: Detector) -> str:
     """Fingerprint of a detector: its weights, threshold and settings, and those of its classifier."""
-    text = model_digest(detector, nn.Module()) + repr(sorted(detector.settings.items()))
+    text = model_digest(detector) + repr(sorted(detector.settings.items()))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

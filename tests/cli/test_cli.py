@@ -213,10 +213,12 @@ def test_import_is_light():
 
 
 def without_clocks(path):
-    content = json.loads(path.read_text())
-    for part in (content, *content["detectors"], *content["arms"]):
-        part.pop("seconds")
-    return content
+    def kept(value):
+        if isinstance(value, dict):
+            return {key: kept(one) for key, one in value.items() if key not in ("seconds", "cost")}
+        return [kept(one) for one in value] if isinstance(value, list) else value
+
+    return kept(json.loads(path.read_text()))
 
 
 @pytest.fixture
@@ -247,10 +249,19 @@ def test_fitted_and_own_detectors(tmp_path, unsure):
     assert {path.name for path in tmp_path.iterdir()} == {"run", "mine.py"}
 
 
+DIGITS = ["--model", "digits", "--data", "digits", "--samples", "8", "--eps", "0.15", "--no-progress"]
+JOBS = {
+    "mead": lambda unsure: [*MEAD, *SIZES, *ARM, "--detector", unsure, "--suite", "quick"],
+    "robust-accuracy": lambda _: ["robust-accuracy", *DIGITS, "--attack", "robust_ext:APGD(steps=5)"],
+    "test-time": lambda _: ["test-time", *DIGITS, "--defense", "hd(steps=1)", "--steps", "2", "--queries", "3"],
+}
+
+
 @pytest.mark.slow
-def test_jobs_change_nothing(tmp_path, unsure, monkeypatch):
-    for name, extra in (("one", []), ("two", ["--jobs", "2"])):
-        command = [*MEAD, *SIZES, *ARM, "--detector", unsure, "--suite", "quick", "--out", str(tmp_path / name), *extra]
+@pytest.mark.parametrize("name", JOBS)
+def test_jobs_change_nothing(tmp_path, unsure, monkeypatch, name):
+    for folder, extra in (("one", []), ("two", ["--jobs", "2"])):
+        command = [*JOBS[name](unsure), "--out", str(tmp_path / folder), *extra]
         # What the processes are given is read from the command line.
         monkeypatch.setattr(sys, "argv", ["robust-ext", *command])
         done = invoke(*command)

@@ -69,7 +69,7 @@ def evaluate_defense(
         **options: Single settings, see :class:`AdaptiveSettings`.
 
     Raises:
-        RobustExtError: An argument, the model, an attack or the run folder is not as described; the class tells which.
+        RobustExtError: An argument, the model, an attack or the run folder is not as described; see its subclasses.
 
     Example:
         >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 5)).eval()

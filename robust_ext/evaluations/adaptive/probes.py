@@ -15,7 +15,7 @@ from robust_ext.models.adaptive import AdaptiveDefense
 
 
 def measure_cost(defense: AdaptiveDefense, inputs: Tensor, *, rounds: int = 3) -> dict[str, Any]:
-    """Cost of an answer of the defense, measured on some inputs.
+    """Cost of a prediction of the defense, measured on some inputs.
 
     Args:
         defense: The defense.

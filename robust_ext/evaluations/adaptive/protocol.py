@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError, RobustExtError
@@ -141,7 +141,7 @@ def plan_runs(
     # Rows that go through the defense together, whole groups where it treats rows in groups.
     blocks = blocks_of(len(given.inputs), size if group is None else max(size // group, 1) * group)
     shared = {
-        "defense": model_digest(defense, nn.Module()),
+        "defense": model_digest(defense),
         "defense_settings": _plain_settings(defense),
         "inputs": given.described["inputs"],
         "labels": given.described["labels"],
@@ -170,7 +170,7 @@ def _identity(step: Step) -> dict[str, Any]:
     found["attack"] = describe(step.attack)
     if isinstance(step.attack, Transfer):
         networks = step.attack.surrogates.items()
-        found["surrogates"] = {name: model_digest(one, nn.Module()) for name, one in networks}
+        found["surrogates"] = {name: model_digest(one) for name, one in networks}
     return found
 
 

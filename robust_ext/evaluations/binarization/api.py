@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Unpack
 
 from robust_ext.core.errors import InvalidArgumentError
@@ -70,7 +70,7 @@ def binarization_test(
         The result; ``print`` shows its table. With a detector, each attack has ``tests`` with the two results.
 
     Raises:
-        RobustExtError: An argument, the model, an attack or the run folder is not as described; the class tells which.
+        RobustExtError: An argument, the model, an attack or the run folder is not as described; see its subclasses.
 
     Example:
         >>> import torch
@@ -157,7 +157,7 @@ def _with_detector(
     features = Counted(run.features.module, run.features.counter, counts=network is not found.classifier)
     shared = {
         "detector": type(found).__name__,
-        "detector_digest": model_digest(found, nn.Identity()),
+        "detector_digest": model_digest(found),
         "detector_calibration": None if calibration is None else calibration.to_dict(),
     }
     return [

@@ -160,10 +160,11 @@ class BinarizationRun(Run):
             timing["attacks"][name] = {"seconds": results[name].seconds, "passes": results[name].passes}
         if problems is not None and rows[0] == 0:
             save_examples(store, _examples(problems, results, settings.threat_model.bounds))
-        records = []
-        for index, sample, planting in zip(rows, samples, drawn or [None] * len(samples), strict=True):
+        records: list[dict[str, Any]] = []
+        plantings: Sequence[Drawn | None] = drawn or [None] * len(samples)
+        for index, sample, planting in zip(rows, samples, plantings, strict=True):
             good = problems is not None and sample in problems.samples
-            record = {
+            record: dict[str, Any] = {
                 "index": index,
                 "sample": sample,
                 "separable": good,

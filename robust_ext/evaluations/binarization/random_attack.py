@@ -1,7 +1,7 @@
 """The random attack: how hard the planted points are to find without looking (R-ASR, section 3.1).
 
 Points are drawn within the ball and where points are planted, in alternation, until one is adversarial. Each is sent
-through the network once and judged by every readout that is asked about.
+through the network once and measured by every readout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
-# Points drawn for a problem before it is asked whether one of them was adversarial.
+# Points drawn for a problem before they are evaluated.
 _ROUND = 40
 
 
@@ -37,7 +37,7 @@ def random_reach(
         problems: Versions of the same B problems (other readouts on the same samples), at least one.
         positions: Where the boundary of each version lies; a point solves it when its reach is above.
         settings: Of the test.
-        defense: A detector; points that solve a version are asked about, and those it rejects are taken out.
+        defense: A detector; it is queried at points that solve a version, and those it rejects are taken out.
 
     Returns:
         The best reach of each problem in each version, float64 ``(B, versions)`` (up to where it was left), and the

@@ -11,7 +11,7 @@ from robust_ext.engine.verify import OUTCOMES
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import judge
 
-# Easier positions at which the same candidates are judged again, for the hardness curve.
+# Easier positions at which the same candidates are counted again, for the hardness curve.
 _KAPPAS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor
 from typing_extensions import Unpack
@@ -63,7 +64,7 @@ def mead(
         **options: Single settings, see :class:`MeadSettings`.
 
     Raises:
-        RobustExtError: An argument, the model, an attack or the run folder is not as described; the class tells which.
+        RobustExtError: An argument, the model, an attack or the run folder is not as described; see its subclasses.
 
     Example:
         >>> import torch
@@ -110,8 +111,8 @@ def _evaluate(
     outcomes = drive(run_all([*runs, clean], out=out, progress=progress, title="mead"))
     if outcomes is None:
         return MeadResult({})
-    natural = Scored.of(outcomes.pop(clean.key))
-    left = [Scored.of(outcome) for outcome in outcomes.values() if isinstance(outcome.run, ArmRun)]
+    natural = Scored.of(outcomes[clean.key])
+    left = [cast("Scored[ArmRun]", Scored.of(outcomes[run.key])) for run in runs]
     suite = ", ".join(suites) or "arms"
     content = make_content(natural, left, arms, settings, suite=suite, detector_data=detector_data, begun=begun)
     return MeadResult(content, examples=pick_examples(left, given, beside)).saved(out)

@@ -49,7 +49,7 @@ def find_detectors(
     """
     found: dict[str, object] = {}
     few, adversarial = slice(0, attacked), None
-    words = f"{model_digest(module, nn.Module())} {inputs_digest(clean, labels.tolist())} {attacked} {preset} {seed}"
+    words = f"{model_digest(module)} {inputs_digest(clean, labels.tolist())} {attacked} {preset} {seed}"
     # A few letters that differ for other data, settings or networks.
     identity = hashlib.blake2b(words.encode(), digest_size=5).hexdigest()
     for name in names:

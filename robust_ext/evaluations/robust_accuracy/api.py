@@ -56,7 +56,7 @@ def robust_accuracy(
         **options: Single settings, see :class:`RobustAccuracySettings`.
 
     Raises:
-        RobustExtError: An argument, the model, an attack or the run folder is not as described; the class tells which.
+        RobustExtError: An argument, the model, an attack or the run folder is not as described; see its subclasses.
 
     Example:
         >>> import torch
