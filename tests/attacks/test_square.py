@@ -16,6 +16,7 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.square import Square, window_share
 from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.testing.networks import margins
 from tests.attacks import problems
 from tests.attacks.problems import Linear, Rowwise, images, right_digits
 
@@ -30,14 +31,6 @@ def search(
 
 def predicted(x: Tensor) -> Tensor:
     return problems.predicted(Rowwise(x[:1].numel()), x)
-
-
-def margins(logits: Tensor, y: Tensor) -> list[float]:
-    rows = logits.tolist()
-    return [
-        max(value for column, value in enumerate(row) if column != label) - row[label]
-        for row, label in zip(rows, y.tolist(), strict=True)
-    ]
 
 
 @given(
@@ -80,7 +73,7 @@ def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(norm: str, targ
     assert [step.total for step in seen] == [20 * restarts] * len(seen)
     assert [step.number for step in seen] == list(range(20 * restarts))
     sign = -1 if targeted else 1
-    values = [[sign * value for value in margins(Rowwise(60, 4)(step.points), y)] for step in seen]
+    values = [(-sign * margins(Rowwise(60, 4)(step.points), y)).tolist() for step in seen]
     solved = 0
     for row in range(12):
         kept, highest = x[row], -math.inf
@@ -319,8 +312,8 @@ def test_ends_when_all_rows_are_solved_unless_it_is_to_go_on() -> None:
     first, _ = search(Square(queries=1), x, y, threat_model)
     on, forward = search(Square(queries=50, restarts=3, stop_early=False), x, y, threat_model)
     assert forward == 3 * 150
-    before, after = (torch.tensor(margins(Rowwise(16, 4).double()(points.double()), y)) for points in (first, on))
-    assert bool((after > before).all())
+    before, after = (margins(Rowwise(16, 4).double()(points.double()), y) for points in (first, on))
+    assert bool((after < before).all())
 
 
 def test_a_misclassified_point_is_kept_before_one_of_higher_loss() -> None:
