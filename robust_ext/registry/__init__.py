@@ -5,4 +5,6 @@ from robust_ext.registry.base import AdaptedModel as AdaptedModel
 from robust_ext.registry.base import Adapter as Adapter
 from robust_ext.registry.base import AttackListing as AttackListing
 from robust_ext.registry.base import adapters as adapters
+from robust_ext.registry.defense import as_defense as as_defense
+from robust_ext.registry.detector import as_detector as as_detector
 from robust_ext.registry.model import as_module as as_module
