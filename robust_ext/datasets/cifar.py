@@ -34,8 +34,7 @@ class _Layout:
     """How the files of one of the two datasets are laid out.
 
     Args:
-        name: The dataset.
-        folder: Where users put it, besides the names the archives unpack to.
+        name: The dataset, and where users put it, besides the names the archives unpack to.
         binary_folder: What the archive of the binary version unpacks to.
         python_folder: What the archive of the python version unpacks to.
         files: File names without ``.bin``, by split.
@@ -45,7 +44,6 @@ class _Layout:
     """
 
     name: str
-    folder: str
     binary_folder: str
     python_folder: str
     files: dict[str, tuple[str, ...]]
@@ -56,7 +54,6 @@ class _Layout:
 
 _CIFAR10 = _Layout(
     name="cifar10",
-    folder="cifar10",
     binary_folder="cifar-10-batches-bin",
     python_folder="cifar-10-batches-py",
     files={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
@@ -66,7 +63,6 @@ _CIFAR10 = _Layout(
 )
 _CIFAR100 = _Layout(
     name="cifar100",
-    folder="cifar100",
     binary_folder="cifar-100-binary",
     python_folder="cifar-100-python",
     files={"train": ("train",), "test": ("test",)},
@@ -101,7 +97,7 @@ def _load(layout: _Layout, root: Path, split: str) -> Dataset:
     binary = [(f"{name}.bin",) for name in layout.files[split]]
     places = [
         place
-        for base in (root / layout.folder, root)
+        for base in (root / layout.name, root)
         for place in (
             (base / layout.binary_folder, binary),
             (base / layout.python_folder, python),

@@ -124,7 +124,7 @@ class BPDA(nn.Module):
         crafted = self._crafted(defense)
         equal = crafted.steps == defense.steps
         if len(x) == 0 or (equal and self.backward == "unrolled"):
-            return with_vjp(lambda leaf: _logits(crafted, leaf, seeds), x)
+            return with_vjp(lambda leaf: crafted.trace(leaf, seeds=seeds).logits, x)
         found = defense.solution(x, seeds=seeds, record=equal and self.backward == "trajectory")
         if equal and self.backward == "identity":
             return with_vjp(lambda point: defense.logits(point, found.state), found.final)
@@ -183,10 +183,6 @@ def _points(solution: Solution) -> tuple[Tensor, ...]:
     return solution.iterates[1:] or (solution.final,)
 
 
-def _logits(defense: AdaptiveDefense, x: Tensor, seeds: Tensor) -> Tensor:
-    return defense.trace(x, seeds=seeds).logits
-
-
 def _vjp_of_substitute(
     substitute: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor, *, seeds: Tensor | None = None
 ) -> list[Tensor | None]:
@@ -206,7 +202,7 @@ def _vjp_of_defense(
 ) -> list[Tensor | None]:
     """VJP a gradient of the logits back to the input ``x``, one readout's graph at a time."""
     if backward == "unrolled":
-        return list(with_vjp(lambda leaf: _logits(defense, leaf, seeds), x)[1](cotangent))
+        return list(with_vjp(lambda leaf: defense.trace(leaf, seeds=seeds).logits, x)[1](cotangent))
     if found is None:
         found = defense.solution(x, seeds=seeds, record=backward == "trajectory")
     if backward == "frozen":
