@@ -16,8 +16,6 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.validation import check_choice, check_integer
 
-ORDERS = ("random", "first")
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Dataset:
@@ -34,9 +32,8 @@ class Dataset:
         InvalidArgumentError: Shapes, dtypes, lengths or values are others; the text names the field.
 
     Example:
-        >>> data = Dataset(
-        ...     name="two", images=np.full((2, 1, 3, 3), 255, np.uint8), labels=np.array([1, 0]), class_names=("a", "b")
-        ... )
+        >>> images = np.full((2, 1, 3, 3), 255, np.uint8)
+        >>> data = Dataset(name="two", images=images, labels=np.array([1, 0]), class_names=("a", "b"))
         >>> data
         Dataset(name='two', images=(2, 1, 3, 3) uint8, classes=2)
         >>> inputs, labels = data.take([0], bounds=(-1.0, 1.0))
@@ -119,9 +116,8 @@ class Dataset:
             InvalidArgumentError: There are fewer images than ``count``, or an argument is not acceptable.
 
         Example:
-            >>> data = Dataset(
-            ...     name="five", images=np.zeros((5, 1, 2, 2), np.uint8), labels=np.zeros(5, int), class_names=("a",)
-            ... )
+            >>> images = np.zeros((5, 1, 2, 2), np.uint8)
+            >>> data = Dataset(name="five", images=images, labels=np.zeros(5, int), class_names=("a",))
             >>> bool((data.choose(2, seed=0) == data.choose(5, seed=0)[:2]).all())
             True
             >>> data.choose(3, seed=0, order="first")
@@ -129,7 +125,7 @@ class Dataset:
         """
         count = check_integer("count", count, minimum=0)
         check_integer("seed", seed, minimum=0)
-        check_choice("order", order, ORDERS)
+        check_choice("order", order, ("random", "first"))
         if count > len(self):
             raise InvalidArgumentError("count", count, f"at most {len(self)}, the number of images in {self.name}")
         if order == "first":
@@ -166,9 +162,8 @@ def _check_images(images: object) -> NDArray[np.uint8] | NDArray[np.float32]:
         with np.errstate(invalid="ignore"):
             low, high = float(images.min()), float(images.max())
         if not (low >= 0 and high <= 1):
-            raise InvalidArgumentError(
-                "images", f"values in [{low:g}, {high:g}]", "finite values in [0, 1]: divide pixels of 0..255 by 255"
-            )
+            expected = "finite values in [0, 1]: divide pixels of 0..255 by 255"
+            raise InvalidArgumentError("images", f"values in [{low:g}, {high:g}]", expected)
     return images
 
 
@@ -180,9 +175,6 @@ def _check_labels(labels: object, *, samples: int, classes: int) -> NDArray[np.i
     if labels.shape != (samples,):
         raise InvalidArgumentError("labels", f"shape {labels.shape}", f"shape ({samples},), one label an image")
     if samples and (labels.min() < 0 or labels.max() >= classes):
-        raise InvalidArgumentError(
-            "labels",
-            f"labels in {labels.min()}..{labels.max()}",
-            f"labels of at least 0 and below {classes}, the number of class names",
-        )
+        expected = f"labels of at least 0 and below {classes}, the number of class names"
+        raise InvalidArgumentError("labels", f"labels in {labels.min()}..{labels.max()}", expected)
     return labels.astype(np.int64)

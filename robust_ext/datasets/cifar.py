@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from robust_ext.datasets.base import Dataset
 from robust_ext.datasets.cifar_pickle import read_batch
-from robust_ext.datasets.files import DOWNLOAD_AGAIN, build_dataset, find_files, reading, unusable
+from robust_ext.datasets.files import build_dataset, find_files, reading, unusable
 
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SHAPE = (3, 32, 32)
@@ -33,14 +33,8 @@ CIFAR100_CLASSES = tuple(_FINE_NAMES.split())
 class _Layout:
     """How the files of one of the two datasets are laid out.
 
-    Args:
-        name: The dataset, and where users put it, besides the names the archives unpack to.
-        binary_folder: What the archive of the binary version unpacks to.
-        python_folder: What the archive of the python version unpacks to.
-        files: File names without ``.bin``, by split.
-        label_bytes: Bytes before the pixels of a binary record; the last of them is the label.
-        label_key: Key of the labels in the python version.
-        class_names: Names of the classes.
+    The folders are what the archives of both versions unpack to, ``files`` the names of each split without ``.bin``.
+    The last of the ``label_bytes`` before the pixels of a binary record is the label.
     """
 
     name: str
@@ -76,13 +70,6 @@ def load_cifar10(root: Path, split: str) -> Dataset:
     """CIFAR-10, ``(N, 3, 32, 32)`` uint8, from ``root`` or ``root/cifar10`` or the folder an archive unpacks to there.
 
     The binary version is looked for before the python version.
-
-    Args:
-        root: Folder to look in.
-        split: ``"train"`` or ``"test"``.
-
-    Raises:
-        DataError: Files are missing or not what their names promise.
     """
     return _load(_CIFAR10, root, split)
 
@@ -95,32 +82,19 @@ def load_cifar100(root: Path, split: str) -> Dataset:
 def _load(layout: _Layout, root: Path, split: str) -> Dataset:
     python = [(name,) for name in layout.files[split]]
     binary = [(f"{name}.bin",) for name in layout.files[split]]
-    places = [
-        place
-        for base in (root / layout.name, root)
-        for place in (
-            (base / layout.binary_folder, binary),
-            (base / layout.python_folder, python),
-            (base, binary),
-            (base, python),
-        )
-    ]
-    files = find_files(places, data=f"{layout.name} ({split})", source=SOURCE)
-    parts = [
-        build_dataset(
-            [path], name=f"{layout.name}-{split}", images=images, labels=labels, class_names=layout.class_names
-        )
-        for path in files
-        for images, labels in [_read_records(path, layout) if path.suffix == ".bin" else _read_pickle(path, layout)]
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    return Dataset(
-        name=parts[0].name,
-        images=np.concatenate([part.images for part in parts]),
-        labels=np.concatenate([part.labels for part in parts]),
-        class_names=layout.class_names,
-    )
+    places: list[tuple[Path, list[tuple[str]]]] = []
+    for base in (root / layout.name, root):
+        places += [(base / layout.binary_folder, binary), (base / layout.python_folder, python)]
+        places += [(base, binary), (base, python)]
+    images: list[NDArray[np.uint8]] = []
+    labels: list[NDArray[np.int64]] = []
+    name, classes = f"{layout.name}-{split}", layout.class_names
+    for path in find_files(places, data=f"{layout.name} ({split})", source=SOURCE):
+        rows, of_rows = _read_records(path, layout) if path.suffix == ".bin" else read_batch(path, layout.label_key)
+        part = build_dataset([path], name=name, images=rows.reshape(-1, *SHAPE), labels=of_rows, class_names=classes)
+        images.append(part.images)
+        labels.append(part.labels)
+    return Dataset(name=name, images=np.concatenate(images), labels=np.concatenate(labels), class_names=classes)
 
 
 def _read_records(path: Path, layout: _Layout) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -128,12 +102,6 @@ def _read_records(path: Path, layout: _Layout) -> tuple[NDArray[np.uint8], NDArr
     with reading(path):
         content = np.fromfile(path, dtype=np.uint8)
     if content.size == 0 or content.size % size:
-        expected = f"a multiple of {size}, the size of a record of {layout.name}"
-        raise unusable(path, got=f"{content.size} bytes", expected=expected, then=DOWNLOAD_AGAIN)
+        raise unusable(path, f"{content.size} bytes", f"a multiple of {size}, the size of a record of {layout.name}")
     records = content.reshape(-1, size)
-    return records[:, layout.label_bytes :].reshape(-1, *SHAPE), records[:, layout.label_bytes - 1]
-
-
-def _read_pickle(path: Path, layout: _Layout) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    rows, labels = read_batch(path, label_key=layout.label_key)
-    return rows.reshape(-1, *SHAPE), labels
+    return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1]

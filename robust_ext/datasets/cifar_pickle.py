@@ -18,7 +18,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from robust_ext.datasets.files import DOWNLOAD_AGAIN, reading, unusable
+from robust_ext.datasets.files import reading, unusable
 
 _NDARRAY = "numpy.ndarray"
 _MEMO_OPCODES = ("PUT", "BINPUT", "LONG_BINPUT")
@@ -26,7 +26,7 @@ _EXPECTED = "a CIFAR batch: a pickled dict of arrays of unsigned bytes, lists an
 
 
 class _RefusedError(pickle.UnpicklingError):
-    """The pickle wants something that no CIFAR batch needs."""
+    """The pickle refers to something that no CIFAR batch needs."""
 
 
 class _Bytes:
@@ -124,19 +124,8 @@ def _check_memo(content: bytes) -> None:
             raise ValueError(f"position {position} in the memo of a pickle that has used at most {count}")
 
 
-def read_batch(path: Path, *, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Rows and labels of one pickled CIFAR batch.
-
-    Args:
-        path: The file.
-        label_key: Key of the labels: ``"labels"`` or ``"fine_labels"``.
-
-    Returns:
-        Rows ``(N, 3072)`` uint8 and labels ``(N,)`` int64.
-
-    Raises:
-        DataError: The file is damaged, no CIFAR batch, or a pickle that wants more than one needs.
-    """
+def read_batch(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Rows ``(N, 3072)`` uint8 and labels ``(N,)`` int64 of one pickled CIFAR batch."""
     with reading(path):
         content = path.read_bytes()
     try:
@@ -144,21 +133,21 @@ def read_batch(path: Path, *, label_key: str) -> tuple[NDArray[np.uint8], NDArra
         batch = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
     except _RefusedError as error:
         then = "nothing of it was run; use files from https://www.cs.toronto.edu/~kriz/cifar.html"
-        raise unusable(path, got=str(error), expected=_EXPECTED, then=then) from error
+        raise unusable(path, str(error), _EXPECTED, then) from error
     except Exception as error:
         # A damaged pickle runs into any error the reader's own checks and our stand-ins can raise.
-        raise unusable(path, got=f"damaged data ({error})", expected=_EXPECTED, then=DOWNLOAD_AGAIN) from error
+        raise unusable(path, f"damaged data ({error})", _EXPECTED) from error
     if not isinstance(batch, dict):
-        raise unusable(path, got=f"a pickled {type(batch).__name__}", expected=_EXPECTED, then=DOWNLOAD_AGAIN)
+        raise unusable(path, f"a pickled {type(batch).__name__}", _EXPECTED)
     # Written by Python 2 and read as bytes, or written again by Python 3 as texts.
     entries = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     data, labels = entries.get("data"), entries.get(label_key)
     rows = getattr(data, "values", None) if isinstance(data, _Array) else None
     if rows is None or rows.ndim != 2 or rows.shape[1] != 3072:
         got = "no 'data'" if data is None else "'data' of another shape or type"
-        raise unusable(path, got=got, expected="'data', (N, 3072) unsigned bytes", then=DOWNLOAD_AGAIN)
+        raise unusable(path, got, "'data', (N, 3072) unsigned bytes")
     # Labels are at most 99: the limit only keeps numpy from an overflow.
     if not isinstance(labels, list) or not all(isinstance(label, int) and abs(label) < 2**31 for label in labels):
         got = f"no {label_key!r}" if labels is None else f"{label_key!r} of another type"
-        raise unusable(path, got=got, expected=f"{label_key!r}, a list of integers", then=DOWNLOAD_AGAIN)
+        raise unusable(path, got, f"{label_key!r}, a list of integers")
     return rows, np.array(labels, dtype=np.int64)

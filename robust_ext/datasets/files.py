@@ -15,21 +15,8 @@ from robust_ext.datasets.base import Dataset
 DOWNLOAD_AGAIN = "the file is damaged or another one: download it again"
 
 
-def unusable(path: Path | str, *, got: str, expected: str, then: str) -> DataError:
-    """An error about one file.
-
-    Args:
-        path: The file.
-        got: What it holds.
-        expected: What was expected of it.
-        then: What the user can do next.
-
-    Example:
-        >>> raise unusable("a.gz", got="12 bytes", expected="16 bytes", then="download it again")
-        Traceback (most recent call last):
-        ...
-        robust_ext.core.errors.DataError: a.gz: got 12 bytes, expected 16 bytes; download it again
-    """
+def unusable(path: Path | str, got: str, expected: str, then: str = DOWNLOAD_AGAIN) -> DataError:
+    """An error about one file: what it holds, what was expected, what the user can do next."""
     return DataError(f"{path}: got {got}, expected {expected}; {then}")
 
 
@@ -39,25 +26,15 @@ def reading(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise unusable(
-            path, got=f"an error while reading ({reason})", expected="readable data", then="check path and permissions"
-        ) from error
+        got = f"an error while reading ({error.strerror or error})"
+        raise unusable(path, got, "readable data", "check path and permissions") from error
 
 
 def find_files(places: Sequence[tuple[Path, Sequence[Sequence[str]]]], *, data: str, source: str) -> list[Path]:
-    """Files that belong together, from the first folder that holds all of them.
+    """Files that belong together, from the first folder that holds all of them, in the order wanted.
 
-    Args:
-        places: Folders to look in, each with the files wanted there; a file is given by its alternative names.
-        data: What the files are, for the error.
-        source: Where they can be had.
-
-    Returns:
-        One path for each wanted file, in order.
-
-    Raises:
-        DataError: No folder holds all; names what is missing and where it was looked for.
+    ``places`` are folders with the files wanted there, each file by its alternative names. Where no folder holds all,
+    a :class:`DataError` names ``data``, what is missing, where it was looked for, and the ``source`` of the files.
     """
     looked: list[Path] = []
     incomplete: Path | None = None
@@ -71,8 +48,8 @@ def find_files(places: Sequence[tuple[Path, Sequence[Sequence[str]]]], *, data: 
         if paths and incomplete is None:
             incomplete = missing
     if incomplete is not None:
-        then = f"add it; it can be had from {source}"
-        raise unusable(incomplete, got="no such file", expected=f"it beside the other files of {data}", then=then)
+        expected = f"it beside the other files of {data}"
+        raise unusable(incomplete, "no such file", expected, f"add it; it can be had from {source}")
     raise DataError(
         f"{data}: no files found, looked for {', '.join(map(str, looked))} (and their other usual names); name the "
         f"folder that holds them as root (--data-root); they can be had from {source}"
@@ -88,11 +65,7 @@ def build_dataset(
     class_names: Sequence[str],
     then: str = DOWNLOAD_AGAIN,
 ) -> Dataset:
-    """A dataset of what the files hold.
-
-    Raises:
-        DataError: What they hold makes no dataset; names the files, and ``then`` as what to do.
-    """
+    """A dataset of what the files hold, or a :class:`DataError` that names the files and the next step ``then``."""
     try:
         return Dataset(name=name, images=images, labels=labels, class_names=tuple(class_names))
     except InvalidArgumentError as error:

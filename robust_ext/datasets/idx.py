@@ -13,25 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robust_ext.datasets.base import Dataset
-from robust_ext.datasets.files import DOWNLOAD_AGAIN, build_dataset, find_files, reading, unusable
+from robust_ext.datasets.files import build_dataset, find_files, reading, unusable
 
 MNIST_CLASSES = tuple("0123456789")
-FASHION_CLASSES = (
-    "T-shirt/top",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
-)
-MNIST_SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist"
-FASHION_SOURCE = "https://github.com/zalandoresearch/fashion-mnist"
+_FASHION = "T-shirt/top, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot"
+FASHION_CLASSES = tuple(_FASHION.split(", "))
 
-_FILE_PREFIX = {"train": "train", "test": "t10k"}
 _UBYTE = 0x08
 _OTHER_TYPES = {0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -39,38 +26,22 @@ _CHUNK = 1 << 20
 
 
 def load_mnist(root: Path, split: str) -> Dataset:
-    """MNIST from ``root``, ``root/mnist``, ``root/MNIST`` or their folder ``raw``, ``(N, 1, 28, 28)`` uint8.
-
-    Args:
-        root: Folder to look in.
-        split: ``"train"`` or ``"test"``.
-
-    Raises:
-        DataError: The files are missing or not what their names promise.
-    """
-    return _load("mnist", root, split, folders=("mnist", "MNIST"), class_names=MNIST_CLASSES, source=MNIST_SOURCE)
+    """MNIST from ``root``, ``root/mnist``, ``root/MNIST`` or their folder ``raw``, ``(N, 1, 28, 28)`` uint8."""
+    source = "https://ossci-datasets.s3.amazonaws.com/mnist"
+    return _load("mnist", root, split, folders=("mnist", "MNIST"), class_names=MNIST_CLASSES, source=source)
 
 
 def load_fashion_mnist(root: Path, split: str) -> Dataset:
     """Fashion-MNIST; as :func:`load_mnist`, in folders ``fashion-mnist``, ``fashion_mnist`` and ``FashionMNIST``."""
     folders = ("fashion-mnist", "fashion_mnist", "FashionMNIST")
-    return _load("fashion-mnist", root, split, folders=folders, class_names=FASHION_CLASSES, source=FASHION_SOURCE)
+    source = "https://github.com/zalandoresearch/fashion-mnist"
+    return _load("fashion-mnist", root, split, folders=folders, class_names=FASHION_CLASSES, source=source)
 
 
 def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
-    """The array in an idx file of unsigned bytes.
+    """The read-only array, of as many ``dimensions``, in an idx file of unsigned bytes.
 
-    Whether the file is gzipped is seen from its first bytes: browsers unpack downloads and keep the name.
-
-    Args:
-        path: The file.
-        dimensions: How many the array must have.
-
-    Returns:
-        uint8 array of the shape the file states, read-only.
-
-    Raises:
-        DataError: The file is damaged, or holds another type or number of dimensions.
+    Whether the file is gzipped follows from its first bytes: browsers unpack downloads and keep the name.
     """
     with reading(path), path.open("rb") as file:
         packed = file.read(2) == _GZIP_MAGIC
@@ -81,8 +52,7 @@ def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
             with gzip.GzipFile(fileobj=file) as unpacked:
                 return _parse(unpacked, path, dimensions)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            expected = "a whole gzip file"
-            raise unusable(path, got=f"damaged data ({error})", expected=expected, then=DOWNLOAD_AGAIN) from error
+            raise unusable(path, f"damaged data ({error})", "a whole gzip file") from error
 
 
 def _parse(file: IO[bytes] | gzip.GzipFile, path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -90,24 +60,24 @@ def _parse(file: IO[bytes] | gzip.GzipFile, path: Path, dimensions: int) -> NDAr
     header = file.read(header_size)
     expected = f"an idx file of unsigned bytes with {dimensions} dimension(s)"
     if len(header) < 4:
-        raise unusable(path, got=f"{len(header)} bytes", expected=expected, then=DOWNLOAD_AGAIN)
+        raise unusable(path, f"{len(header)} bytes", expected)
     zeros, type_code, stated = struct.unpack(">HBB", header[:4])
     if zeros == 0 and type_code in _OTHER_TYPES:
         then = "convert the values to unsigned bytes, or save the arrays as .npz"
-        raise unusable(path, got=f"an idx file of {_OTHER_TYPES[type_code]}", expected=expected, then=then)
+        raise unusable(path, f"an idx file of {_OTHER_TYPES[type_code]}", expected, then)
     if zeros != 0 or type_code != _UBYTE:
-        raise unusable(path, got=f"first bytes {header[:4].hex(' ')}", expected=expected, then=DOWNLOAD_AGAIN)
+        raise unusable(path, f"first bytes {header[:4].hex(' ')}", expected)
     if stated != dimensions:
         then = "check that images (3 dimensions) and labels (1 dimension) are not exchanged"
-        raise unusable(path, got=f"an idx file with {stated} dimension(s)", expected=expected, then=then)
+        raise unusable(path, f"an idx file with {stated} dimension(s)", expected, then)
     if len(header) < header_size:
-        raise unusable(path, got=f"{len(header)} bytes", expected=f"a header of {header_size}", then=DOWNLOAD_AGAIN)
+        raise unusable(path, f"{len(header)} bytes", f"a header of {header_size}")
     shape = struct.unpack(f">{dimensions}I", header[4:])
     size = math.prod(shape)
     values = _read_at_most(file, size + 1)
     if len(values) != size:
         got = f"{len(values)} bytes of values" if len(values) < size else f"more than {size} bytes of values"
-        raise unusable(path, got=got, expected=f"{size}, for the stated shape {shape}", then=DOWNLOAD_AGAIN)
+        raise unusable(path, got, f"{size}, for the stated shape {shape}")
     return np.frombuffer(values, dtype=np.uint8).reshape(shape)
 
 
@@ -123,7 +93,7 @@ def _read_at_most(file: IO[bytes] | gzip.GzipFile, size: int) -> bytes:
 def _load(
     name: str, root: Path, split: str, *, folders: tuple[str, ...], class_names: tuple[str, ...], source: str
 ) -> Dataset:
-    prefix = _FILE_PREFIX[split]
+    prefix = "train" if split == "train" else "t10k"
     wanted = [
         [f"{prefix}-{stem}{end}" for end in ("", ".gz") for stem in (f"{kind}-{idx}", f"{kind}.{idx}")]
         for kind, idx in (("images", "idx3-ubyte"), ("labels", "idx1-ubyte"))

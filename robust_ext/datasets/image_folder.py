@@ -25,7 +25,6 @@ SPLIT_NAMES = ("train", "test", "val", "valid", "validation")
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _GREY_MODES = ("1", "L", "LA")
 _DEEP_MODES = ("I", "F")
-_ONE_FOLDER_A_CLASS = "put the images of each class in a folder of its own: FOLDER/CLASS/IMAGE.png"
 
 
 def load_image_folder(folder: Path, split: str) -> Dataset:
@@ -35,29 +34,21 @@ def load_image_folder(folder: Path, split: str) -> Dataset:
     ``(N, 1, H, W)``, unless there are colour images too, which makes all of them ``(N, 3, H, W)``; transparency is
     dropped, of an animation the first image is taken. Hidden files, and files that are no images by their suffix,
     are left out. A folder is a split if it is called train, test, val, valid or validation and holds folders.
-
-    Args:
-        folder: The folder.
-        split: ``"train"`` or ``"test"``; without effect where the folder has no splits.
-
-    Raises:
-        DataError: There are no images, they differ in size, or one cannot be decoded; names the file.
-        MissingDependencyError: Pillow is not installed.
     """
     with reading(folder):
         splits = [name for name in SPLIT_NAMES if (folder / name).is_dir() and _subfolders(folder / name)]
         if splits and split not in splits:
             then = f"choose another split, or name the folder itself: {folder / splits[0]}"
-            raise unusable(folder, got="folders " + ", ".join(splits), expected=f"a folder {split}", then=then)
+            raise unusable(folder, "folders " + ", ".join(splits), f"a folder {split}", then)
         top = folder / split if splits else folder
         classes = _subfolders(top)
-        files = [_images(path) for path in classes]
+        files = [[p for p in _visible(path) if p.suffix.lower() in SUFFIXES and p.is_file()] for path in classes]
     if not classes:
-        raise unusable(top, got="no folders in it", expected="one folder a class", then=_ONE_FOLDER_A_CLASS)
+        then = "put the images of each class in a folder of its own: FOLDER/CLASS/IMAGE.png"
+        raise unusable(top, "no folders in it", "one folder a class", then)
     for path, inside in zip(classes, files, strict=True):
         if not inside:
-            then = "add images to it, or remove it"
-            raise unusable(path, got="no images in it", expected="files " + ", ".join(SUFFIXES), then=then)
+            raise unusable(path, "no images in it", "files " + ", ".join(SUFFIXES), "add images to it, or remove it")
     paths = [path for inside in files for path in inside]
     labels = np.repeat(np.arange(len(classes)), [len(inside) for inside in files])
     name = f"{folder.absolute().name}-{split}" if splits else folder.absolute().name
@@ -66,13 +57,11 @@ def load_image_folder(folder: Path, split: str) -> Dataset:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    folders = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    return sorted(folders, key=lambda path: path.name)
+    return [path for path in _visible(folder) if path.is_dir()]
 
 
-def _images(folder: Path) -> list[Path]:
-    files = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
-    return sorted((path for path in files if path.is_file()), key=lambda path: path.name)
+def _visible(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
 
 
 def _read(paths: Sequence[Path]) -> NDArray[np.uint8]:
@@ -85,10 +74,10 @@ def _read(paths: Sequence[Path]) -> NDArray[np.uint8]:
             if image.size != size:
                 got = f"{image.width} x {image.height} pixels"
                 expected = f"{size[0]} x {size[1]} as in {paths[0]}"
-                raise unusable(path, got=got, expected=expected, then="resize the images to one size")
+                raise unusable(path, got, expected, "resize the images to one size")
             if image.mode in _DEEP_MODES or image.mode.startswith("I;"):
                 then = "convert it to 8 bits, or save the values in [0, 1] as .npz"
-                raise unusable(path, got=f"pixels of mode {image.mode}", expected="8 bits a channel", then=then)
+                raise unusable(path, f"pixels of mode {image.mode}", "8 bits a channel", then)
             grey = grey and image.mode in _GREY_MODES
     images = np.empty((len(paths), 1 if grey else 3, size[1], size[0]), dtype=np.uint8)
     for position, path in enumerate(paths):
@@ -117,6 +106,5 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise
     except Exception as error:
         # Decoders raise errors of many kinds for damaged data.
-        got = f"an error while decoding ({error})"
-        then = "replace the file or remove it"
-        raise unusable(path, got=got, expected=f"a whole image ({', '.join(_FORMATS)})", then=then) from error
+        got, expected = f"an error while decoding ({error})", f"a whole image ({', '.join(_FORMATS)})"
+        raise unusable(path, got, expected, "replace the file or remove it") from error

@@ -193,9 +193,9 @@ def test_pickles_cannot_change_what_reads_them(tmp_path, program):
     whole = python2_batch(rows_of(1), [1])
     write(path, program + b"0" + whole)
     with pytest.raises(DataError):
-        read_batch(path, label_key="labels")
+        read_batch(path, "labels")
     write(path, b"K\x000" + whole)
-    assert read_batch(path, label_key="labels")[1].tolist() == [1]
+    assert read_batch(path, "labels")[1].tolist() == [1]
 
 
 @pytest.mark.parametrize("put", [b"r\xff\xff\xff\x7f", b"p999999999\n", b"r\x00\x00\x00\x01"])
@@ -215,7 +215,7 @@ def test_damaged_pickles_give_a_batch_or_a_data_error(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "damaged"
     path.write_bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
     try:
-        rows, _ = read_batch(path, label_key="labels")
+        rows, _ = read_batch(path, "labels")
     except DataError:
         return
     assert rows.shape[1:] == (3072,)
