@@ -42,6 +42,7 @@ class ApgdResult:
     passes: PassCounter
 
 
+@dataclass
 class Ascent:
     """Runs on one batch, and what they have found together.
 
@@ -55,23 +56,18 @@ class Ascent:
         total: How many evaluations there will be.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        targeted: bool,
-        stop_early: bool,
-        watch: Watch | None,
-        total: int,
-    ) -> None:
-        self.inputs, self.labels = inputs, labels
-        self._target, self._targeted, self._stop_early = target, targeted, stop_early
-        self._watch, self._total, self._number = watch, total, 0
-        self._passes = PassCounter()
-        self._tried, self._hits = _Best(inputs.flatten(1)), _Best(inputs.flatten(1))
-        self._no_gradient = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+    target: Target
+    inputs: Tensor
+    labels: Tensor
+    targeted: bool
+    stop_early: bool
+    watch: Watch | None
+    total: int
+
+    def __post_init__(self) -> None:
+        self._number, self._passes = 0, PassCounter()
+        self._tried, self._hits = _Best(self.inputs.flatten(1)), _Best(self.inputs.flatten(1))
+        self._no_gradient = torch.zeros(len(self.inputs), dtype=torch.bool, device=self.inputs.device)
 
     def run(self, start: Tensor, loss: RowLoss, rule: Steps, *, steps: int) -> None:
         """Go up from ``start`` ``(N, ...)`` by ``rule``, with ``steps`` gradients and one evaluation of the last point.
@@ -109,7 +105,7 @@ class Ascent:
     def logits(self, points: Tensor) -> Tensor:
         """The target's logits at ``(N, ...)``, without a gradient."""
         self._passes.forward += len(points)
-        return query(self._target, points)
+        return query(self.target, points)
 
     def result(self) -> ApgdResult:
         """What has been found by now."""
@@ -126,7 +122,7 @@ class Ascent:
 
     def _unsolved(self) -> Rows | None:
         """The rows to query; None where nothing is left to do."""
-        if not self._stop_early:
+        if not self.stop_early:
             return _ALL
         rows = (self._hits.loss == -torch.inf).nonzero().squeeze(1)
         return rows if len(rows) else None
@@ -139,7 +135,7 @@ class Ascent:
         if differentiate:
             with torch.enable_grad():
                 queried = queried.detach().requires_grad_(True)
-                logits = self._target.module(queried)
+                logits = self.target.module(queried)
                 value = loss(logits, rows)
                 gradient = self._differentiate(value, queried, rows)
             logits, value = logits.detach(), value.detach()
@@ -150,7 +146,7 @@ class Ascent:
             value, gradient = loss(logits, rows), torch.zeros_like(points[rows])
         same = logits.argmax(1) == self.labels[rows]
         # Logits that are not finite decide nothing.
-        hits = (same if self._targeted else ~same) & torch.isfinite(logits).all(1)
+        hits = (same if self.targeted else ~same) & torch.isfinite(logits).all(1)
         value = value.to(before.dtype)
         if isinstance(rows, Tensor):
             value, gradient = before.index_put((rows,), value), torch.zeros_like(points).index_put((rows,), gradient)
@@ -165,10 +161,10 @@ class Ascent:
         return gradient
 
     def _show(self, points: Tensor, value: Tensor, gradient: Tensor | None) -> None:
-        if self._watch is not None:
+        if self.watch is not None:
             shape = self.inputs.shape
             shown = None if gradient is None else gradient.view(shape)
-            self._watch(Step(self._number, self._total, points.view(shape), value, shown))
+            self.watch(Step(self._number, self.total, points.view(shape), value, shown))
         self._number += 1
 
 
