@@ -92,7 +92,7 @@ def run(host: str, name: str, problem: Problem, *, labels: Any = None, reference
 
 @HOSTS
 @EachCase
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), pytest.param((-1.0, 2.0), marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("targeted", [False, True])
 def test_points_are_those_of_the_attack_itself(
     host: str, norm: str, name: str, bounds: tuple[float, float], targeted: bool

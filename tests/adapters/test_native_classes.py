@@ -67,7 +67,7 @@ CLIMBS = [
     )
 ] + [("ObjectivePGD", norm, {"steps": 5, "step_size": 0.05}) for norm in ORDERS]
 EachCase = pytest.mark.parametrize(("name", "norm", "settings"), CASES + CLIMBS, ids=str)
-EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
+EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), pytest.param((-1.0, 2.0), marks=pytest.mark.exhaustive)])
 PLAIN = [case for case in CASES if case[0] not in ("RayS", "CarliniWagnerLinf", "SpatialTransformation")]
 
 
@@ -180,9 +180,9 @@ def test_the_hosts_give_the_same_points(name: str, norm: str, settings: dict[str
 
 
 @HOSTS
-@EachCase
-def test_parameters_are_those_of_the_declaration(host: str, name: str, norm: str, settings: dict[str, Any]) -> None:
-    kind = class_of(host, name, norm)
+@pytest.mark.parametrize("name", list(CORE))
+def test_parameters_are_those_of_the_declaration(host: str, name: str) -> None:
+    kind = class_of(host, name, CORE[name].traits.norms[0])
     own = inspect.signature(kind).parameters
     for entry in host_parameters(CORE[name], host):
         if entry.name != "random_start":
@@ -214,8 +214,8 @@ def test_names_are_the_hosts() -> None:
     assert repr(foolbox_attacks.LinfRaySAttack(queries=9)) == (
         "LinfRaySAttack(queries=9, tolerance=0.001, keep_rows=True)"
     )
-    for kind, own in ((foolbox.attacks.LinfPGD, foolbox_attacks.LinfObjectivePGD),):
-        assert inspect.signature(kind).parameters.keys() < inspect.signature(own).parameters.keys()
+    own = inspect.signature(foolbox_attacks.LinfObjectivePGD).parameters
+    assert inspect.signature(foolbox.attacks.LinfPGD).parameters.keys() < own.keys()
     for name in ("CarliniWagnerLinf", "LinearRegion", "SpatialTransformation"):
         assert "eps" not in getattr(art_attacks, name).attack_params
 

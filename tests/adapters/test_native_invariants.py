@@ -225,193 +225,104 @@ def guided_in_art(kind: Any) -> Any:
     return Guided
 
 
-TINY: dict[str, Any] = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2}
-LOGITS: dict[str, Any] = {"rel_stepsize": 0.1, "samples": 2, "level": 0.02, "check_every": 2}
 WRONG = (*ArtBase.wrong_settings, {"seed": -1}, {"eps": float("inf")})
+BASES: dict[str, tuple[Any, Any]] = {
+    "RayS": (RaysInFoolbox, CannotAimInArt),
+    "LinearRegion": (RegionInFoolbox, RegionInArt),
+    **dict.fromkeys(("OrthogonalPGD", "SelectivePGD", "JointLoss"), (DefendedInFoolbox, DefendedInArt)),
+    **dict.fromkeys(("FeatureMatching", "LogitMatching"), (DefendedInFoolbox, DefendedInArt)),
+}
+TINY: dict[str, Any] = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
+LOGITS: dict[str, Any] = {"steps": 12, "rel_step_size": 0.1, "samples": 2, "level": 0.02, "check_every": 2}
+# An attack, a norm and settings in the words of its declaration; the first of each attack is among the quick tests.
+ROWS: list[tuple[str, str, dict[str, Any]]] = [
+    ("APGD", "Linf", {"steps": 8}),
+    ("APGD", "L2", {"steps": 8, "loss": "dlr", "restarts": 2}),
+    ("APGD", "L1", {"steps": 8, "loss": "margin"}),
+    ("RandomSearch", "Linf", {"points": 60}),
+    ("RandomSearch", "L2", {"points": 60, "outer": "surface"}),
+    ("RandomSearch", "L1", {"points": 60}),
+    *(("Square", norm, {"queries": 40}) for norm in ORDERS),
+    ("RayS", "Linf", {"queries": 400}),
+    ("CarliniWagnerLinf", "Linf", {"steps": 20, "learning_rate": 0.05, "initial_const": 0.1, "const_factor": 8.0}),
+    ("ObjectivePGD", "Linf", {"steps": 10, "step_size": 0.04}),
+    ("ObjectivePGD", "L2", {"objective": "kl", "algorithm": "bim", "steps": 10, "rel_step_size": 0.2}),
+    ("ObjectivePGD", "L1", {"objective": "gini", "steps": 10, "rel_step_size": 0.2, "best": True}),
+    ("ObjectivePGD", "Linf", {"objective": "fisher-rao", "steps": 10, "step_size": 0.04}),
+    *(("LinearRegion", norm, TINY) for norm in ("L2", "Linf", "L1")),
+    ("OrthogonalPGD", "Linf", {"steps": 12, "rel_step_size": 0.2}),
+    ("SelectivePGD", "L2", {"steps": 12, "rel_step_size": 0.2}),
+    ("JointLoss", "L1", {"steps": 8, "restarts": 2}),
+    ("FeatureMatching", "L2", {"features": "2", "steps": 12, "rel_step_size": 0.1}),
+    ("LogitMatching", "Linf", LOGITS),
+]
+LIBRARYS_OWN = [
+    (foolbox.attacks.LinfPGD, "ace", {"steps": 10}),
+    (foolbox.attacks.LinfBasicIterativeAttack, "kl", {}),
+    (foolbox.attacks.L2PGD, "gini", {"steps": 10, "rel_stepsize": 0.2}),
+    (foolbox.attacks.L1BasicIterativeAttack, "fisher-rao", {}),
+]
 
 
-def in_foolbox(kind: Any, base: Any = FoolboxBase, *, own: Any = None, **settings: Any) -> Any:
-    return type("Invariants", (base,), {"make_attack": lambda self: kind(**settings), **(own or {})})
+def in_words_of(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    names = {entry.setting: entry.name for entry in kind.parameters}
+    return {names[key]: value for key, value in settings.items()}
 
 
-def in_art(
-    name: str, norm: str = "Linf", base: Any = ArtBase, *, own: Any = None, make: Any = None, **settings: Any
-) -> Any:
-    kind = getattr(art_attacks, name) if make is None else make(getattr(art_attacks, name))
+def add(name: str, base: Any, make_attack: Any, *, quick: bool, **parts: Any) -> None:
+    made = type(f"Test{name}", (base,), {"make_attack": make_attack, "__module__": __name__, **parts})
+    globals()[f"Test{name}"] = made if quick else pytest.mark.exhaustive(made)
 
+
+def in_foolbox(kind: Any, settings: dict[str, Any]) -> Any:
+    return lambda self: kind(**settings)
+
+
+def in_art(kind: Any, norm: str, settings: dict[str, Any]) -> Any:
     def make_attack(self: Any, estimator: Any, **chosen: Any) -> Any:
         known = {key: value for key, value in chosen.items() if key != "eps" or "eps" in kind.attack_params}
         return kind(estimator, **{"norm": ORDERS[norm], **settings, **known})
 
-    parts = {"norm": ORDERS[norm], "wrong_settings": WRONG, **(own or {}), "make_attack": make_attack}
-    return type("Invariants", (base,), parts)
+    return make_attack
 
 
-CASES: dict[str, Any] = {
-    "FoolboxLinfAPGD": in_foolbox(foolbox_attacks.LinfAPGD, steps=10),
-    "FoolboxL2APGD": in_foolbox(foolbox_attacks.L2APGD, steps=10, loss="dlr"),
-    "FoolboxL1APGD": in_foolbox(foolbox_attacks.L1APGD, steps=10),
-    "FoolboxLinfRandomSearch": in_foolbox(foolbox_attacks.LinfRandomSearchAttack, points=60),
-    "FoolboxL2RandomSearch": in_foolbox(foolbox_attacks.L2RandomSearchAttack, points=60),
-    "FoolboxL1RandomSearch": in_foolbox(foolbox_attacks.L1RandomSearchAttack, points=60, own={"epsilon": 0.4}),
-    "FoolboxLinfRayS": in_foolbox(foolbox_attacks.LinfRaySAttack, RaysInFoolbox, queries=120),
-    "FoolboxLinfSquare": in_foolbox(foolbox_attacks.LinfSquareAttack, queries=40),
-    "FoolboxL2Square": in_foolbox(foolbox_attacks.L2SquareAttack, queries=40, own={"epsilon": 0.3}),
-    "FoolboxL1Square": in_foolbox(foolbox_attacks.L1SquareAttack, queries=40, own={"epsilon": 0.4}),
-    "FoolboxLinfCarliniWagner": in_foolbox(
-        foolbox_attacks.LinfCarliniWagnerAttack, steps=20, stepsize=0.05, initial_const=0.1
-    ),
-    "FoolboxLinfACE": in_foolbox(foolbox_attacks.LinfObjectivePGD, steps=10, rel_stepsize=0.2),
-    "FoolboxL2KL": in_foolbox(
-        foolbox_attacks.L2ObjectivePGD,
-        BlindInFoolbox,
-        objective="kl",
-        algorithm="bim",
-        steps=10,
-        rel_stepsize=0.2,
-        own={"objective": "kl"},
-    ),
-    "FoolboxL1Gini": in_foolbox(
-        foolbox_attacks.L1ObjectivePGD,
-        BlindInFoolbox,
-        objective="gini",
-        steps=10,
-        rel_stepsize=0.2,
-        best=True,
-        own={"objective": "gini"},
-    ),
-    "FoolboxLinfFisherRao": in_foolbox(
-        foolbox_attacks.LinfObjectivePGD,
-        BlindInFoolbox,
-        objective="fisher-rao",
-        steps=10,
-        abs_stepsize=0.04,
-        own={"objective": "fisher-rao"},
-    ),
-    "LinfPGDWithACE": in_foolbox(with_objective(foolbox.attacks.LinfPGD, "ace"), steps=10),
-    "LinfBIMWithKL": in_foolbox(
-        with_objective(foolbox.attacks.LinfBasicIterativeAttack, "kl"), BlindInFoolbox, own={"objective": "kl"}
-    ),
-    "L2PGDWithGini": in_foolbox(
-        with_objective(foolbox.attacks.L2PGD, "gini"),
-        BlindInFoolbox,
-        steps=10,
-        rel_stepsize=0.2,
-        own={"objective": "gini"},
-    ),
-    "L1BIMWithFisherRao": in_foolbox(
-        with_objective(foolbox.attacks.L1BasicIterativeAttack, "fisher-rao"),
-        BlindInFoolbox,
-        own={"objective": "fisher-rao"},
-    ),
-    "FoolboxLinfOrthogonalPGD": in_foolbox(
-        foolbox_attacks.LinfOrthogonalPGDAttack, DefendedInFoolbox, steps=12, rel_stepsize=0.2
-    ),
-    "FoolboxL2SelectivePGD": in_foolbox(
-        foolbox_attacks.L2SelectivePGDAttack, DefendedInFoolbox, steps=12, rel_stepsize=0.2
-    ),
-    "FoolboxL1JointLoss": in_foolbox(foolbox_attacks.L1JointLossAttack, DefendedInFoolbox, steps=8, restarts=2),
-    "FoolboxL2FeatureMatching": in_foolbox(
-        guided(foolbox_attacks.L2FeatureMatchingAttack), DefendedInFoolbox, features="2", steps=12, rel_stepsize=0.1
-    ),
-    "FoolboxLinfLogitMatching": in_foolbox(
-        guided(foolbox_attacks.LinfLogitMatchingAttack), DefendedInFoolbox, steps=12, **LOGITS
-    ),
-    **{
-        f"Foolbox{norm}LinearRegion": in_foolbox(
-            getattr(foolbox_attacks, f"{norm}LinearRegionAttack"), RegionInFoolbox, **TINY, regions=1
-        )
-        for norm in ORDERS
-    },
-    "ArtLinfAPGD": in_art("APGD", max_iter=8),
-    "ArtL2APGD": in_art("APGD", "L2", max_iter=8, loss="dlr", num_random_init=2),
-    "ArtL1APGD": in_art("APGD", "L1", max_iter=8, loss="margin"),
-    "ArtLinfRandomSearch": in_art("RandomSearch", max_iter=60),
-    "ArtL2RandomSearch": in_art("RandomSearch", "L2", max_iter=60, outer="surface"),
-    "ArtL1RandomSearch": in_art("RandomSearch", "L1", max_iter=60, own={"epsilon": 0.4}),
-    "ArtLinfRayS": in_art(
-        "RayS",
-        base=CannotAimInArt,
-        max_iter=400,
-        own={"words": "cannot aim", "wrong_settings": (*WRONG[:-2], {"norm": 2}, {"eps": 0.0}, {"stop": 1})},
-    ),
-    "ArtLinfSquare": in_art("Square", max_iter=40),
-    "ArtL2Square": in_art("Square", "L2", max_iter=40, own={"epsilon": 0.3}),
-    "ArtL1Square": in_art("Square", "L1", max_iter=40, own={"epsilon": 0.4}),
-    "ArtLinfACE": in_art("ObjectivePGD", max_iter=10, eps_step=0.04),
-    "ArtL2KL": in_art(
-        "ObjectivePGD",
-        "L2",
-        BlindInArt,
-        objective="kl",
-        algorithm="bim",
-        max_iter=10,
-        eps_step=0.2,
-        own={"objective": "kl"},
-    ),
-    "ArtL1Gini": in_art(
-        "ObjectivePGD",
-        "L1",
-        BlindInArt,
-        objective="gini",
-        max_iter=10,
-        eps_step=0.8,
-        best=True,
-        own={"objective": "gini"},
-    ),
-    "ArtLinfFisherRao": in_art(
-        "ObjectivePGD",
-        base=BlindInArt,
-        objective="fisher-rao",
-        max_iter=10,
-        eps_step=0.04,
-        own={"objective": "fisher-rao"},
-    ),
-    "ArtLinfOrthogonalPGD": in_art(
-        "OrthogonalPGD",
-        base=DefendedInArt,
-        max_iter=12,
-        rel_step_size=0.2,
-        own={"wrong_settings": (*WRONG, {"norm": 1}, {"norm": 2, "step": "sign"})},
-    ),
-    "ArtL2SelectivePGD": in_art("SelectivePGD", "L2", DefendedInArt, max_iter=12, rel_step_size=0.2),
-    "ArtL1JointLoss": in_art("JointLoss", "L1", DefendedInArt, max_iter=8, num_random_init=2),
-    "ArtL2FeatureMatching": in_art(
-        "FeatureMatching",
-        "L2",
-        DefendedInArt,
-        make=guided_in_art,
-        features="2",
-        max_iter=12,
-        rel_step_size=0.1,
-    ),
-    "ArtLinfLogitMatching": in_art(
-        "LogitMatching",
-        base=DefendedInArt,
-        make=guided_in_art,
-        max_iter=12,
-        rel_step_size=0.1,
-        samples=2,
-        level=0.02,
-        check_every=2,
-        own={"repeatable": {**DefendedInArt.repeatable, "level": 0}},
-    ),
-    **{
-        f"Art{norm}LinearRegion": in_art(
-            "LinearRegion",
-            norm,
-            RegionInArt,
-            **TINY,
-            max_iter=1,
-            own={
-                "wrong_settings": (*ArtBase.wrong_settings[1:], {"seed": -1}),
-                # Where points of a region are nearly as near, rounding chooses between them.
-                "repeatable": {} if norm == "L2" else {"max_iter": 0},
-            },
-        )
-        for norm in ORDERS
-    },
-}
-for name, case in CASES.items():
-    case.__name__ = case.__qualname__ = f"Test{name}"
-    globals()[f"Test{name}"] = case
+def add_both(name: str, norm: str, settings: dict[str, Any], *, number: int, quick: bool) -> None:
+    """The tests of an attack in both hosts."""
+    objective = settings.get("objective")
+    foolbox_base, art_base = (BlindInFoolbox, BlindInArt) if objective else BASES.get(name, (FoolboxBase, ArtBase))
+    stem = {"APGD": "APGD", "CarliniWagnerLinf": "CarliniWagnerAttack", "ObjectivePGD": "ObjectivePGD"}
+    kind = getattr(foolbox_attacks, f"{norm}{stem.get(name, f'{name}Attack')}")
+    twin = getattr(art_attacks, name)
+    shared: dict[str, Any] = {"objective": objective} if objective else {}
+    if norm == "L1" and name in ("RandomSearch", "Square"):
+        shared["epsilon"] = 0.4
+    own: dict[str, Any] = {"norm": ORDERS[norm], "wrong_settings": WRONG}
+    if name == "RayS":
+        own |= {"words": "cannot aim", "wrong_settings": (*WRONG[:-2], {"norm": 2}, {"eps": 0.0}, {"stop": 1})}
+    if name in ("LinearRegion", "CarliniWagnerLinf"):
+        own["wrong_settings"] = ArtBase.wrong_settings[1:]
+    if name == "LinearRegion" and norm != "L2":
+        # Where points of a region are nearly as near, rounding chooses between them.
+        own["repeatable"] = {"max_iter": 0}
+    if name == "OrthogonalPGD":
+        own["wrong_settings"] = (*WRONG, {"norm": 1}, {"norm": 2, "step": "sign"})
+    if name == "LogitMatching":
+        own["repeatable"] = {**DefendedInArt.repeatable, "level": 0}
+    chosen = in_words_of(kind, settings), in_words_of(twin, settings)
+    if name.endswith("Matching"):
+        kind, twin = guided(kind), guided_in_art(twin)
+    add(f"Foolbox{name}{number}", foolbox_base, in_foolbox(kind, chosen[0]), quick=quick, **shared)
+    # Points of an attack of smallest perturbation lie where they are found, but for those of RayS, which stop at eps.
+    if name != "CarliniWagnerLinf":
+        add(f"Art{name}{number}", art_base, in_art(twin, norm, chosen[1]), quick=quick, **shared, **own)
+
+
+seen: set[str] = set()
+for position, (attack, its_norm, ways) in enumerate(ROWS):
+    add_both(attack, its_norm, ways, number=position, quick=attack not in seen)
+    seen.add(attack)
+for host, objective, ways in LIBRARYS_OWN:
+    base = FoolboxBase if objective == "ace" else BlindInFoolbox
+    parts = {"objective": objective} if objective != "ace" else {}
+    made = in_foolbox(with_objective(host, objective), ways)
+    add(f"{host.__name__}With{objective}", base, made, quick=objective == "kl", **parts)
