@@ -28,13 +28,13 @@ def main() -> None:
     parts = Split(Counted(parts.features, PassCounter()), parts.readout, parts.layer)
     problems = fit(measure(Forward(parts.features, 64), inputs, range(len(inputs)), settings), parts.readout, settings)
     times = {}
-    for rows in ("any", "single", "any", "single"):
-        attack = CallableAttack(pgd(200), rows=rows)
+    for batching in ("any", "single", "any", "single"):
+        attack = CallableAttack(pgd(200), batching=batching)
         posed = ProblemAttack(attack=attack, features=parts.features, settings=settings)
         done = drive(verified(posed.run(problems)))
-        times.setdefault(rows, []).append(done.seconds["attack"])
+        times.setdefault(batching, []).append(done.seconds["attack"])
         found = sum(record["outcome"] == "found" for record in done.records.values())
-        print(f"PGD-200, rows={rows:<7} found {found}/{len(inputs)}", flush=True)
+        print(f"PGD-200, batching={batching:<7} found {found}/{len(inputs)}", flush=True)
     print(f"one at a time / together = {sum(times['single']) / sum(times['any']):.2f}")
 
 
