@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,41 +19,19 @@ from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
-from robust_ext.models.purifier import Purifier
-from robust_ext.models.row_rng import RowRNG
 from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.testing.conformance.problems import digits, network, threat_model
+from tests.models.cases import NoisyRounding, Rounding, art_classifier, quantise
 
 SAMPLES = 2
 
 
-def quantise(x: Tensor) -> Tensor:
-    return (x * 15).round() / 15
-
-
-class Rounding(Purifier):
-    """Two steps towards grey, rounded to 16 levels: plain gradients are zero."""
-
-    def __init__(self, classifier: nn.Module) -> None:
-        super().__init__(classifier, steps=2)
-
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        return quantise(point + 0.05 * (0.5 - point))
-
-
-class NoisyRounding(Rounding):
-    random = True
-
-    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return x + 0.01 * rng.normal(x, "noise"), {}
-
-
 WRAPPED: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "plain": Rounding,
-    "bpda": lambda classifier: BPDA(Rounding(classifier), backward="trajectory"),
-    "eot": lambda classifier: EoT(BPDA(NoisyRounding(classifier)), draws=2, chunk=2, seed=0),
-    # Foolbox's Brendel-Bethge stops where a point on the boundary is classified otherwise when asked again.
-    "fixed": lambda classifier: EoT(BPDA(NoisyRounding(classifier)), draws=2, chunk=2, seed=0, fixed=True),
+    "plain": lambda classifier: Rounding(classifier, steps=2),
+    "bpda": lambda classifier: BPDA(Rounding(classifier, steps=2), backward="trajectory"),
+    "eot": lambda classifier: EoT(BPDA(NoisyRounding(classifier, steps=2)), draws=2, chunk=2, seed=0),
+    # Foolbox's Brendel-Bethge stops where a point on the boundary is classified otherwise when it is queried again.
+    "fixed": lambda classifier: EoT(BPDA(NoisyRounding(classifier, steps=2)), draws=2, chunk=2, seed=0, fixed=True),
 }
 
 
@@ -140,7 +118,7 @@ class _Downhill:
 
 
 def without_compiler(library: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba would compile for a minute; all that asks the model stays as it is."""
+    """numba would compile for a minute; all that queries the model stays as it is."""
     if library == "foolbox":
         attacks = importlib.import_module("foolbox.attacks")
         monkeypatch.setattr(getattr(attacks, name), "instantiate_optimizer", lambda self: _Downhill())
@@ -167,19 +145,6 @@ def test_it_gets_gradients_through_the_wrappers(
 @pytest.mark.parametrize(("library", "listing"), PLAIN)
 def test_without_the_wrappers_no_gradient_arrives(library: str, listing: AttackListing) -> None:
     assert attacked(library, listing, "plain")[1].largest == 0
-
-
-def art_classifier(module: nn.Module, **settings: Any) -> Any:
-    classification = pytest.importorskip("art.estimators.classification")
-    return classification.PyTorchClassifier(
-        module,
-        loss=nn.CrossEntropyLoss(),
-        input_shape=(1, 8, 8),
-        nb_classes=10,
-        clip_values=(0, 1),
-        device_type="cpu",
-        **settings,
-    )
 
 
 def test_hosts_that_differentiate_by_parameters_too_find_none() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +44,27 @@ class Descent(Purifier):
 
 def quantise(x: Tensor) -> Tensor:
     return (x * 15).round() / 15
+
+
+class Rounding(Purifier):
+    """Steps towards the middle that end in a quantiser: plain gradients are zero."""
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+        return quantise(point + 0.05 * (0.5 - point))
+
+
+class NoisyRounding(Rounding):
+    random = True
+
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return x + 0.01 * rng.normal(x, "noise"), {}
+
+
+def art_classifier(module: nn.Module, **settings: Any) -> Any:
+    """ART's classifier of digits."""
+    classification = pytest.importorskip("art.estimators.classification")
+    shape = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0, 1)}
+    return classification.PyTorchClassifier(module, loss=nn.CrossEntropyLoss(), device_type="cpu", **shape, **settings)
 
 
 class Held:

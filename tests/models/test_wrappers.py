@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.bpda import BPDA, trajectory_gradient
 from robust_ext.models.eot import EoT
-from robust_ext.models.purifier import Purifier
-from robust_ext.models.row_rng import RowRNG
-from tests.models.cases import Descent, data, held_by, network, quantise
+from tests.models.cases import Descent, NoisyRounding, Rounding, art_classifier, data, held_by, network, quantise
 
 LABELS = torch.tensor([0, 2, 1, 0, 1])
 COTANGENT = torch.randn(4, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -190,20 +188,6 @@ def test_a_hundred_draws_of_several_steps_hold_what_two_do() -> None:
     assert held(2, checkpoint=True) < held(2) / 2
 
 
-class Rounding(Purifier):
-    """Three steps towards the middle that end in a quantiser."""
-
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        return quantise(point + 0.05 * (0.5 - point).sign())
-
-
-class NoisyRounding(Rounding):
-    random = True
-
-    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return x + 0.02 * rng.normal(x, "noise"), {}
-
-
 class Quantised(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return quantise(x)
@@ -217,12 +201,10 @@ def by_foolbox(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
 
 
 def by_art(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
-    classification = pytest.importorskip("art.estimators.classification")
     evasion = pytest.importorskip("art.attacks.evasion")
-    classifier = classification.PyTorchClassifier(
-        module, loss=nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1), device_type="cpu"
+    attack = evasion.ProjectedGradientDescent(
+        art_classifier(module), eps=0.3, eps_step=0.03, max_iter=15, verbose=False
     )
-    attack = evasion.ProjectedGradientDescent(classifier, eps=0.3, eps_step=0.03, max_iter=15, verbose=False)
     return torch.from_numpy(attack.generate(x.numpy(), np.eye(10, dtype=np.float32)[labels.numpy()]))
 
 
