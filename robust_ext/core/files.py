@@ -7,11 +7,9 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes | str) -> None:
-    """Write a file in one step, also when the machine stops in the middle.
+    """Write a file, whose folder exists, in one step, also when the machine stops in the middle; text becomes UTF-8.
 
-    Args:
-        path: The file; its folder exists. The draft lies beside it, because a rename needs one disk.
-        content: Bytes, or text that is written as UTF-8.
+    The draft lies beside it, because a rename needs one disk.
     """
     # The process id keeps two processes that write the same file apart.
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -22,37 +22,19 @@ from robust_ext.core.specification import check_keywords, did_you_mean, match_fo
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def load_object(text: str, *, argument: str = "object") -> Any:
-    """Load ``package.module:name`` or ``path/to/file.py:name``; ``name`` may have dots.
+def resolve_object(text: str, *, argument: str = "object") -> Any:
+    """Load ``package.module:name`` or ``path/to/file.py:name`` (dots may follow); where parentheses end it, call it.
 
     Modules and the imports of a file are searched for in the usual places and then in the current folder, or the
     file's own. A file is loaded once as long as it does not change.
 
     Args:
-        text: The text, without parentheses.
+        text: The text.
         argument: What error messages call it.
 
     Raises:
-        InvalidArgumentError: The text has another form, or there is no such file, module or name.
-        DataError: The file or module raised while it was imported.
-
-    Example:
-        >>> load_object("math:pi")
-        3.141592653589793
-    """
-    match = match_form(text, argument)
-    if match["arguments"] is not None:
-        raise InvalidArgumentError(
-            argument, text, "a name without parentheses, as in package.module:name or file.py:name"
-        )
-    return _load(match["scope"], match["name"], text, argument)
-
-
-def resolve_object(text: str, *, argument: str = "object") -> Any:
-    """Load an object as :func:`load_object` does and, where the text ends in parentheses, call it.
-
-    Raises:
-        InvalidArgumentError: As in :func:`load_object`, or the callable does not take these arguments.
+        InvalidArgumentError: The text has another form, there is no such file, module or name, or the callable does
+            not take these arguments.
         DataError: The import or the call raised.
 
     Example:
@@ -65,9 +47,8 @@ def resolve_object(text: str, *, argument: str = "object") -> Any:
     if match["arguments"] is None:
         return found
     if not callable(found):
-        raise InvalidArgumentError(
-            argument, text, f"no parentheses, because {spec.name} is {_article(found)} and no callable"
-        )
+        expected = f"no parentheses, because {spec.name} is of type {type(found).__name__} and no callable"
+        raise InvalidArgumentError(argument, text, expected)
     check_keywords(found, spec.arguments, argument=argument, label=spec.name)
     try:
         return found(**spec.arguments)
@@ -147,7 +128,3 @@ def _also_searched(folder: Path) -> Iterator[None]:
         if str(folder) in sys.path:
             # Remove the last one: the user may have had the folder on the path before.
             del sys.path[len(sys.path) - 1 - sys.path[::-1].index(str(folder))]
-
-
-def _article(obj: object) -> str:
-    return f"of type {type(obj).__name__}"

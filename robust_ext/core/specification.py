@@ -24,13 +24,10 @@ _LITERALS = (
 
 @dataclass(frozen=True, kw_only=True)
 class CallSpec:
-    """A name with arguments, as parsed.
+    """A name with arguments, as parsed from ``text``.
 
-    Args:
-        scope: What stands before the colon: a library, a module or a file.
-        name: What stands after it; may have dots.
-        arguments: Keyword arguments, literals only.
-        text: The text it was parsed from.
+    ``scope`` is what stands before the colon (a library, a module or a file), ``name`` what stands after it, which may
+    have dots, and ``arguments`` the keyword arguments, literals only.
     """
 
     scope: str
@@ -89,14 +86,11 @@ def check_keywords(
     for name in keywords:
         if name not in accepted and not takes_all:
             listed = ", ".join(accepted) or "no arguments"
-            raise InvalidArgumentError(
-                argument, f"{label}({name}=...)", f"one of: {listed}{did_you_mean(name, accepted)}"
-            )
-    missing = [
-        name for name in accepted if parameters[name].default is inspect.Parameter.empty and name not in keywords
-    ]
-    if missing:
-        raise InvalidArgumentError(argument, f"{label} without {missing[0]}", f"{label}({missing[0]}=..., ...)")
+            expected = f"one of: {listed}{did_you_mean(name, accepted)}"
+            raise InvalidArgumentError(argument, f"{label}({name}=...)", expected)
+    for name in accepted:
+        if parameters[name].default is inspect.Parameter.empty and name not in keywords:
+            raise InvalidArgumentError(argument, f"{label} without {name}", f"{label}({name}=..., ...)")
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -129,24 +123,18 @@ def _parse_arguments(source: str, text: str, argument: str) -> dict[str, Any]:
             raise InvalidArgumentError(argument, repr(text), _FORM)
         if call.args:
             shown = ast.unparse(call.args[0])
-            raise InvalidArgumentError(
-                argument, f"{text} with the positional argument {shown}", f"a name for it, key={shown}"
-            )
-        names = [_keyword(keyword) for keyword in call.keywords]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise ValueError(f"{twice[0]} is set twice")
-        return {name: _literal(keyword.value) for name, keyword in zip(names, call.keywords, strict=True)}
+            got = f"{text} with the positional argument {shown}"
+            raise InvalidArgumentError(argument, got, f"a name for it, key={shown}")
+        found: dict[str, Any] = {}
+        for keyword in call.keywords:
+            if keyword.arg is None or keyword.arg in found:
+                raise ValueError("** is not supported" if keyword.arg is None else f"{keyword.arg} is set twice")
+            found[keyword.arg] = _literal(keyword.value)
+        return found
     except InvalidArgumentError:
         raise
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise InvalidArgumentError(argument, f"{text} ({error})", _LITERALS) from error
-
-
-def _keyword(keyword: ast.keyword) -> str:
-    if keyword.arg is None:
-        raise ValueError("** is not supported")
-    return keyword.arg
 
 
 def _literal(node: ast.expr) -> Any:

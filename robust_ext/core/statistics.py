@@ -15,9 +15,7 @@ def proportion_interval(hits: int, trials: int, *, confidence: float = 0.95) -> 
         >>> round(low, 3), high
         (0.891, 1.0)
     """
-    check_integer("trials", trials, minimum=0)
-    check_integer("hits", hits, minimum=0, maximum=trials)
-    check_number("confidence", confidence, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
+    _check(hits, trials, confidence=confidence)
     if trials == 0:
         return None
     tail = (1 - confidence) / 2
@@ -26,10 +24,15 @@ def proportion_interval(hits: int, trials: int, *, confidence: float = 0.95) -> 
 
 def upper_bound(hits: int, trials: int, *, error_rate: float = 0.05) -> float:
     """One-sided exact upper bound of a proportion: below it with probability ``1 - error_rate``; 1 without trials."""
+    _check(hits, trials, error_rate=error_rate)
+    return _upper(hits, trials, error_rate)
+
+
+def _check(hits: int, trials: int, **share: float) -> None:
     check_integer("trials", trials, minimum=0)
     check_integer("hits", hits, minimum=0, maximum=trials)
-    check_number("error_rate", error_rate, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
-    return _upper(hits, trials, error_rate)
+    for name, value in share.items():
+        check_number(name, value, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
 
 
 def _upper(hits: int, trials: int, tail: float) -> float:
@@ -54,9 +57,7 @@ def sequential_decision(hits: int, trials: int, *, threshold: float, error_rate:
         >>> sequential_decision(62, 62, threshold=0.95), sequential_decision(1, 4, threshold=0.95)
         ('above', 'below')
     """
-    check_integer("trials", trials, minimum=0)
-    check_integer("hits", hits, minimum=0, maximum=trials)
-    check_number("threshold", threshold, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
+    _check(hits, trials, threshold=threshold)
     check_number("error_rate", error_rate, minimum=0, maximum=0.5, open_minimum=True, open_maximum=True)
     from scipy.special import betainc, betaln
 

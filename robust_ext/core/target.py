@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class PassCounter:
-    """Counts of rows sent through a network.
+    """Rows (single samples) that went ``forward``, and rows through which a gradient came ``backward``.
 
-    Attributes:
-        forward: Rows (single samples) that went forward.
-        backward: Rows through which a gradient came back.
-        watch: Called after each forward pass, for progress bars.
+    ``watch`` is called after each forward pass, for progress bars.
     """
 
     forward: int = 0
@@ -54,10 +51,7 @@ class PassCounter:
 class Counted(nn.Module):
     """A module that counts the rows through it; values and gradients are those of the module.
 
-    Args:
-        module: Any module from a batch to a batch.
-        counter: Where the rows are counted.
-        counts: False where a part of the module is counted already, see :func:`count_calls`.
+    ``counts`` is False where a part of the module is counted already, see :func:`count_calls`.
     """
 
     def __init__(self, module: nn.Module, counter: PassCounter, *, counts: bool = True) -> None:
@@ -83,13 +77,9 @@ class Counted(nn.Module):
 
 @contextmanager
 def count_calls(network: nn.Module, counter: PassCounter) -> Iterator[None]:
-    """Count the rows through a network, whoever calls it and whichever of its layers they use.
+    """Count the rows ``(N, ...)`` through a network, whoever calls it and whichever of its layers they use.
 
     A backward pass is counted where a gradient arrives at the input.
-
-    Args:
-        network: From a batch ``(N, ...)``.
-        counter: Where the rows are counted.
     """
 
     def note(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -146,7 +136,7 @@ def module_device(module: nn.Module) -> torch.device:
 def frozen(module: nn.Module) -> Iterator[None]:
     """Attack a module without leaving a trace on it.
 
-    Inside, no parameter asks for a gradient (attacks need those of the inputs only, which saves part of each backward
+    Inside, no parameter requires a gradient (attacks need those of the inputs only, which saves part of each backward
     pass). On leaving, ``requires_grad``, ``grad``, buffers and train flags are as they were, whatever the attack did:
     an attack that switches batch normalisation into train mode would otherwise change the network it is judged on.
     """
@@ -164,8 +154,8 @@ def frozen(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for parameter, asked, gradient in parameters:
-            parameter.requires_grad_(asked)
+        for parameter, required, gradient in parameters:
+            parameter.requires_grad_(required)
             parameter.grad = gradient
         with torch.no_grad():
             for part, name, buffer, before in buffers:

@@ -6,7 +6,7 @@ appendices A.2 and B, for inner and boundary points; they treat linf only, the l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -103,13 +103,7 @@ class ThreatModel:
         A direction is drawn (linf: uniform in the cube, l2: normal, l1: Laplace) and stretched until the *clipped*
         point lies at distance epsilon; where the bounds leave no room for that, the point goes as far as they allow.
 
-        Args:
-            x: One sample, any shape.
-            count: Number of points.
-            generator: CPU generator; the points depend on nothing else.
-
-        Returns:
-            float32 ``(count, *x.shape)`` on the device of ``x``.
+        Arguments and points are those of :meth:`sample_inner`.
         """
         shape = (count, x.numel())
         if self.norm == "linf":
@@ -127,13 +121,7 @@ class ThreatModel:
         directions. l1: vertices of ball and bounds together, one value after another moved as far as it can go until
         the budget is used up. All are clipped to the bounds, and lie at distance epsilon where the bounds leave room.
 
-        Args:
-            x: One sample, any shape.
-            count: Number of points.
-            generator: CPU generator; the points depend on nothing else.
-
-        Returns:
-            float32 ``(count, *x.shape)`` on the device of ``x``.
+        Arguments and points are those of :meth:`sample_inner`.
         """
         if self.norm == "l1":
             return self._vertices(x, count, generator)
@@ -187,7 +175,7 @@ class ThreatModel:
         return points.view(d.shape[0], *x.shape).to(x.device)
 
 
-def _signs(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+def _signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
 
 
@@ -200,5 +188,5 @@ def _rows(count: int, size: int, draw: Callable[[Tensor], object]) -> Tensor:
 
 
 def _laplace(row: Tensor, generator: torch.Generator) -> Tensor:
-    signs = torch.randint(0, 2, row.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+    signs = _signs(row.shape, generator)
     return row.exponential_(generator=generator).mul_(signs)

@@ -83,11 +83,7 @@ class Detector(SettingsModule, ABC):
         return self.score(x)
 
     def checked(self, observed: Observation) -> Tensor:
-        """The score of a forward pass, as one number an input.
-
-        Raises:
-            ModelError: It is something else.
-        """
+        """The score of a forward pass, as one number an input; ModelError where it is something else."""
         scores = self.score_of(observed)
         rows = len(observed.inputs)
         if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.shape != (rows,):
@@ -100,8 +96,7 @@ class Detector(SettingsModule, ABC):
     def score_margin_of(self, observed: Observation) -> Tensor:
         """How far the score of a forward pass lies above the threshold, ``(N,)``: detected where above 0.
 
-        Raises:
-            ModelError: The detector has no threshold yet.
+        ModelError: the detector has no threshold yet.
         """
         if bool(self.threshold.isnan().all()):
             raise self.error("has no threshold; call calibrate(clean_inputs, false_positive_rate=0.05) first")
@@ -122,11 +117,7 @@ class Detector(SettingsModule, ABC):
             return self.detected(self.score_margin(x))
 
     def detected(self, margin: Tensor) -> Tensor:
-        """Which inputs of this score margin ``(N,)`` are detected, bool ``(N,)``.
-
-        Raises:
-            ModelError: It is NaN.
-        """
+        """Which inputs of this score margin ``(N,)`` are detected, bool ``(N,)``; ModelError where it is NaN."""
         if bool(margin.isnan().any()):
             raise self.error("scored NaN, which is neither detected nor let pass")
         return margin > 0
@@ -153,10 +144,7 @@ class Detector(SettingsModule, ABC):
             InvalidArgumentError: There are too few inputs to tell that share from none.
             ModelError: Scores are NaN, or all the same.
         """
-        rate = check_number(
-            "false_positive_rate", false_positive_rate, minimum=0, maximum=1, open_minimum=True, open_maximum=True
-        )
-        check_clean(inputs, batch_size)
+        rate = check_clean(inputs, batch_size, false_positive_rate)
         passes = self.over_batches(inputs, lambda one: (self.checked(one), one.predicted, one.logits), batch_size)
         scores, predicted = (torch.cat([each[part] for each in passes]) for part in (0, 1))
         try:
@@ -257,11 +245,7 @@ class Detector(SettingsModule, ABC):
         *,
         kinds: Sequence[type[Detector]] = (),
     ) -> Self:
-        """The detector of what :meth:`packed` returned.
-
-        Raises:
-            DataError: It is another detector.
-        """
+        """The detector of what :meth:`packed` returned; DataError where it is another one."""
         made = about.get("detector")
         if made != cls.__name__:
             raise DataError(f"holds {made or 'no detector'}, expected {cls.__name__}")
@@ -279,11 +263,14 @@ class Detector(SettingsModule, ABC):
         return detector
 
 
-def check_clean(inputs: object, batch_size: object) -> None:
-    """Refuse what is no tensor of at least one clean input, or no batch size."""
+def check_clean(inputs: object, batch_size: object, rate: object = 0.5) -> float:
+    """Refuse what is no tensor of at least one clean input, no batch size or no rate, which is returned."""
+    name = "false_positive_rate"
+    share = check_number(name, rate, minimum=0, maximum=1, open_minimum=True, open_maximum=True)
     check_integer("batch_size", batch_size, minimum=1)
     if not isinstance(inputs, Tensor) or not inputs.dim() or not len(inputs):
         raise InvalidArgumentError("inputs", "no clean inputs", "a tensor of at least one clean input")
+    return share
 
 
 def _own(name: str) -> bool:

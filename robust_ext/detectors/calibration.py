@@ -38,20 +38,10 @@ class Calibration:
 def find_threshold(
     scores: Tensor, predicted: Tensor, *, classes: int | None, rate: float
 ) -> tuple[Tensor, Calibration]:
-    """The threshold of clean scores, and how it came about.
+    """The threshold of clean scores ``(N,)``, ``()`` or one a predicted class ``(classes,)``, and how it came about.
 
-    Args:
-        scores: Of clean inputs, ``(N,)``.
-        predicted: Their predicted classes, int64 ``(N,)``.
-        classes: How many there are, for one threshold each; None for one threshold of all.
-        rate: The share of clean inputs that may be detected, in (0, 1).
-
-    Returns:
-        The threshold, ``()`` or ``(classes,)``, and its description.
-
-    Raises:
-        InvalidArgumentError: There are too few scores to tell that share from none.
-        ModelError: Scores are NaN, or all the same.
+    InvalidArgumentError: there are too few scores to tell the share ``rate`` from none. ModelError: scores are NaN, or
+    all the same.
     """
     if bool(scores.isnan().any()):
         raise ModelError(f"scored NaN on {int(scores.isnan().sum())} of {len(scores)} clean inputs")

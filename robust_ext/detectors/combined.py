@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.modules import buffer, module_class, positional
 from robust_ext.core.random import seeded_globals
+from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_choice, check_integer
+from robust_ext.core.validation import check_integer
 from robust_ext.detectors.base import Detector, check_clean
 from robust_ext.detectors.catalogue import PUBLISHED
 from robust_ext.detectors.combining import METHODS, combine_ranks, ranks_among
@@ -23,6 +25,7 @@ from robust_ext.detectors.observation import Observation
 logger = logging.getLogger(__name__)
 
 
+@module_class
 class CombinedDetector(Detector):
     """The mean, maximum or worst-case mixture of several detectors' ranks among clean scores.
 
@@ -35,20 +38,10 @@ class CombinedDetector(Detector):
     :meth:`fit_clean`, then :meth:`calibrate` on other clean inputs. What changes a member's scores afterwards calls for
     both again. The thresholds of members play no part. An input that a member scores NaN gets NaN.
 
-    Args:
-        classifier: The network that all of them watch.
-        detectors: One or more beside that network; :func:`~robust_ext.as_detector` makes one of a score, a name or a
-            detector of another library. They become parts of this detector, not copies.
-        method: ``"mean"``, ``"max"`` or ``"mixture"``.
-
     Attributes:
         differentiable: Whether gradients flow from every member; ranks are piecewise smooth.
         random: Whether a member's scores are random.
         members: The detectors.
-        clean: Their scores of clean inputs, in order, float64 ``(K, n)``; empty until fitted.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted, or a detector watches another classifier.
 
     Example:
         >>> from robust_ext.datasets import load_dataset
@@ -64,19 +57,29 @@ class CombinedDetector(Detector):
         0.05
     """
 
-    clean: Tensor
+    detectors: Sequence[Detector] = positional(
+        "One or more beside that network; :func:`~robust_ext.as_detector` makes one of a score, a name or a detector "
+        "of another library. They become parts of this detector, not copies.",
+        kw_only=False,
+    )
+    method: str = setting(default="mean", help='``"mean"``, ``"max"`` or ``"mixture"``.', choices=METHODS)
+    clean: Tensor = buffer(
+        "The detectors' scores of clean inputs, in order, float64 ``(K, n)``; empty until fitted.", dtype=torch.float64
+    )
 
-    def __init__(self, classifier: nn.Module, detectors: Sequence[Detector], *, method: str = "mean") -> None:
-        super().__init__(classifier)
+    def __post_init__(self) -> None:
+        # They are kept as ``members``.
+        detectors = self.detectors
+        del self.detectors
+        super().__post_init__()
         if not isinstance(detectors, (list, tuple)) or not detectors:
             shown = type(detectors).__name__ if isinstance(detectors, nn.Module) else repr(detectors)
             raise InvalidArgumentError("detectors", shown, "a list of one or more")
-        self.method = check_choice("method", method, METHODS)
         for number, member in enumerate(detectors):
             if not isinstance(member, Detector):
                 expected = f"a Detector; make it one by robust_ext.as_detector(detectors[{number}], classifier)"
                 raise InvalidArgumentError(f"detectors[{number}]", type(member).__name__, expected)
-            if member.classifier is not classifier:
+            if member.classifier is not self.classifier:
                 raise InvalidArgumentError(
                     f"detectors[{number}]",
                     f"{type(member).__name__} beside another module, {type(member.classifier).__name__}",
@@ -89,8 +92,6 @@ class CombinedDetector(Detector):
         self.layers = tuple(dict.fromkeys(name for member in self.members for name in member.layers))
         self.differentiable = all(member.differentiable for member in self.members)
         self.random = any(member.random for member in self.members)
-        empty = torch.empty(len(self.members), 0, dtype=torch.float64, device=module_device(classifier))
-        self.register_buffer("clean", empty)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -171,11 +172,7 @@ class CombinedDetector(Detector):
         *,
         kinds: Sequence[type[Detector]] = (),
     ) -> Self:
-        """The detector of what :meth:`packed` returned.
-
-        Raises:
-            DataError: It is another detector, or has a member of an unknown class.
-        """
+        """The detector of what :meth:`packed` returned; DataError: it is another, or a member is unknown."""
         if about.get("detector") != cls.__name__:
             raise DataError(f"holds {about.get('detector') or 'no detector'}, expected {cls.__name__}")
         if not {"threshold", "clean"} <= values.keys() or "members" not in about:

@@ -30,19 +30,10 @@ _BELOW_ONE = 1 - 2.0**-53
 
 
 def combine(scores: ArrayLike, clean: Sequence[ArrayLike], *, method: str) -> Floats:
-    """One score an input out of those of K detectors, by their ranks among clean scores.
+    """One score an input out of those of K detectors, ``(K, ...)``, by their ranks among clean scores ``(n,)`` of each.
 
-    Args:
-        scores: One row a detector, ``(K, ...)``; higher means more adversarial. An input that one detector scores NaN
-            gets NaN.
-        clean: Scores of clean inputs, ``(n,)`` for each of the K detectors, see :func:`ranks_among`.
-        method: See :func:`combine_ranks`.
-
-    Returns:
-        float64 in [0, 1], ``(...)``.
-
-    Raises:
-        InvalidArgumentError: These are no such numbers, or there is no such method.
+    Combined by :func:`combine_ranks`: float64 in [0, 1], ``(...)``. An input that one detector scores NaN gets NaN.
+    InvalidArgumentError: these are no such numbers, or there is no such method.
 
     Example:
         >>> clean = [[0.0, 1.0, 2.0], [10.0, 20.0, 30.0]]
@@ -71,12 +62,9 @@ def ranks_among(scores: Tensor, clean: Tensor) -> Tensor:
     clean scores (1 where they are all the same); below the lowest likewise. So it grows strictly with the score as far
     as float64 can tell, and a detector's ranks have the ROC curve of its scores.
 
-    Args:
-        scores: Of any shape. Infinite ones are in order, 0 or 1 where no clean score is infinite; NaN stays NaN.
-        clean: Scores of clean inputs, float64 ``(n,)`` in increasing order, no NaN, at least one of them finite.
-
-    Returns:
-        float64 in [0, 1], of the shape of ``scores``.
+    Clean scores are float64 ``(n,)`` in increasing order, without NaN, at least one of them finite; ranks are float64
+    in [0, 1], of the shape of ``scores``. Infinite scores are in order, 0 or 1 where no clean score is infinite; NaN
+    stays NaN.
 
     Example:
         >>> ranks_among(torch.tensor([0.0, 1.0, 1.5, 2.0, 3.0, torch.inf]), torch.tensor([1.0, 2.0]).double()).tolist()
@@ -107,7 +95,7 @@ def ranks_among(scores: Tensor, clean: Tensor) -> Tensor:
 
 
 def combine_ranks(numbers: Tensor, *, method: str) -> Tensor:
-    """Combine ranks or probabilities of K detectors, with gradients.
+    """Combine ranks or probabilities of K detectors, in [0, 1], ``(K, ...)`` to ``(...)``, with gradients.
 
     ``"mean"``: the average. ``"max"``: the highest, so that what one detector finds counts. ``"mixture"``: the worst-
     case mixture of Granese et al. With each number q_k as the probability of a binary decision, it is the q that
@@ -117,16 +105,6 @@ def combine_ranks(numbers: Tensor, *, method: str) -> Tensor:
         ``logit q = (h(a) - h(b)) / (b - a)``
 
     with h the binary entropy: the mean of the logit over [a, b], which is a where both are the same.
-
-    Args:
-        numbers: In [0, 1], ``(K, ...)``, K at least 1.
-        method: One of :data:`METHODS`.
-
-    Returns:
-        In [0, 1], between the lowest and the highest number, ``(...)``; NaN where one of them is.
-
-    Raises:
-        InvalidArgumentError: There is no such method.
 
     Example:
         >>> numbers = torch.tensor([[0.0, 0.2], [0.5, 0.2], [1.0, 0.9]], dtype=torch.float64)

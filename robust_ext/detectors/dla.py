@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from robust_ext.core.modules import module_class
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import setting
-from robust_ext.core.validation import check_integer, check_number
 from robust_ext.detectors._features.layers import check_names
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation
-from robust_ext.detectors.training import check_kinds, minimise
+from robust_ext.detectors.training import check_kinds, check_training, minimise
 
 
 @module_class
@@ -80,10 +79,7 @@ class DLADetector(Detector):
             InvalidArgumentError: These are no such tensors or settings.
             ModelError: Activations are not finite.
         """
-        check_integer("epochs", epochs, minimum=1)
-        check_number("learning_rate", learning_rate, minimum=0, open_minimum=True)
-        check_integer("batch_size", batch_size, minimum=1)
-        check_integer("seed", seed, minimum=0)
+        check_training(epochs, batch_size, learning_rate, seed)
         kinds = check_kinds(clean, adversarial)
         parts = [torch.cat(self.over_batches(kind, self._activations, batch_size)) for kind in kinds]
         rows = torch.cat(parts)

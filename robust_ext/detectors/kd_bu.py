@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, SplitError
 from robust_ext.core.modules import buffer, module_class
@@ -22,6 +21,7 @@ from robust_ext.core.validation import check_labels
 from robust_ext.detectors._features.dropout import dropout_layers, dropout_variance
 from robust_ext.detectors._features.layers import check_name, hidden_layer
 from robust_ext.detectors._features.references import ReferenceDetector
+from robust_ext.detectors._features.repeating import repeatable
 from robust_ext.detectors.observation import Observation
 from robust_ext.models.features import LayerInput, split
 
@@ -147,19 +147,11 @@ class KDBUDetector(ReferenceDetector):
 
 
 def log_density(points: Tensor, references: Tensor, *, bandwidth: float, chunk: int = 4096) -> Tensor:
-    """Logarithm of the Gaussian kernel density, with gradients for the points.
+    """Logarithm of the Gaussian kernel density at points ``(N, F)``, ``(N,)``, with gradients for the points.
 
-    It is the mean over references r of the normal density at the point with mean r and covariance ``bandwidth^2 I``.
-    Distances are taken directly, not through inner products, which would cancel at small bandwidths.
-
-    Args:
-        points: ``(N, F)``.
-        references: ``(R, F)``, R of at least 1.
-        bandwidth: Above 0.
-        chunk: References in one step: memory is N x chunk, on the way back too.
-
-    Returns:
-        ``(N,)``.
+    It is the mean over references r, ``(R, F)``, of the normal density at the point with mean r and covariance
+    ``bandwidth^2 I``. Distances are taken directly, not through inner products, which would cancel at small bandwidths;
+    memory is N x chunk, on the way back too.
 
     Example:
         >>> log_density(torch.zeros(1, 2), torch.zeros(5, 2), bandwidth=1.0)
@@ -167,12 +159,7 @@ def log_density(points: Tensor, references: Tensor, *, bandwidth: float, chunk: 
     """
     parts = torch.split(references, chunk)
     several = len(parts) > 1 and torch.is_grad_enabled() and points.requires_grad
-    sums = [
-        checkpoint(_log_kernels, points, part, bandwidth, use_reentrant=False)
-        if several
-        else _log_kernels(points, part, bandwidth)
-        for part in parts
-    ]
+    sums = [repeatable(several, _log_kernels, points, part, bandwidth) for part in parts]
     constant = math.log(len(references)) + references.shape[1] / 2 * math.log(2 * math.pi * bandwidth**2)
     return _log_sum_exp(torch.stack(sums, 1)) - constant
 

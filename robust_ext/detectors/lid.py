@@ -109,20 +109,13 @@ class LIDDetector(ReferenceDetector):
 
 
 def local_dimension(points: Tensor, references: Tensor, *, neighbours: int) -> Tensor:
-    """Local intrinsic dimensionality of points among references, with gradients for the points.
+    """Local intrinsic dimensionality of points ``(N, F)`` among references ``(R, F)``, with gradients for the points.
 
     With ``r_1 <= ... <= r_k`` the distances to the k nearest references, it is ``-k / sum_j log(r_j / r_k)``
     (Amsaleg et al. 2015; Ma et al. 2018, equation 4). A reference at no distance, up to rounding, is the point itself,
     and not one of its neighbours: it would make the estimate 0. Where fewer than k others are left, k is their number.
-
-    Args:
-        points: ``(N, F)``.
-        references: ``(R, F)``, R of at least ``neighbours``.
-        neighbours: k, at least 2.
-
-    Returns:
-        ``(N,)``, in [0, 10000]: 0 where fewer than two references are elsewhere than the point, and at most 10000
-        where all neighbours are equally far.
+    Estimates ``(N,)`` are in [0, 10000]: 0 where fewer than two references are elsewhere than the point, and at most
+    10000 where all neighbours are equally far.
 
     Example:
         >>> line = torch.linspace(0, 1, 101)[:, None]

@@ -19,12 +19,12 @@ from robust_ext.core.modules import buffer, module_class
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
+from robust_ext.core.validation import check_choice, check_inputs, check_integer
 from robust_ext.detectors._features.autoencoder import Autoencoder, check_structure
 from robust_ext.detectors.base import Detector, check_clean
 from robust_ext.detectors.calibration import Calibration
 from robust_ext.detectors.observation import Observation, observe
-from robust_ext.detectors.training import TrainingSet, minimise
+from robust_ext.detectors.training import TrainingSet, check_training, minimise
 
 logger = logging.getLogger(__name__)
 
@@ -151,10 +151,8 @@ class MagNetDetector(Detector):
             InvalidArgumentError: These are no such images or settings.
             ModelError: Parts are not finite.
         """
-        count = self.epochs if epochs is None else check_integer("epochs", epochs, minimum=1)
-        check_integer("batch_size", batch_size, minimum=1)
-        check_number("learning_rate", learning_rate, minimum=0, open_minimum=True)
-        check_integer("seed", seed, minimum=0)
+        count = self.epochs if epochs is None else epochs
+        check_training(count, batch_size, learning_rate, seed)
         inputs = check_inputs("inputs", inputs, bounds=self.bounds)
         if inputs.dim() != 4 or not len(inputs):
             raise InvalidArgumentError("inputs", f"shape {tuple(inputs.shape)}", "at least one image, (N, C, H, W)")
@@ -209,11 +207,8 @@ class MagNetDetector(Detector):
 
         Limits are common to all classes; see :meth:`Detector.calibrate`.
         """
-        rate = check_number(
-            "false_positive_rate", false_positive_rate, minimum=0, maximum=1, open_minimum=True, open_maximum=True
-        )
         self.check_fitted(self.limits.numel(), on="clean_training_inputs")
-        check_clean(inputs, batch_size)
+        rate = check_clean(inputs, batch_size, false_positive_rate)
         before = self.limits
         try:
             self._take_limits(inputs, rate, batch_size)

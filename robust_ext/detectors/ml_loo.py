@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from robust_ext.core.modules import module_class
 from robust_ext.core.random import stream
@@ -19,6 +18,7 @@ from robust_ext.core.validation import check_integer
 from robust_ext.detectors._features.dispersion import MEASURES
 from robust_ext.detectors._features.layers import check_names
 from robust_ext.detectors._features.regression import Regression
+from robust_ext.detectors._features.repeating import repeatable
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation, observe
 from robust_ext.detectors.training import check_kinds
@@ -126,20 +126,16 @@ class MLLOODetector(Detector):
         return self.features_of(observe(self.classifier, x))
 
     def features_of(self, observed: Observation) -> Tensor:
-        """The leave-one-out features of a forward pass, with gradients; further passes are made.
+        """The leave-one-out features of a forward pass, ``(N, F)``, with gradients; further passes are made.
 
-        Returns:
-            ``(N, F)``: the units of the layers, in order, and the output for the predicted class.
+        These are the units of the layers, in order, and the output for the predicted class.
         """
         x, predicted = observed.inputs, observed.predicted
         squares = squares_of(x, stride=self.stride or self.patch)
         several = torch.is_grad_enabled() and x.requires_grad and len(x) * len(squares) > self.batch_size
         parts = []
         for rows in torch.split(torch.arange(len(x), device=x.device), max(1, self.batch_size // len(squares))):
-            given = x[rows], predicted[rows], squares
-            parts.append(
-                checkpoint(self._dispersions, *given, use_reentrant=False) if several else self._dispersions(*given)
-            )
+            parts.append(repeatable(several, self._dispersions, x[rows], predicted[rows], squares))
         return torch.cat(parts)
 
     def score_of(self, observed: Observation) -> Tensor:
@@ -155,12 +151,7 @@ class MLLOODetector(Detector):
         size = max(1, self.batch_size // max(1, len(x)))
         parts = torch.split(squares, size)
         several = len(parts) > 1 and torch.is_grad_enabled() and x.requires_grad
-        passes = [
-            checkpoint(self._blanked_units, x, predicted, part, use_reentrant=False)
-            if several
-            else self._blanked_units(x, predicted, part)
-            for part in parts
-        ]
+        passes = [repeatable(several, self._blanked_units, x, predicted, part) for part in parts]
         features = []
         for layer in zip(*passes, strict=True):
             spread = MEASURES[self.dispersion](torch.cat(layer, 2))
@@ -190,12 +181,9 @@ class MLLOODetector(Detector):
 
 
 def squares_of(x: Tensor, *, stride: int) -> Tensor:
-    """Channel, row and column where the squares of an input begin, each within one channel, int64 ``(P, 3)``.
+    """Channel, row and column where the squares of inputs ``(N, ...)`` begin, each in one channel, int64 ``(P, 3)``.
 
-    Args:
-        x: Inputs ``(N, ...)``. The last two dimensions are rows and columns, and what leads them channels; vectors are
-            one row.
-        stride: Values from one square to the next.
+    The last two dimensions are rows and columns, and what leads them channels; vectors are one row.
 
     Example:
         >>> squares_of(torch.zeros(1, 1, 3, 4), stride=2).tolist()
@@ -207,16 +195,9 @@ def squares_of(x: Tensor, *, stride: int) -> Tensor:
 
 
 def blanked(x: Tensor, squares: Tensor, *, patch: int, fill: float) -> Tensor:
-    """Each input with each square blanked.
+    """Inputs ``(N, ...)`` with each of the squares ``(P, 3)`` blanked, cut off at the edges, ``(N * P, ...)``.
 
-    Args:
-        x: Inputs ``(N, ...)``.
-        squares: From :func:`squares_of`, ``(P, 3)``.
-        patch: Side of a square; what lies beyond the edges is cut off.
-        fill: What its values become.
-
-    Returns:
-        ``(N * P, ...)``: all squares of the first input, then all of the second, and so on.
+    All squares of the first input come first, then all of the second, and so on.
     """
     shape = _image_shape(x)
     inside = torch.ones(len(squares), *shape, dtype=torch.bool, device=x.device)

@@ -84,7 +84,10 @@ class NSSDetector(Detector):
         """
         check_integer("batch_size", batch_size, minimum=1)
         kinds = check_kinds(clean, adversarial, fewest=1 if self.output == "decision" else _FOLDS, bounds=self.bounds)
-        rows = torch.cat([each for kind in kinds for each in self._features_of_all(kind, batch_size)])
+        device = module_device(self.classifier)
+        with torch.no_grad():
+            parts = [self.features(part.to(device)) for kind in kinds for part in torch.split(kind, batch_size)]
+        rows = torch.cat(parts)
         lowest, highest = rows.amin(0), rows.amax(0)
         targets = (torch.arange(len(rows)) >= len(kinds[0])).long()
         fitted = self._machine(_scaled(rows, lowest, highest).cpu(), targets)
@@ -110,11 +113,6 @@ class NSSDetector(Detector):
             slope, shift = self.slope.double()
             decision = (slope * decision + shift).sigmoid()
         return decision.to(observed.inputs.dtype)
-
-    def _features_of_all(self, inputs: Tensor, batch_size: int) -> list[Tensor]:
-        device = module_device(self.classifier)
-        with torch.no_grad():
-            return [self.features(batch.to(device)) for batch in torch.split(inputs, batch_size)]
 
     def _machine(self, rows: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """The buffers of a machine fitted to scaled features."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -30,11 +31,7 @@ class Observation:
         return self.logits.detach().argmax(1)
 
     def units(self, layer: str, *, pool: bool) -> Tensor:
-        """The units of a layer: its values, or with ``pool`` its channels, each the mean over all positions.
-
-        Returns:
-            ``(N, C)`` when pooled, ``(N, values)`` otherwise.
-        """
+        """The values ``(N, values)`` of a layer, or with ``pool`` the means ``(N, C)`` of its channels."""
         output = self.layers[layer]
         if pool and output.dim() > 2:
             return output.mean(tuple(range(2, output.dim())))
@@ -62,24 +59,20 @@ def observe(classifier: nn.Module, x: Tensor, layers: Sequence[str] = ()) -> Obs
     """
     outputs: dict[str, list[object]] = {name: [] for name in layers}
     modules = dict(classifier.named_modules())
-    handles = []
-    for name in outputs:
-        if name not in modules:
-            known = ", ".join(entry for entry in list(modules)[-8:] if entry) or "none"
-            raise InvalidArgumentError("layers", name, f"names of layers of the classifier (the last ones: {known})")
-        handles.append(
-            modules[name].register_forward_hook(lambda _module, _args, out, kept=outputs[name]: kept.append(out))
-        )
-    try:
+    with ExitStack() as hooks:
+        for name, kept in outputs.items():
+            if name not in modules:
+                known = ", ".join(entry for entry in list(modules)[-8:] if entry) or "none"
+                expected = f"names of layers of the classifier (the last ones: {known})"
+                raise InvalidArgumentError("layers", name, expected)
+            hook = modules[name].register_forward_hook(lambda _module, _args, out, kept=kept: kept.append(out))
+            hooks.enter_context(hook)
         logits = classifier(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    kept: dict[str, Tensor] = {}
+    seen: dict[str, Tensor] = {}
     for name, found in outputs.items():
         if len(found) != 1:
             raise ModelError(f"layer {name!r} was called {len(found)} times in one forward pass, expected once")
         if not isinstance(found[0], Tensor):
             raise ModelError(f"layer {name!r} returned {type(found[0]).__name__}, expected a tensor")
-        kept[name] = found[0]
-    return Observation(x, logits, kept)
+        seen[name] = found[0]
+    return Observation(x, logits, seen)

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.modules import buffer, module_class
 from robust_ext.core.settings import setting
 from robust_ext.core.validation import check_choice, check_inputs, check_labels, check_number
+from robust_ext.detectors._features.repeating import repeatable
 from robust_ext.detectors.base import Detector, check_clean
 from robust_ext.detectors.observation import Observation
 from robust_ext.detectors.training import ANY
@@ -129,12 +129,8 @@ class OddsDetector(Detector):
         means = []
         for part in parts:
             rows = x[[row for row, _ in part]]
-            which = [noise for _, noise in part]
-            if several:
-                # Draws inside are repeated on the way back: the generator's state is kept, not the noise.
-                means.append(checkpoint(self._average, rows, which, use_reentrant=False))
-            else:
-                means.append(self._average(rows, which))
+            # Draws inside are repeated on the way back: the generator's state is kept, not the noise.
+            means.append(repeatable(several, self._average, rows, [noise for _, noise in part]))
         return torch.cat(means or [logits[:0]]).view(len(x), len(self.noises), logits.shape[1])
 
     def _average(self, rows: Tensor, which: list[int]) -> Tensor:

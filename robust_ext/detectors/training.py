@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_inputs
+from robust_ext.core.validation import check_inputs, check_integer, check_number
 
 ANY = (-float("inf"), float("inf"))
 
@@ -53,14 +53,9 @@ class TrainingSet:
 def check_kinds(
     clean: Tensor, adversarial: Tensor, *, fewest: int = 1, reason: str = "", bounds: tuple[float, float] = ANY
 ) -> tuple[Tensor, Tensor]:
-    """Return clean and adversarial inputs ``(N, ...)`` and ``(M, ...)`` as float32, in the bounds.
+    """Return clean and adversarial inputs ``(N, ...)`` and ``(M, ...)`` as float32, in the bounds, if enough of each.
 
-    Args:
-        clean: Clean inputs, floating point.
-        adversarial: Adversarial ones.
-        fewest: How many of each there must be.
-        reason: What stands before that number in error messages.
-        bounds: Of both.
+    ``reason`` stands before the number ``fewest`` in error messages.
     """
     checked = []
     for name, inputs in (("clean", clean), ("adversarial", adversarial)):
@@ -69,6 +64,14 @@ def check_kinds(
             raise InvalidArgumentError(name, f"{len(found)} inputs", f"at least {reason}{fewest} {name} inputs")
         checked.append(found)
     return checked[0], checked[1]
+
+
+def check_training(epochs: int, batch_size: int, learning_rate: float, seed: int) -> None:
+    """Check the settings of a training."""
+    check_integer("epochs", epochs, minimum=1)
+    check_integer("batch_size", batch_size, minimum=1)
+    check_number("learning_rate", learning_rate, minimum=0, open_minimum=True)
+    check_integer("seed", seed, minimum=0)
 
 
 def minimise(
@@ -80,18 +83,9 @@ def minimise(
     batch_size: int,
     learning_rate: float,
 ) -> list[float]:
-    """Train a network by Adam, with torch's global generator.
+    """Train a network by Adam, with torch's global generator; return what is reported, averaged over each epoch's rows.
 
-    Args:
-        network: It is changed.
-        loss: From the rows of a step to what is minimised and what is reported, both ``()``.
-        rows: How many there are.
-        epochs: Passes over them.
-        batch_size: Rows in a step.
-        learning_rate: Of Adam.
-
-    Returns:
-        What is reported, averaged over the rows of each epoch.
+    ``loss`` takes the rows of a step and returns what is minimised and what is reported, both ``()``.
     """
     device = module_device(network)
     optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from robust_ext import ThreatModel
 from robust_ext.cli import app as cli
 from robust_ext.core.errors import DataError, InvalidArgumentError, RunFolderError
-from robust_ext.core.objects import load_object
+from robust_ext.core.objects import resolve_object
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.defenses.soap import flipped_crop
@@ -157,14 +157,14 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "train_defense.py"
 
 @pytest.mark.parametrize("name", [*TRAINED, "soap"])
 def test_the_script_writes_what_the_name_reads(name, net, tmp_path):
-    train, save = (load_object(f"{SCRIPT}:{function}") for function in ("train", "save"))
+    train, save = (resolve_object(f"{SCRIPT}:{function}") for function in ("train", "save"))
     x, y = load_dataset("digits", split="train").take(range(60))
     part = train(name, net, x, y, epochs=1)
     file = tmp_path / "folder" / "part.safetensors"
     save(name, part, file)
     if name == "soap":
         again = digits_network(trained=False)
-        again.load_state_dict(load_object("safetensors.torch:load_file")(file))
+        again.load_state_dict(resolve_object("safetensors.torch:load_file")(file))
         assert torch.equal(again(x[:4]), part(x[:4]))
         assert not torch.equal(again(x[:4]), net(x[:4]))
         return

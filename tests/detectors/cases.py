@@ -27,6 +27,17 @@ from robust_ext.detectors import (
 )
 
 
+def weighted(make: Callable[[], nn.Sequential], *, seed: int = 0, among: Tensor | None = None) -> nn.Sequential:
+    """A network in eval mode with the weights of a seed, that predicts several classes among given inputs."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = make().eval()
+    if among is not None:
+        with torch.no_grad():
+            made[-1].bias -= made(among).mean(0)
+    return made
+
+
 def network(classes: int = 3, low: float = 0.0, width: float = 1.0) -> nn.Sequential:
     """A classifier of inputs in bounds, that predicts several classes."""
 
@@ -34,19 +45,17 @@ def network(classes: int = 3, low: float = 0.0, width: float = 1.0) -> nn.Sequen
         def forward(self, x: Tensor) -> Tensor:
             return (x - low) / width
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        made = nn.Sequential(
+    return weighted(
+        lambda: nn.Sequential(
             Shifted(), nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(),
             nn.Linear(60, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, classes),
-        ).eval()  # fmt: skip
-    with torch.no_grad():
-        made[7].bias -= made(data(50) * width + low).mean(0)
-    return made
+        ),
+        among=data(50) * width + low,
+    )  # fmt: skip
 
 
-def data(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, 1, 6, 5, generator=torch.Generator().manual_seed(seed))
+def data(count: int, seed: int = 0, shape: tuple[int, ...] = (1, 6, 5)) -> Tensor:
+    return torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed))
 
 
 CLEAN, ADVERSARIAL = data(80), 1 - data(80) ** 3

@@ -19,6 +19,8 @@ from robust_ext.detectors.combined import CombinedDetector
 from robust_ext.detectors.combining import METHODS, combine
 from robust_ext.evaluations.detectors import detector_digest
 from robust_ext.models.defended import Defended
+from tests.detectors import cases
+from tests.detectors.cases import weighted
 
 
 class Unit(Detector):
@@ -52,13 +54,11 @@ class Noisy(Unit):
 
 
 def network() -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).eval()
+    return weighted(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)))
 
 
 def data(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(seed)) * 4 - 1
+    return cases.data(count, seed, (2, 3)) * 4 - 1
 
 
 def three(classifier: nn.Module) -> list[Detector]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.detectors import Detector, Observation, observe
+from tests.detectors import cases
+from tests.detectors.cases import weighted
 
 
 class Mean(Detector):
@@ -49,14 +52,11 @@ class Constant(Detector):
         return self.function(observed)
 
 
-def network(classes: int = 3) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, classes)).eval()
+def network() -> nn.Sequential:
+    return weighted(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)))
 
 
-def data(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(seed))
+data = partial(cases.data, shape=(2, 3))
 
 
 def test_scores_are_made_of_one_pass() -> None:

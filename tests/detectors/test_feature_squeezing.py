@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.detectors._features.non_local_means import NonLocalMeans, OpenCVNonLocalMeans, from_lab, to_lab
 from robust_ext.detectors._features.squeezers import BitDepth, Median, Squeezer
 from robust_ext.detectors.feature_squeezing import PRESETS, FeatureSqueezingDetector
+from tests.detectors.cases import weighted
 
 
 def images(count: int, *shape: int, seed: int = 0) -> Tensor:
@@ -31,13 +33,12 @@ def images(count: int, *shape: int, seed: int = 0) -> Tensor:
     return torch.tensor(np.rint(255 * (0.02 * rough + 0.98 * smooth)) / 255, dtype=torch.float32)
 
 
-def network(channels: int = 1, side: int = 8, classes: int = 4) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 16), nn.Tanh(), nn.Linear(16, classes))
+def network(channels: int = 1, side: int = 8) -> nn.Sequential:
+    layers = (partial(nn.Linear, channels * side * side, 16), nn.Tanh, partial(nn.Linear, 16, 4))
+    made = weighted(lambda: nn.Sequential(nn.Flatten(), *(part() for part in layers)))
     with torch.no_grad():
-        net[3].weight.mul_(5)
-    return net.eval()
+        made[3].weight.mul_(5)
+    return made
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

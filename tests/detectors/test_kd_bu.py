@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,22 +19,16 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.detectors._features.dropout import dropout_layers, dropout_variance, dropping
 from robust_ext.detectors.kd_bu import KDBUDetector, log_density
 from robust_ext.detectors.observation import observe
-from robust_ext.models.defended import Defended
+from tests.detectors import cases
+from tests.detectors.cases import weighted
 
 
-def network(*, drop: float = 0.3, classes: int = 3, seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = nn.Sequential(
-            nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(drop), nn.Linear(8, classes)
-        ).eval()
-    with torch.no_grad():
-        made[5].bias -= made(data(50)).mean(0)
-    return made
+def network(*, drop: float = 0.3) -> nn.Sequential:
+    parts = (nn.Flatten, partial(nn.Linear, 6, 8), partial(nn.BatchNorm1d, 8), nn.Tanh, partial(nn.Dropout, drop))
+    return weighted(lambda: nn.Sequential(*(part() for part in parts), nn.Linear(8, 3)), among=data(50))
 
 
-def data(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(seed))
+data = partial(cases.data, shape=(2, 3))
 
 
 def fitted(classifier: nn.Module, **given) -> KDBUDetector:
@@ -158,14 +153,6 @@ def test_features_are_those_of_the_definition(layer: str | None) -> None:
     assert (
         torch.bincount(detector.reference_labels).tolist() == torch.bincount(classifier(references).argmax(1)).tolist()
     )
-
-
-def test_attackers_see_the_same_score() -> None:
-    classifier, x = network(drop=0.0), data(5, seed=8)
-    for layer in (None, "3"):
-        detector = fitted(classifier, layer=layer)
-        detector.calibrate(data(60, 3), false_positive_rate=0.1)
-        torch.testing.assert_close(Defended(classifier, detector).both(x)[1], detector.score_margin(x))
 
 
 def test_what_is_refused() -> None:

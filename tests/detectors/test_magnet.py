@@ -20,24 +20,15 @@ from robust_ext.demo.network import digits_network
 from robust_ext.detectors._features.autoencoder import Autoencoder
 from robust_ext.detectors.magnet import MagNetDetector, jensen_shannon
 from robust_ext.detectors.training import minimise
+from tests.detectors import cases
+from tests.detectors.cases import weighted
 
 
-def network(channels: int = 2) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)).eval()
+def ready() -> nn.Sequential:
+    return weighted(lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 3)))
 
 
-def ready(channels: int = 2) -> nn.Sequential:
-    made = network(channels)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        made(data(1)[:, :channels])
-    return made
-
-
-def data(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, 2, 5, 6, generator=torch.Generator().manual_seed(seed))
+data = partial(cases.data, shape=(2, 5, 6))
 
 
 def fitted(classifier: nn.Module, **changed) -> MagNetDetector:
@@ -60,12 +51,9 @@ def convolved(image: np.ndarray, part: nn.Conv2d) -> np.ndarray:
 
 
 def pooled(image: np.ndarray) -> np.ndarray:
-    channels, height, width = image.shape
-    out = np.empty((channels, -(-height // 2), -(-width // 2)))
-    for row in range(out.shape[1]):
-        for column in range(out.shape[2]):
-            out[:, row, column] = image[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].mean((1, 2))
-    return out
+    rows, columns = (range(0, length, 2) for length in image.shape[1:])
+    means = [[image[:, row : row + 2, column : column + 2].mean((1, 2)) for column in columns] for row in rows]
+    return np.array(means).transpose(2, 0, 1)
 
 
 def rebuilt(image: np.ndarray, autoencoder: Autoencoder) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,8 @@ from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors._features.dispersion import MEASURES, interquartile_range, quantile, standard_deviation
 from robust_ext.detectors.ml_loo import MLLOODetector
+from tests.detectors import cases
+from tests.detectors.cases import weighted
 
 MEASURES_BY_HAND = {
     "iqr": lambda values: np.percentile(values, 75) - np.percentile(values, 25),
@@ -24,20 +28,19 @@ MEASURES_BY_HAND = {
 }
 
 
-def network(channels: int = 2) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        made = nn.Sequential(
-            nn.Conv2d(channels, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 3 * 2, 5), nn.Tanh(), nn.Linear(5, 4)
-        ).eval()
-    # So that inputs are of several predicted classes.
-    with torch.no_grad():
-        made[5].bias -= made(data(50, channels=channels)).mean(0)
-    return made
+def network() -> nn.Sequential:
+    first = (
+        partial(nn.Conv2d, 2, 3, 2),
+        nn.Tanh,
+        nn.Flatten,
+        partial(nn.Linear, 18, 5),
+        nn.Tanh,
+        partial(nn.Linear, 5, 4),
+    )
+    return weighted(lambda: nn.Sequential(*(part() for part in first)), among=data(50))
 
 
-def data(count: int, seed: int = 0, channels: int = 2) -> Tensor:
-    return torch.rand(count, channels, 4, 3, generator=torch.Generator().manual_seed(seed))
+data = partial(cases.data, shape=(2, 4, 3))
 
 
 def by_hand(
@@ -141,10 +144,7 @@ def test_a_unit_that_is_always_off_has_a_gradient() -> None:
 
 
 def test_vectors_and_grey_planes_are_blanked_too() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        flat = nn.Sequential(nn.Flatten(), nn.Linear(6, 3)).eval()
-    x = torch.rand(2, 6, generator=torch.Generator().manual_seed(0))
+    flat, x = weighted(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3))), cases.data(2, shape=(6,))
     weight = flat[1].weight.detach()
     for shaped in (x, x.view(2, 2, 3), x.view(2, 1, 2, 3)):
         found = MLLOODetector(flat, layers=["1"]).features(shaped)[:, :3].detach()

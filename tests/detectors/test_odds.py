@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.detectors.odds import OddsDetector
+from tests.detectors import cases
+from tests.detectors.cases import score, weighted
 
 MIXED = [("normal", 0.2), ("sign", 0.1), ("uniform", 0.3)]
 
@@ -23,17 +27,12 @@ class Steps(nn.Module):
         return nn.functional.one_hot((x.flatten(1)[:, 0] > 0.5).long(), 2).float()
 
 
-def network(classes: int = 3, seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, classes)).eval()
-    with torch.no_grad():
-        made[3].bias -= made(data(300)).mean(0)
-    return made
+def network(classes: int = 3) -> nn.Sequential:
+    layers = lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, classes))  # noqa: E731
+    return weighted(layers, among=data(300))
 
 
-def data(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(seed))
+data = partial(cases.data, shape=(2, 3))
 
 
 def fitted(classifier: nn.Module, inputs: Tensor, **given) -> OddsDetector:
@@ -41,11 +40,6 @@ def fitted(classifier: nn.Module, inputs: Tensor, **given) -> OddsDetector:
     with seeded_globals(1):
         detector.fit(inputs)
     return detector
-
-
-def seeded_score(detector: OddsDetector, x: Tensor, seed: int = 2) -> Tensor:
-    with seeded_globals(seed), torch.no_grad():
-        return detector.score(x)
 
 
 def draw(kind: str, level: float, shape: tuple[int, ...]) -> np.ndarray:
@@ -109,12 +103,12 @@ def test_scores_are_those_of_the_formula(bounds, batch_size: int) -> None:
     classifier, train, x = network(), data(60), data(9, seed=5)
     detector = fitted(classifier, train, bounds=bounds, batch_size=batch_size)
     expected = reference_scores(classifier, train, x, MIXED, 5, bounds)
-    np.testing.assert_allclose(seeded_score(detector, x).numpy(), expected, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(score(detector, x).numpy(), expected, rtol=2e-3, atol=2e-3)
 
 
 def test_clipping_changes_the_scores() -> None:
     classifier, train, x = network(), data(60), data(9, seed=5)
-    clipped, free = (seeded_score(fitted(classifier, train, bounds=bounds), x) for bounds in ((0.0, 1.0), None))
+    clipped, free = (score(fitted(classifier, train, bounds=bounds), x) for bounds in ((0.0, 1.0), None))
     assert float((clipped - free).abs().max()) > 0.05
 
 
@@ -128,7 +122,7 @@ def test_scores_do_not_depend_on_batches(cut: int, batch_size: int, noises, sing
     with seeded_globals(9), torch.no_grad():
         parts = torch.split(x, 1 if single else cut)
         pieces = torch.cat([other.score(part) for part in parts])
-    torch.testing.assert_close(pieces, seeded_score(one, x, 9), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(pieces, score(one, x, 9), rtol=1e-4, atol=1e-5)
 
 
 def test_passes_are_as_large_as_allowed() -> None:
@@ -136,10 +130,10 @@ def test_passes_are_as_large_as_allowed() -> None:
     classifier = network()
     detector = fitted(classifier, data(40), draws=4, batch_size=24)
     classifier.register_forward_hook(lambda _module, _args, out: sizes.append(len(out)))
-    seeded_score(detector, data(5))
+    score(detector, data(5))
     assert sizes == [5, 24, 24, 12]
     detector.batch_size, sizes[:] = 3, []
-    seeded_score(detector, data(1))
+    score(detector, data(1))
     assert sizes == [1] + [3, 1] * 3
 
 
@@ -172,7 +166,7 @@ def test_two_classes_have_one_statistic() -> None:
     classifier = network(2)
     detector = fitted(classifier, data(60))
     expected = reference_scores(classifier, data(60), data(5, 7), MIXED, 5, (0.0, 1.0))
-    np.testing.assert_allclose(seeded_score(detector, data(5, 7)).numpy(), expected, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(score(detector, data(5, 7)).numpy(), expected, rtol=2e-3, atol=2e-3)
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robust_ext.detectors._features.dispersion import root
+
 # The shapes of the table that this fit is commonly read from end at 10; sparse images need lower ones than its 0.2.
 LOWEST_SHAPE, HIGHEST_SHAPE = 0.1, 10.0
 _HALVINGS = 50
@@ -18,13 +20,10 @@ _HALVINGS = 50
 
 @dataclass(frozen=True)
 class Aggd:
-    """Fitted distributions.
+    """Fitted distributions, ``(N,)`` each.
 
-    Args:
-        shape: alpha, ``(N,)``: 1 for a Laplace, 2 for a normal distribution.
-        mean: eta, ``(N,)``.
-        left: Variance about 0 of the values below 0, ``(N,)``.
-        right: That of the others, ``(N,)``.
+    ``shape`` is alpha (1 for a Laplace, 2 for a normal distribution), ``mean`` eta, ``left`` the variance about 0 of
+    the values below 0, and ``right`` that of the others.
     """
 
     shape: Tensor
@@ -34,16 +33,13 @@ class Aggd:
 
 
 def fit_aggd(values: Tensor) -> Aggd:
-    """Fit one distribution to each row by moment matching, with gradients.
+    """Fit one distribution to each row of values ``(N, M)`` by moment matching, with gradients; float64 is advisable.
 
     With s_l and s_r the root mean squares of the values below 0 and of the others, and g = s_l / s_r, the shape solves
     ``Gamma(2/a)^2 / (Gamma(1/a) Gamma(3/a)) = mean|v|^2 / mean(v^2) * (g^3 + 1)(g + 1) / (g^2 + 1)^2``. The left side
     grows from 0 to 3/4 and no further, and the right side may lie above: the shape is kept in [0.1, 10], where it has
     no gradient at the ends. A side without values has variance 0, and a row of zeros the lowest shape. The gradient
     ignores that values may change sides.
-
-    Args:
-        values: Floating point ``(N, M)``; float64 is advisable.
 
     Example:
         >>> values = torch.randn(1, 50000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -55,7 +51,7 @@ def fit_aggd(values: Tensor) -> Aggd:
     below = values < 0
     left = _mean_where(squares, below)
     right = _mean_where(squares, ~below)
-    s_l, s_r = _root(left), _root(right)
+    s_l, s_r = root(left), root(right)
     # The factor in g, multiplied by s_r^4, has no quotient that fails where the right side is empty.
     ratio = _quotient(values.abs().mean(1).square(), squares.mean(1))
     ratio = ratio * _quotient((s_l**3 + s_r**3) * (s_l + s_r), (left + right).square())
@@ -95,11 +91,6 @@ def _log_ratio(shape: Tensor) -> Tensor:
 
 def _mean_where(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0).sum(1) / mask.sum(1).clamp_min(1)
-
-
-def _root(x: Tensor) -> Tensor:
-    """The square root, with gradient 0 instead of infinity at 0."""
-    return torch.where(x > 0, torch.where(x > 0, x, 1).sqrt(), 0)
 
 
 def _quotient(above: Tensor, below: Tensor) -> Tensor:

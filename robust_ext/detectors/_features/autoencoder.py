@@ -14,19 +14,11 @@ POOL = "average"
 
 
 class Autoencoder(nn.Module):
-    """Sigmoid convolutions of 3x3, given by their encoder.
+    """Sigmoid convolutions of 3x3, given by their encoder: numbers of filters, and ``"average"`` for a pooling of 2x2.
 
     The decoder mirrors the encoder, with upsampling where that pools, and ends in a convolution to the channels of the
     image. ``[3, "average", 3]`` is thus convolution, pooling, convolution; convolution, upsampling, convolution; and
     the last convolution. An odd row or column is pooled alone, as the authors' library does.
-
-    Args:
-        structure: The encoder: numbers of filters, and ``"average"`` for a pooling of 2x2.
-        channels: Of the images.
-        bounds: Of the images.
-
-    Raises:
-        InvalidArgumentError: The structure has other entries.
     """
 
     def __init__(self, structure: Sequence[int | str], *, channels: int, bounds: tuple[float, float]) -> None:
@@ -66,15 +58,11 @@ class Autoencoder(nn.Module):
         return found
 
     def loss(self, inputs: Tensor, *, noise: float, activity: float = 1e-9) -> tuple[Tensor, Tensor]:
-        """What training minimises, and the mean squared error in it, in units of [0, 1].
+        """What training on images ``(N, C, H, W)`` minimises, and the mean squared error in it, in units of [0, 1].
 
-        The error is that of reconstructions from noisy images; noise is drawn anew in each step from torch's global
-        generator, where the authors draw it once.
-
-        Args:
-            inputs: Clean images in the bounds ``(N, C, H, W)``.
-            noise: Standard deviation of the Gaussian noise, in units of [0, 1]; noisy images are clipped to the bounds.
-            activity: Weight of the squares of all outputs of convolutions, summed and averaged over images.
+        The error is that of reconstructions from images with Gaussian noise (of this standard deviation in units of
+        [0, 1], clipped), drawn anew in each step from torch's global generator, where the authors draw it once.
+        ``activity`` weighs the squares of all outputs of convolutions, summed and averaged over images.
         """
         clean = to_unit(inputs, self.bounds)
         noisy = (clean + noise * torch.randn_like(clean)).clamp(0, 1)

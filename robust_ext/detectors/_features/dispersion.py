@@ -9,17 +9,7 @@ from torch import Tensor
 
 
 def quantile(values: Tensor, share: float) -> Tensor:
-    """The quantile along the last dimension, by linear interpolation between the two nearest of the sorted values.
-
-    Unlike ``torch.quantile`` it takes tensors of any size.
-
-    Args:
-        values: ``(..., n)``, n of at least 1.
-        share: In [0, 1]; 0.5 is the median.
-
-    Returns:
-        ``(...)``.
-    """
+    """The quantile of a share in [0, 1] along the last dimension, ``(..., n)`` to ``(...)``, linearly interpolated."""
     return _between(values.sort(-1).values, share)
 
 
@@ -36,10 +26,12 @@ def median_absolute_deviation(values: Tensor) -> Tensor:
 
 def standard_deviation(values: Tensor) -> Tensor:
     """The root mean square distance from the mean along the last dimension, ``(..., n)`` to ``(...)``."""
-    variance = values.var(-1, correction=0)
-    # The root has no derivative at 0, where units lie that are always off.
-    varies = variance > 0
-    return torch.where(varies, torch.where(varies, variance, 1).sqrt(), 0)
+    return root(values.var(-1, correction=0))
+
+
+def root(values: Tensor, *, above: float = 0.0) -> Tensor:
+    """The square root of values above a limit, and 0 of others, where its gradient is 0 instead of infinity."""
+    return torch.where(values > above, torch.where(values > above, values, 1).sqrt(), 0)
 
 
 MEASURES: dict[str, Callable[[Tensor], Tensor]] = {

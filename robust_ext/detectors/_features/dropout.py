@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from robust_ext.detectors._features.repeating import repeatable
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
@@ -31,28 +32,17 @@ def dropping(network: nn.Module) -> Iterator[None]:
 
 
 def dropout_variance(network: nn.Module, x: Tensor, *, passes: int) -> Tensor:
-    """Variance of the predicted probabilities over passes with dropout, averaged over classes; with gradients.
+    """Variance of the predicted probabilities over passes with dropout, averaged over classes, ``(N,)``.
 
-    Masks come from torch's global generator. Inputs are treated one after the other, so under one seed the result does
-    not depend on how a data set is cut into batches. Where gradients need several inputs, each is repeated on the way
-    back with the same masks, so that memory stays that of one.
-
-    Args:
-        network: From inputs to logits ``(N, K)``.
-        x: ``(N, ...)``.
-        passes: At least 2; all passes of an input are one batch.
-
-    Returns:
-        ``(N,)``, at least 0; exactly 0 for a network without dropout modules.
+    It has gradients. Masks come from torch's global generator. Inputs ``(N, ...)`` are treated one after the other, all
+    passes (at least 2) of one as a batch, so under one seed the result does not depend on how a data set is cut into
+    batches. Where gradients need several inputs, each is repeated on the way back with the same masks, so that memory
+    stays that of one. Without dropout modules it is exactly 0.
     """
     if not len(x) or not dropout_layers(network):
         return x.new_zeros(len(x))
     several = len(x) > 1 and torch.is_grad_enabled() and x.requires_grad
-    values = [
-        checkpoint(_variance, network, row, passes, use_reentrant=False) if several else _variance(network, row, passes)
-        for row in torch.split(x, 1)
-    ]
-    return torch.cat(values)
+    return torch.cat([repeatable(several, _variance, network, row, passes) for row in torch.split(x, 1)])
 
 
 def _variance(network: nn.Module, row: Tensor, passes: int) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.validation import check_integer
@@ -41,18 +41,9 @@ class _Call:
     entered: object
     left: object
 
-    @property
-    def leaf(self) -> bool:
-        return next(self.module.children(), None) is None
-
-    @property
-    def computes(self) -> bool:
-        """Whether a module without parts has weights, or is one of torch's."""
-        return next(self.module.parameters(), None) is not None or type(self.module).__module__.startswith("torch.nn.")
-
 
 def activation_layers(classifier: nn.Module, inputs: Tensor, *, most: int = 30) -> tuple[str, ...]:
-    """Names of the layers of a classifier whose outputs describe an input, in the order of a forward pass.
+    """Names of the layers of a classifier whose outputs describe an input, in the order of a pass of ``(n, ...)``.
 
     These are modules that are called exactly once and return a float tensor with one row an input:
 
@@ -62,15 +53,8 @@ def activation_layers(classifier: nn.Module, inputs: Tensor, *, most: int = 30) 
     - with parts, such as residual blocks: those that return something that none of their parts does.
 
     Activations by function, and modules that are called several times, cannot be watched: what enters them is taken.
-
-    Args:
-        classifier: From inputs ``(N, ...)`` to logits, in eval mode.
-        inputs: A few inputs, float32 ``(n, ...)``, at least one.
-        most: How many names at most, at least 1. If there are more, first the parts of other layers in the list are
-            left out, and then layers are taken at even distances, the first and the last among them.
-
-    Raises:
-        ModelError: There is no such layer.
+    Of more than ``most``, first the parts of other layers in the list are left out, and then layers are taken at even
+    distances, the first and the last among them. ModelError: there is no such layer.
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)).eval()
@@ -84,12 +68,16 @@ def activation_layers(classifier: nn.Module, inputs: Tensor, *, most: int = 30) 
     returned: set[int] = set()
     found = []
     for call in once:
-        if not (call.computes if call.leaf else id(call.left) not in returned):
+        leaf = next(call.module.children(), None) is None
+        weights = next(call.module.parameters(), None) is not None
+        # A module without parts counts where it has weights, or is one of torch's.
+        computes = weights or type(call.module).__module__.startswith("torch.nn.")
+        if not (computes if leaf else id(call.left) not in returned):
             continue
         returned.add(id(call.left))
         # In place, an activation returns what has entered it.
         in_place = isinstance(call.module, _COMPLETING) and call.left is call.entered
-        part = call.leaf and id(call.left) in completed and not in_place
+        part = leaf and id(call.left) in completed and not in_place
         if _describes(call.left, len(inputs)) and not part and not isinstance(call.module, _SAME):
             found.append(call.name)
     if not found:
@@ -103,20 +91,8 @@ def activation_layers(classifier: nn.Module, inputs: Tensor, *, most: int = 30) 
 def hidden_layer(classifier: nn.Module, inputs: Tensor) -> str | None:
     """Name of the layer whose output enters the last linear layer of a classifier, the one that makes the logits.
 
-    Args:
-        classifier: From inputs ``(N, ...)`` to logits, in eval mode.
-        inputs: A few inputs, float32 ``(n, ...)``, at least one.
-
-    Returns:
-        The name; None where a function makes these features, so that no module has them as its output.
-
-    Raises:
-        SplitError: No linear layer makes the logits.
-
-    Example:
-        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
-        >>> hidden_layer(network, torch.rand(2, 1, 2, 2))
-        '2'
+    None where a function makes these features, so that no module has them as its output. SplitError: no linear layer
+    makes the logits of the inputs ``(n, ...)``.
     """
     readout = split(classifier, inputs).layer
     calls = _watched(classifier, inputs)
@@ -132,25 +108,17 @@ def _once(calls: list[_Call]) -> list[_Call]:
 def _watched(classifier: nn.Module, inputs: Tensor) -> list[_Call]:
     """The calls of all parts of a classifier in one forward pass, in the order in which they return."""
     calls: list[_Call] = []
-    with _watching(classifier, calls), torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad():
+        for name, part in classifier.named_modules():
+            if name:
+                hooks.enter_context(part.register_forward_hook(partial(_note, calls, name)))
         # A copy, as a module may work on its input in place.
         classifier(inputs.clone())
     return calls
 
 
-@contextmanager
-def _watching(classifier: nn.Module, calls: list[_Call]) -> Iterator[None]:
-    def watch(name: str, part: nn.Module) -> RemovableHandle:
-        return part.register_forward_hook(
-            lambda module, args, out: calls.append(_Call(name, module, args[0] if args else None, out))
-        )
-
-    handles = [watch(name, part) for name, part in classifier.named_modules() if name]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _note(calls: list[_Call], name: str, module: nn.Module, args: tuple[object, ...], out: object) -> None:
+    calls.append(_Call(name, module, args[0] if args else None, out))
 
 
 def _describes(output: object, rows: int) -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.detectors._features.aggd import fit_aggd
+from robust_ext.detectors._features.dispersion import root
 
-FEATURES = 18
 WINDOW, SIGMA = 7, 7 / 6
 # Of one of 256 grey levels, for numbers in [0, 1].
 CONSTANT = 1 / 255
@@ -24,8 +24,7 @@ _NOTHING = 1e-12
 def grey_of(x: Tensor) -> Tensor:
     """Images ``(N, C, H, W)`` of one or three channels (red, green, blue) as grey ones, float64 ``(N, H, W)``.
 
-    Raises:
-        InvalidArgumentError: They are of another shape, or below 2 x 2.
+    InvalidArgumentError: they are of another shape, or below 2 x 2.
     """
     if x.dim() != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < 2:
         raise InvalidArgumentError(
@@ -51,9 +50,7 @@ def contrast_of(grey: Tensor) -> Tensor:
     window = torch.outer(line, line)[None, None] / line.sum() ** 2
     both = torch.cat([grey, grey.square()])[:, None]
     mean, square = nn.functional.conv2d(both, window, padding=WINDOW // 2).squeeze(1).chunk(2)
-    variance = (mean.square() - square).abs()
-    varies = variance > _NOTHING
-    deviation = torch.where(varies, torch.where(varies, variance, 1).sqrt(), 0)
+    deviation = root((mean.square() - square).abs(), above=_NOTHING)
     difference = grey - mean
     # In flat regions rounding would decide on which side of 0 a coefficient counts.
     difference = difference - torch.where(difference.abs() < _NOTHING, difference, 0).detach()
@@ -61,19 +58,10 @@ def contrast_of(grey: Tensor) -> Tensor:
 
 
 def natural_features(x: Tensor) -> Tensor:
-    """The 18 features of images, with gradients.
+    """The 18 features of images ``(N, C, H, W)`` in [0, 1], 1 or 3 channels, float64 ``(N, 18)``, with gradients.
 
     Of the coefficients: shape, and mean of the left and right variance; then of their products with the right, lower,
     lower right and lower left neighbour: shape, mean, left and right variance.
-
-    Args:
-        x: Images ``(N, C, H, W)`` in [0, 1], floating point, of one or three channels.
-
-    Returns:
-        float64 ``(N, 18)``.
-
-    Raises:
-        InvalidArgumentError: They are of another shape.
     """
     field = contrast_of(grey_of(x))
     own = fit_aggd(field.flatten(1))

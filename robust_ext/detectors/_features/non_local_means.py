@@ -9,13 +9,13 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from robust_ext.core.bounds import from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.modules import module_class
 from robust_ext.core.settings import setting
 from robust_ext.core.validation import check_integer
+from robust_ext.detectors._features.repeating import repeatable
 from robust_ext.detectors._features.squeezers import Squeezer
 
 # Of Lab colours. Rows: X, Y, Z; columns: red, green, blue (ITU-R BT.709).
@@ -73,9 +73,7 @@ class NonLocalMeans(_Windows):
         total, weights = torch.zeros_like(levels), torch.zeros_like(levels[:, :1])
         for row in range(self.search):
             # One row of the search window at a time is kept for the way back.
-            added = (
-                checkpoint(self._row, wide, row, use_reentrant=False) if wide.requires_grad else self._row(wide, row)
-            )
+            added = repeatable(wide.requires_grad, self._row, wide, row)
             total, weights = total + added[0], weights + added[1]
         return total / weights
 
@@ -143,13 +141,9 @@ def _check_images(x: Tensor, margin: int) -> None:
 
 
 def to_lab(levels: Tensor) -> Tensor:
-    """CIE Lab colours under D65 of linear RGB images in [0, 255], blue first, scaled as OpenCV scales those of 8 bits.
+    """CIE Lab colours under D65 of linear RGB images ``(N, 3, H, W)`` in [0, 255], blue first.
 
-    Args:
-        levels: ``(N, 3, H, W)``: blue, green, red.
-
-    Returns:
-        ``(N, 3, H, W)``: lightness in [0, 255], a + 128 and b + 128.
+    They are scaled as OpenCV scales those of 8 bits: lightness is in [0, 255], beside a + 128 and b + 128.
     """
     matrix = levels.new_tensor(_XYZ) / levels.new_tensor(_WHITE)[:, None]
     ratio = torch.einsum("ij,njhw->nihw", matrix, levels.flip(1) / 255)

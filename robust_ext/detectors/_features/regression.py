@@ -41,15 +41,9 @@ class Regression(SettingsModule):
     def fit(self, negatives: Sequence[Tensor], positives: Tensor, *, folds: int = 5) -> None:
         """Fit by cross-validated logistic regression, in which both classes weigh the same in total.
 
-        Args:
-            negatives: Features of one class, ``(N, F)`` each, in one or more parts.
-            positives: Features of the class whose log-odds are wanted, ``(M, F)``.
-            folds: Of the cross-validation that chooses the strength of the penalty, at least 2.
-
-        Raises:
-            InvalidArgumentError: A class has fewer rows than folds.
-            MissingDependencyError: scikit-learn is not installed.
-            ModelError: Features are not finite.
+        ``negatives`` are features ``(N, F)`` of one class, in one or more parts; ``positives`` ``(M, F)`` those of the
+        class whose log-odds are wanted; ``folds`` the parts of the cross-validation that chooses the strength of the
+        penalty. ModelError: features are not finite.
         """
         check_integer("folds", folds, minimum=2)
         rows = torch.cat([*negatives, positives]).double()

@@ -17,17 +17,12 @@ from robust_ext.detectors.training import ANY, check_kinds
 _ROWS = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ThreeSets:
-    """What a detector is trained on.
+    """What a detector is trained on: inputs ``(R, ...)``, ``(N, ...)``, ``(N, ...)`` and ``(M, ...)``.
 
-    Args:
-        references: Clean inputs that others are held against, ``(R, ...)``; none of them is in ``clean``.
-        clean: ``(N, ...)``.
-        noisy: The clean inputs with Gaussian noise, ``(N, ...)``.
-        adversarial: ``(M, ...)``.
-        apart: Rows of the given clean inputs that became references; empty where references were given.
-        noise: Standard deviation of the noise before clipping.
+    No reference is in ``clean``. ``apart`` holds the rows of the given clean inputs that became references (empty where
+    references were given), ``noise`` the standard deviation of the noise before clipping.
     """
 
     references: Tensor
@@ -51,18 +46,7 @@ def three_sets(
 ) -> ThreeSets:
     """Check the inputs of a fit, set references apart and add noise; see ``ReferenceDetector.fit``.
 
-    Args:
-        clean: Clean inputs ``(N, ...)``.
-        adversarial: Adversarial ones ``(M, ...)``.
-        references: Clean inputs ``(R, ...)`` beside those; None to draw rows of ``clean``.
-        apart: How many rows are then drawn.
-        noise: Standard deviation of the noise; None for noise as large as the perturbations after clipping.
-        bounds: What noisy inputs are clipped to; None to leave them.
-        folds: How many clean and adversarial inputs are needed at least.
-        seed: Of the rows set apart and of the noise.
-
-    Raises:
-        InvalidArgumentError: These are no such inputs or settings.
+    Without references ``apart`` rows of ``clean`` are drawn; of each kind ``folds`` inputs are needed at least.
     """
     check_integer("folds", folds, minimum=2)
     check_integer("seed", seed, minimum=0)
@@ -88,9 +72,7 @@ def three_sets(
         noise = _matched(clean, adversarial, draw, clip)
     check_number("noise", noise, minimum=0)
     noisy = _noisy(clean, draw, noise, clip)
-    return ThreeSets(
-        references=references, clean=clean, noisy=noisy, adversarial=adversarial, apart=chosen, noise=noise
-    )
+    return ThreeSets(references, clean, noisy, adversarial, chosen, noise)
 
 
 def _set_apart(count: int, apart: int, folds: int, seed: int) -> tuple[Tensor, Tensor]:
