@@ -12,26 +12,32 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 
 
+def seed_globals(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def global_state() -> tuple[object, ...]:
+    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()
+
+
+def globals_drawn() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
 def drawn(seed: int, *keys: int | str) -> list[float]:
     return torch.rand(5, generator=stream(seed, *keys)).tolist()
 
 
-def test_a_stream_does_not_depend_on_what_was_drawn_before() -> None:
+def test_streams_and_global_generators_do_not_depend_on_each_other() -> None:
     expected = drawn(3, 7, "inner")
     torch.rand(1000)
     torch.rand(1000, generator=stream(3, 7, "inner"))
-    torch.manual_seed(99)
-    random.seed(1)
-    np.random.seed(1)
+    seed_globals(99)
+    before = global_state()
     assert drawn(3, 7, "inner") == expected
-
-
-def test_making_a_stream_leaves_the_global_generators_alone() -> None:
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    drawn(0, 1, "boundary")
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-    assert np.random.get_state()[1].tolist() == before[2]
+    np.testing.assert_equal(global_state(), before)
 
 
 def test_every_part_of_the_key_counts() -> None:
@@ -87,19 +93,11 @@ def test_derived_draws_look_independent() -> None:
     assert abs(np.corrcoef(a[:-1], a[1:])[0, 1]) < limit
 
 
-def globals_drawn() -> tuple[float, float, float]:
-    return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2**32 + 5, 2**63 - 1, 2**64 + 3])
 def test_the_guard_seeds_and_restores(seed: int) -> None:
-    torch.manual_seed(77)
-    random.seed(77)
-    np.random.seed(77)
+    seed_globals(77)
     expected = globals_drawn()
-    torch.manual_seed(77)
-    random.seed(77)
-    np.random.seed(77)
+    seed_globals(77)
     with seeded_globals(seed):
         inside = globals_drawn()
         np.random.randn()
@@ -109,7 +107,7 @@ def test_the_guard_seeds_and_restores(seed: int) -> None:
 
 
 def test_the_guard_restores_after_an_exception() -> None:
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    before = global_state()
 
     def fail() -> None:
         globals_drawn()
@@ -118,9 +116,7 @@ def test_the_guard_restores_after_an_exception() -> None:
 
     with pytest.raises(ZeroDivisionError), seeded_globals(4):
         fail()
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-    np.testing.assert_equal(np.random.get_state(), before[2])
+    np.testing.assert_equal(global_state(), before)
 
 
 def test_guards_can_be_nested() -> None:

@@ -150,19 +150,15 @@ def wrong_rate(rate: float, wrong: str, *, runs: int, threshold: float = 0.95, e
 
 
 @pytest.mark.parametrize(
-    ("rate", "wrong"), [(0.95, "above"), (0.94, "above"), (0.9, "above"), (0.95, "below"), (0.96, "below")]
+    ("rate", "wrong", "threshold", "error_rate"),
+    [(rate, "above", 0.95, 0.05) for rate in (0.95, 0.94, 0.9)]
+    + [(rate, "below", 0.95, 0.05) for rate in (0.95, 0.96)]
+    + [(threshold, wrong, threshold, 0.2) for threshold in (0.5, 0.9) for wrong in ("above", "below")],
 )
-def test_errors_are_rare_however_often_one_looks(rate: float, wrong: str) -> None:
+def test_errors_are_rare_however_often_one_looks(rate: float, wrong: str, threshold: float, error_rate: float) -> None:
     # Three standard deviations of 4000 runs.
-    assert wrong_rate(rate, wrong, runs=4000) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 4000)
-
-
-@pytest.mark.parametrize("threshold", [0.5, 0.9])
-@pytest.mark.parametrize("wrong", ["above", "below"])
-def test_errors_are_rare_at_other_settings(threshold: float, wrong: str) -> None:
-    assert wrong_rate(threshold, wrong, runs=4000, threshold=threshold, error_rate=0.2) <= 0.2 + 3 * math.sqrt(
-        0.16 / 4000
-    )
+    most = error_rate + 3 * math.sqrt(error_rate * (1 - error_rate) / 4000)
+    assert wrong_rate(rate, wrong, runs=4000, threshold=threshold, error_rate=error_rate) <= most
 
 
 def test_it_decides_rightly_when_the_rate_is_clear() -> None:
@@ -192,11 +188,11 @@ def test_wrong_counts(hits: int, trials: int, options: dict[str, float], message
 
 @pytest.mark.parametrize("value", [0, 1, -1, float("nan"), "0.5", None])
 def test_wrong_probabilities(value: float) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^confidence: got .*, expected a finite number in \(0, 1\)"):
-        proportion_interval(1, 2, confidence=value)
-    with pytest.raises(InvalidArgumentError, match=r"^threshold: got .*, expected a finite number in \(0, 1\)"):
-        sequential_decision(1, 2, threshold=value)
-    with pytest.raises(InvalidArgumentError, match=r"^error_rate: got .*, expected a finite number in \(0, 1\)"):
-        upper_bound(1, 2, error_rate=value)
-    with pytest.raises(InvalidArgumentError, match=r"^error_rate: got .*, expected a finite number in \(0, 0.5\)"):
-        sequential_decision(1, 2, threshold=0.9, error_rate=value)
+    for name, end, call in (
+        ("confidence", "1", lambda: proportion_interval(1, 2, confidence=value)),
+        ("threshold", "1", lambda: sequential_decision(1, 2, threshold=value)),
+        ("error_rate", "1", lambda: upper_bound(1, 2, error_rate=value)),
+        ("error_rate", "0.5", lambda: sequential_decision(1, 2, threshold=0.9, error_rate=value)),
+    ):
+        with pytest.raises(InvalidArgumentError, match=rf"^{name}: got .*, expected a finite number in \(0, {end}\)"):
+            call()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -25,6 +26,9 @@ def counts(counter: PassCounter) -> tuple[int, int]:
 def test_rows_are_counted_forward_and_backward(network: nn.Module) -> None:
     counter = PassCounter()
     counted = Counted(network, counter)
+    # It is in the mode of the module.
+    assert not counted.training
+    assert Counted(nn.Flatten().train(), counter).training
     x = torch.rand(5, 4)
     assert torch.equal(counted(x), network(x))
     assert counts(counter) == (5, 0)
@@ -40,7 +44,7 @@ def test_rows_are_counted_forward_and_backward(network: nn.Module) -> None:
     out[:, 0].sum().backward(retain_graph=True)
     out[:, 1].sum().backward()
     assert counts(counter) == (18, 15)
-    # A pass forward whose gradient is never asked for.
+    # A pass forward whose gradient is never taken.
     counted(leaf)
     assert counts(counter) == (23, 15)
     counted(torch.rand(0, 4))
@@ -73,14 +77,9 @@ def test_a_module_that_returns_its_input_leaves_no_hook_on_it(module: nn.Module)
     assert counts(counter) == (12, 12)
 
 
-def test_a_counted_module_is_in_the_mode_of_the_module(network: nn.Module) -> None:
-    assert not Counted(network, PassCounter()).training
-    assert Counted(network.train(), PassCounter()).training
-
-
 def state(module: nn.Module) -> dict[str, object]:
     return {
-        "asked": [p.requires_grad for p in module.parameters()],
+        "required": [p.requires_grad for p in module.parameters()],
         "gradients": [p.grad for p in module.parameters()],
         "buffers": [b.clone() for b in module.buffers()],
         "same": [id(b) for b in module.buffers()],
@@ -90,9 +89,7 @@ def state(module: nn.Module) -> dict[str, object]:
 
 def assert_state(module: nn.Module, before: dict[str, object], gradients: list[Tensor | None]) -> None:
     after = state(module)
-    assert after["asked"] == before["asked"]
-    assert after["flags"] == before["flags"]
-    assert after["same"] == before["same"]
+    assert all(after[key] == before[key] for key in ("required", "flags", "same"))
     for now, earlier in zip(after["buffers"], before["buffers"], strict=True):  # type: ignore[call-overload]
         assert torch.equal(now, earlier)
     for now, earlier, value in zip(after["gradients"], before["gradients"], gradients, strict=True):  # type: ignore[call-overload]
@@ -102,7 +99,7 @@ def assert_state(module: nn.Module, before: dict[str, object], gradients: list[T
 
 
 def mixed(network: nn.Module) -> list[Tensor | None]:
-    """Some parameters asked for gradients, some have one, some flags differ."""
+    """Some parameters require gradients, some have one, some flags differ."""
     parameters = list(network.parameters())
     parameters[0].requires_grad_(False)
     parameters[1].grad = torch.full_like(parameters[1], 3.0)
@@ -122,26 +119,16 @@ def mistreat(network: nn.Module) -> None:
     network[2].num_batches_tracked.add_(7)
 
 
-def test_frozen_leaves_no_trace(network: nn.Module) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_frozen_leaves_no_trace_even_after_an_exception(network: nn.Module, fails: bool) -> None:
     gradients = mixed(network)
     before = state(network)
-    with frozen(network):
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext(), frozen(network):
         assert not any(p.requires_grad for p in network.parameters())
         mistreat(network)
         assert float(network[2].running_mean.abs().max()) > 0
-    assert_state(network, before, gradients)
-
-
-def test_frozen_leaves_no_trace_after_an_exception(network: nn.Module) -> None:
-    gradients = mixed(network)
-    before = state(network)
-
-    def fail() -> None:
-        mistreat(network)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), frozen(network):
-        fail()
+        if fails:
+            raise ZeroDivisionError
     assert_state(network, before, gradients)
 
 
