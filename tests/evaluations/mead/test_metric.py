@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.evaluations.mead import Detection, MultiArmed, average, multi_armed
-from robust_ext.evaluations.mead.metric import ArmLabel, blame, worst_scores
+from robust_ext.evaluations.mead.metric import ArmLabel, attribution, worst_scores
 from robust_ext.evaluations.mead.roc import detect
 
 NAN, INF = float("nan"), float("inf")
@@ -136,7 +136,7 @@ def test_a_single_arm_can_score_below_all_of_them() -> None:
 @given(problem=problems())
 def test_blame_is_shared_and_complete(problem: tuple[Floats, Floats, Bools]) -> None:
     natural, scores, success = problem
-    found = blame(scores, success)
+    found = attribution(scores, success)
     shares = np.zeros(len(scores))
     worst = worst_scores(scores, success)
     positives = 0
@@ -199,7 +199,7 @@ def test_scores_that_are_no_numbers_are_left_out_and_counted() -> None:
     # Positives .4, .5 and .2 against .1 and .3.
     assert found.all_arms.auroc == pytest.approx(5 / 6)
     nothing = judge(np.full(3, NAN), np.full((2, 3), NAN), success)
-    assert (nothing.all_arms.auroc, nothing.blame, nothing.all_arms.coverage) == (None, None, 0.0)
+    assert (nothing.all_arms.auroc, nothing.attribution, nothing.all_arms.coverage) == (None, None, 0.0)
     assert nothing.all_arms.auroc_interval is None
 
 
