@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.native import NativeAttack, Watch
+from robust_ext.attacks.running import undisturbed
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target, frozen
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs, check_labels
 from robust_ext.models.defended import Defended
-from robust_ext.models.padded import PaddedClasses
 
 
 def search_module(
@@ -54,31 +52,30 @@ def search_module(
 
     Raises:
         AttackRefusedError: The attack does not work for this norm, or without a detector or references.
+        AttackError: It raised, or the module did.
         InvalidArgumentError: Inputs or labels are not as stated.
     """
     attack.check(threat_model=threat_model, detector=defended is not None)
     dtype = inputs.dtype
     x = check_inputs("inputs", inputs, bounds=threat_model.bounds).clone()
     network = module if dtype == torch.float32 else _OfType(module, dtype)
-    with frozen(module if defended is None else defended):
-        with torch.no_grad():
-            classes = network(x).shape[1]
-        target = Target(
-            module=network,
-            bounds=threat_model.bounds,
-            classes=classes,
-            input_shape=tuple(x.shape[1:]),
-            device=x.device,
-            defended=defended,
-            references=references,
-            starting_points=starting_points,
-        )
-        y = check_labels("labels", labels, samples=len(x), classes=classes).to(x.device)
-        fewest = attack.traits.minimum_classes
-        if classes < fewest:
-            target = replace(target, module=PaddedClasses(network, classes=fewest), classes=fewest)
+    with frozen(network), torch.no_grad():
+        classes = network(x).shape[1]
+    y = check_labels("labels", labels, samples=len(x), classes=classes).to(x.device)
+    target = Target(
+        module=network,
+        bounds=threat_model.bounds,
+        classes=classes,
+        input_shape=tuple(x.shape[1:]),
+        device=x.device,
+        defended=defended,
+        references=references,
+        starting_points=starting_points,
+    )
+    # Detector-aware attacks seed random detectors themselves.
+    with undisturbed(attack, target, torch.Generator()) as shown:
         candidates = attack.search(
-            target, x, y, threat_model=threat_model, generator=generator, targeted=targeted, watch=watch
+            shown, x, y, threat_model=threat_model, generator=generator, targeted=targeted, watch=watch
         )
     return candidates.to(dtype).clamp_(*threat_model.bounds)
 

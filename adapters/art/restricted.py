@@ -63,19 +63,17 @@ def search_rows(
     # A network that depends on the row takes whole batches in order, or one row alone.
     size = len(inputs) if attack.traits.batching == "full" else 1
     for rows in torch.split(torch.arange(len(inputs)), max(size, 1)):
-        inside: Restricted
-        if reach is not None:
-            budget = reach[rows] if mask is None else reach[rows] * mask[rows]
-            inside = Scaled(module, inputs[rows].to(device), budget.to(device), threat_model.bounds)
-            begin, ball = torch.zeros_like(inputs[rows]), ThreatModel(norm="linf", epsilon=1.0, bounds=(-1.0, 1.0))
-        else:
-            assert mask is not None
-            inside = Masked(module, inputs[rows].to(device), mask[rows].to(device))
-            begin, ball = inputs[rows], threat_model
+        inside, begin, ball = _restrict(
+            module,
+            inputs[rows].to(device),
+            mask=None if mask is None else mask[rows].to(device),
+            reach=None if reach is None else reach[rows].to(device),
+            threat_model=threat_model,
+        )
         candidates = search_rows(
             attack,
             inside,
-            begin,
+            begin.cpu(),
             labels[rows],
             {name: points[rows] for name, points in given.items()},
             mask=None,
@@ -87,6 +85,18 @@ def search_rows(
         )
         parts.append(inside.points(candidates.to(device)).cpu())
     return torch.cat(parts)
+
+
+def _restrict(
+    module: nn.Module, inputs: Tensor, *, mask: Tensor | None, reach: Tensor | None, threat_model: ThreatModel
+) -> tuple[Restricted, Tensor, ThreatModel]:
+    """The module that is attacked in place of another, where the attack begins and how far it may go."""
+    if reach is None:
+        assert mask is not None
+        return Masked(module, inputs, mask), inputs, threat_model
+    budget = reach if mask is None else reach * mask
+    ball = ThreatModel(norm="linf", epsilon=1.0, bounds=(-1.0, 1.0))
+    return Scaled(module, inputs, budget, threat_model.bounds), torch.zeros_like(inputs), ball
 
 
 def _inside(watch: Watch, inside: Restricted) -> Watch:
