@@ -29,10 +29,7 @@ def search_module(
     references: Tensor | None = None,
     starting_points: Tensor | None = None,
 ) -> Tensor:
-    """Run an attack, and leave the module as it was.
-
-    The module is queried once for the clean inputs, which shows how many classes there are. It is attacked in the mode
-    it is in; where it has too few classes for the attack it is padded.
+    """Run an attack on a module in the mode it is in; one query of the clean inputs shows how many classes there are.
 
     Args:
         attack: The attack.
@@ -51,8 +48,7 @@ def search_module(
         Candidates ``(N, ...)`` in the dtype of the inputs.
 
     Raises:
-        AttackRefusedError: The attack does not work for this norm, or without a detector or references.
-        AttackError: It raised, or the module did.
+        AttackError: The attack does not work for this norm, or without a detector or references; or it raised.
         InvalidArgumentError: Inputs or labels are not as stated.
     """
     attack.check(threat_model=threat_model, detector=defended is not None)

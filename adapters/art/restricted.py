@@ -25,8 +25,8 @@ def search_rows(
     labels: Tensor,
     given: Mapping[str, Tensor],
     *,
-    mask: Tensor | None,
-    reach: Tensor | None,
+    mask: Tensor | None = None,
+    reach: Tensor | None = None,
     device: torch.device,
     threat_model: ThreatModel,
     watch: Watch | None,
@@ -35,18 +35,17 @@ def search_rows(
     """Run an attack on the rows of one batch.
 
     Args:
-        attack: The attack.
+        attack: As all that are not named here, see :func:`robust_ext.adapters.module_search.search_module`.
         module: From inputs to logits, or one that holds a classifier with a detector for a detector-aware attack.
         inputs: float32 ``(N, ...)`` in the bounds, on the CPU as all other tensors.
         labels: int64 ``(N,)``.
         given: References or starting points, of N rows.
         mask: Which values may change, bool ``(N, ...)``, or None for all.
-        reach: The budget of each value ``(N, ...)``, which goes before that of the threat model; None where there are
-            no such budgets.
+        reach: The budget of each value ``(N, ...)``, which goes before that of the threat model.
         device: Where the module is.
         threat_model: The norm, epsilon and bounds.
         watch: Called after each step with the module's own inputs; gradients are by the attack's points.
-        **ways: See :func:`robust_ext.adapters.module_search.search_module`.
+        **ways: Others.
 
     Returns:
         Candidates ``(N, ...)``, on the CPU.
@@ -63,21 +62,14 @@ def search_rows(
     # A network that depends on the row takes whole batches in order, or one row alone.
     size = len(inputs) if attack.traits.batching == "full" else 1
     for rows in torch.split(torch.arange(len(inputs)), max(size, 1)):
-        inside, begin, ball = _restrict(
-            module,
-            inputs[rows].to(device),
-            mask=None if mask is None else mask[rows].to(device),
-            reach=None if reach is None else reach[rows].to(device),
-            threat_model=threat_model,
-        )
+        its_mask, its_reach = (None if part is None else part[rows].to(device) for part in (mask, reach))
+        inside, begin, ball = _restrict(module, inputs[rows].to(device), its_mask, its_reach, threat_model)
         candidates = search_rows(
             attack,
             inside,
             begin.cpu(),
             labels[rows],
             {name: points[rows] for name, points in given.items()},
-            mask=None,
-            reach=None,
             device=device,
             threat_model=ball,
             watch=None if watch is None else _inside(watch, inside),
@@ -88,7 +80,7 @@ def search_rows(
 
 
 def _restrict(
-    module: nn.Module, inputs: Tensor, *, mask: Tensor | None, reach: Tensor | None, threat_model: ThreatModel
+    module: nn.Module, inputs: Tensor, mask: Tensor | None, reach: Tensor | None, threat_model: ThreatModel
 ) -> tuple[Restricted, Tensor, ThreatModel]:
     """The module that is attacked in place of another, where the attack begins and how far it may go."""
     if reach is None:
