@@ -50,8 +50,8 @@ def calibrate(
         forward: How points are measured.
 
     Returns:
-        ``chosen`` (``{"kappa", "inner_points"}``, or None when nothing was easy enough), ``rows`` (see :func:`_row`,
-        one a setting and attack; scores are None where nothing could be planted), ``seconds`` and ``passes``.
+        ``chosen`` (``{"kappa", "inner_points"}``, or None when nothing was easy enough), ``rows`` (see :func:`_row`),
+        ``seconds`` and ``passes``.
     """
     begin, before = time.perf_counter(), features.counter.snapshot()
     kappas = sorted({*KAPPAS, settings.kappa}, reverse=True)
@@ -77,9 +77,8 @@ def calibrate(
         if (yield from score(kappa, count)) >= settings.threshold:
             chosen = {"kappa": kappa, "inner_points": count}
             break
-    for count in counts if chosen is not None else ():
-        if chosen is not None and count < chosen["inner_points"]:
-            yield from score(chosen["kappa"], count)
+    for count in () if chosen is None else [count for count in counts if count < chosen["inner_points"]]:
+        yield from score(kappa, count)
     spent = features.counter.since(before)
     return {
         "chosen": chosen,

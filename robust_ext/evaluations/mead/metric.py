@@ -104,8 +104,7 @@ def multi_armed(
         seed: Of the resamples.
 
     Raises:
-        InvalidArgumentError: Shapes do not fit one another, flags are not bool, two arms have one name, or samples are
-            to be filtered and ``correct`` is missing.
+        InvalidArgumentError: Shapes do not fit, flags are not bool, two arms have one name, or ``correct`` is missing.
 
     Example:
         >>> arms = [ArmLabel(name="a"), ArmLabel(name="b")]
@@ -118,23 +117,19 @@ def multi_armed(
     check_choice("naturals", naturals, NATURALS)
     check_integer("resamples", resamples, minimum=0)
     if naturals == "filtered":
-        if correct is None:
-            raise InvalidArgumentError("correct", None, "bools (N,) to filter by; or choose naturals='kept'")
-        kept = _flags("correct", correct, natural.shape)
+        kept = _filter(correct, natural.shape)
         natural, scores, success = natural[kept], scores[:, kept], success[:, kept]
 
-    def detection(chosen: Sequence[int]) -> Detection:
-        rows = list(chosen)
+    def detection(rows: list[int]) -> Detection:
         unscored = int(np.isnan(natural).sum() + (np.isnan(scores[rows]) & success[rows]).sum())
         worst = worst_scores(scores[rows], success[rows])
         return detect(natural, worst, resamples=resamples, seed=seed, unscored=unscored)
 
     numbered = list(enumerate(arms))
-    objectives = _distinct(arm.objective for arm in arms)
-    algorithms = _distinct(arm.algorithm for arm in arms)
+    objectives, algorithms = _distinct(arm.objective for arm in arms), _distinct(arm.algorithm for arm in arms)
     shares = attribution(scores, success)
     return MultiArmed(
-        all_arms=detection(range(len(arms))),
+        all_arms=detection(list(range(len(arms)))),
         objectives={one: detection([i for i, arm in numbered if arm.objective in (one, None)]) for one in objectives},
         algorithms={one: detection([i for i, arm in numbered if arm.algorithm == one]) for one in algorithms},
         arms={arm.name: detection([i]) for i, arm in numbered},
@@ -189,6 +184,12 @@ def _checked(
     if of_arms.shape != shape:
         raise InvalidArgumentError("scores", f"shape {of_arms.shape}", f"shape {shape}, one row for each arm")
     return found, of_arms, _flags("success", success, shape)
+
+
+def _filter(correct: Flags | None, shape: tuple[int, ...]) -> Bools:
+    if correct is None:
+        raise InvalidArgumentError("correct", None, "bools (N,) to filter by; or choose naturals='kept'")
+    return _flags("correct", correct, shape)
 
 
 def _flags(argument: str, flags: Flags, shape: tuple[int, ...]) -> Bools:

@@ -29,7 +29,7 @@ def training_adversarials(
 ) -> Tensor:
     """The adversarial inputs that MEAD's supervised detectors learn from (Granese et al. 2022, section 5.1.3).
 
-    Where PGD ends that climbs the cross-entropy in an linf ball: 100 steps of .01 from a random start, see
+    Where PGD on the cross-entropy in an linf ball ends: 100 steps of .01 from a random start, see
     :class:`~robust_ext.attacks.objective_pgd.ObjectivePGD`. All are returned, whether or not the classifier errs on
     them. The classifier is left as it was.
 
@@ -62,22 +62,10 @@ def training_adversarials(
     device = module_device(classifier)
     classes = check_classifier(classifier, clean[:2].to(device)).shape[1]
     labels = check_labels("labels", labels, samples=len(clean), classes=classes)
-    target = Target(
-        module=classifier,
-        bounds=threat_model.bounds,
-        classes=classes,
-        input_shape=tuple(clean.shape[1:]),
-        device=device,
-    )
-    found = [
-        run_attack(
-            ObjectivePGD(objective="ace", algorithm="pgd"),
-            target,
-            inputs.to(device),
-            truth.to(device),
-            threat_model=threat_model,
-            generator=generator,
-        ).to(clean.device)
-        for inputs, truth in zip(torch.split(clean, batch_size), torch.split(labels, batch_size), strict=True)
-    ]
+    shape, attack = tuple(clean.shape[1:]), ObjectivePGD(objective="ace", algorithm="pgd")
+    target = Target(module=classifier, bounds=(low, high), classes=classes, input_shape=shape, device=device)
+    found = []
+    for inputs, truth in zip(torch.split(clean, batch_size), torch.split(labels, batch_size), strict=True):
+        x, y = inputs.to(device), truth.to(device)
+        found.append(run_attack(attack, target, x, y, threat_model=threat_model, generator=generator).to(clean.device))
     return torch.cat(found)

@@ -292,7 +292,7 @@ def test_bounds_make_no_difference(name: str, bounds: tuple[float, float]) -> No
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
-def test_training_adversarials_climb_within_the_ball(bounds: tuple[float, float]) -> None:
+def test_training_adversarials_rise_within_the_ball(bounds: tuple[float, float]) -> None:
     low, width = bounds[0], bounds[1] - bounds[0]
     classifier, clean = digits_network(), load_dataset("digits").take(range(40))[0]
 
@@ -308,7 +308,7 @@ def test_training_adversarials_climb_within_the_ball(bounds: tuple[float, float]
     assert float(found.min()) >= bounds[0]
     assert float(found.max()) <= bounds[1]
     distance = (found - (clean * width + low)).abs().flatten(1).amax(1)
-    # A climb in linf ends in a corner of the ball.
+    # Ascent in linf ends in a corner of the ball.
     torch.testing.assert_close(distance, torch.full((40,), 0.1 * width), rtol=1e-4, atol=0)
     with torch.no_grad():
         losses = [F.cross_entropy(model(x), labels, reduction="none") for x in (clean * width + low, found)]

@@ -134,7 +134,7 @@ def test_a_single_arm_can_score_below_all_of_them() -> None:
 
 
 @given(problem=problems())
-def test_blame_is_shared_and_complete(problem: tuple[Floats, Floats, Bools]) -> None:
+def test_attribution_is_shared_and_complete(problem: tuple[Floats, Floats, Bools]) -> None:
     natural, scores, success = problem
     found = attribution(scores, success)
     shares = np.zeros(len(scores))
