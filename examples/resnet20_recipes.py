@@ -103,7 +103,6 @@ def main() -> None:
             inputs,
             robust_ext.ThreatModel(norm="linf", epsilon=8 / 255),
             sample_ids=[int(index) for index in chosen],
-            target=target,
             seed=arguments.seed,
             progress=True,
         )
