@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,112 +55,87 @@ class TestAPGD(AsInArt):
         return evasion.AutoProjectedGradientDescent(estimator, **{"max_iter": 10, "eps_step": 0.05, **settings})
 
 
-class ChangesInputs(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        x[...] = super().generate(x, y)
-        return x.copy()
+def broken(generate: Callable[[Any, Any, Any, Any], Any], base: Any = PGD) -> Any:
+    """An attack with another ``generate``, a function of the attack, inputs, labels and the sound ``generate``."""
+
+    class Broken(base):  # type: ignore[misc]
+        def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
+            return generate(self, x, y, super().generate)
+
+    return Broken
 
 
-class ReturnsTheInputs(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        return x
+def changes_inputs(attack: Any, x: Any, y: Any, run: Any) -> Any:
+    x[...] = run(x, y)
+    return x.copy()
 
 
-class ChangesLabels(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        out = super().generate(x, y)
-        y *= 2
-        return out
+def changes_labels(attack: Any, x: Any, y: Any, run: Any) -> Any:
+    out = run(x, y)
+    y *= 2
+    return out
 
 
-class LeavesTheBall(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        return np.clip(x + 2 * (super().generate(x, y) - x), *self.estimator.clip_values).astype(np.float32)
+def ignores_targets(attack: Any, x: Any, y: Any, run: Any) -> Any:
+    attack.targeted = False
+    return run(x)
 
 
-class LeavesTheBounds(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        return (x + self.eps).astype(np.float32)
+def passes_by_preprocessing(attack: Any, x: Any, y: Any, run: Any) -> Any:
+    attack._estimator = invariants.PyTorchClassifier(
+        model=attack.estimator.model,
+        loss=torch.nn.CrossEntropyLoss(),
+        input_shape=attack.estimator.input_shape,
+        nb_classes=attack.estimator.nb_classes,
+        clip_values=(0, 1),
+        device_type="cpu",
+    )
+    return run(x, y)
 
 
-class ForgetsTheType(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        return super().generate(x, y).astype(np.float64)
+def after(change: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any, Any], Any]:
+    """A ``generate`` that does something to the attack or the inputs first."""
+
+    def generate(attack: Any, x: Any, y: Any, run: Any) -> Any:
+        change(attack, x)
+        return run(x, y)
+
+    return generate
 
 
-class IgnoresTargets(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        self.targeted = False
-        return super().generate(x)
+def zeros(x: Any) -> Any:
+    return np.zeros(len(x), dtype=np.int64)
 
 
-class ReadsOneHotAsZeros(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        return super().generate(x, np.zeros(len(x), dtype=np.int64) if y is not None and y.ndim == 2 else y)
-
-
-class ReadsNoneAsZeros(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        return super().generate(x, np.zeros(len(x), dtype=np.int64) if y is None else y)
-
-
-class ScalesWithTheBatch(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        return x + (super().generate(x, y) - x) * np.float32(min(1, self.batch_size / 8))
-
-
-class SqueezesOneRow(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        out = super().generate(x, y)
-        return out[0] if len(out) == 1 else out
-
-
-class SeedsItself(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        noise = np.random.default_rng().random(x.shape, dtype=np.float32)
-        return x + (super().generate(x, y) - x) * noise
-
-
-class KeepsTwoClasses(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        return x.copy() if self.estimator.nb_classes == 2 else super().generate(x, y)
-
-
-class PassesByPreprocessing(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        self._estimator = invariants.PyTorchClassifier(
-            model=self.estimator.model,
-            loss=torch.nn.CrossEntropyLoss(),
-            input_shape=self.estimator.input_shape,
-            nb_classes=self.estimator.nb_classes,
-            clip_values=(0, 1),
-            device_type="cpu",
-        )
-        return super().generate(x, y)
-
-
-class ReportsNothing(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        self._summary_writer = None
-        return super().generate(x, y)
+ChangesInputs, ChangesLabels = broken(changes_inputs), broken(changes_labels)
+ReturnsTheInputs = broken(lambda attack, x, y, run: x)
+LeavesTheBall = broken(
+    lambda attack, x, y, run: np.clip(x + 2 * (run(x, y) - x), *attack.estimator.clip_values).astype(np.float32)
+)
+LeavesTheBounds = broken(lambda attack, x, y, run: (x + attack.eps).astype(np.float32))
+ForgetsTheType = broken(lambda attack, x, y, run: run(x, y).astype(np.float64))
+IgnoresTargets = broken(ignores_targets)
+ReadsOneHotAsZeros = broken(lambda attack, x, y, run: run(x, zeros(x) if y is not None and y.ndim == 2 else y))
+ReadsNoneAsZeros = broken(lambda attack, x, y, run: run(x, zeros(x) if y is None else y))
+ScalesWithTheBatch = broken(lambda attack, x, y, run: x + (run(x, y) - x) * np.float32(min(1, attack.batch_size / 8)))
+SqueezesOneRow = broken(lambda attack, x, y, run: run(x, y)[0] if len(x) == 1 else run(x, y))
+SeedsItself = broken(
+    lambda attack, x, y, run: x + (run(x, y) - x) * np.random.default_rng().random(x.shape, dtype=np.float32)
+)
+KeepsTwoClasses = broken(lambda attack, x, y, run: x.copy() if attack.estimator.nb_classes == 2 else run(x, y))
+PassesByPreprocessing = broken(passes_by_preprocessing)
+ReportsNothing = broken(after(lambda attack, x: setattr(attack, "_summary_writer", None)))
+AlwaysShows = broken(after(lambda attack, x: sys.stderr.write("working")))
+NeverShows = broken(after(lambda attack, x: setattr(attack, "verbose", False)))
+WipesGradients = broken(after(lambda attack, x: attack.estimator.model.zero_grad()), attacks.APGD)
+Evaluates = broken(after(lambda attack, x: attack.estimator.model.eval()), attacks.APGD)
+UpdatesStatistics = broken(after(lambda attack, x: attack.estimator.model(torch.from_numpy(x))), attacks.APGD)
 
 
 class ReportsTheWrongBatch(PGD):
     def _generate_batch(self, **kwargs: Any) -> Any:
         self._batch_id = 0
         return super()._generate_batch(**kwargs)
-
-
-class AlwaysShows(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        sys.stderr.write("working")
-        return super().generate(x, y)
-
-
-class NeverShows(PGD):
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        self.verbose = False
-        return super().generate(x, y)
 
 
 class ChecksNothing(PGD):
@@ -177,24 +153,6 @@ class HidesSettings(PGD):
 
 class RequiresNothing(PGD):
     _estimator_requirements: Any = ()
-
-
-class WipesGradients(attacks.APGD):  # type: ignore[misc]
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        self.estimator.model.zero_grad()
-        return super().generate(x, y)
-
-
-class Evaluates(attacks.APGD):  # type: ignore[misc]
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        self.estimator.model.eval()
-        return super().generate(x, y)
-
-
-class UpdatesStatistics(attacks.APGD):  # type: ignore[misc]
-    def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
-        self.estimator.model(torch.from_numpy(x))
-        return super().generate(x, y)
 
 
 def make(attack_class: Any, estimator: Any, settings: dict[str, Any]) -> Any:
