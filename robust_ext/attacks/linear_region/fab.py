@@ -26,17 +26,10 @@ _BEYOND = 2e-3
 def fab_steps(
     oracle: BoundaryOracle, points: Tensor, sample_index: Tensor, *, steps: int, in_time: Callable[[], bool]
 ) -> tuple[Tensor, Tensor]:
-    """Step from points, adversarial or not, and keep the nearest adversarial one of each.
+    """Step from points ``(B, ...)``, adversarial or not, and keep the nearest adversarial one of each.
 
-    Args:
-        oracle: Queries the network.
-        points: ``(B, ...)`` in bounds.
-        sample_index: The inputs they belong to, int64 ``(B,)``.
-        steps: How many; one more forward pass judges the last point.
-        in_time: Called before each step; no further step is made once it returns False.
-
-    Returns:
-        Points ``(B, ...)`` and their distances, float64 ``(B,)``; infinite where none was adversarial.
+    One more forward pass judges the last point; no further step is made once ``in_time`` returns False. The distances
+    are float64 ``(B,)``, and infinite where none was adversarial.
     """
     inputs, norm, bounds = oracle.inputs[sample_index].flatten(1), oracle.threat_model.norm, oracle.threat_model.bounds
     best, here = points.clone(), points
@@ -79,18 +72,8 @@ def project_beyond_plane(
 ) -> Tensor:
     """Minimise ``||z - inputs||`` over ``z`` in the bounds with ``normals . z >= heights``.
 
-    The solution is in closed form, up to a sort. Where no point of the box lies beyond the plane, the one that comes
-    closest to it is returned.
-
-    Args:
-        norm: ``"linf"``, ``"l2"`` or ``"l1"``.
-        inputs: ``(B, D)``, in the bounds.
-        normals: ``(B, D)``.
-        heights: ``(B,)``.
-        bounds: Lowest and highest value.
-
-    Returns:
-        ``(B, D)``.
+    Inputs, in bounds, and normals are ``(B, D)``, heights ``(B,)``. The solution is in closed form, up to a sort. Where
+    no point of the box lies beyond the plane, the one that comes closest to it is returned.
     """
     size = normals.abs()
     room = torch.where(normals > 0, bounds[1] - inputs, inputs - bounds[0]).clamp_min_(0)

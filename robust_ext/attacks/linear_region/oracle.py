@@ -16,19 +16,10 @@ _CERTAIN = 2e-6
 
 
 class BoundaryOracle:
-    """Queries the network about points near some inputs, and counts the passes of each input.
+    """Queries the network about points near inputs ``(N, ...)`` with labels ``(N,)``.
 
-    Points come with ``sample_index``, int64 ``(B,)``: the inputs they belong to.
-
-    Args:
-        target: The network.
-        inputs: ``(N, ...)``.
-        labels: int64 ``(N,)``: the true classes, or the classes to aim at.
-        threat_model: Gives the norm and the bounds.
-        targeted: Whether points should be classified as their label instead of as anything else.
-
-    Attributes:
-        passes: Rows sent forward and backward for each input, int64 ``(N,)``.
+    Points come with ``sample_index``, int64 ``(B,)``: the inputs they belong to. ``passes`` counts the rows sent
+    forward and backward for each input, int64 ``(N,)``.
     """
 
     def __init__(
@@ -72,10 +63,8 @@ class BoundaryOracle:
             points = points.detach().requires_grad_(True)
             logits = self.target.module(points)
             if not logits.requires_grad:
-                raise AttackError(
-                    "the target gives no gradients; the linear-region attack needs a piecewise affine network whose "
-                    "logits can be differentiated"
-                )
+                needs = "the linear-region attack needs a piecewise affine network whose logits can be differentiated"
+                raise AttackError(f"the target gives no gradients; {needs}")
             margin, _ = self.margins(logits, sample_index)
             (gradient,) = torch.autograd.grad(margin.sum(), points)
         margin = margin.detach()
@@ -84,11 +73,7 @@ class BoundaryOracle:
     def bisect_to_input(self, points: Tensor, sample_index: Tensor, *, least: float = 0.0, halvings: int = 8) -> Tensor:
         """Go from adversarial points ``(B, ...)`` towards their inputs as far as they stay adversarial, by bisection.
 
-        Args:
-            points: ``(B, ...)``, adversarial.
-            sample_index: int64 ``(B,)``.
-            least: The share of the perturbation that is kept in any case, in [0, 1).
-            halvings: Forward passes.
+        The share ``least`` of the perturbation, in [0, 1), is kept in any case.
         """
         inputs = self.inputs[sample_index]
         kept = points.new_ones(len(points))

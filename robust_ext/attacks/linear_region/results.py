@@ -50,19 +50,7 @@ class LinearRegionResult:
 
 
 class SearchRecord:
-    """The best points so far, the limits and the history.
-
-    Args:
-        oracle: Holds the inputs, and counts their passes.
-        passes: Of an input, after which it gets no further round; None for no limit.
-        seconds: After which no further step is made; None for no limit.
-        watch: Called after each hop and round.
-
-    Attributes:
-        points: The nearest adversarial points, the inputs where there is none, ``(N, ...)``.
-        distances: Of these, float64 ``(N,)``; infinite where there is none.
-        regions: Regions solved for each input, int64 ``(N,)``; counted by the search.
-    """
+    """The nearest points so far ``(N, ...)``, with distances and regions as in the result; the limits and the history."""
 
     def __init__(
         self, oracle: BoundaryOracle, *, passes: int | None, seconds: float | None, watch: Watch | None
@@ -88,14 +76,9 @@ class SearchRecord:
         for row, sample in enumerate(state.sample_index.tolist()):
             if state.distances[row] < self.distances[sample]:
                 self.points[sample], self.distances[sample] = state.points[row], state.distances[row]
-        self._history.append(
-            HistoryEntry(
-                regions=self.regions.clone(),
-                passes=self._oracle.passes.clone(),
-                seconds=time.perf_counter() - self._began,
-                distances=self.distances.clone(),
-            )
-        )
+        seconds, passes = time.perf_counter() - self._began, self._oracle.passes.clone()
+        regions, distances = self.regions.clone(), self.distances.clone()
+        self._history.append(HistoryEntry(regions=regions, passes=passes, seconds=seconds, distances=distances))
         if self._watch is not None and number is not None:
             self._watch(Step(number=number, total=total, points=self.points.clone(), loss=-self.distances))
 

@@ -26,7 +26,6 @@ _LEAST = 0.9
 # Draws of a point whose region is new.
 _DRAWS = 4
 
-
 # A sample, the pattern of a region and a class.
 _Key = tuple[int, bytes, int]
 
@@ -35,17 +34,8 @@ _Key = tuple[int, bytes, int]
 class RegionSearch:
     """Improves the points of starts, region by region.
 
-    Args:
-        oracle: Queries the network, and counts passes.
-        recorded: The network as recorded at any points.
-        batch: Most points handled at once.
-        q: As the next three, a setting of the attack.
-        gamma: How close to the best point regions are sampled.
-        classes: ``"runner-up"`` or ``"all"``.
-        iterations: Most iterations of the solver for one region.
-
-    Attributes:
-        regions: Regions solved for each input, int64 ``(N,)``.
+    The network is recorded at any points, the settings are those of the attack; ``regions`` counts the regions solved
+    for each input, int64 ``(N,)``.
     """
 
     oracle: BoundaryOracle
@@ -63,16 +53,9 @@ class RegionSearch:
         self.regions = torch.zeros_like(self.oracle.passes)
 
     def round(self, state: SearchState, *, draws: int, number: int, improvement: float) -> SearchState:
-        """Solve regions near each start.
+        """The starts, each nearer or where it was, after ``draws`` regions near each were solved.
 
-        Args:
-            state: Where the starts are.
-            draws: Regions for each.
-            number: Of the round, from 0: the first begins with the points' own regions.
-            improvement: Share by which a region has to beat its start's distance.
-
-        Returns:
-            The starts, each nearer or where it was.
+        Round 0 begins with the points' own regions; a region has to beat its start's distance by ``improvement``.
         """
         points, distances, warm = state.points.clone(), state.distances.clone(), state.warm
         if warm is None:
@@ -93,27 +76,16 @@ class RegionSearch:
     def _visit(
         self, state: SearchState, warm: WarmStart, number: int, improvement: float
     ) -> tuple[Tensor, WarmStart, list[tuple[int, Tensor, Tensor]]]:
-        """Solve a region or more for each start.
-
-        Returns:
-            The start of each region, where its next solver begins, and what is nearer: start, point and distance.
-        """
+        """The start of each region solved, where its next solver begins, and what is nearer: start, point, distance."""
         anchors, places, keys = self._new_regions(state, state.distances * (1 - improvement), at_points=number == 0)
         warm = warm.select(places)
         if len(places) == 0:
             return places, warm, []
         oracle, chosen = self.oracle, state.select(places)
         samples = chosen.sample_index
-        constraints = RegionConstraints(
-            self._at(anchors, samples),
-            class_differences(
-                oracle.labels[samples],
-                torch.tensor([aim for _, _, aim in keys], device=samples.device),
-                count=oracle.target.classes,
-                targeted=oracle.targeted,
-            ),
-            oracle.target.counter,
-        )
+        labels, aims = oracle.labels[samples], torch.tensor([aim for _, _, aim in keys], device=samples.device)
+        differences = class_differences(labels, aims, count=oracle.target.classes, targeted=oracle.targeted)
+        constraints = RegionConstraints(self._at(anchors, samples), differences, oracle.target.counter)
         found, scaling = self._solve(constraints, chosen, warm, number, improvement)
         bounds = torch.where(found.status == Status.CAP, torch.inf, found.bound)
         for key, bound in zip(keys, bounds.tolist(), strict=True):
@@ -134,14 +106,8 @@ class RegionSearch:
             part = state.select(torch.tensor(open_rows, device=wanted.device))
             points = part.points if at_points and draw == 0 else self._sampled(part)
             regions = self._at(points, part.sample_index)
-            found = zip(
-                open_rows,
-                points,
-                part.sample_index.tolist(),
-                regions.pattern(),
-                self._classes(regions, part.sample_index),
-                strict=True,
-            )
+            classes_of = self._classes(regions, part.sample_index)
+            found = zip(open_rows, points, part.sample_index.tolist(), regions.pattern(), classes_of, strict=True)
             open_rows = []
             for row, point, sample, pattern, classes in found:
                 candidates = [(sample, pattern, c) for c in classes]
@@ -230,19 +196,7 @@ def sample_near(
     gamma: float,
     bounds: tuple[float, float],
 ) -> Tensor:
-    """Draw a point near each of some points, by equations 12 to 14 of Croce, Rauber and Hein (2019), clipped.
-
-    Args:
-        points: ``(B, ...)``, none of which is its input.
-        inputs: ``(B, ...)``.
-        streams: A CPU generator for each.
-        q: Probability of the side of the input.
-        gamma: How close to the points.
-        bounds: Lowest and highest value.
-
-    Returns:
-        ``(B, ...)``.
-    """
+    """Draw a point near each of points ``(B, ...)``, by equations 12 to 14 of Croce, Rauber and Hein (2019), clipped."""
     offsets = (points - inputs).flatten(1)
     size = offsets.norm(dim=1, keepdim=True).clamp_min_(torch.finfo(offsets.dtype).tiny)
     outward = offsets / size

@@ -28,15 +28,7 @@ def initial_state(
 ) -> SearchState:
     """The starts, input by input, as many for each; those that are not adversarial are infinitely far.
 
-    Args:
-        oracle: Queries the network.
-        seeds: Of each input.
-        wanted: For which inputs noise is drawn, bool ``(N,)``.
-        start: ``"noise"``, ``"nearest"`` or ``"given"``.
-        starts: How many are searched for, for each input.
-        batch: Most points handled at once.
-        given: Points that are given, ``(N, S, ...)``.
-        pool: Images for ``"nearest"``, ``(P, ...)`` in bounds.
+    Noise is drawn for the inputs that are wanted, bool ``(N,)``; points ``(N, S, ...)`` may be given besides.
     """
     inputs = oracle.inputs
     parts: list[tuple[Tensor, Tensor]] = []
@@ -65,12 +57,9 @@ def _samples(inputs: Tensor, count: int) -> Tensor:
 
 
 def _noise(oracle: BoundaryOracle, sample_index: Tensor, streams: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
-    """Adversarial noise for the inputs ``sample_index``, moved towards them by bisection.
+    """Noise ``(B, ...)`` moved towards the inputs by bisection, and where it is adversarial; else halfway to the draw.
 
     Uniform noise and noise of lowest and highest values take turns until a draw is adversarial.
-
-    Returns:
-        Points ``(B, ...)``, and which of them are adversarial; the others are halfway to the last draw.
     """
     inputs = oracle.inputs[sample_index]
     low, high = oracle.threat_model.bounds
@@ -102,7 +91,7 @@ def _nearest(oracle: BoundaryOracle, pool: Tensor, count: int, batch: int) -> Te
         )
     predicted = logits.argmax(1)
     oracle.passes += 1
-    # Where there are too few images, the input itself is left, from which the first steps may lead somewhere.
+    # Where there are too few images the input itself stays, from which the first steps may lead somewhere.
     points = oracle.inputs.repeat_interleave(count, 0)
     for row, (label, likely) in enumerate(zip(oracle.labels.tolist(), clean, strict=True)):
         near = oracle.threat_model.distance(pool, oracle.inputs[row].expand_as(pool)).argsort()

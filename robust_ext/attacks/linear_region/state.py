@@ -19,11 +19,8 @@ PROBES, POWER = 4, 4
 class WarmStart:
     """Where the solver begins: a sampled region is a neighbour of the last one of its start, and so is its solution.
 
-    Args:
-        anchors: Points of the last regions, ``(B, ...)``.
-        multipliers: Of their constraints, at least 0, bfloat16 ``(B, M)``; zeros where there was none. They need not
-            be exact, and a large network has many rows.
-        scaling: Factors of their rows, bfloat16; a norm of 0 where there was none.
+    The anchors ``(B, ...)`` are points of the last regions. Where there was none, multipliers and norms are 0. They
+    and the factors need not be exact and a large network has many rows, so they are bfloat16 ``(B, M)``.
     """
 
     anchors: Tensor
@@ -52,25 +49,19 @@ class WarmStart:
         self.scaling.norm[rows] = latest.scaling.norm[places]
 
     def multipliers_for(self, regions: Regions, before: Regions) -> Tensor:
-        """Multipliers to begin with in other regions ``(B, M)``: 0 where a constraint no longer means the same.
-
-        Args:
-            regions: Where they are wanted.
-            before: Those of the anchors.
-        """
+        """Multipliers ``(B, M)`` to begin with in regions: 0 where a constraint means another than in those before."""
         multipliers = self.multipliers.to(regions.dtype)
         multipliers[:, : regions.constraints] *= regions.agrees(before)
         return multipliers
 
     def scaling_for(self, constraints: Constraints, inputs: Tensor, *, generator: torch.Generator) -> Scaling:
-        """The factors of the last regions, or new ones where there are none; :meth:`unscaled` tells where."""
+        """The factors of the last regions, or new ones where there are none, see :meth:`unscaled`."""
         rows = self.unscaled().nonzero().flatten()
         scaling = Scaling(rows=self.scaling.rows.to(inputs), norm=self.scaling.norm.clone())
         if len(rows) == 0:
             return scaling
-        fresh = estimate_scaling(
-            constraints.select(rows), inputs[rows], generator=generator, probes=PROBES, power_iterations=POWER
-        )
+        of_rows, steps = constraints.select(rows), {"probes": PROBES, "power_iterations": POWER}
+        fresh = estimate_scaling(of_rows, inputs[rows], generator=generator, **steps)
         scaling.rows[rows], scaling.norm[rows] = fresh.rows, fresh.norm
         return scaling
 
@@ -81,14 +72,9 @@ class WarmStart:
 
 @dataclass
 class SearchState:
-    """The starts that are still searched from, a row each.
+    """The starts that are still searched from, a row each, with the input each belongs to, int64 ``(B,)``.
 
-    Args:
-        sample_index: The inputs they belong to, int64 ``(B,)``.
-        points: The nearest adversarial point of each, ``(B, ...)``.
-        distances: Of these, float64 ``(B,)``.
-        streams: A CPU generator for each.
-        warm: Where their solver begins; None before the first region.
+    The points ``(B, ...)`` are the nearest adversarial ones, the distances float64; each start has a CPU generator.
     """
 
     sample_index: Tensor

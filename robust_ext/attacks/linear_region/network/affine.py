@@ -15,15 +15,10 @@ from torch.nn import functional as F
 
 
 class AffineMap:
-    """An affine function of one or more results, and the transpose of its linear part.
+    """An affine function of one or more results, and the transpose of its linear part: a gradient for each input.
 
-    Where it is not given, the transpose is the vector-Jacobian product of automatic differentiation. That is the same
-    at every point, so one graph is kept and used for all products with as many rows.
-
-    Args:
-        function: The function.
-        examples: Its inputs as recorded; their shapes, dtypes and devices are kept. Only without ``transpose``.
-        transpose: From a gradient of the result to a tuple of one for each input.
+    Where it is not given, the transpose is the vector-Jacobian product of automatic differentiation at ``examples`` of
+    the inputs. That is the same at every point, so one graph is kept and used for all products with as many rows.
     """
 
     def __init__(
@@ -73,17 +68,7 @@ class ChannelScale(AffineMap):
 
 @dataclass(frozen=True)
 class Convolution(AffineMap):
-    """A convolution in one to three dimensions.
-
-    Args:
-        weight: As the network holds it.
-        bias: One value for each channel of the result, or None.
-        stride: For each dimension, as ``padding`` and ``dilation``.
-        padding: Zeros at both ends.
-        dilation: Distance of the taps.
-        groups: Groups of channels.
-        size: Spatial size of the input.
-    """
+    """A convolution in one to three dimensions of inputs of the spatial ``size``; padded with zeros at both ends."""
 
     weight: Tensor
     bias: Tensor | None

@@ -18,13 +18,7 @@ Constant = Tensor | float
 
 
 class Gate(ABC):
-    """A piecewise affine step with the choices of a batch.
-
-    Attributes:
-        name: The function it stands for.
-        rows: Number of rows.
-        constraints: Constraints of one row.
-    """
+    """A piecewise affine step, named by its function, with the choices of a batch; ``constraints`` are of one row."""
 
     name: str
     rows: int
@@ -60,18 +54,10 @@ class PiecewiseActivation(Gate):
     """A function of one variable that is affine between breakpoints, applied to every value.
 
     A row of constraints belongs to each breakpoint and value: its distance from the breakpoint, on the side it is on.
-
-    Args:
-        name: The function it stands for.
-        breakpoints: Where pieces meet, increasing; numbers or tensors that broadcast against one entry.
-        slopes: One more than there are breakpoints.
-        intercepts: As many as slopes.
-        active: For each breakpoint, whether a value lies above it; bool ``(entries, *tail)``.
-        rows: Number of rows.
-        values: Values of one row.
-        dtype: Of the values.
-        channels_last: Whether channels are the innermost in memory. That is then the order of the constraints, so
-            that none has to be moved.
+    Breakpoints increase; they, the slopes and intercepts of the pieces between them are numbers or tensors that
+    broadcast against one entry. ``active`` holds for each breakpoint whether a value lies above it, bool
+    ``(entries, *tail)``. With channels innermost in memory, that is also the order of the constraints, so that none
+    has to be moved.
     """
 
     name: str

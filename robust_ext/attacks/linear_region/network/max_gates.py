@@ -23,14 +23,9 @@ class MaxGate(Gate):
     A row of constraints belongs to each window and each value in it: the largest value minus that value, which for the
     largest itself is 0. Windows at the rim, which hold fewer values, repeat one.
 
-    Args:
-        name: The function it stands for.
-        windows: int64 ``(values, windows)``, positions in a channel.
-        argmax: int32 ``(rows, channels, windows)``, position of each largest value in the channel.
-        size: Positions in a channel.
-        before: Shape of the input of one row, its entries first.
-        after: Shape of the result of one row, its entries first.
-        places: For each position, the places in ``windows`` that hold it, see :func:`_places_of`.
+    ``windows`` holds positions in a channel of ``size``, int64 ``(values, windows)``; ``argmax`` that of each largest
+    value, int32 ``(rows, channels, windows)``; ``before`` and ``after`` are the shapes of one row's input and result,
+    its entries first; ``places`` are those of :func:`_places_of`.
     """
 
     name: str

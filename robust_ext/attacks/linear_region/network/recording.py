@@ -17,23 +17,12 @@ _RULES = {**affine_rules.RULES, **gate_rules.RULES, **max_gates.RULES}
 def record(network: nn.Module, points: Tensor) -> Regions:
     """The linear regions of a batch of points and the network's affine map in each.
 
-    One forward pass is made; its choices are kept as one bool for each breakpoint and value and one int32 for each
-    pooling window.
-
-    Args:
-        network: From ``(N, ...)`` to logits ``(N, K)``, piecewise affine, in eval mode; left as it was.
-        points: ``(N, ...)``, float32 or float64; N may be 0.
-
-    Returns:
-        The regions, in the order of the points.
-
-    Raises:
-        InvalidArgumentError: ``points`` are not a batch of floating point values.
-        ModelError: The network does something that is not piecewise affine or that cannot be followed; the text names
-            it and lists what is supported.
+    The points are ``(N, ...)``, float32 or float64; N may be 0. The network maps them to logits ``(N, K)``, in eval
+    mode, and is left as it was. One forward pass is made; its choices are kept as one bool for each breakpoint and
+    value and one int32 for each pooling window. A :class:`ModelError` names what in the network is not piecewise
+    affine or cannot be followed, and lists what is supported.
 
     Example:
-        >>> import torch
         >>> network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)).eval()
         >>> regions = record(network, torch.rand(4, 2))
         >>> constraints, logits = regions.forward(torch.rand(4, 2))
@@ -41,10 +30,8 @@ def record(network: nn.Module, points: Tensor) -> Regions:
         (torch.Size([4, 3]), torch.Size([4, 2]), torch.Size([4, 2]))
     """
     if not isinstance(points, Tensor) or not points.is_floating_point() or points.dim() < 2:
-        shown = (
-            f"{points.dtype} of shape {tuple(points.shape)}" if isinstance(points, Tensor) else type(points).__name__
-        )
-        raise InvalidArgumentError("points", shown, "a floating point tensor (N, ...)")
+        got = f"{points.dtype} of shape {tuple(points.shape)}" if isinstance(points, Tensor) else type(points).__name__
+        raise InvalidArgumentError("points", got, "a floating point tensor (N, ...)")
     if not points.shape[0]:
         nothing = torch.zeros(0, dtype=torch.int64, device=points.device)
         return record(network, points.new_zeros(1, *points.shape[1:])).select(nothing)

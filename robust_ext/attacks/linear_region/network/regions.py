@@ -49,17 +49,10 @@ class Regions:
         self._last = _last_uses(self._steps, output)
 
     def forward(self, z: Tensor, *, spare: int = 0) -> tuple[Tensor, Tensor]:
-        """Constraints and logits at one point for each row: ``C z + d`` and ``A z + b``.
+        """Constraints ``C z + d``, ``(N, M + spare)``, and logits ``A z + b``, ``(N, K)``, at a point for each row.
 
-        Args:
-            z: ``(N, *shape)``, of the network's dtype; anywhere, inside the region or not.
-            spare: Columns after the constraints that are left for the caller to fill.
-
-        Returns:
-            Constraints ``(N, M + spare)``, all at least 0 where a row is in its region, and logits ``(N, K)``.
-
-        Raises:
-            InvalidArgumentError: Another shape or dtype came.
+        The points ``z`` ``(N, *shape)`` are of the network's dtype, inside the region, where all constraints are at
+        least 0, or not. The ``spare`` columns are left for the caller to fill.
         """
         self._check_points("z", z, self.rows)
         constraints = z.new_empty(self.rows, self.constraints + spare)
@@ -82,18 +75,7 @@ class Regions:
 
     @torch.no_grad()
     def adjoint(self, multipliers: Tensor, logits: Tensor | None = None) -> Tensor:
-        """The transposed product ``C' y + A' v`` of each row.
-
-        Args:
-            multipliers: ``y (N, M)``.
-            logits: ``v (N, K)``; zeros when left out.
-
-        Returns:
-            ``(N, *shape)``.
-
-        Raises:
-            InvalidArgumentError: Another shape came.
-        """
+        """The transposed product ``C' y + A' v`` of each row, ``(N, *shape)``, from ``y (N, M)`` and ``v (N, K)``."""
         _check_shape("multipliers", multipliers, (self.rows, self.constraints))
         gradients: dict[int, Tensor] = {}
         if logits is not None:
@@ -117,16 +99,7 @@ class Regions:
         return gradients[0]
 
     def at(self, points: Tensor) -> Regions:
-        """The regions of other points, the same as recorded there.
-
-        It costs one forward pass of the steps recorded before, which is less than to record the network again.
-
-        Args:
-            points: ``(n, *shape)`` of the dtype of the recorded ones, for any ``n``.
-
-        Raises:
-            InvalidArgumentError: Another shape or dtype came.
-        """
+        """The regions of other points ``(n, *shape)``, as if recorded there, in one pass of the recorded steps."""
         self._check_points("points", points, points.shape[0] if points.dim() else 0)
         gates: list[Gate] = []
 
@@ -139,14 +112,7 @@ class Regions:
         return self._with(gates, logits)
 
     def select(self, rows: Tensor) -> Regions:
-        """The regions of some rows, in any order and as often as wanted.
-
-        Args:
-            rows: int64 indices ``(n,)``, or a mask, bool ``(N,)``.
-
-        Raises:
-            InvalidArgumentError: Rows are of another dtype or shape.
-        """
+        """The regions of some rows: int64 indices ``(n,)``, which may repeat, or a mask, bool ``(N,)``."""
         if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.bool):
             raise InvalidArgumentError("rows", f"{rows.dtype} of shape {tuple(rows.shape)}", "int64 (n,) or bool (N,)")
         if rows.dtype == torch.bool:
@@ -165,17 +131,13 @@ class Regions:
     def _check_points(self, argument: str, points: Tensor, rows: int) -> None:
         _check_shape(argument, points, (rows, *self.shape))
         if points.dtype != self.dtype:
-            raise InvalidArgumentError(
-                argument, f"dtype {points.dtype}", f"the dtype of the recorded points, {self.dtype}"
-            )
+            expected = f"the dtype of the recorded points, {self.dtype}"
+            raise InvalidArgumentError(argument, f"dtype {points.dtype}", expected)
 
     def agrees(self, other: Regions) -> Tensor:
         """Which constraints mean the same in other regions of the same network, bool ``(N, M)``.
 
         Two neighbours differ by the sign of the constraint between them, and by the gates behind it.
-
-        Args:
-            other: As many regions, from :meth:`at`.
         """
         _check_shape("other", other.logits, tuple(self.logits.shape))
         pairs = zip(self._gates, other._gates, strict=True)

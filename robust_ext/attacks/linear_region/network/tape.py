@@ -37,13 +37,7 @@ _OPERATORS |= {"__radd__": "add", "__rmul__": "mul", "__rsub__": "rsub", "__neg_
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of a network.
-
-    Args:
-        operation: What is done; gates have one input.
-        inputs: Numbers of the values it is done to; 0 is the network's input.
-        output: Number of the result.
-    """
+    """One operation of a network, on the values of these numbers; 0 is the network's input, gates have one input."""
 
     operation: AffineMap | Gate
     inputs: tuple[int, ...]
@@ -52,14 +46,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a torch function that is being recorded.
-
-    Args:
-        name: Plain name of the function, the same for the function, the method and the one that works in place.
-        func: The function itself.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
+    """A call of a torch function that is being recorded, with the plain name of :func:`_name_of`."""
 
     name: str
     func: Callable[..., Any]
@@ -106,16 +93,9 @@ class Call:
 
 
 class Tape(TorchFunctionMode):
-    """Records every function that a network calls and that depends on the input, while it is entered.
+    """Records every function that a network calls and that depends on the input ``x``, while it is entered.
 
-    Args:
-        x: The input.
-        rules: How a function is recorded, by its plain name.
-
-    Attributes:
-        rows: Rows of the input.
-        steps: In the order of the run.
-        name: Of the function being called.
+    ``rules`` record a function, by its plain name; ``name`` is that of the function being called.
     """
 
     def __init__(self, x: Tensor, rules: Mapping[str, Callable[[Tape, Call], Any]]) -> None:

@@ -35,20 +35,9 @@ class Constraints(Protocol):
 
 
 class DenseConstraints:
-    """Constraints whose matrices are written out: for problems that are small, and to test with.
+    """Constraints whose matrices ``(B, M, D)`` and offsets ``(B, M)`` are written out, for problems that are small.
 
-    Args:
-        matrix: ``(B, M, D)``, float32 or float64.
-        offset: ``(B, M)`` of the same dtype.
-        decision: bool ``(M,)``; no row when left out.
-
-    Raises:
-        InvalidArgumentError: Shapes that do not fit together.
-
-    Example:
-        >>> constraints = DenseConstraints(torch.tensor([[[1.0, 1.0]]]), torch.tensor([[-1.0]]))
-        >>> constraints.forward(torch.tensor([[0.5, 0.25]]))
-        tensor([[-0.2500]])
+    Which rows decide is bool ``(M,)``; none when left out.
     """
 
     def __init__(self, matrix: Tensor, offset: Tensor, decision: Tensor | None = None) -> None:
@@ -56,15 +45,15 @@ class DenseConstraints:
             raise InvalidArgumentError("matrix", f"shape {tuple(matrix.shape)}", "shape (B, M, D)")
         if decision is None:
             decision = torch.zeros(matrix.shape[1], dtype=torch.bool, device=matrix.device)
-        expected = {
-            "offset": (offset, matrix.shape[:2], matrix.dtype),
-            "decision": (decision, matrix.shape[1:2], torch.bool),
-        }
-        for name, (value, shape, dtype) in expected.items():
+        for name, value, shape, dtype in (
+            ("offset", offset, matrix.shape[:2], matrix.dtype),
+            ("decision", decision, matrix.shape[1:2], torch.bool),
+        ):
             if value.shape != shape or value.dtype != dtype:
-                raise InvalidArgumentError(
-                    name, f"{value.dtype} of shape {tuple(value.shape)}", f"{dtype} of shape {tuple(shape)}"
+                got, expected = (
+                    f"{kind} of shape {tuple(n)}" for kind, n in ((value.dtype, value.shape), (dtype, shape))
                 )
+                raise InvalidArgumentError(name, got, expected)
         self.matrix, self.offset, self.decision = matrix, offset, decision
 
     def forward(self, points: Tensor) -> Tensor:
@@ -83,12 +72,8 @@ class DenseConstraints:
 class RegionConstraints:
     """The constraints of problems 10 and 11 of Croce, Rauber and Hein (2019), for the solver.
 
-    They are the rows that keep each point in its region, and then ``differences @ logits``.
-
-    Args:
-        regions: The regions of ``B`` points.
-        differences: Combinations of the ``K`` logits that must be at least 0, ``(B, R, K)``.
-        counter: Where the passes are counted.
+    They are the rows that keep each of ``B`` points in its region, and then ``differences @ logits``, the combinations
+    of the ``K`` logits ``(B, R, K)`` that must be at least 0. The passes are counted.
     """
 
     def __init__(self, regions: Regions, differences: Tensor, counter: PassCounter) -> None:
@@ -121,14 +106,10 @@ class RegionConstraints:
 
 
 def class_differences(labels: Tensor, aims: Tensor, *, count: int, targeted: bool) -> Tensor:
-    """Combinations of the logits that are at least 0 where a point is adversarial, float32 ``(B, R, count)``.
+    """Combinations of the ``count`` logits that are at least 0 where a point is adversarial, float32 ``(B, R, count)``.
 
-    Args:
-        labels: int64 ``(B,)``: the true classes, or the classes to aim at.
-        aims: Untargeted, the class that has to beat the label, int64 ``(B,)``.
-        count: Number of classes.
-        targeted: False: the logit of the aim minus that of the label, the one row of problem 10. True: the logit of
-            the label minus every logit, the rows of problem 11, its own being 0.
+    Labels and aims are int64 ``(B,)``. Untargeted: the logit of the aim minus that of the label, the one row of
+    problem 10. Targeted: the logit of the label minus every logit, the rows of problem 11, its own being 0.
     """
     every = torch.eye(count, device=labels.device)
     return every[labels].unsqueeze(1) - every if targeted else (every[aims] - every[labels]).unsqueeze(1)

@@ -25,12 +25,7 @@ _RAISE = 1.5
 
 
 class AcceleratedDual:
-    """The iteration for a batch of problems, of which finished ones can be left out.
-
-    Args:
-        problem: The scaled problems.
-        multipliers: Where to begin, ``(B, M)``, at least 0; zeros when left out.
-    """
+    """The iteration for a batch of problems, begun at multipliers ``(B, M)`` of at least 0; zeros when left out."""
 
     interval = 1
 

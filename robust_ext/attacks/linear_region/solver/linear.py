@@ -22,12 +22,9 @@ _LONGEST = 100.0
 
 
 class PrimalDual:
-    """The iteration for a batch of problems, of which finished ones can be left out.
+    """The iteration for a batch of problems, begun at points ``(B, D)`` in the box and multipliers ``(B, M)``.
 
-    Args:
-        problem: The scaled problems.
-        points: Where to begin, ``(B, D)`` in the box; the inputs when left out.
-        multipliers: Where to begin, ``(B, M)``, at least 0; zeros when left out.
+    The multipliers are at least 0; the inputs and zeros when left out.
     """
 
     interval = 4

@@ -16,17 +16,9 @@ def room_towards(force: Tensor, inputs: Tensor, bounds: tuple[float, float]) -> 
 
 
 def shrink(norm: str, offsets: Tensor, inputs: Tensor, amount: Tensor, bounds: tuple[float, float]) -> Tensor:
-    """The proximal step: ``argmin_u .5 ||u - offsets||^2 + amount ||u||`` with ``inputs + u`` in the bounds.
+    """The proximal step of linf or l1: ``argmin_u .5 ||u - offsets||^2 + amount ||u||`` with ``inputs + u`` in bounds.
 
-    Args:
-        norm: ``"linf"`` or ``"l1"``.
-        offsets: ``(B, D)``.
-        inputs: ``(B, D)``, in bounds.
-        amount: ``(B, 1)``, above 0.
-        bounds: Lowest and highest value.
-
-    Returns:
-        ``u``, ``(B, D)``.
+    Offsets and inputs are ``(B, D)``, amounts ``(B, 1)`` and above 0.
     """
     room, size = room_towards(offsets, inputs, bounds), offsets.abs()
     if norm == "l1":
@@ -51,17 +43,8 @@ def lower_bound(norm: str, force: Tensor, reward: Tensor, inputs: Tensor, bounds
 
     For feasible ``z = x0 + u`` in the box, ``y . (C z + d) >= 0`` means ``force . u >= reward``. So the distance is at
     least ``reward + min_u ||u|| - force . u`` over the box, and at least ``reward / ||force||*`` (Hölder), which is the
-    same for the best multiple of ``y`` if the box is wide. The larger of the two is returned.
-
-    Args:
-        norm: ``"linf"``, ``"l2"`` (Hölder's bound alone) or ``"l1"``.
-        force: ``C^T y``, ``(B, D)``.
-        reward: ``-y . (C x0 + d)``, ``(B,)``.
-        inputs: ``x0``, ``(B, D)``, in bounds.
-        bounds: Lowest and highest value.
-
-    Returns:
-        ``(B,)``, at least 0.
+    same for the best multiple of ``y`` if the box is wide. The larger of the two is returned (l2: Hölder's alone),
+    ``(B,)`` and at least 0, for the force ``C^T y (B, D)`` and the reward ``-y . (C x0 + d)``, ``(B,)``.
     """
     size = force.abs()
     order = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}[norm]
@@ -85,14 +68,8 @@ def is_contradiction(
 ) -> Tensor:
     """Whether multipliers prove that no point of the box is feasible (Farkas), bool ``(B,)``.
 
-    No ``u`` in the box has ``force . u >= reward``. The proof must hold by ``margin`` of the numbers it compares.
-
-    Args:
-        force: ``C^T y``, ``(B, D)``, for ``y >= 0``.
-        reward: ``-y . (C x0 + d)``, ``(B,)``.
-        inputs: ``x0``, ``(B, D)``, in bounds.
-        bounds: Lowest and highest value.
-        margin: Relative, at least 0.
+    No ``u`` in the box has ``force . u >= reward``, see :func:`lower_bound`. The proof must hold by ``margin`` of the
+    numbers it compares.
     """
     most = force.abs().mul_(room_towards(force, inputs, bounds)).sum(1)
     return (reward > 0) & (reward - most > margin * (reward + most))

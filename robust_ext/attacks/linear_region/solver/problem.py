@@ -35,14 +35,10 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the problems stand: a point ``(B, D)``, and a row of ``(B,)`` each.
+    """Where the problems stand: points ``(B, D)`` in the box, nearly feasible near the end, and a row of ``(B,)`` each.
 
-    Attributes:
-        points: In the box, and nearly feasible near the end.
-        distance: Of the points from the inputs.
-        violation: By how much the points miss the worst row, in units of distance; at least 0.
-        bound: Below the distance of every feasible point.
-        infeasible: Whether it is proven that there is none.
+    The violation is by how much a point misses the worst row, in units of distance; the bound lies below the distance
+    of every feasible point; ``infeasible`` states whether it is proven that there is none.
     """
 
     points: Tensor
@@ -54,16 +50,9 @@ class Progress:
 
 @dataclass
 class ScaledProblem:
-    """The rows times their factors, with the box and the inputs.
+    """The rows times their factors, with the box, the inputs ``x0`` ``(B, D)`` and the scaled values there ``(B, M)``.
 
-    Args:
-        constraints: The rows as they are.
-        scaling: Their factors.
-        inputs: ``x0``, ``(B, D)``.
-        values: Scaled values of the rows at the inputs, ``(B, M)``.
-        bounds: Of the box.
-        norm: ``"linf"``, ``"l2"`` or ``"l1"``.
-        margin: Relative, that a proof of infeasibility must have.
+    A proof of infeasibility must have the relative ``margin``.
     """
 
     constraints: Constraints
@@ -125,19 +114,10 @@ def estimate_scaling(
 ) -> Scaling:
     """Factors that bring rows to about norm 1, and the decision rows to ``decision_weight``.
 
-    Takes ``probes + power_iterations + 1`` products with the matrix and ``power_iterations`` with its transpose.
-
-    Args:
-        constraints: The rows of the problems.
-        inputs: Any points near the solutions, ``(B, D)``, float32 or float64.
-        generator: CPU generator of the random vectors, which all problems share.
-        probes: Products from which the norms of the rows are estimated, at least 1.
-        power_iterations: Steps of the power method, at least 1.
-        decision_weight: Norm of the scaled decision rows, at least 1. It is lowered to half the norm of the whole
-            matrix where that is smaller, since beyond it the decision rows alone would dictate a shorter step.
-
-    Returns:
-        The factors, and an estimate of the norm (on average a little too low).
+    Takes ``probes + power_iterations + 1`` products with the matrix and ``power_iterations`` with its transpose, for
+    the norms of the rows and for that of the matrix, which is on average a little too low. The inputs are any points
+    near the solutions; all problems share the random vectors. The weight is lowered to half the norm of the whole
+    matrix where that is smaller, since beyond it the decision rows alone would dictate a shorter step.
     """
     check_integer("probes", probes, minimum=1)
     check_integer("power_iterations", power_iterations, minimum=1)

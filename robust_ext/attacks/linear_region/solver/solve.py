@@ -52,15 +52,11 @@ class SolverSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """What was found, a row for each problem.
+    """What was found: points ``(B, D)`` in the box, a bound, a :class:`Status` and iterations, ``(B,)`` each.
 
-    Attributes:
-        points: ``(B, D)``, in the box. They may miss constraints by the tolerance, or by more if the problem was not
-            solved: verify them.
-        bound: Below the distance of every feasible point, up to rounding, ``(B,)``; infinite if there is none.
-        status: One of :class:`Status`, int64 ``(B,)``.
-        iterations: How many it took, int64 ``(B,)``.
-        multipliers: Of the rows as they are, at least 0, ``(B, M)``: a start for similar problems.
+    The points may miss constraints by the tolerance, or by more if the problem was not solved: verify them. The bound
+    lies below the distance of every feasible point, up to rounding, and is infinite if there is none. The multipliers
+    ``(B, M)``, of the rows as they are and at least 0, are a start for similar problems.
     """
 
     points: Tensor
@@ -87,27 +83,12 @@ def solve(
     multipliers: Tensor | None = None,
     settings: SolverSettings = _DEFAULTS,
 ) -> Solution:
-    """Minimise the distance from the inputs over the feasible points of the box.
+    """Minimise the distance from the inputs ``(B, D)`` over the feasible points of the box.
 
-    Args:
-        constraints: The rows ``C_b z + d_b >= 0``.
-        inputs: ``x0``, ``(B, D)``, float32 or float64, in the bounds.
-        norm: ``"linf"``, ``"l2"`` or ``"l1"``.
-        bounds: Lowest and highest value of the box.
-        generator: CPU generator for :func:`estimate_scaling`; not used when a scaling is given.
-        best: Distances ``(B,)`` that are worth beating; a problem is given up once that is proven impossible. Lower
-            them by the improvement that is required. Without them all problems run to their end.
-        scaling: Factors of the rows, from :func:`estimate_scaling` on these constraints or on similar ones.
-        points: Where to begin, in the bounds, ``(B, D)``; the inputs when left out. The l2 solver has no use for it:
-            its points follow from the multipliers.
-        multipliers: Where to begin, of the rows as they are, at least 0, ``(B, M)``; zeros when left out.
-        settings: When to stop.
-
-    Returns:
-        Points, bounds, statuses and iterations.
-
-    Raises:
-        InvalidArgumentError: Shapes, bounds or the norm are wrong, or inputs lie outside the bounds.
+    A problem is given up once it is proven impossible to beat its ``best`` distance ``(B,)``; lower that by the
+    improvement that is required. Without a scaling, one is estimated with the CPU generator; that of similar
+    constraints serves too. The search begins at ``points`` in the bounds (the inputs when left out; not used in l2,
+    where they follow from the multipliers) and ``multipliers (B, M)`` of the rows as they are, at least 0 (zeros).
 
     Example:
         >>> from robust_ext.attacks.linear_region.solver.constraints import DenseConstraints
