@@ -131,22 +131,9 @@ class LinearRegion(NativeAttack):
         default=None, help='Images for ``start="nearest"``, ``(P, ...)`` in bounds.', check=_images
     )
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-        targeted: bool = False,
-        watch: Watch | None = None,
-    ) -> Tensor:
-        """Return the candidates of :meth:`run`, see :meth:`NativeAttack.search`."""
-        found = self.run(
-            target, inputs, labels, threat_model=threat_model, generator=generator, targeted=targeted, watch=watch
-        )
-        return found.candidates
+    def search(self, target: Target, inputs: Tensor, labels: Tensor, **given: Any) -> Tensor:
+        """Return the candidates of :meth:`run`, with the same arguments."""
+        return self.run(target, inputs, labels, **given).candidates
 
     def run(
         self,

@@ -50,7 +50,7 @@ class LinearRegionResult:
 
 
 class SearchRecord:
-    """The nearest points so far ``(N, ...)``, with distances and regions as in the result; the limits and the history."""
+    """The nearest points so far ``(N, ...)``, with distances and regions as in the result; the limits, the history."""
 
     def __init__(
         self, oracle: BoundaryOracle, *, passes: int | None, seconds: float | None, watch: Watch | None

@@ -196,7 +196,7 @@ def sample_near(
     gamma: float,
     bounds: tuple[float, float],
 ) -> Tensor:
-    """Draw a point near each of points ``(B, ...)``, by equations 12 to 14 of Croce, Rauber and Hein (2019), clipped."""
+    """Draw a point near each of ``(B, ...)``, by equations 12 to 14 of Croce, Rauber and Hein (2019), clipped."""
     offsets = (points - inputs).flatten(1)
     size = offsets.norm(dim=1, keepdim=True).clamp_min_(torch.finfo(offsets.dtype).tiny)
     outward = offsets / size

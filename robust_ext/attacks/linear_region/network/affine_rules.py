@@ -59,19 +59,17 @@ def _sum_or_product(tape: Tape, call: Call) -> Tensor:
     function, keywords = call.out_of_place, {}
     if call.name in _QUOTIENTS:
         function, fixed[1] = torch.mul, 1 / fixed[1]
-    elif call.get(2, "alpha") is not None:
-        keywords = {"alpha": call.get(2, "alpha")}
+    elif (alpha := call.get(2, "alpha")) is not None:
+        keywords = {"alpha": alpha}
 
     def combined(*inputs: Tensor) -> Tensor:
         out: Tensor = function(*_filled(fixed, inputs), **keywords)
         return out
 
-    numbers = [tape.number(one) for one in dependent]
     # A skip connection returns its gradient twice, which needs no graph.
     skip = call.name == "add" and not keywords and len({one.shape for one in dependent}) < len(dependent)
     transpose = (lambda gradient: (gradient, gradient)) if skip else None
-    number = tape.emit(AffineMap(combined, dependent, transpose), *numbers)
-    return tape.bind(call.run(), number)
+    return tape.record(call, AffineMap(combined, dependent, transpose), *dependent)
 
 
 def _filled(fixed: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
@@ -121,9 +119,9 @@ def _pad(tape: Tape, call: Call) -> Any:
 
 
 def _flip(tape: Tape, call: Call) -> Any:
-    dims = call.get(1, "dims")
-    count = call.input.dim()
-    if 0 in (dim % count for dim in ((dims,) if isinstance(dims, int) else dims)):
+    given = [*call.args[1:], *call.kwargs.values()]
+    dims = {dim for one in given for dim in (one if isinstance(one, (list, tuple)) else [one])}
+    if dims & {0, -call.input.dim()}:
         raise tape.refusal("it mixes the rows of the batch or moves the batch dimension")
     return _one_input(tape, call)
 
@@ -186,8 +184,7 @@ def _batch_norm(tape: Tape, call: Call) -> Tensor:
     if given["bias"] is not None:
         shift = shift + given["bias"].detach()
     shape = (1, -1) + (1,) * (call.input.dim() - 2)
-    number = tape.emit(ChannelScale(scale.view(shape), shift.view(shape)), tape.number(call.input))
-    return tape.bind(call.run(), number)
+    return tape.record(call, ChannelScale(scale.view(shape), shift.view(shape)), call.input)
 
 
 def _linear(tape: Tape, call: Call) -> Tensor:
@@ -206,8 +203,7 @@ def _matmul(tape: Tape, call: Call) -> Any:
 
 def _product(tape: Tape, call: Call, weight: Tensor, bias: Tensor | None) -> Tensor:
     layer = AffineMap(lambda x: F.linear(x, weight, bias), transpose=lambda gradient: (gradient @ weight,))
-    number = tape.emit(layer, tape.number(call.input))
-    return tape.bind(call.run(), number)
+    return tape.record(call, layer, call.input)
 
 
 def _convolution(tape: Tape, call: Call) -> Any:
@@ -222,17 +218,10 @@ def _convolution(tape: Tape, call: Call) -> Any:
         if any(width % 2 for width in total):
             return _one_input(tape, call)
         padding = [width // 2 for width in total]
-    operation = Convolution(
-        weight.detach(),
-        None if bias is None else bias.detach(),
-        stride,
-        per_dimension(padding, dims),
-        dilation,
-        call.get(6, "groups", 1),
-        tuple(x.shape[2:]),
-    )
-    number = tape.emit(operation, tape.number(x))
-    return tape.bind(call.run(), number)
+    weight, bias, groups = weight.detach(), None if bias is None else bias.detach(), call.get(6, "groups", 1)
+    size = tuple(x.shape[2:])
+    operation = Convolution(weight, bias, stride, per_dimension(padding, dims), dilation, groups, size)
+    return tape.record(call, operation, x)
 
 
 _SUMS = {"add", "sub", "subtract", "rsub"}

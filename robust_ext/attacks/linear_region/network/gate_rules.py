@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robust_ext.attacks.linear_region.network.affine import AffineMap
 from robust_ext.attacks.linear_region.network.gates import Constant, PiecewiseActivation
 from robust_ext.attacks.linear_region.network.tape import Call, Tape
 
@@ -25,26 +26,17 @@ def _gate(tape: Tape, name: str, x: Tensor, pieces: Pieces) -> PiecewiseActivati
         tuple(one.detach() if isinstance(one, Tensor) else float(one) for one in constants) for constants in pieces
     )
     x = x.detach()
-    return PiecewiseActivation(
-        name,
-        breakpoints,
-        slopes,
-        intercepts,
-        active=tuple(x > point for point in breakpoints),
-        rows=tape.rows,
-        values=x.numel() // tape.rows,
-        dtype=x.dtype,
-        channels_last=x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last),
-    )
+    active, values = tuple(x > point for point in breakpoints), x.numel() // tape.rows
+    last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return PiecewiseActivation(name, breakpoints, slopes, intercepts, active, tape.rows, values, x.dtype, last)
 
 
 def _elementwise(pieces_of: Callable[[Tape, Call], Pieces]) -> Callable[[Tape, Call], Any]:
-    """The rule of a function of one variable, from what tells its pieces."""
+    """The rule of a function of one variable, from a function that returns its pieces."""
 
     def rule(tape: Tape, call: Call) -> Tensor:
         x = call.input
-        number = tape.emit(_gate(tape, call.name, x, pieces_of(tape, call)), tape.number(x))
-        return tape.bind(call.run(), number)
+        return tape.record(call, _gate(tape, call.name, x, pieces_of(tape, call)), x)
 
     return rule
 
@@ -91,15 +83,14 @@ def larger(tape: Tape, call: Call) -> Tensor:
     if not tape.depends(second) or not tape.depends(first):
         entry, limit = (first, second) if tape.depends(first) else (second, first)
         pieces: Pieces = ((limit,), (0, 1), (limit, 0)) if largest else ((limit,), (1, 0), (0, limit))
-        number = tape.emit(_gate(tape, call.name, entry, pieces), tape.number(entry))
-        return tape.bind(call.run(), number)
+        return tape.record(call, _gate(tape, call.name, entry, pieces), entry)
     if first.shape != second.shape:
         raise tape.refusal("it compares two results of different shapes")
     difference = tape.emit_function(torch.sub, first, second)
     out = (first - second).detach()
     positive = tape.bind(out, tape.emit(_gate(tape, call.name, out, _RELU), difference))
-    number = tape.emit_function(torch.add if largest else torch.sub, second if largest else first, positive)
-    return tape.bind(call.run(), number)
+    pair = (second if largest else first), positive
+    return tape.record(call, AffineMap(torch.add if largest else torch.sub, pair), *pair)
 
 
 RULES: dict[str, Callable[[Tape, Call], Any]] = {

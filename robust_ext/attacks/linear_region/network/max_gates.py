@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -103,17 +104,9 @@ def _places_of(windows: Tensor, size: int) -> Tensor:
 
 
 def _gate(tape: Tape, name: str, x: Tensor, out: Tensor, windows: Tensor, argmax: Tensor) -> MaxGate:
-    rows = tape.rows
-    size = x.numel() // (rows * argmax.shape[1]) if argmax.numel() else 0
-    return MaxGate(
-        name,
-        windows=windows,
-        places=_places_of(windows, size),
-        argmax=argmax.to(torch.int32),
-        size=size,
-        before=(x.shape[0] // rows, *x.shape[1:]),
-        after=(out.shape[0] // rows, *out.shape[1:]),
-    )
+    size = x.numel() // (tape.rows * argmax.shape[1]) if argmax.numel() else 0
+    before, after = ((value.shape[0] // tape.rows, *value.shape[1:]) for value in (x, out))
+    return MaxGate(name, windows, argmax.to(torch.int32), size, before, after, _places_of(windows, size))
 
 
 def _largest(tape: Tape, call: Call) -> Any:
@@ -188,12 +181,8 @@ def _products(axes: list[list[list[int]]], sizes: Sequence[int]) -> Tensor:
     return whole
 
 
+_POOLS = product(("", "adaptive_"), (1, 2, 3), ("", "_with_indices"))
 RULES: dict[str, Callable[[Tape, Call], Any]] = {
     **dict.fromkeys(("max", "min", "amax", "amin"), _largest),
-    **{
-        f"{kind}max_pool{dims}d{ending}": _max_pool
-        for kind in ("", "adaptive_")
-        for dims in (1, 2, 3)
-        for ending in ("", "_with_indices")
-    },
+    **{f"{kind}max_pool{dims}d{ending}": _max_pool for kind, dims, ending in _POOLS},
 }

@@ -134,10 +134,8 @@ class Tape(TorchFunctionMode):
     def number(self, tensor: Tensor) -> int:
         """The number of a value that depends on the input."""
         if id(tensor) not in self._results:
-            raise self.refusal(
-                "its input comes from a step that cannot be seen, such as a scripted or compiled part; use the plain "
-                "module"
-            )
+            hidden = "a step that cannot be seen, such as a scripted or compiled part; use the plain module"
+            raise self.refusal(f"its input comes from {hidden}")
         _, number, version = self._results[id(tensor)]
         if version != tensor._version:
             raise self.refusal("its input was changed in place through a view")
@@ -153,6 +151,11 @@ class Tape(TorchFunctionMode):
     def emit_function(self, function: Callable[..., Tensor], *inputs: Tensor) -> int:
         """Record an affine function of tensors that depend on the input, and return the number of its result."""
         return self.emit(AffineMap(function, inputs), *map(self.number, inputs))
+
+    def record(self, call: Call, operation: AffineMap | Gate, *inputs: Tensor) -> Tensor:
+        """Record a call as a step on tensors that depend on the input, and then carry it out: it may change them."""
+        number = self.emit(operation, *map(self.number, inputs))
+        return self.bind(call.run(), number)
 
     def bind(self, tensor: Tensor, number: int) -> Tensor:
         """Record that a tensor holds a value, and return it."""

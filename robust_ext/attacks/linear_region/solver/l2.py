@@ -75,11 +75,7 @@ class AcceleratedDual:
         squares = square(offsets).squeeze(1)
         dual = squares / 2 + (reward - dot(force, offsets).squeeze(1))
         bound = torch.maximum(bound, dual.clamp_min(0).mul_(2).sqrt_())
-        return Progress(points, squares.sqrt_(), values.amin(1).clamp_max_(0).neg_(), bound, infeasible)
-
-    def multipliers(self) -> Tensor:
-        """Those of the last :meth:`progress`, ``(B, M)``."""
-        return self._now[0]
+        return Progress(points, squares.sqrt_(), values.amin(1).clamp_max_(0).neg_(), bound, infeasible, ahead)
 
     def select(self, rows: Tensor) -> None:
         """Go on with the problems of these indices, int64 ``(R,)``."""

@@ -28,7 +28,6 @@ class PrimalDual:
     """
 
     interval = 4
-    _shown: Tensor
 
     def __init__(self, problem: ScaledProblem, points: Tensor | None, multipliers: Tensor | None) -> None:
         self._problem = problem
@@ -76,28 +75,18 @@ class PrimalDual:
 
     def progress(self) -> Progress:
         """The better of the current point and the average, from which the iteration starts anew where it is time."""
-        mean = [
-            torch.where(self._time > 0, total / self._time, part)
-            for total, part in zip(self._sums, self._point, strict=True)
-        ]
+        pairs = zip(self._sums, self._point, strict=True)
+        mean = [torch.where(self._time > 0, total / self._time, part) for total, part in pairs]
         merit, bound, infeasible = self._merit_of(self._point)
         merit_mean, bound_mean, infeasible_mean = self._merit_of(mean)
         better = merit_mean < merit
         chosen = [torch.where(better, a, b) for a, b in zip(mean, self._point, strict=True)]
         self._restart(chosen, torch.minimum(merit, merit_mean))
-        problem = self._problem
-        self._shown = chosen[2]
-        return Progress(
-            (problem.inputs + chosen[0]).clamp_(*problem.bounds),
-            self._distance(chosen[0]),
-            chosen[1].amin(1).clamp_max_(0).neg_(),
-            torch.maximum(bound, bound_mean),
-            infeasible | infeasible_mean,
-        )
-
-    def multipliers(self) -> Tensor:
-        """Those of the last :meth:`progress`, ``(B, M)``."""
-        return self._shown
+        offsets, values, multipliers, _ = chosen
+        points = (self._problem.inputs + offsets).clamp_(*self._problem.bounds)
+        bound, infeasible = torch.maximum(bound, bound_mean), infeasible | infeasible_mean
+        violation = values.amin(1).clamp_max_(0).neg_()
+        return Progress(points, self._distance(offsets), violation, bound, infeasible, multipliers)
 
     def _merit_of(self, point: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Merit ``(B, 1)``, dual bound ``(B,)`` and proof of infeasibility ``(B,)``."""

@@ -38,7 +38,8 @@ class Progress:
     """Where the problems stand: points ``(B, D)`` in the box, nearly feasible near the end, and a row of ``(B,)`` each.
 
     The violation is by how much a point misses the worst row, in units of distance; the bound lies below the distance
-    of every feasible point; ``infeasible`` states whether it is proven that there is none.
+    of every feasible point; ``infeasible`` states whether it is proven that there is none. The multipliers are
+    ``(B, M)``.
     """
 
     points: Tensor
@@ -46,6 +47,7 @@ class Progress:
     violation: Tensor
     bound: Tensor
     infeasible: Tensor
+    multipliers: Tensor
 
 
 @dataclass

@@ -98,8 +98,17 @@ def solve(
         ('SOLVED', 0.5)
     """
     count = constraints.decision.numel()
-    bounds, best = _checked(inputs, count, norm, bounds, best, points, multipliers)
-    found = _unmoved(inputs, count)
+    bounds = _check_box(inputs, norm, bounds)
+    best = inputs.new_full((len(inputs),), torch.inf) if best is None else best.to(inputs)
+    _check_starts(inputs, bounds, count, best=best, points=points, multipliers=multipliers)
+    status = torch.full((len(inputs),), int(Status.SOLVED), device=inputs.device)
+    found = Solution(
+        points=inputs.clone(),
+        bound=inputs.new_zeros(len(inputs)),
+        status=status,
+        iterations=torch.zeros_like(status),
+        multipliers=inputs.new_zeros(len(inputs), count),
+    )
     if found.multipliers.numel() == 0:
         return found
     if scaling is None:
@@ -112,17 +121,6 @@ def solve(
     found.bound[found.status == Status.INFEASIBLE] = torch.inf
     found.multipliers.mul_(scaling.rows)
     return found
-
-
-def _unmoved(inputs: Tensor, rows: int) -> Solution:
-    status = torch.full((len(inputs),), int(Status.SOLVED), device=inputs.device)
-    return Solution(
-        points=inputs.clone(),
-        bound=inputs.new_zeros(len(inputs)),
-        status=status,
-        iterations=torch.zeros_like(status),
-        multipliers=inputs.new_zeros(len(inputs), rows),
-    )
 
 
 def _iterate(method: AcceleratedDual | PrimalDual, found: Solution, best: Tensor, settings: SolverSettings) -> None:
@@ -139,7 +137,7 @@ def _iterate(method: AcceleratedDual | PrimalDual, found: Solution, best: Tensor
         if number < settings.iterations and len(going) == len(active):
             continue
         found.iterations[active], found.status[active] = number, verdict
-        found.points[active], found.multipliers[active] = progress.points, method.multipliers()
+        found.points[active], found.multipliers[active] = progress.points, progress.multipliers
         if len(going) == 0:
             break
         if len(going) < len(active):
@@ -158,15 +156,7 @@ def _verdict(progress: Progress, bound: Tensor, best: Tensor, settings: SolverSe
     return verdict
 
 
-def _checked(
-    inputs: Tensor,
-    rows: int,
-    norm: str,
-    bounds: tuple[float, float],
-    best: Tensor | None,
-    points: Tensor | None,
-    multipliers: Tensor | None,
-) -> tuple[tuple[float, float], Tensor]:
+def _check_box(inputs: Tensor, norm: str, bounds: tuple[float, float]) -> tuple[float, float]:
     check_choice("norm", norm, NORMS)
     low, high = (check_number("bounds", value) for value in bounds)
     if low >= high:
@@ -174,15 +164,18 @@ def _checked(
     if inputs.dim() != 2 or inputs.dtype not in (torch.float32, torch.float64):
         got = f"{inputs.dtype} of shape {tuple(inputs.shape)}"
         raise InvalidArgumentError("inputs", got, "float32 or float64 of shape (B, D)")
-    best = inputs.new_full((len(inputs),), torch.inf) if best is None else best
-    shapes = {"points": inputs.shape, "best": inputs.shape[:1], "multipliers": (len(inputs), rows)}
-    given = {"points": points, "best": best, "multipliers": multipliers}
-    for name, value in given.items():
+    return low, high
+
+
+def _check_starts(inputs: Tensor, bounds: tuple[float, float], rows: int, **starts: Tensor | None) -> None:
+    shapes = {"best": inputs.shape[:1], "points": inputs.shape, "multipliers": (len(inputs), rows)}
+    for name, value in starts.items():
         if value is not None and tuple(value.shape) != tuple(shapes[name]):
             raise InvalidArgumentError(name, f"shape {tuple(value.shape)}", f"shape {tuple(shapes[name])}")
-    for name, value in {"inputs": inputs, "points": points}.items():
+    low, high = bounds
+    for name, value in {"inputs": inputs, "points": starts["points"]}.items():
         if value is not None and not bool(((value >= low) & (value <= high)).all()):
             raise InvalidArgumentError(name, "values outside the bounds, or NaN", f"values in [{low:g}, {high:g}]")
+    multipliers = starts["multipliers"]
     if multipliers is not None and not bool((multipliers >= 0).all()):
         raise InvalidArgumentError("multipliers", "negative values, or NaN", "values of at least 0")
-    return (low, high), best.to(inputs)
