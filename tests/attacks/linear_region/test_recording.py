@@ -190,6 +190,7 @@ AFFINE: dict[str, Callable[[Tensor], Tensor]] = {
     "transpose": lambda x: x.transpose(1, -1).contiguous(),
     "movedim": lambda x: torch.movedim(x, 1, 3),
     "mT": lambda x: x.mT,
+    "flip": lambda x: x.flip(3).flip(1, -2).flip((2, 3)) + torch.flip(x, dims=(1,)),
     "views": lambda x: x.view(x.shape[0], 2, -1).unflatten(1, (2, 1)).squeeze(2).unsqueeze(1).flatten(2),
     "tokens in the batch": lambda x: F.linear(x.reshape(-1, 30), filters(7, 30)).view(x.shape[0], -1),
     "relu of tokens in the batch": lambda x: F.relu(x.reshape(-1, 30)).view(x.shape[0], 4, 30),
@@ -422,6 +423,8 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "cat of rows": (lambda x: torch.cat([x, x]), "cat: it works along the batch"),
     "another row": (lambda x: x[[1, 2, 0]], "mixes the rows"),
     "some rows": (lambda x: x[1:], "mixes the rows"),
+    "rows flipped": (lambda x: x.flip(1, 0), "flip: it mixes the rows"),
+    "rows flipped from the end": (lambda x: torch.flip(x, dims=(1, -4)), "flip: it mixes the rows"),
     "rows moved": (lambda x: x.transpose(0, 1), "transpose: it mixes the rows"),
     "iteration": (lambda x: torch.stack([row for row in x]), "__iter__|unbind"),  # noqa: C416
     "noise": (lambda x: x + torch.rand(x.shape), "different value in each row"),
