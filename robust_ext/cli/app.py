@@ -23,15 +23,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Can this robustness evaluation be trusted? Tests of adversarial attacks for Foolbox, ART and PyTorch.",
 )
-for _name, _command in (
-    ("binarization", binarization),
-    ("mead", mead_command),
-    ("robust-accuracy", robust_accuracy_command),
-    ("test-time", adaptive_command),
-    ("demo", demo),
-    ("attacks", attacks),
-):
-    app.command(_name)(_command)
+app.command("binarization")(binarization)
+app.command("mead")(mead_command)
+app.command("robust-accuracy")(robust_accuracy_command)
+app.command("test-time")(adaptive_command)
+app.command("demo")(demo)
+app.command("attacks")(attacks)
 
 
 def _version(value: bool) -> None:

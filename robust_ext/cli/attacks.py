@@ -77,8 +77,7 @@ def _matrix(libraries: list[str] | None, seed: int, progress: bool) -> list[dict
 
 def _list_attacks(libraries: Sequence[str] | None) -> tuple[list[dict[str, Any]], list[str]]:
     """What is known of each attack of these libraries, or of all installed ones; and why libraries are missing."""
-    rows: list[dict[str, Any]] = []
-    missing: list[str] = []
+    rows, missing = [], []
     known = adapters()
     for name in known if libraries is None else libraries:
         check_choice("library", name, tuple(known))
@@ -109,8 +108,6 @@ def _attack_table(rows: Sequence[Mapping[str, Any]]) -> str:
         if not row["reason"]
     ]
     refused = [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]
-    lines = table([header, *usable], words=range(5), width=1000)
-    lines += ["", "Not usable here:", *refused] if refused else []
-    return "\n".join(
-        [*lines, "", "Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv."]
-    )
+    refused = ["", "Not usable here:", *refused] if refused else []
+    others = "Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv."
+    return "\n".join([*table([header, *usable], words=range(5), width=1000), *refused, "", others])

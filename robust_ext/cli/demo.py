@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from robust_ext.cli.loading import written
 from robust_ext.cli.options import command
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.demo.run import run_demo
@@ -28,6 +29,6 @@ def demo(own: DemoOptions) -> None:
     typer.echo(str(result))
     if own.out is not None:
         result.save(own.out)
-        typer.echo(f"{own.out / 'result.json'} and {own.out / 'report.html'} hold the details.")
+        typer.echo(written(own.out))
     else:
         typer.echo("Add --out DIR for a report with plots.")

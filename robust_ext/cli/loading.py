@@ -12,7 +12,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from robust_ext.cli.options import HIDDEN, number, pair
+from robust_ext.cli.options import HIDDEN, number
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.objects import resolve_object
 from robust_ext.core.settings import Settings, setting, settings_class
@@ -50,7 +50,10 @@ class RunOptions(Settings):
     @property
     def limits(self) -> tuple[float, float]:
         """The bounds as numbers."""
-        return pair("--bounds", self.bounds)
+        parts = self.bounds.split(",")
+        if len(parts) != 2:
+            raise InvalidArgumentError("--bounds", repr(self.bounds), "two numbers, as in 0,1")
+        return number("--bounds", parts[0]), number("--bounds", parts[1])
 
     def load_model(self) -> object:
         """The model with its weights, on the device."""
@@ -102,7 +105,12 @@ class RunOptions(Settings):
             return
         typer.echo(str(result))
         if self.out is not None:
-            typer.echo(f"{self.out / 'result.json'} and {self.out / 'report.html'} hold the details.")
+            typer.echo(written(self.out))
+
+
+def written(folder: Path) -> str:
+    """The line that names the files of a result."""
+    return f"{folder / 'result.json'} and {folder / 'report.html'} hold the details."
 
 
 @settings_class
@@ -120,15 +128,7 @@ class ThreatOptions(RunOptions):
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a data set.
-
-    Args:
-        dataset: They come from.
-        ids: Their numbers in it.
-        inputs: float32 ``(N, ...)``.
-        labels: int64 ``(N,)``.
-        further: More inputs of the data, or None.
-    """
+    """Samples of a data set, their numbers in it, inputs (float32) and labels (int64); and further inputs of it."""
 
     dataset: Dataset
     ids: list[int]
@@ -160,31 +160,21 @@ def _without_jobs(arguments: list[str]) -> list[str]:
 
 
 def load_model(spec: str, *, weights: str | None = None, device: str | torch.device = "cpu") -> object:
-    """A model from text.
+    """``digits`` (the embedded network), or the model, or what the function makes, that ``file.py:object`` names.
 
-    Args:
-        spec: ``"digits"`` (the embedded network), or ``package.module:object`` or ``file.py:object``, where the object
-            is a model, or a function without arguments that makes one; arguments may follow in parentheses.
-        weights: A state dict, ``.safetensors`` or a torch file, which is read with ``weights_only``.
-        device: Where a torch module is moved.
-
-    Raises:
-        InvalidArgumentError: The text leads to no model.
-        DataError: The weights cannot be read, or do not fit.
+    Arguments of the function may follow in parentheses. Weights, a state dict in ``.safetensors`` or a torch file, are
+    read with ``weights_only``; a torch module is moved to the device.
     """
     made = digits_network() if spec == "digits" else resolve_object(spec, argument="--model")
-    if callable(made) and not isinstance(made, nn.Module) and not _is_model(made):
+    # A model of a library may be callable too; functions and classes make models.
+    ready = not isinstance(made, type) and (hasattr(made, "bounds") or hasattr(made, "clip_values"))
+    if callable(made) and not isinstance(made, nn.Module) and not ready:
         made = made()
     if weights is not None:
         if not isinstance(made, nn.Module):
             raise InvalidArgumentError("--weights", weights, "no weights for a model that is not a torch module")
         _load_weights(made, Path(weights))
     return made.to(device) if isinstance(made, nn.Module) else made
-
-
-def _is_model(made: object) -> bool:
-    """Whether an object is a model of a library already; functions and classes make models, and are called."""
-    return not isinstance(made, type) and (hasattr(made, "bounds") or hasattr(made, "clip_values"))
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:

@@ -106,9 +106,8 @@ def _training_data(run: RunOptions, own: MeadOptions, samples: Samples) -> Datas
     """What detectors are fitted and calibrated on: other data than the samples, and enough of it."""
     training = load_dataset(own.train_data or run.data, root=run.data_root, split="train")
     if training.name == samples.dataset.name:
-        raise InvalidArgumentError(
-            "--train-data", training.name, "other data than the samples, to fit and calibrate detectors on"
-        )
+        expected = "other data than the samples, to fit and calibrate detectors on"
+        raise InvalidArgumentError("--train-data", training.name, expected)
     if own.train_samples + own.calibration_samples > len(training):
         wanted = f"{own.train_samples} and {own.calibration_samples} to calibrate"
         raise InvalidArgumentError("--train-samples", wanted, f"at most {len(training)} samples of {training.name}")

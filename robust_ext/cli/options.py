@@ -18,22 +18,18 @@ HIDDEN = "hidden"
 """The panel of options that no help shows."""
 
 _PANELS = ("model", "data", "attack", "detector", "test", "run", HIDDEN)
+_Function = Callable[..., None]
 
 
-def command(
-    evaluation: type[Settings] | None = None, **defaults: Any
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(evaluation: type[Settings] | None = None, **defaults: Any) -> Callable[[_Function], _Function]:
     """Make what typer takes as a command of a function of groups of options.
 
     Every parameter of the function that is annotated with a class of settings gets an instance of it, made from the
-    options of this class. ``settings`` gets those of the evaluation, as keywords.
-
-    Args:
-        evaluation: Settings that are options too.
-        **defaults: Of this command, where they are others than declared.
+    options of this class; ``settings`` gets those of the evaluation, as keywords. Defaults are those of this command,
+    where they are others than declared.
     """
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+    def decorate(function: _Function) -> _Function:
         hints = typing.get_type_hints(function)
         groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, Settings)}
         classes = [*groups.values(), *([] if evaluation is None else [evaluation])]
@@ -55,34 +51,17 @@ def command(
 
 
 def option_name(name: str, info: SettingInfo) -> str:
-    """What a setting is called on the command line.
-
-    Example:
-        >>> from robust_ext.evaluations.binarization import BinarizationSettings
-        >>> [option_name(name, info) for name, info in declared(BinarizationSettings).items()][:2]
-        ['--inner-points', '--boundary-points']
-    """
+    """What a setting is called on the command line."""
     return info.names.get("cli") or f"--{name.replace('_', '-')}"
 
 
 def number(argument: str, text: str) -> float:
     """A number, or a fraction such as ``8/255``."""
-    parts = text.split("/")
+    over, fraction, under = text.partition("/")
     try:
-        values = [float(part) for part in parts]
-    except ValueError as error:
+        return float(over) / (float(under) if fraction else 1.0)
+    except (ValueError, ZeroDivisionError) as error:
         raise InvalidArgumentError(argument, repr(text), "a number or a fraction such as 8/255") from error
-    if len(values) > 2 or (len(values) == 2 and values[1] == 0):
-        raise InvalidArgumentError(argument, repr(text), "a number or a fraction such as 8/255")
-    return values[0] if len(values) == 1 else values[0] / values[1]
-
-
-def pair(argument: str, text: str) -> tuple[float, float]:
-    """Two numbers separated by a comma."""
-    parts = text.split(",")
-    if len(parts) != 2:
-        raise InvalidArgumentError(argument, repr(text), "two numbers, as in 0,1")
-    return number(argument, parts[0]), number(argument, parts[1])
 
 
 def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tuple[str, inspect.Parameter]]:
@@ -99,13 +78,9 @@ def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tu
             kind, default = (list[str], default) if required else (list[str] | None, None)
         elif kind == int | str:
             kind = str
-        parameter = inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if required else default,
-            annotation=Annotated[kind, option],
-        )
-        yield panel, parameter
+        default = inspect.Parameter.empty if required else default
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        yield panel, inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option])
 
 
 def _values(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,5 +112,4 @@ def _words(text: str) -> str:
     """Words of a docstring for a terminal; brackets are no markup there."""
     from rich.markup import escape
 
-    plain = re.sub(r":\w+:`[~.]?([^`]*)`", r"\1", text).replace("``", "")
-    return escape(plain)
+    return escape(re.sub(r":\w+:`[~.]?([^`]*)`", r"\1", text).replace("``", ""))

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.reports.plots import RANDOM, REST, SCORE, Bar, Curve, bar_plot, curve_plot
 from robust_ext.reports.text import Line, paragraph, table
-from robust_ext.reports.wording import OUTCOMES, PHASES, VERDICTS, attack_title, interval, plain, seconds, share
+from robust_ext.reports.wording import OUTCOMES, attack_title, interval, plain, seconds, share
 
 _HEADER = ("verdict", "attack", "test score", "R-ASR", "planted", "canaries", "seconds")
-_PHASE_COLOURS = dict(zip(PHASES, ("#12355b", SCORE, RANDOM, "#56b4e9", REST), strict=True))
+_VERDICTS = ("passed", "failed", "inconclusive")
+# The timed phases in the order in which a run goes through them.
+_PHASES = {
+    "features": ("Features", "#12355b"),
+    "readout": ("Readout", SCORE),
+    "attack": ("Attack", RANDOM),
+    "random": ("Random attack", "#56b4e9"),
+    "verify": ("Verification", REST),
+}
+# Along what settings were varied, what the points of a curve have in common, and its label.
+_AXES = (("kappa", "inner_points", "{} inner points"), ("inner_points", "kappa", "kappa {:g}"))
 
 
 def text(result: Mapping[str, Any]) -> str:
@@ -28,8 +39,7 @@ def text(result: Mapping[str, Any]) -> str:
     for attack in result["attacks"]:
         both = f" {attack['verdict']}, score {share(attack['score'], threshold)}." if "tests" in attack else ""
         lines += paragraph(f"{attack_title(attack)}:{both} {plain(attack['reason'])}")
-    lines += ["", *paragraph(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}")]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *paragraph(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}"), ""])
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,14 +57,14 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "seconds_plot": _seconds_plot(tests),
         "hardness": list(_hardness(tests)),
         "calibration": list(_calibration(tests)),
-        "phase_colours": _PHASE_COLOURS,
+        "PHASES": _PHASES,
     }
 
 
 def _check(result: Mapping[str, Any]) -> None:
     for owner in (result, *result["attacks"]):
-        if owner.get("verdict") not in VERDICTS:
-            raise InvalidArgumentError("verdict", owner.get("verdict"), "one of " + ", ".join(map(repr, VERDICTS)))
+        if owner.get("verdict") not in _VERDICTS:
+            raise InvalidArgumentError("verdict", owner.get("verdict"), "one of " + ", ".join(map(repr, _VERDICTS)))
 
 
 def _tests(result: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -111,7 +121,7 @@ def _seconds_plot(result: Mapping[str, Any]) -> str:
     rows = []
     for attack in result["attacks"]:
         taken = attack["seconds"]
-        parts = [(taken[phase], colour) for phase, colour in _PHASE_COLOURS.items()]
+        parts = [(taken[phase], colour) for phase, (_, colour) in _PHASES.items()]
         rest = max(taken["total"] - sum(part for part, _ in parts), 0.0)
         words = f"{seconds(taken['total'])} s"
         rows.append((attack_title(attack), [Bar(parts=[*parts, (rest, "#e4e7eb")], words=words)]))
@@ -122,68 +132,50 @@ def _seconds_plot(result: Mapping[str, Any]) -> str:
 def _hardness(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """A title and a plot for every attack whose candidates were judged at other settings."""
     for number, attack in enumerate(result["attacks"]):
-        curve = _closeness_curve("", attack["hardness"])
+        curve = _curve("", attack["hardness"], "kappa")
         if not curve.points:
             continue
         place, *scores = min(curve.points, key=lambda point: point[0])
         # The settings alone do not determine where the run itself stood: kappa has more than one convention.
         mark = (place, "this run") if scores == [attack["score"], attack["random_score"]] else None
-        yield attack_title(attack), _closeness_plot(result, [curve], mark, f"hardness-{number}")
+        yield attack_title(attack), _plot(result, [curve], "kappa", mark, f"hardness-{number}")
 
 
 def _calibration(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """A title and a plot for every attack and every axis along which its settings were varied."""
-    calibration = result["calibration"]
-    if calibration is None:
-        return
+    calibration = result["calibration"] or {"chosen": None, "rows": ()}
     chosen = calibration["chosen"]
     for number, name in enumerate(dict.fromkeys(row["attack"] for row in calibration["rows"])):
         rows = [row for row in calibration["rows"] if row["attack"] == name]
-        along_kappa = [
-            _closeness_curve(f"{count} inner points", [row for row in rows if row["inner_points"] == count])
-            for count in sorted({row["inner_points"] for row in rows})
-        ]
-        along_count = [
-            Curve(
-                label=f"kappa {kappa:g}",
-                points=[
-                    (row["inner_points"], row["score"], row["random_score"]) for row in rows if row["kappa"] == kappa
-                ],
-            )
-            for kappa in sorted({row["kappa"] for row in rows})
-        ]
-        # A curve of one point shows nothing along this axis; it is one of the points along the other, or in the table.
-        if curves := [curve for curve in along_kappa if len(curve.points) > 1]:
-            title, curves = _titled(name, curves)
-            mark = None if chosen is None else (1 - chosen["kappa"], "chosen")
-            yield title, _closeness_plot(result, curves, mark, f"kappa-{number}")
-        if curves := [curve for curve in along_count if len(curve.points) > 1]:
-            title, curves = _titled(name, curves)
-            mark = None if chosen is None else (chosen["inner_points"], "chosen")
-            threshold = result["settings"]["threshold"]
-            yield (
-                title,
-                curve_plot(curves, threshold, axis="inner points", mark=mark, prefix=f"inner-{number}", rising=True),
-            )
+        for axis, other, label in _AXES:
+            curves = [
+                _curve(label.format(value), [row for row in rows if row[other] == value], axis)
+                for value in sorted({row[other] for row in rows})
+            ]
+            # A curve of one point shows nothing along this axis; it is a point along the other, or in the table.
+            title, curves = name, [curve for curve in curves if len(curve.points) > 1]
+            if len(curves) == 1:
+                # There is more room in the title than in the legend.
+                title, curves = f"{name}, {curves[0].label}", [replace(curves[0], label="")]
+            if curves:
+                mark = None if chosen is None else (_position(chosen, axis), "chosen")
+                yield title, _plot(result, curves, axis, mark, f"{axis.partition('_')[0]}-{number}")
 
 
-def _titled(name: str, curves: list[Curve]) -> tuple[str, list[Curve]]:
-    """Move the label of an only curve into the title, where there is more room than in the legend."""
-    if len(curves) > 1:
-        return name, curves
-    return f"{name}, {curves[0].label}", [Curve(label="", points=curves[0].points)]
+def _position(row: Mapping[str, Any], axis: str) -> float:
+    position: float = 1 - row["kappa"] if axis == "kappa" else row[axis]
+    return position
 
 
-def _closeness_plot(
-    result: Mapping[str, Any], curves: Sequence[Curve], mark: tuple[float, str] | None, prefix: str
+def _curve(label: str, rows: Sequence[Mapping[str, Any]], axis: str) -> Curve:
+    """Score and R-ASR along an axis; kappa of 1 is the planted point itself and has no place on a log axis."""
+    kept = [row for row in rows if axis != "kappa" or row["kappa"] < 1]
+    return Curve(label=label, points=[(_position(row, axis), row["score"], row["random_score"]) for row in kept])
+
+
+def _plot(
+    result: Mapping[str, Any], curves: Sequence[Curve], axis: str, mark: tuple[float, str] | None, prefix: str
 ) -> str:
+    words = "1 - kappa" if axis == "kappa" else "inner points"
     threshold = result["settings"]["threshold"]
-    return curve_plot(curves, threshold, axis="1 - kappa", mark=mark, prefix=prefix, rising=False)
-
-
-def _closeness_curve(label: str, rows: Sequence[Mapping[str, Any]]) -> Curve:
-    """Score and R-ASR over 1 - kappa; kappa of 1 is the planted point itself and has no place on a log axis."""
-    return Curve(
-        label=label,
-        points=[(1 - row["kappa"], row["score"], row["random_score"]) for row in rows if row["kappa"] < 1],
-    )
+    return curve_plot(curves, threshold, axis=words, mark=mark, prefix=prefix, rising=axis != "kappa")

@@ -7,17 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from robust_ext.registry.base import AttackListing
+from robust_ext.reports.page import render
 from robust_ext.reports.text import table
 
 _HEADER = ("attack", "target", "outcome", "norm", "verified", "one by one", "seconds", "forward", "backward")
+_TARGETS = ("binarized", "classifier")
 
 
 def matrix_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of a matrix as text: a line each, reasons below, and how many ran.
-
-    Args:
-        rows: As :meth:`robust_ext.testing.conformance.Row.to_dict` returns them.
-    """
+    """Rows of :meth:`robust_ext.testing.conformance.Row.to_dict`: a line each, reasons below, and how many ran."""
     text = table([_HEADER, *map(_cells, rows)], words=range(6), width=1000)
     reasons = dict.fromkeys(
         f"{row['outcome']}: {row['library']}:{row['attack']}: {row['reason']}" for row in rows if row["reason"]
@@ -50,54 +48,21 @@ def _totals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-_PAGE = """\
-# Which attacks run
-
-`robust-ext attacks --matrix --markdown FILE` writes this page; `--json FILE` writes the same runs with what was found,
-the seconds and the passes. Each attack is built with small settings and run on four digits: on a *binarized* target
-(two classes, one readout a sample, see the README) and on an ordinary *classifier* with ten classes. *Ran* means that
-it queried nothing but what its batching allows, and returned one candidate a sample, which were then verified.
-*Refused* means that it is refused before any work, with the reason under *remark*. What an attack finds beyond epsilon
-does not count, whatever it was made for.
-
-- **kind**: *fixed epsilon* attacks are given epsilon; *minimum norm* attacks look for the smallest perturbation.
-- **batching**: *full*: every query is the whole batch in order; *any*: it may query subsets, permutations or repeats
-  of samples; *single*: samples are attacked one at a time on a binarized target. *Batch-dependent*: the samples of a
-  batch influence one another's result. *Leaves the ball*: it queries points outside the ball.
-- **needs**: targets with too few classes are padded with classes that can never win; starting points and references are
-  searched for; the packages are to be installed.
-- **fails with**: what the library returns for a sample where the attack fails: the *best* or *last* point tried, the
-  *input*, its random *start* or *zeros* (these two are replaced by the input), or it *raises*.
-- **remark**: a reason, or a known defect of the attack in its library.
-"""
-
-
 def matrix_page(listings: Mapping[str, Sequence[AttackListing]], outcomes: Mapping[tuple[str, str, str], str]) -> str:
     """The matrix as a page of documentation, in Markdown: what is known of each attack, and what became of it.
 
-    Seconds and counts differ from machine to machine and are left out.
-
-    Args:
-        listings: By library.
-        outcomes: By library, attack and target.
+    Listings are by library, outcomes by library, attack and target. Seconds and counts differ from machine to machine
+    and are left out.
     """
-    parts = [_PAGE]
-    for library, listed in listings.items():
-        rows = [
-            _markdown(one, *(outcomes[library, one.name, target] for target in ("binarized", "classifier")))
-            for one in listed
-        ]
-        parts.append("\n".join(["", f"## {library}", "", *_HEAD, *rows, ""]))
-    return "".join(parts)
+    libraries = {
+        library: [_cells_of(one, *(outcomes[library, one.name, target] for target in _TARGETS)) for one in listed]
+        for library, listed in listings.items()
+    }
+    return render("attacks.md.jinja", {"libraries": libraries})
 
 
-_HEAD = (
-    "| attack | norms | kind | batching | needs | fails with | binarized | classifier | remark |",
-    "|---|---|---|---|---|---|---|---|---|",
-)
-
-
-def _markdown(listing: AttackListing, binarized: str, classifier: str) -> str:
+def _cells_of(listing: AttackListing, *outcomes: str) -> list[str]:
+    """The cells of one attack in the columns of the page."""
     traits = listing.traits
     wants = {
         "gradients": traits.gradients,
@@ -108,22 +73,16 @@ def _markdown(listing: AttackListing, binarized: str, classifier: str) -> str:
         f"{listing.channels} channels": listing.channels > 1,
         **dict.fromkeys(traits.packages, True),
     }
-    treatment = (
-        traits.batching
-        + (", batch-dependent" if traits.batch_dependent else "")
-        + (", leaves the ball" if traits.leaves_ball else "")
-    )
-    known = [
-        " ".join(traits.norms),
-        traits.kind,
-        treatment,
-        ", ".join(name for name, wanted in wants.items() if wanted),
-        traits.failure,
-    ]
+    treatment = {
+        traits.batching: True,
+        "batch-dependent": traits.batch_dependent,
+        "leaves the ball": traits.leaves_ball,
+    }
+    batching, needs = (", ".join(word for word, holds in words.items() if holds) for words in (treatment, wants))
+    known = [" ".join(traits.norms), traits.kind, batching, needs, traits.failure]
     name = " / ".join((listing.name, *listing.aliases))
     remark = listing.reason or listing.defect
-    if not listing.reason and "refused" in (binarized, classifier):
+    if not listing.reason and "refused" in outcomes:
         absent = f"{' and '.join(traits.packages)} was not installed when this page was written"
         remark = "these targets have no detector" if traits.detector else absent
-    cells = [name, *([""] * len(known) if listing.reason else known), binarized, classifier, remark]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return [name, *([""] * len(known) if listing.reason else known), *outcomes, remark]

@@ -12,24 +12,15 @@ from numpy.typing import NDArray
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 
-_NOT_FINITE = (204, 0, 153)
+_MAGENTA = (204, 0, 153)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Example:
-    """One clean input and the candidate an attack returned for it.
+    """One clean input ``(C, H, W)``, of the sample with this index, and the candidate an attack returned for it.
 
-    Args:
-        attack: Name of the attack.
-        sample: Index of the sample in the run.
-        outcome: What became of it, such as ``"found"`` or ``"not_adversarial"``.
-        clean: The clean input ``(C, H, W)``; one or three channels are shown as grey or colour, of other numbers of
-            channels the first one. Inputs of other shapes are accepted, and left out of a page.
-        candidate: What the attack returned, of the same shape.
-        bounds: Lowest and highest valid input value, shown as black and white.
-
-    Raises:
-        InvalidArgumentError: The shapes differ, or the bounds are not in order.
+    One or three channels are shown as grey or colour, of other numbers of channels the first one; inputs of other
+    shapes are left out of a page. The outcome is one such as ``"found"``; the bounds are shown as black and white.
     """
 
     attack: str
@@ -41,9 +32,8 @@ class Example:
 
     def __post_init__(self) -> None:
         if self.clean.shape != self.candidate.shape:
-            raise InvalidArgumentError(
-                "candidate", f"shape {self.candidate.shape}", f"the shape of clean, {self.clean.shape}"
-            )
+            shape = f"shape {self.candidate.shape}"
+            raise InvalidArgumentError("candidate", shape, f"the shape of clean, {self.clean.shape}")
         if not self.bounds[0] < self.bounds[1]:
             raise InvalidArgumentError("bounds", self.bounds, "a pair whose first number is below its second")
 
@@ -68,33 +58,26 @@ class Panels(NamedTuple):
 
 
 def panels(example: Example) -> Panels:
-    """Return the images of an example whose ``is_image`` is true.
-
-    Raises:
-        MissingDependencyError: Pillow is not installed.
-    """
+    """The images of an example whose ``is_image`` is true."""
     channels = example.clean.shape[0]
     shown = slice(None) if channels in (1, 3) else slice(0, 1)
-    clean = np.asarray(example.clean[shown], dtype=np.float64)
-    candidate = np.asarray(example.candidate[shown], dtype=np.float64)
+    clean, candidate = (np.asarray(one[shown], dtype=np.float64) for one in (example.clean, example.candidate))
     low, high = example.bounds
     finite = np.isfinite(candidate) & np.isfinite(clean)
     perturbation = np.where(finite, candidate, 0.0) - np.where(finite, clean, 0.0)
     scale = float(np.abs(perturbation).max())
-    notes = []
-    if channels not in (1, 3):
-        notes.append(f"first of {channels} channels")
-    if not finite.all():
-        notes.append("values that are not finite are magenta")
-    if np.any((candidate[finite] < low) | (candidate[finite] > high)):
-        notes.append("values beyond the bounds are cut")
+    notes = {
+        f"first of {channels} channels": channels not in (1, 3),
+        "values that are not finite are magenta": not finite.all(),
+        "values beyond the bounds are cut": np.any((candidate[finite] < low) | (candidate[finite] > high)),
+    }
     magnified = 0.5 + 0.5 * perturbation / (scale or 1.0)
     return Panels(
         clean=_png((clean - low) / (high - low), np.isfinite(clean)),
         candidate=_png((candidate - low) / (high - low), np.isfinite(candidate)),
         perturbation=_png(magnified, finite),
         scale=scale,
-        notes=tuple(notes),
+        notes=tuple(note for note, holds in notes.items() if holds),
     )
 
 
@@ -108,7 +91,7 @@ def _png(values: NDArray[np.float64], finite: NDArray[np.bool_]) -> str:
     pixels = np.moveaxis(levels, 0, -1)
     lost: NDArray[np.bool_] = np.any(~finite, axis=0)
     if lost.any():
-        pixels = np.where(lost[..., None], np.array(_NOT_FINITE, dtype=np.uint8), pixels)
+        pixels = np.where(lost[..., None], np.array(_MAGENTA, dtype=np.uint8), pixels)
     elif pixels.shape[-1] == 1:
         pixels = pixels[..., 0]
     file = io.BytesIO()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.files import replace_file
@@ -18,50 +17,35 @@ from robust_ext.reports.page import render
 Result = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """How the content of ``result.json`` of a kind becomes text and what its template shows; a list not to be empty."""
+class _Kind(NamedTuple):
+    """How a result becomes text and what its template shows; and what of which there is at least one."""
 
     text: Callable[[Result], str]
     context: Callable[[Result], Mapping[str, Any]]
     template: str
-    rows: str = ""
     row: str = ""
 
 
 _KINDS = {
-    "binarization": _Kind(binarization.text, binarization.context, "binarization.html.jinja", "attacks", "attack"),
-    "mead": _Kind(mead_text.text, mead_page.context, "mead.html.jinja", "detectors", "detector"),
-    "robust_accuracy": _Kind(
-        robust_accuracy.text, robust_accuracy.context, "robust_accuracy.html.jinja", "attacks", "attack"
-    ),
+    "binarization": _Kind(binarization.text, binarization.context, "binarization.html.jinja", "attack"),
+    "mead": _Kind(mead_text.text, mead_page.context, "mead.html.jinja", "detector"),
+    "robust_accuracy": _Kind(robust_accuracy.text, robust_accuracy.context, "robust_accuracy.html.jinja", "attack"),
     "test_time": _Kind(adaptive.text, adaptive.context, "adaptive.html.jinja"),
 }
 
 
 def report_text(result: Result) -> str:
-    """A result as text of at most 110 columns, without colour.
+    """The content of ``result.json`` as text of at most 110 columns, without colour.
 
-    Args:
-        result: The content of ``result.json``.
-
-    Raises:
-        InvalidArgumentError: The result is of no known kind, has no attacks or detectors, or no verdict that is one.
+    It is refused where its kind or verdict is none, or where it has no attacks or detectors.
     """
     return _kind_of(result).text(result)
 
 
 def report_page(result: Result, examples: Sequence[Example] = ()) -> str:
-    """A result as one page: self-contained HTML, the same text for the same input.
+    """The content of ``result.json`` as one page: self-contained HTML, the same text for the same input.
 
-    Args:
-        result: The content of ``result.json``.
-        examples: Inputs and candidates to show as images, in this order; those that are no images are counted in a
-            note.
-
-    Raises:
-        InvalidArgumentError: As for :func:`report_text`.
-        MissingDependencyError: Matplotlib, jinja2 or Pillow are not installed.
+    Examples are shown in their order; those that are no images are counted in a note.
     """
     kind = _kind_of(result)
     return render(kind.template, {"result": result, **kind.context(result)}, examples)
@@ -70,18 +54,8 @@ def report_page(result: Result, examples: Sequence[Example] = ()) -> str:
 def save(result: Result, folder: str | os.PathLike[str], examples: Sequence[Example] = ()) -> None:
     """Write ``result.json`` and ``report.html`` to ``folder``, which is created when it is missing.
 
-    Both texts are made before the first file is written, so a result that cannot be written leaves the folder as it
-    was. A file that is already there is replaced in one step.
-
-    Args:
-        result: The content of ``result.json``.
-        folder: Where to write; nothing is written outside it.
-        examples: Inputs and candidates to show as images.
-
-    Raises:
-        InvalidArgumentError: As for :func:`report_text`.
-        MissingDependencyError: Matplotlib, jinja2 or Pillow are not installed.
-        ValueError: The result holds NaN or infinity, which JSON does not have.
+    Both texts are made before the first file is written, so a result that cannot be written (NaN and infinity are not
+    part of JSON) leaves the folder as it was. A file that is already there is replaced in one step.
     """
     content = json.dumps(dict(result), indent=2, allow_nan=False) + "\n"
     page = report_page(result, examples)
@@ -96,7 +70,7 @@ def _kind_of(result: Result) -> _Kind:
     if name not in _KINDS:
         raise InvalidArgumentError("result['kind']", name, f"one of {', '.join(map(repr, _KINDS))}")
     kind = _KINDS[name]
-    rows = result.get(kind.rows)
-    if kind.rows and (not isinstance(rows, Sequence) or isinstance(rows, str) or not rows):
-        raise InvalidArgumentError(f"result['{kind.rows}']", rows, f"a list with at least one {kind.row}")
+    rows = result.get(f"{kind.row}s")
+    if kind.row and (not isinstance(rows, Sequence) or isinstance(rows, str) or not rows):
+        raise InvalidArgumentError(f"result['{kind.row}s']", rows, f"a list with at least one {kind.row}")
     return kind

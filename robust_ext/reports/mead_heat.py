@@ -70,12 +70,7 @@ def _cell(arm: Row, numbers: Row) -> Cell:
 
 
 def colour(share: float) -> str:
-    """The colour of an AUROC in [0, 1], as a style sheet writes it.
-
-    Example:
-        >>> colour(0.0), colour(0.5), colour(1.0)
-        ('#e0823c', '#f7f7f7', '#5ca0d0')
-    """
+    """The colour of an AUROC in [0, 1], as a style sheet writes it."""
     end = _HIGH if share >= 0.5 else _LOW
     weight = min(abs(2 * share - 1), 1.0)
     red, green, blue = (round(low + (high - low) * weight) for low, high in zip(_MIDDLE, end, strict=True))

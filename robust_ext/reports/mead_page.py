@@ -45,15 +45,6 @@ def _detector(result: Mapping[str, Any], number: int, detector: Row, styles: mea
     known = [group for group in groups if group.with_white_box is not None]
     arms = {arm["name"]: arm for arm in result["arms"]}
     name = plain(detector["name"])
-    plots: dict[str, str | None] = {"attribution_plot": None, "white_box_plot": None}
-    if attributed:
-        label = f"Attribution by group, past detector {name}"
-        plots["attribution_plot"] = mead_plots.attribution_plot(
-            attributed, arms, styles, label=label, prefix=f"attribution-{number}"
-        )
-    if known:
-        label = f"Blind and white-box arms against detector {name}"
-        plots["white_box_plot"] = mead_plots.white_box_plot(known, label=label, prefix=f"white-{number}")
     return {
         "entry": detector,
         "averages": averages,
@@ -73,7 +64,8 @@ def _detector(result: Mapping[str, Any], number: int, detector: Row, styles: mea
             for place, (group, rows) in enumerate(_panels(groups))
         ],
         "heat": heat_maps(result, detector),
-        **plots,
+        "attribution_plot": attributed and mead_plots.attribution_plot(attributed, arms, styles, name, number),
+        "white_box_plot": known and mead_plots.white_box_plot(known, name, number),
     }
 
 

@@ -14,7 +14,6 @@ LINES = ("solid", "5 2", "5 2 1.2 2", "1.3 1.5")
 
 Styles = Mapping[str, tuple[str, str]]
 
-_GUESSING = (0.5, "guessing")
 _BESIDE = 1.15
 _ARM_COLUMNS = 13
 
@@ -36,7 +35,7 @@ def summary_plot(result: Mapping[str, Any]) -> str:
         lowest = min((value for value in means.values() if value is not None), default=None)
         rows.append((detector["name"], [_auroc_bar(multi, SCORE, mark=lowest)]))
     label = "Mean AUROC of each detector, in per cent"
-    return bar_plot(rows, axis="AUROC, per cent", label=label, prefix="mead-summary", line=_GUESSING)
+    return bar_plot(rows, axis="AUROC, per cent", label=label, prefix="mead-summary", line=(0.5, "guessing"))
 
 
 def _auroc_bar(value: float | None, colour: str, **more: Any) -> Bar:
@@ -45,10 +44,7 @@ def _auroc_bar(value: float | None, colour: str, **more: Any) -> Bar:
 
 
 def roc_plot(rows: Sequence[tuple[str | None, Row]], styles: Styles, *, label: str, prefix: str) -> str:
-    """Curves of true over false positive rates as SVG.
-
-    Each of ``rows`` is an objective (None: all arms together) and its entry, with a curve of at least one point.
-    """
+    """Curves of true over false positive rates; ``rows`` are objectives (None: all arms together) and their entries."""
 
     def paint(axes: Any) -> None:
         axes.plot([0, 1], [0, 1], color="#c3cad2", linewidth=0.8)
@@ -68,13 +64,13 @@ def roc_plot(rows: Sequence[tuple[str | None, Row]], styles: Styles, *, label: s
         axes.yaxis.labelpad = -9
         axes.grid()
 
-    return draw(prefix, (2.35, 2.2), (0.34, 0.42, 1.86, 1.7), paint, label, ())
+    return draw(prefix, (2.35, 2.2), (0.34, 0.42, 1.86, 1.7), paint, label)
 
 
 def attribution_plot(
-    groups: Sequence[Group], arms: Mapping[str, Row], styles: Styles, *, label: str, prefix: str
+    groups: Sequence[Group], arms: Mapping[str, Row], styles: Styles, detector: str, number: int
 ) -> str:
-    """A stacked bar a group: the attribution by objective, and the arm with the largest."""
+    """A stacked bar a group: the attribution by objective past a detector, and the arm with the largest."""
     rows = []
     for group in groups:
         row = group.blind or {}
@@ -86,11 +82,12 @@ def attribution_plot(
         words = "" if most is None else f"{percent(most[1])} {shorten(short_arm(most[0], group.name), _ARM_COLUMNS)}"
         rows.append((group.name, [Bar(parts=coloured, words=words)]))
     axis = "share of samples where it scored lowest, per cent"
-    return bar_plot(rows, axis=axis, label=label, prefix=prefix, beside=_BESIDE)
+    label = f"Attribution by group, past detector {detector}"
+    return bar_plot(rows, axis=axis, label=label, prefix=f"attribution-{number}", beside=_BESIDE)
 
 
-def white_box_plot(groups: Sequence[Group], *, label: str, prefix: str) -> str:
-    """For every group the AUROC of blind arms, and with white-box arms besides."""
+def white_box_plot(groups: Sequence[Group], detector: str, number: int) -> str:
+    """For every group the AUROC of blind arms against a detector, and with white-box arms besides."""
 
     def bar(row: Row | None, colour: str) -> Bar:
         if row is None:
@@ -98,6 +95,7 @@ def white_box_plot(groups: Sequence[Group], *, label: str, prefix: str) -> str:
         return _auroc_bar(row["auroc"], colour, interval=row["auroc_interval"])
 
     rows = [(group.name, [bar(group.blind, SCORE), bar(group.with_white_box, RANDOM)]) for group in groups]
+    label, prefix = f"Blind and white-box arms against detector {detector}", f"white-{number}"
     return bar_plot(rows, axis="AUROC, per cent", label=label, prefix=prefix, line=(0.5, ""), beside=_BESIDE)
 
 

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robust_ext.reports.mead_views import (
-    Averages,
-    Row,
-    averages_of,
-    groups_of,
-    largest_attribution,
-    lowest_row,
-    norm_title,
-    norms_of,
-    notes,
-    objective_title,
-    objectives,
-    percent_interval,
-    short_arm,
-)
+from robust_ext.reports import mead_views as views
+from robust_ext.reports.mead_views import Averages, Row, averages_of, groups_of, objective_title
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import count, percent, plain, shorten
 
@@ -37,7 +24,7 @@ def text(result: Mapping[str, Any]) -> str:
         lines += ["", *paragraph(f"{plain(detector['name'])}: averages by norm"), *_averages(result, detector)]
         if rows := _groups(detector):
             lines += ["", *rows]
-    for note in notes(result):
+    for note in views.notes(result):
         lines += ["", *paragraph(note)]
     return "\n".join(lines) + "\n"
 
@@ -60,7 +47,10 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
         mean = averages_of(result, detector["name"]).get(("all", None), {})
         groups = groups_of(detector)
         numbers = (percent(mean.get(key)) for key in ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr"))
-        lowest = (lowest_row(group.blind for group in groups), lowest_row(group.with_white_box for group in groups))
+        lowest = (
+            views.lowest_row(group.blind for group in groups),
+            views.lowest_row(group.with_white_box for group in groups),
+        )
         places = (cell for row in lowest for cell in (("-", "-") if row is None else _place(row)))
         rows.append((plain(detector["name"]), *numbers, *places))
     shown = 8 if any(detector["white_box"] for detector in result["detectors"]) else 6
@@ -74,7 +64,7 @@ def _place(row: Row) -> tuple[str, str]:
 def _averages(result: Mapping[str, Any], detector: Row) -> list[str]:
     """The paper's form: norms by objectives; objectives that do not fit beside the others go on below."""
     averages = averages_of(result, detector["name"])
-    columns = [None, *objectives(result)]
+    columns = [None, *views.objectives(result)]
     titles = [shorten(objective_title(objective), _TITLE) for objective in columns]
     beside = 5 if max(map(len, titles)) <= 10 else 4
     starts = range(0, len(columns), beside)
@@ -84,10 +74,10 @@ def _averages(result: Mapping[str, Any], detector: Row) -> list[str]:
 def _averages_block(averages: Averages, columns: Sequence[str | None]) -> list[str]:
     titles = (shorten(objective_title(objective), _TITLE) for objective in columns)
     rows: list[Line] = [("\n", *(words for title in titles for words in (f"{title}\nAUROC", "\nFPR95")))]
-    for norm in norms_of(averages):
+    for norm in views.norms_of(averages):
         found = [averages.get((norm, objective), {}) for objective in columns]
         numbers = [percent(row.get(key)) for row in found for key in ("auroc", "fpr_at_95_tpr")]
-        rows.append((shorten(norm_title(norm), _TITLE), *numbers))
+        rows.append((shorten(views.norm_title(norm), _TITLE), *numbers))
     return table(rows, words=(0,))
 
 
@@ -99,17 +89,17 @@ def _groups(detector: Row) -> list[str]:
     for group in groups_of(detector):
         for place, (words, row) in enumerate(group.scenarios):
             title = plain(group.name) if words == "blind" else f"{plain(group.name)}, {words}"
-            attributed = largest_attribution(row)
+            attributed = views.largest_attribution(row)
             rows.append(
                 (
                     title if place == 0 else f"  {words}",
                     str(row["positives"]),
                     percent(row["coverage"]),
-                    f"{percent(row['auroc'])} {percent_interval(row['auroc_interval'])}".rstrip(),
+                    f"{percent(row['auroc'])} {views.percent_interval(row['auroc_interval'])}".rstrip(),
                     percent(row["fpr_at_95_tpr"]),
                     _objective(group.lowest) if words == "blind" else "",
                     _published(row),
-                    f"{percent(attributed[1])} {short_arm(attributed[0], group.name, detector['name'])}"
+                    f"{percent(attributed[1])} {views.short_arm(attributed[0], group.name, detector['name'])}"
                     if attributed
                     else "-",
                 )

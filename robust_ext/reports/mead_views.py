@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from robust_ext.reports.wording import percent, plain
+from robust_ext.reports.wording import count, percent, plain
 
 FEW = 20
 """With fewer positives than this, the numbers of a row are called rough."""
@@ -20,14 +20,10 @@ Averages = dict[tuple[str | None, str | None], Row]
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One group of arms against one detector.
+    """One group of arms, such as ``"linf 0.25"``, against one detector.
 
-    Args:
-        name: Of the group, such as ``"linf 0.25"``.
-        blind: The entry of all arms that are not adaptive to the detector; None where only others were run.
-        white_box: The entry of the arms adaptive to the detector, if any.
-        both: The entry of all these arms together, if any.
-        objectives: By objective, the entry of this objective alone.
+    It holds the entries of the arms that are not adaptive to the detector (``blind``), of those that are
+    (``white_box``) and of both together, each None where there are none; and of each objective alone.
     """
 
     name: str
@@ -65,24 +61,12 @@ def objective_title(objective: str | None) -> str:
 
 
 def norm_title(norm: str | None) -> str:
-    """Return what the rows of averages are called.
-
-    Example:
-        >>> norm_title("l2"), norm_title(None), norm_title("all")
-        ('l2 average', 'no norm', 'mean of these')
-    """
+    """What the rows of averages are called."""
     return "no norm" if norm is None else "mean of these" if norm == "all" else f"{plain(norm)} average"
 
 
 def short_arm(name: str, group: str, adaptive_to: str | None = None) -> str:
-    """Return the name of an arm on one line, without its group and the detector that it is adaptive to, which end it.
-
-    Example:
-        >>> short_arm("PGD-ACE linf 0.25", "linf 0.25"), short_arm("DeepFool", "DeepFool")
-        ('PGD-ACE', 'DeepFool')
-        >>> short_arm("PGD-ACE linf 0.25, knowing lid", "linf 0.25", "lid")
-        'PGD-ACE'
-    """
+    """The name of an arm on one line, without its group and the detector that it is adaptive to, which end it."""
     return plain(name.removesuffix(f", knowing {adaptive_to}").removesuffix(f" {group}"))
 
 
@@ -174,11 +158,10 @@ def _few(_: Mapping[str, Any], detector: Row) -> str | None:
 
 
 def _unscored(_: Mapping[str, Any], detector: Row) -> str | None:
-    counts = [row["unscored"] for group in groups_of(detector) for _, row in group.scenarios if row["unscored"]]
-    if not counts:
+    lost = [row["unscored"] for group in groups_of(detector) for _, row in group.scenarios if row["unscored"]]
+    if not lost:
         return None
-    rows = f"{len(counts)} row" + ("s" if len(counts) > 1 else "")
-    return f"Scores that are no numbers (NaN) were left out in {rows}, up to {max(counts)} in one."
+    return f"Scores that are no numbers (NaN) were left out in {count(len(lost), 'row')}, up to {max(lost)} in one."
 
 
 def _left_out(result: Mapping[str, Any], detector: Row) -> str | None:

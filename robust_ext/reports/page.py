@@ -1,4 +1,4 @@
-"""Pages that need nothing from outside them, made from the templates beside this file."""
+"""Pages made from the templates beside this file; those in HTML need nothing from outside them."""
 
 from __future__ import annotations
 
@@ -10,43 +10,25 @@ from robust_ext.reports import wording
 from robust_ext.reports.examples import Example, panels
 
 
-def render(template: str, context: Mapping[str, Any], examples: Sequence[Example]) -> str:
-    """Fill a template; everything is escaped that is not marked as markup.
-
-    Args:
-        template: Its name.
-        context: What it shows.
-        examples: Inputs and candidates to show as images, in this order; those that are no images are counted in a
-            note.
-
-    Raises:
-        MissingDependencyError: Matplotlib, jinja2 or Pillow are not installed.
-    """
+def render(template: str, context: Mapping[str, Any], examples: Sequence[Example] = ()) -> str:
+    """Fill the template of this name; in HTML everything is escaped that is not marked as markup."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise MissingDependencyError('A report page needs jinja2: pip install "robust-ext[cli]"') from error
     environment = Environment(
         loader=PackageLoader("robust_ext", "reports"),
-        autoescape=True,
+        autoescape=template.endswith(".html.jinja"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         # Markup is a subclass of str and passes; a name with a control character or half a surrogate is made printable.
         finalize=lambda value: wording.plain(value) if type(value) is str else value,
     )
-    environment.globals.update(
-        VERDICTS=wording.VERDICTS, OUTCOMES=wording.OUTCOMES, SKIPPED=wording.SKIPPED, PHASES=wording.PHASES
-    )
-    environment.filters.update(
-        share=wording.share,
-        interval=wording.interval,
-        seconds=wording.seconds,
-        percent=wording.percent,
-        count=wording.count,
-        title_of=wording.attack_title,
-        setting=_setting,
-    )
+    environment.globals["OUTCOMES"] = wording.OUTCOMES
+    filters = (wording.share, wording.interval, wording.seconds, wording.percent, wording.count)
+    environment.filters.update({word.__name__: word for word in filters})
+    environment.filters.update(title_of=wording.attack_title, setting=_setting)
     images = [example for example in examples if example.is_image]
     shown = {"examples": [(one, panels(one)) for one in images], "left_out": len(examples) - len(images)}
     return environment.get_template(template).render(**shown, **context).rstrip() + "\n"

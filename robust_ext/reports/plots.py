@@ -54,14 +54,10 @@ _COLUMNS_OF_AN_INCH = 13
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One bar of a row.
+    """One bar of a row: lengths and colours one after another, and words to its right.
 
-    Args:
-        parts: Lengths and colours, one after another.
-        words: To its right.
-        hatched: Whether it differs from its neighbour without colours too.
-        interval: Ends of a thin line over it, or None.
-        mark: Where a diamond stands, or None.
+    A hatched one differs from its neighbour without colours too. ``interval`` is a thin line over it, ``mark`` a
+    diamond.
     """
 
     parts: Sequence[tuple[float, str]] = ()
@@ -73,12 +69,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Test score and R-ASR along one axis.
-
-    Args:
-        label: What the points have in common; empty where there is only one curve.
-        points: Triples of position (above 0), score and R-ASR, where None leaves a gap.
-    """
+    """Triples of position (above 0), score and R-ASR (None leaves a gap); an only curve needs no label."""
 
     label: str
     points: Sequence[tuple[float, float | None, float | None]]
@@ -94,16 +85,10 @@ def bar_plot(
     line: tuple[float, str] | None = None,
     beside: float = 0.0,
 ) -> str:
-    """Rows of bars as SVG, each with a name above it or beside it.
+    """Rows of bars as SVG, each with a name above it, or to its left, where ``beside`` is a width in inches.
 
-    Args:
-        rows: Names and bars, all rows with as many.
-        axis: Its words; shares are written in per cent where it ends so.
-        label: For readers who do not see the plot.
-        prefix: Makes the identifiers of this SVG unique in a page.
-        limit: Where the axis ends.
-        line: A value that bars are compared with, and words for it.
-        beside: Inches for names to the left of the bars; 0 puts them above.
+    Shares are written in per cent where the words of the axis, which ends at ``limit``, end so. ``line`` is a value
+    that bars are compared with, and words for it.
     """
     names: list[str] = []
 
@@ -161,15 +146,9 @@ def _paint_bar(axes: Any, bar: Bar, place: float) -> None:
 def curve_plot(
     curves: Sequence[Curve], threshold: float, *, axis: str, mark: tuple[float, str] | None, prefix: str, rising: bool
 ) -> str:
-    """Score and R-ASR over a logarithmic axis, harder to the right, as SVG.
+    """Score and R-ASR over a logarithmic axis, harder to the right, as SVG; ``rising``: larger positions are harder.
 
-    Args:
-        curves: Their points.
-        threshold: The score needed to pass.
-        axis: Its words.
-        mark: A position to mark and the words for it, if any.
-        prefix: Makes the identifiers of this SVG unique in a page.
-        rising: Whether larger positions are the harder ones.
+    ``threshold`` is the score needed to pass, ``mark`` a position to mark and the words for it.
     """
     positions = sorted({point[0] for curve in curves for point in curve.points})
     values = [value for curve in curves for point in curve.points for value in point[1:] if value is not None] or [1.0]
@@ -212,7 +191,7 @@ def curve_plot(
         axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.02), ncols=2, frameon=False, borderaxespad=0)
 
     size = (3.5, 2.12 + 0.2 * len(curves))
-    return draw(prefix, size, (0.4, 0.45, 2.95, 1.55), paint, f"Test score and R-ASR against {words}", ())
+    return draw(prefix, size, (0.4, 0.45, 2.95, 1.55), paint, f"Test score and R-ASR against {words}")
 
 
 def _spread_ticks(positions: Sequence[float]) -> list[float]:
@@ -231,17 +210,12 @@ def draw(
     box: tuple[float, float, float, float],
     paint: Callable[[Any], None],
     label: str,
-    names: Sequence[str],
+    names: Sequence[str] = (),
 ) -> str:
-    """Return what ``paint`` draws as an SVG element without a fixed size.
+    """What ``paint`` draws on the axes in ``box``, in inches as ``size`` is, as an SVG element without a fixed size.
 
-    Args:
-        prefix: Put before every identifier, because all plots of a page share one name space.
-        size: Width and height in inches.
-        box: Left, bottom, width and height of the axes in inches.
-        paint: Draws on the axes; writes ``name-0``, ``name-1``, ... where a name belongs.
-        label: For readers who do not see the plot.
-        names: The names; may be filled while painting.
+    The prefix stands before every identifier, because all plots of a page share one name space. ``paint`` may fill
+    ``names``, and writes ``name-0``, ``name-1``, ... where one belongs. The label is for readers who do not see it.
     """
     try:
         import matplotlib.style

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
+from statistics import median
 from typing import Any
 
 from robust_ext.reports.plots import COLOURS, INK, MARKERS, MUTED, draw
@@ -69,13 +71,12 @@ def _curves(result: Mapping[str, Any]) -> str:
         axes.grid(visible=True)
 
     label = "Robust accuracy over epsilon of each attack, and the worst case over all of them"
-    return draw("curves", (6.6, 3.5), (0.6, 0.5, 5.85, 2.85), paint, label, ())
+    return draw("curves", (6.6, 3.5), (0.6, 0.5, 5.85, 2.85), paint, label)
 
 
 def _median(distances: Sequence[float | None] | None) -> str:
     """The median of the smallest perturbations; without one where half of the samples have none."""
     if distances is None:
         return "-"
-    ordered = sorted(float("inf") if value is None else value for value in distances)
-    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    return "none" if middle == float("inf") else f"{middle:.4g}"
+    middle = median(inf if value is None else value for value in distances)
+    return "none" if middle == inf else f"{middle:.4g}"

@@ -23,12 +23,10 @@ _BOX = "    \n    \n -- \n    \n    \n    \n    \n    \n"
 
 
 def table(rows: Sequence[Line], *, words: Collection[int], width: int = WIDTH) -> list[str]:
-    """Lines of aligned cells with a rule under the first row.
+    """Lines of aligned cells with a rule under the header, which is the first row.
 
-    Args:
-        rows: Cells, the header first; all rows have as many.
-        words: Columns of words, which stand flush left; the others hold numbers, and stand flush right.
-        width: Where lines are wider, columns of words give way, and their cells lose their middle.
+    Columns of ``words`` stand flush left; where lines are wider than ``width``, their cells lose their middle. The
+    others hold numbers, and stand flush right.
     """
     from rich.box import Box
     from rich.table import Table

@@ -5,15 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-VERDICTS = {
-    "passed": "Adversarial examples were planted, and found; of several attacks, the strongest counts. This takes away "
-    "one reason to doubt the evaluation. It does not prove that no stronger attack exists.",
-    "failed": "Adversarial examples were there, and were missed. A robust accuracy measured with such an attack shows "
-    "more about the attack than about the network.",
-    "inconclusive": "The test could not separate a strong attack from a weak one here. This is no pass and no fail.",
-}
-"""What each verdict means for the evaluation."""
-
 OUTCOMES = {
     "found": (
         "Found",
@@ -43,50 +34,15 @@ OUTCOMES = {
 }
 """Label and meaning of what can become of an attacked problem."""
 
-SKIPPED = {
-    "not_separable": (
-        "Not separable",
-        "No linear readout separated the inner points from the boundary points, so no problem could be built. Not part "
-        "of the score.",
-    ),
-    "not_planted": (
-        "Not planted",
-        "The planted example was not adversarial any more when it was checked through the whole network. Not part of "
-        "the score.",
-    ),
-}
-"""Label and meaning of why a sample was left out."""
-
-PHASES = {
-    "features": "Features",
-    "readout": "Readout",
-    "attack": "Attack",
-    "random": "Random attack",
-    "verify": "Verification",
-}
-"""Label of each timed phase, in the order in which a run goes through them."""
-
 
 def plain(text: object) -> str:
-    r"""Return ``text`` on one line, with what cannot be printed (controls, lone surrogates) written as escapes.
-
-    Example:
-        >>> plain("a\tb \x1b[31m")
-        'a b \\x1b[31m'
-    """
+    """``text`` on one line, with what cannot be printed (controls, lone surrogates) written as escapes."""
     line = " ".join(str(text).split())
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode() for char in line
-    )
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
 def shorten(text: str, width: int) -> str:
-    """Return ``text`` with its middle replaced by an ellipsis, so that it takes at most ``width`` columns.
-
-    Example:
-        >>> shorten("foolbox:LinfPGD(steps=40)", 15)
-        'foolbox…eps=40)'
-    """
+    """``text`` with its middle replaced by an ellipsis, so that it takes at most ``width`` columns."""
     from rich.cells import cell_len
 
     if cell_len(text) <= width:
@@ -108,12 +64,7 @@ def attack_title(attack: Mapping[str, Any]) -> str:
 
 
 def share(value: float | None, threshold: float) -> str:
-    """Return a share in [0, 1] with three decimals; more where rounding would carry it across ``threshold``.
-
-    Example:
-        >>> share(0.5, 0.95), share(0.9496, 0.95), share(None, 0.95)
-        ('0.500', '0.9496', '-')
-    """
+    """A share in [0, 1] with three decimals; more where rounding would carry it across ``threshold``."""
     if value is None:
         return "-"
     for decimals in range(3, 9):
@@ -134,20 +85,10 @@ def seconds(value: float) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share in per cent with one decimal, as in the papers' tables.
-
-    Example:
-        >>> percent(0.9071), percent(1.0), percent(None)
-        ('90.7', '100.0', '-')
-    """
+    """A share in per cent with one decimal, as in the papers' tables."""
     return "-" if value is None else f"{100 * value:.1f}"
 
 
 def count(number: int, thing: str) -> str:
-    """Return so many things in words.
-
-    Example:
-        >>> count(1, "attack"), count(2, "attack")
-        ('1 attack', '2 attacks')
-    """
+    """So many things in words."""
     return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from robust_ext.cli import app as cli
 from robust_ext.cli.loading import RunOptions
-from robust_ext.cli.options import number, option_name, pair
+from robust_ext.cli.options import number, option_name
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import declared, setting_types
 from robust_ext.core.threat import ThreatModel
@@ -260,7 +260,7 @@ def test_demo_and_attacks(monkeypatch, tmp_path):
 
 def test_numbers():
     assert number("--eps", "8/255") == 8 / 255
-    assert pair("--bounds", "-1,1") == (-1.0, 1.0)
+    assert RunOptions(model="m", data="d", bounds="-1,1").limits == (-1.0, 1.0)
     assert RunOptions(model="m", data="d", shard="1/2").part == (1, 2)
     for text in ("2/2", "a/2", "1", "-1/2"):
         with pytest.raises(InvalidArgumentError, match=r"--shard: got .* expected K/N"):

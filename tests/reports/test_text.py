@@ -8,8 +8,10 @@ import unicodedata
 import pytest
 
 from robust_ext.reports import report_text
+from robust_ext.reports.mead_heat import colour
+from robust_ext.reports.mead_views import norm_title, short_arm
 from robust_ext.reports.text import WIDTH
-from robust_ext.reports.wording import plain, share, shorten
+from robust_ext.reports.wording import count, percent, plain, share, shorten
 from tests.reports.mead_results import large_result, make, small_result, suite
 from tests.reports.results import make_adaptive, make_attack, make_result, make_robust_accuracy
 
@@ -45,12 +47,12 @@ LONG = (
 
 
 @pytest.mark.parametrize("name", LONG)
-@pytest.mark.parametrize("count", [1, 8])
-def test_is_never_too_wide(name, count):
-    attacks = [make_attack(name, reason="Weil " + name * 2, verdict="inconclusive") for _ in range(count)]
+@pytest.mark.parametrize("number", [1, 8])
+def test_is_never_too_wide(name, number):
+    attacks = [make_attack(name, reason="Weil " + name * 2, verdict="inconclusive") for _ in range(number)]
     lines = report_text(make_result(attacks, reason=name * 3)).splitlines()
     assert max(map(columns_of, lines)) <= WIDTH
-    rows = lines[2 : 2 + count]
+    rows = lines[2 : 2 + number]
     assert all("…" in row for row in rows)
     assert all(row.endswith("87.0") for row in rows)
     assert {columns_of(row) for row in rows} == {columns_of(lines[1])}
@@ -80,22 +82,40 @@ def test_control_characters_do_not_reach_the_terminal():
     text.encode("utf-8")
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.95, "0.950"), (0.9499, "0.9499"), (0.94981234567, "0.9498"), (1.0, "1.000"), (0.0, "0.000"), (None, "-")],
-)
-def test_rounding_never_crosses_the_threshold(value, shown):
-    assert share(value, 0.95) == shown
+WORDS = [
+    # Rounding never crosses the threshold.
+    (share, (0.95, 0.95), "0.950"),
+    (share, (0.9499, 0.95), "0.9499"),
+    (share, (0.94981234567, 0.95), "0.9498"),
+    (share, (1.0, 0.95), "1.000"),
+    (share, (0.0, 0.95), "0.000"),
+    (share, (None, 0.95), "-"),
+    (percent, (0.9071,), "90.7"),
+    (percent, (1.0,), "100.0"),
+    # Both ends are kept.
+    (shorten, ("abcdefghij", 10), "abcdefghij"),
+    (shorten, ("abcdefghij", 7), "abc…hij"),
+    (shorten, ("攻撃攻撃", 5), "攻…撃"),
+    (shorten, ("foolbox:LinfPGD(steps=40)", 15), "foolbox…eps=40)"),
+    (plain, ("naïve 攻撃 😀 <b> $x$",), "naïve 攻撃 😀 <b> $x$"),
+    (plain, ("a\tb \x1b[31m",), r"a b \x1b[31m"),
+    (count, (1, "attack"), "1 attack"),
+    (count, (2, "attack"), "2 attacks"),
+    (norm_title, ("l2",), "l2 average"),
+    (norm_title, (None,), "no norm"),
+    (norm_title, ("all",), "mean of these"),
+    (short_arm, ("PGD-ACE linf 0.25", "linf 0.25"), "PGD-ACE"),
+    (short_arm, ("DeepFool", "DeepFool"), "DeepFool"),
+    (short_arm, ("PGD-ACE linf 0.25, knowing lid", "linf 0.25", "lid"), "PGD-ACE"),
+    (colour, (0.0,), "#e0823c"),
+    (colour, (0.5,), "#f7f7f7"),
+    (colour, (1.0,), "#5ca0d0"),
+]
 
 
-def test_shorten_keeps_both_ends():
-    assert shorten("abcdefghij", 10) == "abcdefghij"
-    assert shorten("abcdefghij", 7) == "abc…hij"
-    assert shorten("攻撃攻撃", 5) == "攻…撃"
-
-
-def test_plain_keeps_what_can_be_printed():
-    assert plain("naïve 攻撃 😀 <b> $x$") == "naïve 攻撃 😀 <b> $x$"
+@pytest.mark.parametrize(("word", "given", "shown"), WORDS)
+def test_words(word, given, shown):
+    assert word(*given) == shown
 
 
 @pytest.fixture(scope="module")
