@@ -87,6 +87,13 @@ def test_scores_are_those_of_numpy(method: str) -> None:
     torch.testing.assert_close(detector.score(x[3:4]), found[3:4], rtol=0, atol=2e-6)
     assert detector.calibrate(data(100, 2), false_positive_rate=0.1).achieved == pytest.approx(0.1)
     assert detector.decide(x).tolist() == (found > detector.threshold).tolist()
+    if torch.cuda.is_available():
+        torch.testing.assert_close(detector.to("cuda").score(x.cuda()).cpu(), found)
+        detector.cpu()
+    # New clean scores forget the threshold.
+    detector.fit_clean(data(30, 2))
+    with pytest.raises(ModelError, match="has no threshold"):
+        detector.decide(x)
 
 
 def test_one_forward_pass_serves_all() -> None:
@@ -95,6 +102,8 @@ def test_one_forward_pass_serves_all() -> None:
     classifier.register_forward_hook(lambda *_: calls.append(1))
     detector = CombinedDetector(classifier, three(classifier))
     assert detector.layers == ("1", "2")
+    # Members move with the whole.
+    assert {"modules_of_members.2.middle", "clean"} <= dict(detector.named_buffers()).keys()
     detector.fit_clean(data(20))
     assert len(calls) == 1
     detector.score(data(4))
@@ -209,16 +218,6 @@ def test_what_does_not_fit_is_said(caplog) -> None:
     )
 
 
-def test_new_clean_scores_forget_the_threshold() -> None:
-    classifier = network()
-    detector = CombinedDetector(classifier, three(classifier))
-    detector.fit_clean(data(30))
-    detector.calibrate(data(40, 1), per_class=False)
-    detector.fit_clean(data(30, 2))
-    with pytest.raises(ModelError, match="has no threshold"):
-        detector.decide(data(2))
-
-
 def test_saving_and_loading(tmp_path) -> None:
     classifier, inputs = digits_network(), load_dataset("digits", split="train").take(range(120))[0]
     magnet = MagNetDetector(classifier)
@@ -265,14 +264,3 @@ def test_files_that_cannot_be_read_are_named(tmp_path) -> None:
         CombinedDetector(classifier, [ScoreDetector(classifier, lambda x: x.flatten(1).sum(1))]).save(tmp_path / "code")
     assert not (tmp_path / "code").exists()
     assert math.isnan(float(detector.threshold))
-
-
-def test_members_move_with_the_whole() -> None:
-    classifier = network()
-    detector = CombinedDetector(classifier, three(classifier))
-    detector.fit_clean(data(30))
-    assert "modules_of_members.2.middle" in dict(detector.named_buffers())
-    assert "clean" in dict(detector.named_buffers())
-    if torch.cuda.is_available():
-        expected = detector.score(data(5))
-        torch.testing.assert_close(detector.to("cuda").score(data(5).cuda()).cpu(), expected)

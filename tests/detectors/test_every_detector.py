@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -15,12 +16,7 @@ from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors import (
-    CombinedDetector,
-    Detector,
-    make_triggers,
-    observe,
-)
+from robust_ext.detectors import CombinedDetector, Detector, make_triggers, observe
 from robust_ext.detectors.catalogue import DETECTORS, PUBLISHED
 from robust_ext.evaluations.detectors import detector_digest
 from robust_ext.models.defended import Defended
@@ -201,24 +197,13 @@ def test_a_fit_comes_first_and_takes_inputs(name: str) -> None:
         if detector.supervised:
             with pytest.raises(InvalidArgumentError, match="adversarial"):
                 fit(detector, CLEAN, wrong, 0)
-    for changed in (
-        {"batch_size": 0},
-        {"seed": -1},
-        {"folds": 1},
-        {"epochs": 0},
-        {"learning_rate": 0},
-        {"noise": -1.0},
-    ):
-        (key,) = changed
-        if key in detector.fit.__code__.co_varnames[: detector.fit.__code__.co_kwonlyargcount + 3]:
-            with pytest.raises(InvalidArgumentError, match=key):
-                detector.fit(*((CLEAN, ADVERSARIAL) if detector.supervised else (CLEAN, *extra(name))), **changed)
+    triggers = make_triggers(3, (1, 6, 5), generator=torch.Generator().manual_seed(0), size=2)
+    given = (CLEAN, ADVERSARIAL) if detector.supervised else (CLEAN, triggers) if name == "trapdoor" else (CLEAN,)
+    wrong = {"batch_size": 0, "seed": -1, "folds": 1, "epochs": 0, "learning_rate": 0, "noise": -1.0}
+    for key in wrong.keys() & inspect.signature(detector.fit).parameters.keys():
+        with pytest.raises(InvalidArgumentError, match=key):
+            detector.fit(*given, **{key: wrong[key]})
     assert not any(bool(value.numel()) for key, value in state(detector).items() if "layer" not in key)
-
-
-def extra(name: str) -> tuple[Any, ...]:
-    generator = torch.Generator().manual_seed(0)
-    return (make_triggers(3, (1, 6, 5), generator=generator, size=2),) if name == "trapdoor" else ()
 
 
 @pytest.mark.parametrize("name", ["kd-bu", "odds", "trapdoor"])
@@ -252,6 +237,7 @@ def test_it_runs_where_the_classifier_is(detectors: dict[str, Detector], name: s
 DIGITS: dict[str, tuple[dict[str, Any], Fit, int, float, float]] = {
     # Settings, fit, training images, epsilon, and the least area under the ROC curve.
     "nss": ({}, on_both, 400, 0.15, 0.9),
+    "fs": ({"squeezers": [("bit_depth", {"bits": 2})]}, lambda *_: None, 1, 0.15, 0.85),
     "kd-bu": ({"bandwidth": 1.2, "passes": 10}, with_references, 600, 0.3, 0.7),
     "lid": ({"layers": ["1", "3", "6", "8"], "neighbours": 10}, with_references, 600, 0.3, 0.8),
     "magnet": (

@@ -160,19 +160,16 @@ def test_what_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"no nn\.Linear"):
         KDBUDetector(nn.Flatten())
     detector = KDBUDetector(classifier)
-    with pytest.raises(InvalidArgumentError, match="one for each clean input"):
-        detector.fit(data(40), data(30))
-    with pytest.raises(InvalidArgumentError, match="clean"):
-        detector.fit(data(6), data(6))
-    for wrong, message in (
-        ({"labels": torch.zeros(3, dtype=torch.int64)}, "labels"),
-        ({"references": data(0), "noise": 0.1}, "references"),
-        ({"bounds": (1, 0)}, "bounds"),
+    for clean, adversarial, wrong, error, message in (
+        (40, 30, {}, InvalidArgumentError, "one for each clean input"),
+        (6, 6, {}, InvalidArgumentError, "clean"),
+        (40, 40, {"labels": torch.zeros(3, dtype=torch.int64)}, InvalidArgumentError, "labels"),
+        (40, 40, {"references": data(0), "noise": 0.1}, InvalidArgumentError, "references"),
+        (40, 40, {"bounds": (1, 0)}, InvalidArgumentError, "bounds"),
+        (40, 40, {"labels": torch.zeros(40, dtype=torch.int64)}, DataError, "none of class 1, 2"),
     ):
-        with pytest.raises(InvalidArgumentError, match=message):
-            detector.fit(data(40), data(40), **wrong)
-    with pytest.raises(DataError, match="none of class 1, 2"):
-        detector.fit(data(40), data(40), labels=torch.zeros(40, dtype=torch.int64))
+        with pytest.raises(error, match=message):
+            detector.fit(data(clean), data(adversarial), **wrong)
     with pytest.raises(SplitError, match="something follows"):
         fitted(nn.Sequential(classifier, nn.Softplus()).eval())
 
