@@ -115,12 +115,13 @@ def test_classes_may_have_thresholds_of_their_own() -> None:
 
 def test_too_little_data_and_constant_scores_are_said() -> None:
     detector = Mean(network())
-    with pytest.raises(InvalidArgumentError, match=r"0\.05 with 19 clean inputs, expected at least 20 clean inputs"):
-        detector.calibrate(data(19))
-    with pytest.raises(InvalidArgumentError, match="inputs: got no clean inputs"):
-        detector.calibrate(data(0))
-    with pytest.raises(InvalidArgumentError, match="of class"):
-        detector.calibrate(data(30), per_class=True)
+    for count, per_class, message in (
+        (19, False, r"0\.05 with 19 clean inputs, expected at least 20 clean inputs"),
+        (0, False, "inputs: got no clean inputs"),
+        (30, True, "of class"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            detector.calibrate(data(count), per_class=per_class)
     with pytest.raises(ModelError, match=r"Constant: scored all 40 clean inputs 2, so that it detects"):
         Constant(network(), lambda seen: torch.full((len(seen.inputs),), 2.0)).calibrate(data(40))
     with pytest.raises(ModelError, match="has no threshold; call calibrate"):

@@ -54,12 +54,8 @@ def fit_by_hand(values: np.ndarray) -> list[float]:
     s_l, s_r = math.sqrt((left**2).mean()), math.sqrt((right**2).mean())
     g = s_l / s_r
     wanted = np.abs(values).mean() ** 2 / (values**2).mean() * (g**3 + 1) * (g + 1) / (g**2 + 1) ** 2
-    if wanted >= ratio(HIGHEST_SHAPE):
-        shape = HIGHEST_SHAPE
-    elif wanted <= ratio(LOWEST_SHAPE):
-        shape = LOWEST_SHAPE
-    else:
-        shape = brentq(lambda a: ratio(a) - wanted, LOWEST_SHAPE, HIGHEST_SHAPE, xtol=1e-12)
+    wanted = np.clip(wanted, ratio(LOWEST_SHAPE), ratio(HIGHEST_SHAPE))
+    shape = brentq(lambda a: ratio(a) - wanted, LOWEST_SHAPE, HIGHEST_SHAPE, xtol=1e-12)
     mean = (s_r - s_l) * math.sqrt(gamma(1 / shape) / gamma(3 / shape)) * gamma(2 / shape) / gamma(1 / shape)
     return [shape, mean, s_l**2, s_r**2]
 
@@ -122,8 +118,8 @@ def test_moments_are_matched(count: int, seed: int, power: float) -> None:
     values = np.sign(values) * np.abs(values) ** power
     values[:, 0], values[:, 1] = -0.3, 0.4
     found = fit_aggd(torch.tensor(values))
-    for row, mine in enumerate(zip(found.shape, found.mean, found.left, found.right, strict=True)):
-        np.testing.assert_allclose(torch.stack(mine).numpy(), fit_by_hand(values[row]), rtol=1e-6, atol=1e-9)
+    mine = torch.stack([found.shape, found.mean, found.left, found.right], 1).numpy()
+    np.testing.assert_allclose(mine, [fit_by_hand(row) for row in values], rtol=1e-6, atol=1e-9)
 
 
 def test_rows_without_a_solution_get_the_nearest() -> None:
@@ -149,9 +145,8 @@ def test_gradients_of_fits_are_those_of_finite_differences() -> None:
 @pytest.mark.parametrize(("height", "width"), [(2, 2), (3, 9), (7, 7), (11, 8), (40, 33)])
 def test_contrast_is_that_of_the_formula(height: int, width: int) -> None:
     grey = images(3, 1, height, width)[:, 0].double()
-    found = contrast_of(grey).numpy()
-    for row, image in enumerate(grey.numpy()):
-        np.testing.assert_allclose(found[row], contrast_by_hand(image), rtol=1e-6, atol=1e-9)
+    expected = [contrast_by_hand(image) for image in grey.numpy()]
+    np.testing.assert_allclose(contrast_of(grey).numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (1, 5, 9), (3, 13, 7)])
@@ -160,8 +155,8 @@ def test_features_are_those_of_the_formula(shape: tuple[int, ...]) -> None:
     found = natural_features(x)
     assert found.shape == (4, 18)
     assert found.dtype == torch.float64
-    for row, image in enumerate(x.double().numpy()):
-        np.testing.assert_allclose(found[row].numpy(), features_by_hand(image), rtol=1e-5, atol=1e-8)
+    expected = [features_by_hand(image) for image in x.double().numpy()]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -205,23 +200,25 @@ def test_scores_are_those_of_the_machine(output: str) -> None:
 
 
 def test_fits_do_not_depend_on_batches() -> None:
-    detectors = [NSSDetector(network(), output="probability") for _ in range(2)]
-    for detector, size in zip(detectors, (7, 256), strict=True):
+    found = []
+    for size in (7, 256):
+        detector = NSSDetector(network(), output="probability")
         detector.fit(images(40, 1, 8, 8), images(30, 1, 8, 8).sqrt(), batch_size=size)
-    x = images(9, 1, 8, 8, seed=4)
-    torch.testing.assert_close(detectors[0].score(x), detectors[1].score(x))
+        found.append(detector.score(images(9, 1, 8, 8, seed=4)))
+    torch.testing.assert_close(*found)
 
 
 def test_what_cannot_be_fitted_is_refused(monkeypatch) -> None:
     detector = NSSDetector(network())
     x = images(4, 1, 8, 8)
-    with pytest.raises(InvalidArgumentError, match="clean: got 0 inputs, expected at least 1 clean inputs"):
-        detector.fit(x[:0], x)
-    with pytest.raises(InvalidArgumentError, match="adversarial: got 4 inputs, expected at least 5"):
-        NSSDetector(network(), output="probability").fit(images(5, 1, 8, 8), x)
-    for shape in ((4, 2, 8, 8), (4, 64), (4, 1, 1, 9)):
-        with pytest.raises(InvalidArgumentError, match=r"inputs: got shape .* one or three channels"):
-            detector.fit(torch.zeros(shape), x)
+    probable, channels = NSSDetector(network(), output="probability"), r"inputs: got shape .* one or three channels"
+    for fit, clean, message in (
+        (detector.fit, x[:0], "clean: got 0 inputs, expected at least 1 clean inputs"),
+        (probable.fit, images(5, 1, 8, 8), "adversarial: got 4 inputs, expected at least 5"),
+        *((detector.fit, torch.zeros(shape), channels) for shape in ((4, 2, 8, 8), (4, 64), (4, 1, 1, 9))),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            fit(clean, x)
     monkeypatch.setitem(sys.modules, "sklearn.svm", None)
     with pytest.raises(MissingDependencyError, match="needs scikit-learn: pip install"):
         detector.fit(x, x)

@@ -83,17 +83,9 @@ def reference_scores(classifier, train, x, noises, draws, bounds):
     values, predicted = alignments(classifier, x, noises, draws, bounds, 2)
     scores = []
     for row, y in zip(values, predicted, strict=True):
-        clean = collected[classes == y].mean(2)
-        best = -np.inf
-        for z in range(values.shape[3]):
-            if z == y:
-                continue
-            total = 0.0
-            for kind in range(len(noises)):
-                mean, deviation = clean[:, kind, z].mean(), clean[:, kind, z].std()
-                total += np.mean([(one - mean) / deviation for one in row[kind, :, z]])
-            best = max(best, total / len(noises))
-        scores.append(best)
+        clean, others = collected[classes == y].mean(2), [z for z in range(values.shape[3]) if z != y]
+        means, deviations = (part[:, None, others] for part in (clean.mean(0), clean.std(0)))
+        scores.append(((row[..., others] - means) / deviations).mean(1).mean(0).max())
     return np.array(scores)
 
 
