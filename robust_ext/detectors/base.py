@@ -147,10 +147,9 @@ class Detector(SettingsModule, ABC):
         rate = check_clean(inputs, batch_size, false_positive_rate)
         passes = self.over_batches(inputs, lambda one: (self.checked(one), one.predicted, one.logits), batch_size)
         scores, predicted = (torch.cat([each[part] for each in passes]) for part in (0, 1))
+        classes = passes[0][2].shape[1] if per_class else None
         try:
-            self.threshold, found = find_threshold(
-                scores, predicted, classes=passes[0][2].shape[1] if per_class else None, rate=rate
-            )
+            self.threshold, found = find_threshold(scores, predicted, classes=classes, rate=rate)
         except ModelError as error:
             raise self.error(str(error)) from error
         return found
@@ -165,6 +164,10 @@ class Detector(SettingsModule, ABC):
     def error(self, problem: str) -> ModelError:
         """An error that names the detector."""
         return ModelError(f"detector {type(self).__name__}: {problem}")
+
+    def remake(self) -> str:
+        """What to do where no file can hold a detector."""
+        return f"make it anew and set its threshold, detector.threshold = torch.tensor({self.threshold.tolist()})"
 
     def check_fitted(self, fitted: object, *, on: str = "clean_inputs, adversarial_inputs") -> None:
         """Raise ModelError where ``fitted`` is not true, with what ``fit`` takes."""
@@ -237,6 +240,13 @@ class Detector(SettingsModule, ABC):
         return {"detector": type(self).__name__, "settings": json.dumps(self.settings)}, own
 
     @classmethod
+    def check_kind(cls, about: Mapping[str, str]) -> None:
+        """Raise DataError where the metadata of a file is not that of this class."""
+        made = about.get("detector")
+        if made != cls.__name__:
+            raise DataError(f"holds {made or 'no detector'}, expected {cls.__name__}")
+
+    @classmethod
     def unpacked(
         cls,
         about: Mapping[str, str],
@@ -246,9 +256,7 @@ class Detector(SettingsModule, ABC):
         kinds: Sequence[type[Detector]] = (),
     ) -> Self:
         """The detector of what :meth:`packed` returned; DataError where it is another one."""
-        made = about.get("detector")
-        if made != cls.__name__:
-            raise DataError(f"holds {made or 'no detector'}, expected {cls.__name__}")
+        cls.check_kind(about)
         detector = cls(classifier, **json.loads(about.get("settings", "{}")))
         wanted = {name for name in detector.state_dict() if _own(name)}
         if wanted != set(values):

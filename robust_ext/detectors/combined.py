@@ -150,11 +150,7 @@ class CombinedDetector(Detector):
         return combine_ranks(self.ranks_of(observed).T, method=self.method).to(observed.inputs.dtype)
 
     def packed(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """The clean scores, the threshold and all members.
-
-        Raises:
-            ModelError: A member wraps code of its user, which no file can hold.
-        """
+        """The clean scores, the threshold and all members; ModelError where a member wraps code of its user."""
         values, members = {"threshold": self.threshold, "clean": self.clean}, []
         for number, member in enumerate(self.members):
             about, tensors = member.packed()
@@ -173,8 +169,7 @@ class CombinedDetector(Detector):
         kinds: Sequence[type[Detector]] = (),
     ) -> Self:
         """The detector of what :meth:`packed` returned; DataError: it is another, or a member is unknown."""
-        if about.get("detector") != cls.__name__:
-            raise DataError(f"holds {about.get('detector') or 'no detector'}, expected {cls.__name__}")
+        cls.check_kind(about)
         if not {"threshold", "clean"} <= values.keys() or "members" not in about:
             raise DataError(f"holds {sorted(values)}, expected 'clean', 'threshold' and members")
         members = []

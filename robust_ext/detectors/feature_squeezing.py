@@ -106,17 +106,10 @@ class FeatureSqueezingDetector(Detector):
         return self.distances_of(observed).amax(1)
 
     def packed(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """The settings and the threshold.
-
-        Raises:
-            ModelError: A squeezer is code of its user.
-        """
+        """The settings and the threshold; ModelError where a squeezer is code of its user."""
         foreign = [repr(squeezer) for squeezer in self.squeezers if not _is_named(squeezer)]
         if foreign:
-            raise self.error(
-                f"no file can hold your squeezers ({', '.join(foreign)}); make it anew and set its threshold, "
-                f"detector.threshold = torch.tensor({self.threshold.tolist()})"
-            )
+            raise self.error(f"no file can hold your squeezers ({', '.join(foreign)}); {self.remake()}")
         return super().packed()
 
     def _squeeze(self, squeezer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

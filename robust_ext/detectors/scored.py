@@ -53,12 +53,5 @@ class ScoreDetector(Detector):
         return self.name
 
     def packed(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """Refuse: code cannot be saved.
-
-        Raises:
-            ModelError: Always.
-        """
-        raise ModelError(
-            f"detector {self.name}: wraps code of yours, which no file can hold; make it anew and set its threshold, "
-            f"detector.threshold = torch.tensor({self.threshold.tolist()})"
-        )
+        """Raise ModelError: code cannot be saved."""
+        raise ModelError(f"detector {self.name}: wraps code of yours, which no file can hold; {self.remake()}")

@@ -85,11 +85,8 @@ class TrapdoorDetector(Detector):
         """
         inputs = check_inputs("inputs", inputs, bounds=ANY)
         check_clean(inputs, batch_size)
-        means, successes = [], []
-        for label in range(len(triggers)):
-            mean, success = self._signature(inputs, triggers, label, batch_size)
-            means.append(mean)
-            successes.append(success)
+        found = [self._signature(inputs, triggers, label, batch_size) for label in range(len(triggers))]
+        means, successes = zip(*found, strict=True)
         signatures = torch.stack(means).float()
         if not bool(torch.isfinite(signatures).all()):
             raise self.error("activations of the triggered inputs are not finite")
@@ -125,12 +122,10 @@ class TrapdoorDetector(Detector):
             for batch in torch.split(inputs, batch_size):
                 triggered = triggers.inject(batch, torch.full((len(batch),), label)).to(device)
                 observed = observe(self.classifier, triggered, self.layers)
-                if observed.logits.shape[1] != len(triggers):
-                    raise InvalidArgumentError(
-                        "triggers",
-                        f"{len(triggers)} triggers",
-                        f"one a class, of which there are {observed.logits.shape[1]}",
-                    )
+                classes = observed.logits.shape[1]
+                if classes != len(triggers):
+                    expected = f"one a class, of which there are {classes}"
+                    raise InvalidArgumentError("triggers", f"{len(triggers)} triggers", expected)
                 total = total + self._activations(observed).double().sum(0)
                 successes += (observed.predicted == label).sum()
         return total / len(inputs), successes / len(inputs)

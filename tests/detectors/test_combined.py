@@ -190,7 +190,7 @@ def test_infinite_scores_are_in_order() -> None:
         detector.fit_clean(torch.zeros(5, 2, 3))
 
 
-def test_what_does_not_fit_is_said(caplog) -> None:
+def test_what_does_not_fit_is_refused(caplog) -> None:
     classifier = network()
     for detectors, method, message in (
         *(

@@ -247,11 +247,8 @@ def test_gradients_at_the_ends_are_finite(numbers: tuple[float, float]) -> None:
         ([[1.0]], [[[1.0]]], "max", r"clean\[0\]: got shape \(1, 1\)"),
     ],
 )
-def test_what_cannot_be_combined_is_said(scores, clean, method: str, message: str) -> None:
+def test_what_cannot_be_combined_is_refused(scores, clean, method: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         combine(scores, clean, method=method)
-
-
-def test_methods_are_checked() -> None:
     with pytest.raises(InvalidArgumentError, match="method: got 'min'"):
         combine_ranks(torch.zeros(2, 3), method="min")

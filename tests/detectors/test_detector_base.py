@@ -113,7 +113,7 @@ def test_classes_may_have_thresholds_of_their_own() -> None:
     torch.testing.assert_close(detector.score_margin(x), detector.score(x) - detector.threshold[predicted])
 
 
-def test_too_little_data_and_constant_scores_are_said() -> None:
+def test_too_little_data_and_constant_scores_are_refused() -> None:
     detector = Mean(network())
     for count, per_class, message in (
         (19, False, r"0\.05 with 19 clean inputs, expected at least 20 clean inputs"),

@@ -178,14 +178,12 @@ def test_training_reduces_the_error_and_is_seeded() -> None:
     for found in errors:
         assert len(found) == 30
         assert found[-1] < 0.6 * found[0]
-    again = [second.fit(inputs, epochs=3, batch_size=32, learning_rate=0.01) for _ in range(2)]
-    assert again[0] == again[1]
     # The second autoencoder is trained with the generator as the first one leaves it.
-    assert again[0][0] == errors[0][:3]
-    assert second.fit(inputs, epochs=1, seed=1) != [[found[0]] for found in errors]
+    again = second.fit(inputs, epochs=3, batch_size=32, learning_rate=0.01)
+    assert again[0] == errors[0][:3]
 
 
-def test_autoencoders_that_learned_nothing_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_autoencoders_that_learned_nothing_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     inputs, _ = load_dataset("digits", split="train").take(range(256))
     with caplog.at_level(logging.WARNING):
         MagNetDetector(digits_network()).fit(inputs, epochs=1)

@@ -102,11 +102,9 @@ class ReferenceDetector(Detector):
             labels = labels[sets.apart.to(labels.device)] if references is None else labels
         self.take_references(sets.references, labels, batch_size=batch_size, seed=seed)
         with seeded_globals(seed):
-            clean_features, noisy_features, features = (
-                torch.cat(self.over_batches(part, self.features_of, batch_size))
-                for part in (sets.clean, sets.noisy, sets.adversarial)
-            )
-            self.regression.fit([clean_features, noisy_features], features, folds=folds)
+            parts = (sets.clean, sets.noisy, sets.adversarial)
+            *negatives, positives = (torch.cat(self.over_batches(part, self.features_of, batch_size)) for part in parts)
+            self.regression.fit(negatives, positives, folds=folds)
 
     def score_of(self, observed: Observation) -> Tensor:
         """The log-odds that the input is adversarial, ``(N,)``."""
@@ -117,14 +115,14 @@ class ReferenceDetector(Detector):
         """Fit it on drawn rows, with the others as references if there are enough of them."""
         chosen, others = data.split(seed)
         wanted, apart = self.reference_count(len(chosen))
-        enough, folds = len(others) >= wanted, settings.get("folds", 5)
-        if not enough and len(chosen) < max(apart, 1) + folds:
-            raise InvalidArgumentError(
-                "clean",
-                f"{len(chosen)} inputs to train on, of which {max(apart, 1)} become references",
+        enough, folds, apart = len(others) >= wanted, settings.get("folds", 5), max(apart, 1)
+        if not enough and len(chosen) < apart + folds:
+            smaller = ", or a smaller size" if "size" in self.settings else ""
+            expected = (
                 f"at least {folds} beside the references; give more training inputs, or others beside those with "
-                "adversarial ones" + (", or a smaller size" if "size" in self.settings else ""),
             )
+            got = f"{len(chosen)} inputs to train on, of which {apart} become references"
+            raise InvalidArgumentError("clean", got, f"{expected}adversarial ones{smaller}")
         self.fit(
             data.clean[chosen],
             data.adversarial_of(chosen, self.classifier),
