@@ -16,11 +16,9 @@ from robust_ext.attacks._common.best_tracker import no_classifier_gradients
 from robust_ext.attacks._common.objectives import OBJECTIVES
 from robust_ext.attacks._common.rows import check_batch, gradient_of, over_rows
 from robust_ext.attacks.base import AttackTraits
-from robust_ext.attacks.native import NativeAttack, Step, Watch
+from robust_ext.attacks.native import Batch, NativeAttack, Step
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.core.target import Target
-from robust_ext.core.threat import ThreatModel
 
 # Smallest limit that is tried, in widths of the bounds.
 _SMALLEST = 1 / 256
@@ -88,58 +86,42 @@ class CarliniWagnerLinf(NativeAttack):
         limits = math.log(_SMALLEST) / math.log(self.decrease_factor)
         return self.steps * (math.ceil(constants) + math.ceil(limits) + 2) + 1
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-        targeted: bool = False,
-        watch: Watch | None = None,
-    ) -> Tensor:
-        """Return one candidate for each input, see :meth:`NativeAttack.search`.
-
-        Raises:
-            AttackRefusedError: The target gives no gradients.
-        """
-        inputs, labels = check_batch(target, inputs, labels, threat_model)
+    def candidates(self, batch: Batch) -> Tensor:
+        """See :meth:`NativeAttack.candidates`; an AttackRefusedError where the target gives no gradients."""
+        inputs, labels = check_batch(batch.target, batch.inputs, batch.labels, batch.threat_model)
         best, nearest = inputs.clone(), inputs.new_full((len(inputs),), torch.inf)
         loss, gradient = inputs.new_zeros(len(inputs)), torch.zeros_like(inputs)
-        box = _Box(threat_model.bounds)
+        box = _Box(batch.threat_model.bounds)
         rows = _Rows.start(inputs, labels, variables=box.variables(inputs), const=self.initial_const)
         for number in range(self.most_steps):
             if len(rows.place) == 0:
                 break
             points, place = box.points(rows), rows.place
-            short, slope, solved = self._shortfall(target, points, rows.labels, targeted=targeted)
+            short, slope, solved = self._shortfall(batch, points, rows.labels)
             offsets = (points - rows.inputs) / box.width
             distance = offsets.abs().flatten(1).amax(1)
             better = solved & (distance < nearest[place])
             best[place[better]], nearest[place[better]] = points[better], distance[better]
             self._adapt(rows, rows.loss(offsets, short), solved, distance)
             uphill = rows.gradient(offsets, slope * box.width)
-            if watch is not None:
+            if batch.watch is not None:
                 loss[place], gradient[place] = -rows.loss(offsets, short), -uphill / box.width
                 shown = best.index_put((place,), points)
-                watch(Step(number, self.most_steps, shown, loss.clone(), gradient.clone()))
+                batch.watch(Step(number, self.most_steps, shown, loss.clone(), gradient.clone()))
             rows.descend(uphill * box.slope(rows), rate=self.learning_rate, furthest=box.furthest)
             rows = rows.subset((rows.const <= self.largest_const) & (rows.tau >= _SMALLEST))
         return best
 
-    def _shortfall(
-        self, target: Target, points: Tensor, labels: Tensor, *, targeted: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _shortfall(self, batch: Batch, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """By how much points miss the confidence ``(n,)``, the gradient of that, and whether they are solved."""
-        loss = OBJECTIVES["margin"].of_kind(targeted=targeted)
+        loss = OBJECTIVES["margin"].of_kind(targeted=batch.targeted)
         with torch.enable_grad():
             points = points.detach().requires_grad_(True)
-            logits = target.module(points)
+            logits = batch.target.module(points)
             short = (self.confidence - loss(logits, labels)).clamp_min(0)
             slope = gradient_of(short, points, no_classifier_gradients(self.name))
         logits, short = logits.detach(), short.detach().to(points.dtype)
-        solved = ((logits.argmax(1) == labels) == targeted) & (short == 0) & torch.isfinite(logits).all(1)
+        solved = ((logits.argmax(1) == labels) == batch.targeted) & (short == 0) & torch.isfinite(logits).all(1)
         return short, slope, solved
 
     def _adapt(self, rows: _Rows, loss: Tensor, solved: Tensor, distance: Tensor) -> None:
@@ -178,33 +160,19 @@ class _Box:
 
 @dataclass
 class _Rows:
-    """The rows that are not finished, n of them, each with a search of its own.
+    """The n rows that are not finished, each with a search of its own: tensors ``(n,)`` or ``(n, ...)``."""
 
-    Args:
-        place: Where they are in the batch, ``(n,)``.
-        inputs: ``(n, ...)``.
-        labels: ``(n,)``.
-        origins: The inputs in tanh space, ``(n, ...)``.
-        variables: Where they are now, ``(n, ...)``.
-        mean: Adam's mean of gradients, ``(n, ...)``.
-        square: Adam's mean of squared gradients, ``(n, ...)``.
-        age: Steps of the present search, ``(n,)``.
-        tau: Limit on each value in widths of the bounds, ``(n,)``.
-        const: ``(n,)``.
-        level: Loss at the last look, ``(n,)``.
-    """
-
-    place: Tensor
+    place: Tensor  # In the batch.
     inputs: Tensor
     labels: Tensor
-    origins: Tensor
-    variables: Tensor
-    mean: Tensor
-    square: Tensor
-    age: Tensor
-    tau: Tensor
+    origins: Tensor  # The inputs in tanh space,
+    variables: Tensor  # and where the rows are now.
+    mean: Tensor  # Adam's, of gradients,
+    square: Tensor  # and of squared gradients.
+    age: Tensor  # Steps of the present search.
+    tau: Tensor  # Limit on each value in widths of the bounds.
     const: Tensor
-    level: Tensor
+    level: Tensor  # Loss at the last look.
 
     @classmethod
     def start(cls, inputs: Tensor, labels: Tensor, *, variables: Tensor, const: float) -> _Rows:

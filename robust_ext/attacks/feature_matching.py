@@ -31,18 +31,6 @@ FeatureMap = Callable[[Tensor], list[Tensor]]
 _LEAST = 1e-12
 
 
-def _squared(a: Tensor, b: Tensor) -> Tensor:
-    return (a - b).square().sum(1)
-
-
-def _largest(a: Tensor, b: Tensor) -> Tensor:
-    return (a - b).abs().amax(1)
-
-
-def _angle(a: Tensor, b: Tensor) -> Tensor:
-    return 1 - torch.nn.functional.cosine_similarity(a, b, dim=1)
-
-
 def _check_features(features: object) -> Features:
     if isinstance(features, str) or callable(features):
         return features
@@ -52,7 +40,11 @@ def _check_features(features: object) -> Features:
     raise InvalidArgumentError("features", repr(features), expected)
 
 
-DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"l2": _squared, "linf": _largest, "cosine": _angle}
+DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "l2": lambda a, b: (a - b).square().sum(1),
+    "linf": lambda a, b: (a - b).abs().amax(1),
+    "cosine": lambda a, b: 1 - torch.nn.functional.cosine_similarity(a, b, dim=1),
+}
 
 
 @settings_class
@@ -154,13 +146,8 @@ class _Loss:
 def feature_map(detector: Detector, features: Features, example: Tensor) -> FeatureMap:
     """From inputs ``(N, ...)`` to one or more groups of features, ``(N, F)`` each.
 
-    Args:
-        detector: Whose classifier's layers are meant.
-        features: As :class:`FeatureMatching` takes them.
-        example: One input, ``(1, ...)``; looked at only to find the last linear layer.
-
-    Raises:
-        AttackRefusedError: Nothing is named, and there is neither a method nor a last linear layer.
+    The ``example`` ``(1, ...)`` is used only to find the last linear layer: an AttackRefusedError where nothing is
+    named, and there is neither a method nor such a layer.
     """
     method: object = getattr(detector, "features", None)
     if features is None and inspect.ismethod(method):

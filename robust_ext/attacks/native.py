@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,15 +36,27 @@ class Step:
 Watch = Callable[[Step], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The rows to attack and how; the fields are the arguments of :meth:`NativeAttack.search`."""
+
+    target: Target
+    inputs: Tensor
+    labels: Tensor
+    threat_model: ThreatModel
+    generator: torch.Generator
+    targeted: bool = False
+    watch: Watch | None = None
+
+
 class NativeAttack(Settings, Attack):
     """An attack of this project, declared once: its settings are fields, each made by :func:`setting`.
 
     A subclass is a :func:`robust_ext.core.settings.settings_class` with ``name`` and ``traits`` and one method,
-    :meth:`search`. Where name or traits depend on settings, its ``__post_init__`` sets them. The Foolbox and ART
-    classes, the command line's names and the documentation are made from the declaration.
+    :meth:`candidates`, or :meth:`search` itself. Where name or traits depend on settings, its ``__post_init__`` sets
+    them. The Foolbox and ART classes, the command line's names and the documentation are made from the declaration.
     """
 
-    @abstractmethod
     def search(
         self,
         target: Target,
@@ -71,3 +82,17 @@ class NativeAttack(Settings, Attack):
         Raises:
             InvalidArgumentError: Inputs or labels are not as described.
         """
+        batch = Batch(
+            target=target,
+            inputs=inputs,
+            labels=labels,
+            threat_model=threat_model,
+            generator=generator,
+            targeted=targeted,
+            watch=watch,
+        )
+        return self.candidates(batch)
+
+    def candidates(self, batch: Batch) -> Tensor:
+        """One candidate for each input of the batch, ``(N, ...)``."""
+        raise NotImplementedError(f"{type(self).__name__} has to define candidates or search")

@@ -25,10 +25,9 @@ from robust_ext.attacks._common.rows import (
     row_streams,
 )
 from robust_ext.attacks.base import AttackTraits
-from robust_ext.attacks.native import NativeAttack, Step, Watch
+from robust_ext.attacks.native import Batch, NativeAttack, Step
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 
 ALGORITHMS = ("pgd", "bim", "fgsm")
@@ -142,28 +141,18 @@ class ObjectivePGD(NativeAttack):
             return threat_model.epsilon
         return _STEP_SIZES[threat_model.norm] * threat_model.width
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-        targeted: bool = False,
-        watch: Watch | None = None,
-    ) -> Tensor:
-        """Return one candidate for each input, see :meth:`NativeAttack.search`.
+    def candidates(self, batch: Batch) -> Tensor:
+        """See :meth:`NativeAttack.candidates`; an AttackRefusedError where only ``"ace"`` can aim.
 
-        Raises:
-            AttackRefusedError: It is targeted, and the objective does not look at labels.
-            AttackError: The target gives no gradients.
+        An AttackError where the target gives no gradients.
         """
+        target, inputs, labels = batch.target, batch.inputs, batch.labels
+        threat_model, watch, targeted = batch.threat_model, batch.watch, batch.targeted
         if targeted and self.objective != "ace":
             raise AttackRefusedError(
                 f"{self.name}: its objective does not depend on labels; choose objective='ace', or do not aim"
             )
-        streams = row_streams(len(inputs), generator) if self.starts_at_random else []
+        streams = row_streams(len(inputs), batch.generator) if self.starts_at_random else []
         if len(inputs) == 0:
             return inputs.clone()
         objective, missing = DIVERGENCES[self.objective], AttackError(f"{self.name}: the target {NO_GRADIENTS}")

@@ -41,14 +41,10 @@ class _AlternatingPGD(ScoreGradientAttack):
 
     @abstractmethod
     def direction(self, gradient: Tensor, other: Tensor, *, above: Tensor, below: Tensor, normal: Tensor) -> Tensor:
-        """Where to go, ``(N, D)``.
+        """Where to go; all ``(N, D)``: ``other`` is the gradient of what is not attacked now.
 
-        Args:
-            gradient: Of what is to rise, ``(N, D)``.
-            other: Gradient of what is not attacked now, ``(N, D)``.
-            above: Values that cannot rise, bool ``(N, D)``.
-            below: Values that cannot fall, bool ``(N, D)``.
-            normal: Where the ball ends, ``(N, D)``; zeros inside it.
+        ``above`` are values that cannot rise, ``below`` those that cannot fall, and ``normal`` points to where the ball
+        ends, zeros inside it.
         """
 
     def attack(self, problem: AttackProblem) -> Tensor:
@@ -134,14 +130,9 @@ class OrthogonalPGD(_AlternatingPGD):
 
 
 def without_component(gradient: Tensor, other: Tensor) -> Tensor:
-    """Rows less their components along other rows; zeros where the two are parallel.
+    """Rows ``(N, D)`` less their components along other rows ``(N, D)``, up to rounding of float32.
 
-    Args:
-        gradient: ``(N, D)``.
-        other: ``(N, D)``; rows of zeros have no direction, and take nothing away.
-
-    Returns:
-        ``(N, D)``; what is left along ``other`` is a rounding of float32.
+    Zeros where the two are parallel; other rows of zeros have no direction, and take nothing away.
     """
     longest = other.double().abs().amax(1, keepdim=True)
     scaled = other.double() / longest.where(longest > 0, 1)

@@ -10,10 +10,9 @@ from torch import Tensor
 from robust_ext.attacks._common.best_points import BestPoints
 from robust_ext.attacks._common.rows import check_batch, over_rows, query
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.native import NativeAttack, Step, Watch
+from robust_ext.attacks.native import Batch, NativeAttack, Step
 from robust_ext.core.random import stream
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 
 # Rounds whose points are drawn together. It does not follow `points`, or other numbers would draw other points.
@@ -53,31 +52,21 @@ class RandomSearch(NativeAttack):
     )
     outer_share: float = setting(default=0.5, help="Share of these among the points, in [0, 1].", minimum=0, maximum=1)
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-        targeted: bool = False,
-        watch: Watch | None = None,
-    ) -> Tensor:
-        """Return one candidate for each input, see :meth:`NativeAttack.search`."""
-        inputs, labels = check_batch(target, inputs, labels, threat_model)
-        seeds = [draw_seed(generator) for _ in range(len(inputs))]
-        best = BestPoints(inputs, labels, loss="margin", targeted=targeted)
+    def candidates(self, batch: Batch) -> Tensor:
+        """See :meth:`NativeAttack.candidates`."""
+        inputs, labels = check_batch(batch.target, batch.inputs, batch.labels, batch.threat_model)
+        seeds = [draw_seed(batch.generator) for _ in range(len(inputs))]
+        best = BestPoints(inputs, labels, loss="margin", targeted=batch.targeted)
         block: Tensor = inputs.new_empty(0)
         for number in range(self.points):
             if bool(best.solved.all()):
                 break
             if number % _BLOCK == 0:
-                block = self._draw(inputs, seeds, best.solved, threat_model, start=number)
+                block = self._draw(inputs, seeds, best.solved, batch.threat_model, start=number)
             drawn = torch.where(over_rows(best.solved, inputs), best.points, block[:, number % _BLOCK])
-            margin = best.update(drawn, query(target, drawn), closed=best.solved)
-            if watch is not None:
-                watch(Step(number=number, total=self.points, points=drawn, loss=margin))
+            margin = best.update(drawn, query(batch.target, drawn), closed=best.solved)
+            if batch.watch is not None:
+                batch.watch(Step(number=number, total=self.points, points=drawn, loss=margin))
         return best.points
 
     def _draw(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robust_ext.attacks._common.rows import check_batch
 from robust_ext.attacks.base import AttackTraits
-from robust_ext.attacks.native import NativeAttack, Step, Watch
+from robust_ext.attacks.native import Batch, NativeAttack, Step, Watch
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
@@ -99,27 +99,14 @@ class RayS(NativeAttack):
         super().__post_init__()
         self._set("traits", replace(type(self).traits, batching="full" if self.keep_rows else "any"))
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-        targeted: bool = False,
-        watch: Watch | None = None,
-    ) -> Tensor:
-        """Return the candidates of :meth:`run`, see :meth:`NativeAttack.search`.
-
-        Raises:
-            AttackRefusedError: It is targeted.
-        """
-        if targeted:
+    def candidates(self, batch: Batch) -> Tensor:
+        """The candidates of :meth:`run`; an AttackRefusedError where it is targeted."""
+        if batch.targeted:
             raise AttackRefusedError(
                 f"{self.name}: looks for any other class and cannot aim at one; do not aim, or choose another attack"
             )
-        return self.run(target, inputs, labels, threat_model=threat_model, watch=watch).candidates
+        found = self.run(batch.target, batch.inputs, batch.labels, threat_model=batch.threat_model, watch=batch.watch)
+        return found.candidates
 
     def run(
         self,
@@ -172,18 +159,10 @@ class _RaySearch:
     """The searches of a batch, each row at a place of its own.
 
     A row checks whether the best ray with a block of signs turned is misclassified at the best distance, and where it
-    is, a binary search finds where on that ray the boundary lies. Blocks follow algorithm 3 of Chen
-    and Gu (2020): the vector is cut into 1, 2, 4, ... parts, the last cut into single values being repeated.
-
-    Args:
-        inputs: float32 ``(N, D)``.
-        bounds: Lowest and highest valid value.
-        tolerance: Euclidean length, for bounds one apart, at which a binary search ends.
-
-    Attributes:
-        open: Rows that are not finished, bool ``(N,)``.
-        found: Rows with a misclassified point, bool ``(N,)``.
-        radius: How far on the best ray it is, float64 ``(N,)``; the width of the bounds where there is none.
+    is, a binary search finds where on that ray the boundary lies. Blocks follow algorithm 3 of Chen and Gu (2020): the
+    vector is cut into 1, 2, 4, ... parts, the last cut into single values being repeated. ``open`` are rows that are
+    not finished and ``found`` those with a misclassified point, bool ``(N,)``; ``radius``, float64 ``(N,)``, is how far
+    on the best ray it is, the width of the bounds where there is none.
     """
 
     def __init__(self, inputs: Tensor, *, bounds: tuple[float, float], tolerance: float) -> None:

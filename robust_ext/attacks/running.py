@@ -26,21 +26,9 @@ def run_attack(
     threat_model: ThreatModel,
     generator: torch.Generator,
 ) -> Tensor:
-    """Run an attack; a target with too few classes for it is padded, and is left as it was.
+    """Run an attack, which :meth:`Attack.check` has let pass, on copies; what it returns is not verified.
 
-    Args:
-        attack: The attack; whether it makes sense here was checked before, see :meth:`Attack.check`.
-        target: What it may query.
-        inputs: float32 ``(N, *target.input_shape)``; the attack gets a copy.
-        labels: int64 ``(N,)``.
-        threat_model: The norm, epsilon and bounds.
-        generator: CPU generator, the only source of randomness.
-
-    Returns:
-        What the attack returned, not verified.
-
-    Raises:
-        AttackError: It raised.
+    Arguments are those of :meth:`Attack.search`; for the target and errors see :func:`undisturbed`.
     """
     with undisturbed(attack, target, generator) as shown:
         return attack.search(shown, inputs.clone(), labels.clone(), threat_model=threat_model, generator=generator)
@@ -50,13 +38,8 @@ def run_attack(
 def undisturbed(attack: Attack, target: Target, generator: torch.Generator) -> Iterator[Target]:
     """A target for the run of one attack inside the block, padded where it has too few classes, and left as it was.
 
-    Args:
-        attack: The attack.
-        target: What it may query.
-        generator: Of the run; random detectors are seeded from it.
-
-    Raises:
-        AttackError: Anything else than an error of this project was raised inside, or weights were changed in place.
+    Random detectors are seeded from the generator. Anything else than an error of this project that is raised inside
+    becomes an AttackError, and so do weights that were changed in place.
     """
     if target.classes < attack.traits.minimum_classes:
         classes = attack.traits.minimum_classes

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from robust_ext.attacks._common.best_points import BestPoints
 from robust_ext.attacks._common.rows import check_batch, check_images, query
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.native import NativeAttack, Step, Watch
+from robust_ext.attacks.native import Batch, NativeAttack, Step
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.core.target import Target
-from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_choice
 
 _PADDING_MODES = {"zero": "zeros", "edge": "border", "reflect": "reflection"}
@@ -124,34 +122,20 @@ class SpatialTransformation(NativeAttack):
         """How many transformations it tries for each row."""
         return self.samples if self.mode == "random" else len(self._grid())
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-        targeted: bool = False,
-        watch: Watch | None = None,
-    ) -> Tensor:
-        """Return one candidate for each input, see :meth:`NativeAttack.search`.
-
-        Raises:
-            AttackRefusedError: The inputs are no images ``(N, C, H, W)``.
-        """
-        inputs, labels = check_batch(target, inputs, labels, threat_model)
+    def candidates(self, batch: Batch) -> Tensor:
+        """See :meth:`NativeAttack.candidates`; an AttackRefusedError where inputs are no images ``(N, C, H, W)``."""
+        inputs, labels = check_batch(batch.target, batch.inputs, batch.labels, batch.threat_model)
         check_images(self.name, inputs, "an attack without a notion of pixels")
         if len(inputs) == 0:
             return inputs.clone()
-        transforms = self._draw(len(inputs), generator) if self.mode == "random" else self._grid()[:, None]
-        best = BestPoints(inputs, labels, loss=self.loss, targeted=targeted)
+        transforms = self._draw(len(inputs), batch.generator) if self.mode == "random" else self._grid()[:, None]
+        best = BestPoints(inputs, labels, loss=self.loss, targeted=batch.targeted)
         for number, each in enumerate(transforms):
-            moved = transform(inputs, each, pad=self.pad, lowest=threat_model.bounds[0])
-            moved = moved.clamp(*threat_model.bounds)
-            loss = best.update(moved, query(target, moved))
-            if watch is not None:
-                watch(Step(number=number, total=len(transforms), points=moved, loss=loss))
+            moved = transform(inputs, each, pad=self.pad, lowest=batch.threat_model.bounds[0])
+            moved = moved.clamp(*batch.threat_model.bounds)
+            loss = best.update(moved, query(batch.target, moved))
+            if batch.watch is not None:
+                batch.watch(Step(number=number, total=len(transforms), points=moved, loss=loss))
         return best.points
 
     def _grid(self) -> Tensor:

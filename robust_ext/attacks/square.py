@@ -15,11 +15,9 @@ from robust_ext.attacks._common.best_points import BestPoints
 from robust_ext.attacks._common.rows import check_batch, check_images, query
 from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, Windows
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.native import NativeAttack, Step, Watch
+from robust_ext.attacks.native import Batch, NativeAttack, Step
 from robust_ext.core.random import stream
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.core.target import Target
-from robust_ext.core.threat import ThreatModel
 
 LOSSES = ("margin", "ce")
 
@@ -31,14 +29,9 @@ _BLOCK = 100
 
 
 def window_share(changes: int, *, queries: int, p: float) -> float:
-    """Share of the pixels in a window.
+    """Share of the pixels in a window after ``changes`` others, of all ``queries``; ``p`` at first.
 
     The schedule is that of the paper's published code.
-
-    Args:
-        changes: How many windows were tried before this one.
-        queries: All queries of the run.
-        p: The share at the start.
 
     Example:
         >>> [window_share(changes, queries=10_000, p=0.8) for changes in (10, 11, 51)]
@@ -94,29 +87,15 @@ class Square(NativeAttack):
         "queries are made.",
     )
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-        targeted: bool = False,
-        watch: Watch | None = None,
-    ) -> Tensor:
-        """Return one candidate for each input, see :meth:`NativeAttack.search`.
-
-        Raises:
-            AttackRefusedError: The inputs are no images ``(N, C, H, W)``.
-        """
-        inputs, labels = check_batch(target, inputs, labels, threat_model)
+    def candidates(self, batch: Batch) -> Tensor:
+        """See :meth:`NativeAttack.candidates`; an AttackRefusedError where inputs are no images ``(N, C, H, W)``."""
+        inputs, labels = check_batch(batch.target, batch.inputs, batch.labels, batch.threat_model)
         check_images(self.name, inputs, "robust_ext:RandomSearch")
-        seeds = [draw_seed(generator) for _ in range(len(inputs))]
-        windows = _WINDOWS[threat_model.norm](inputs, threat_model)
-        best = BestPoints(inputs, labels, loss=self.loss, targeted=targeted)
+        seeds = [draw_seed(batch.generator) for _ in range(len(inputs))]
+        windows = _WINDOWS[batch.threat_model.norm](inputs, batch.threat_model)
+        best = BestPoints(inputs, labels, loss=self.loss, targeted=batch.targeted)
         for restart in range(self.restarts):
-            run = BestPoints(inputs, labels, loss=self.loss, targeted=targeted)
+            run = BestPoints(inputs, labels, loss=self.loss, targeted=batch.targeted)
             draws = _Draws(seeds, restart)
             for turn in range(self.queries):
                 known = run if turn else best
@@ -125,10 +104,10 @@ class Square(NativeAttack):
                     break
                 tried = self._try(windows, turn, draws, run.points, closed)
                 points = torch.where(closed[:, None, None, None], known.points, tried)
-                loss = run.update(points, query(target, points), closed=closed if turn else None)
-                if watch is not None:
+                loss = run.update(points, query(batch.target, points), closed=closed if turn else None)
+                if batch.watch is not None:
                     number = restart * self.queries + turn
-                    watch(Step(number=number, total=self.restarts * self.queries, points=points, loss=loss))
+                    batch.watch(Step(number=number, total=self.restarts * self.queries, points=points, loss=loss))
             best.merge(run)
         return best.points
 

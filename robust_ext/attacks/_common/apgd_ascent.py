@@ -44,16 +44,9 @@ class ApgdResult:
 
 @dataclass
 class Ascent:
-    """Runs on one batch, and what they have found together.
+    """Runs on one batch, and what they have found together; ``total`` evaluations of the points are watched.
 
-    Args:
-        target: What may be queried.
-        inputs: float32 ``(N, ...)``.
-        labels: int64 ``(N,)``.
-        targeted: Whether rows should be classified as their label.
-        stop_early: Whether solved rows are left out of the queries.
-        watch: Called after each evaluation of the points.
-        total: How many evaluations there will be.
+    With ``stop_early`` solved rows are left out of the queries.
     """
 
     target: Target
@@ -70,14 +63,7 @@ class Ascent:
         self._no_gradient = torch.zeros(len(self.inputs), dtype=torch.bool, device=self.inputs.device)
 
     def run(self, start: Tensor, loss: RowLoss, rule: Steps, *, steps: int) -> None:
-        """Go up from ``start`` ``(N, ...)`` by ``rule``, with ``steps`` gradients and one evaluation of the last point.
-
-        Args:
-            start: In the threat model.
-            loss: From the logits of some rows, and which rows they are, to losses.
-            rule: How points move.
-            steps: At least 1.
-        """
+        """Go up from ``start`` ``(N, ...)`` by ``rule``: ``steps`` gradients, and one evaluation of the last point."""
         points = start.flatten(1)
         top = _Best(points)
         best_gradient = torch.zeros_like(points)

@@ -31,14 +31,8 @@ class HalvingSteps:
     A row's step is halved, and the row goes back to its best point, where too few of the steps since the last
     checkpoint raised the loss (condition 1), or where its step was not halved at the last checkpoint and its best loss
     has not risen since (condition 2). The gradient at the best point is kept by the caller, so that going back there
-    costs no pass; the paper evaluates it again.
-
-    Args:
-        inputs: ``(N, D)``.
-        threat_model: Of norm linf (sign of the gradient) or l2 (normalised gradient).
-        steps: How many there will be.
-        rho: Smallest share of steps that must raise the loss.
-        momentum: The paper's alpha: the weight of the new step, against 1 - alpha for the movement before.
+    costs no pass; the paper evaluates it again. ``momentum`` is the paper's alpha: the weight of the new step, against
+    1 - alpha for the movement before. Steps are along the gradient's sign (linf) or the normalised gradient (l2).
     """
 
     def __init__(self, inputs: Tensor, threat_model: ThreatModel, *, steps: int, rho: float, momentum: float) -> None:
@@ -53,13 +47,9 @@ class HalvingSteps:
         self._last_loss = self._last_best = inputs.new_zeros(len(inputs))
 
     def review(self, number: int, loss: Tensor, best_points: Tensor, best_loss: Tensor) -> Tensor | None:
-        """Take note of the loss at a point; at checkpoints, which rows should go back to their best point.
+        """Take note of the loss ``(N,)`` at a point; at checkpoints, which rows should go back to their best point.
 
-        Args:
-            number: Of the point, from 0.
-            loss: There, ``(N,)``.
-            best_points: Of highest loss so far, ``(N, D)``.
-            best_loss: There.
+        Points are numbered from 0; the best are those of highest loss so far, ``(N, D)``.
         """
         if number == 0:
             self._last_best = best_loss.clone()
@@ -79,18 +69,14 @@ class HalvingSteps:
 
     def move(self, points: Tensor, gradient: Tensor) -> Tensor:
         """The next points ``(N, D)``."""
-        moved = self._project(self._direction(gradient).mul_(self._size).add_(points))
+        direction = gradient.sign() if self._threat_model.norm == "linf" else l2_normalize(gradient)
+        moved = self._project(direction.mul_(self._size).add_(points))
         if self._before is not None:
             # x + a (z - x) + (1 - a) (x - before)
             moved.mul_(self._momentum).add_(points, alpha=2 - 2 * self._momentum)
             moved = self._project(moved.sub_(self._before, alpha=1 - self._momentum))
         self._before = points
         return moved
-
-    def _direction(self, gradient: Tensor) -> Tensor:
-        if self._threat_model.norm == "linf":
-            return gradient.sign()
-        return l2_normalize(gradient)
 
     def _project(self, points: Tensor) -> Tensor:
         return project(points, self._inputs, self._threat_model)
@@ -107,11 +93,6 @@ class SparseSteps:
     Different from the paper: values that lie at a bound and are pushed across it get no part of the step's length, and
     where all of the largest entries are such, more are taken until one can move. Without this the largest entries block
     the others once they have reached their bounds, and even on a linear classifier the optimum may not be reached.
-
-    Args:
-        inputs: ``(N, D)``.
-        threat_model: Of norm l1.
-        steps: How many there will be.
     """
 
     def __init__(self, inputs: Tensor, threat_model: ThreatModel, *, steps: int) -> None:

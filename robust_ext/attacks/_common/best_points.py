@@ -12,18 +12,8 @@ from robust_ext.attacks._common.rows import over_rows
 class BestPoints:
     """Keeps one point a row: a misclassified one before one that is not, and of two alike the one of higher loss.
 
-    Points whose loss is no number are never taken over. Of two that are equally good the first stays.
-
-    Args:
-        inputs: ``(N, ...)``, what is kept until something was queried.
-        labels: int64 ``(N,)``, on the device of the inputs.
-        loss: Name of the loss in :data:`robust_ext.attacks._common.objectives.OBJECTIVES`.
-        targeted: Whether rows should be classified as their label instead of as anything else.
-
-    Attributes:
-        points: ``(N, ...)``.
-        loss: Of the points, ``(N,)``; ``-inf`` where nothing was taken over.
-        solved: Whether they are misclassified, or hit their aim, ``(N,)`` bool.
+    Points whose loss is no number are never taken over; of two that are equally good the first stays. ``points`` are
+    the inputs at first, with ``loss`` ``-inf``; ``solved`` is whether they are misclassified, or hit their aim.
     """
 
     def __init__(self, inputs: Tensor, labels: Tensor, *, loss: str, targeted: bool) -> None:
@@ -34,16 +24,7 @@ class BestPoints:
         self.solved = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
 
     def update(self, points: Tensor, logits: Tensor, *, closed: Tensor | None = None) -> Tensor:
-        """Take over what is better.
-
-        Args:
-            points: ``(N, ...)``.
-            logits: Of them, ``(N, K)``.
-            closed: Rows that stay as they are, ``(N,)`` bool; none when left out.
-
-        Returns:
-            The loss of ``points``, ``(N,)``; ``-inf`` where it is no number.
-        """
+        """Take over what is better, except in ``closed`` rows ``(N,)``; the loss ``(N,)``, ``-inf`` if no number."""
         loss = self._loss(logits, self._labels).to(self.loss.dtype)
         solved = ((logits.argmax(1) == self._labels) == self._targeted) & ~loss.isnan()
         loss = loss.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

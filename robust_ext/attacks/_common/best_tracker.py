@@ -11,9 +11,8 @@ from torch import Tensor
 from robust_ext.attacks._common.objectives import Loss, margin
 from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.rows import NO_GRADIENTS, gradient_of, l2_normalize, over_rows, random_start
-from robust_ext.attacks.native import Watch
+from robust_ext.attacks.native import Batch
 from robust_ext.core.errors import AttackRefusedError
-from robust_ext.core.threat import ThreatModel
 from robust_ext.models.defended import Defended
 
 logger = logging.getLogger(__name__)
@@ -23,51 +22,28 @@ _ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackProblem:
-    """One batch to attack, checked.
+class AttackProblem(Batch):
+    """A batch of at least one row, checked, with the detector, the points to imitate ``(N, R, ...)`` and generators.
 
-    Args:
-        defended: The classifier and its detector.
-        references: Points to imitate, ``(N, R, ...)``, or None.
-        inputs: float32 ``(N, ...)``, N at least 1.
-        labels: int64 ``(N,)``: the true classes, or the classes to aim at.
-        threat_model: The norm, epsilon and bounds.
-        streams: One CPU generator a row: the first rows have the same ones whatever comes after them.
-        targeted: Whether rows should be classified as their label instead of as anything else.
-        watch: To be called after each step.
+    There is one CPU generator a row: the first rows have the same ones whatever comes after them.
     """
 
     defended: Defended
     references: Tensor | None
-    inputs: Tensor
-    labels: Tensor
-    threat_model: ThreatModel
     streams: list[torch.Generator]
-    targeted: bool
-    watch: Watch | None
 
     def start(self, how: str, *, restart: int = 0) -> Tensor:
-        """Where a run begins, ``(N, ...)``.
-
-        Args:
-            how: ``"random"``: uniform in the ball, clipped to the bounds. ``"input"``: the inputs in the first run,
-                random points in those that follow.
-            restart: Number of the run.
-        """
+        """Where a run begins, ``(N, ...)``: random points of the ball; the inputs in the first run of ``"input"``."""
         if how == "input" and restart == 0:
             return self.inputs.clone()
         return random_start(self.inputs, self.threat_model, self.streams)
 
     def step(self, points: Tensor, direction: Tensor, *, length: float, kind: str = "") -> Tensor:
-        """Go some way along a direction, and back to the nearest point that the threat model allows.
+        """Go along a direction ``(N, ...)`` of any length, and back to the nearest point that the threat model allows.
 
-        Args:
-            points: ``(N, ...)``.
-            direction: ``(N, ...)``, of any length; rows of zeros stay where they are.
-            length: Of the step, in units of the inputs.
-            kind: ``"sign"``: ``length`` in every value. ``"l2"``: along the direction itself, with a Euclidean length
-                of ``length``; for linf times the root of the number of values, which is the length of a step of signs.
-                Left out: ``"sign"`` for linf, ``"l2"`` for the other norms.
+        ``"sign"``: ``length``, in units of the inputs, in every value. ``"l2"``: a Euclidean length of ``length``; for
+        linf times the root of the number of values, which is the length of a step of signs. Left out: ``"sign"`` for
+        linf, ``"l2"`` for the other norms. Rows of zeros stay where they are.
         """
         linf, flat = self.threat_model.norm == "linf", direction.flatten(1)
         if kind == "sign" or (not kind and linf):
@@ -81,17 +57,12 @@ class AttackProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What classifier and detector return for points, averaged over the calls.
+    """What classifier and detector return for points, averaged over the calls; each ``(N,)``.
 
-    Args:
-        logits: ``(N, K)``.
-        score_margin: The detector's score less its threshold, ``(N,)``; see :meth:`Defended.both`.
-        margin: By how much a row is classified as the attack wants it, ``(N,)``.
-        misclassified: Whether it is, bool ``(N,)``.
-        passed: Whether the detector lets it pass, bool ``(N,)``.
+    ``score_margin`` is the score less its threshold, see :meth:`Defended.both`; ``margin`` is by how much a row is
+    classified as the attack wants it; ``passed`` is whether the detector lets it pass.
     """
 
-    logits: Tensor
     score_margin: Tensor
     margin: Tensor
     misclassified: Tensor
@@ -109,12 +80,7 @@ class BestTracker:
     Among the points where a row is misclassified the one of lowest score margin is kept, so a success wherever there
     was one; successes whose margin is more than rounding go before those where it is not. Where a row never was
     misclassified, the point of highest margin is kept. Points with NaN in their logits or score are not; a row that has
-    no others keeps its input.
-
-    Args:
-        problem: The batch to attack.
-        name: Of the attack, for error messages.
-        samples: Calls of classifier and detector that are averaged.
+    no others keeps its input. ``samples`` calls of classifier and detector are averaged.
     """
 
     def __init__(self, problem: AttackProblem, *, name: str, samples: int) -> None:
@@ -134,14 +100,8 @@ class BestTracker:
     def differentiate(self, points: Tensor, loss: Loss) -> tuple[Prediction, Tensor, Tensor, Tensor]:
         """The prediction, the classifier's loss ``(N,)``, the gradients ``(N, ...)`` of that loss and of the score.
 
-        One forward and two backward passes for each of the ``samples``. The best points are kept.
-
-        Args:
-            points: ``(N, ...)``.
-            loss: Of logits and labels, as :mod:`robust_ext.attacks._common.objectives` has them.
-
-        Raises:
-            AttackRefusedError: One of the two has no gradients.
+        One forward and two backward passes for each of the ``samples``. The best points are kept. An AttackRefusedError
+        where one of the two has no gradients.
         """
         calls: list[tuple[Tensor, ...]] = []
         for _ in range(self._samples):
@@ -160,11 +120,7 @@ class BestTracker:
         return prediction, value, of_loss, of_score
 
     def result(self) -> Tensor:
-        """The best points ``(N, ...)``.
-
-        Raises:
-            AttackRefusedError: In every row the detector rejected, and its gradient was zero at each such point.
-        """
+        """The best points ``(N, ...)``; an error where each row was rejected, with gradients of zero where it was."""
         stuck = self._rejected & ~self._guided & (self._level < 2)
         if bool(stuck.all()):
             raise no_score_gradients(self._name, self._problem.defended, "is zero wherever it rejects")
@@ -185,9 +141,7 @@ class BestTracker:
         misclassified = ((logits.argmax(1) == problem.labels) == problem.targeted) & known
         # A score at the threshold itself is let pass, which the inverted test rejects.
         passed = (score < 0 if problem.defended.inverted else score <= 0) & known
-        prediction = Prediction(
-            logits=logits, score_margin=score, margin=gained, misclassified=misclassified, passed=passed
-        )
+        prediction = Prediction(score_margin=score, margin=gained, misclassified=misclassified, passed=passed)
         solid = prediction.success & (gained > _ROUNDING * logits.abs().amax(1))
         level = torch.where(known, misclassified.long() + prediction.success + solid, -1)
         merit = torch.where(misclassified, -score, gained).to(self._merit.dtype)

@@ -6,18 +6,16 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.best_tracker import AttackProblem, no_score_gradients
 from robust_ext.attacks._common.rows import STARTS, check_batch, row_streams
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.native import NativeAttack, Watch
+from robust_ext.attacks.native import Batch, NativeAttack
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
-from robust_ext.core.threat import ThreatModel
 
 
 @settings_class
@@ -32,12 +30,7 @@ class DetectorAwareAttack(NativeAttack):
     uses_scores: ClassVar[bool] = False
 
     steps: int = setting(default=100, help="Steps of each run.", minimum=1, trial=20, art="max_iter")
-    rel_step_size: float = setting(
-        default=0.1,
-        help="Step size relative to epsilon.",
-        above=0,
-        foolbox="rel_stepsize",
-    )
+    rel_step_size: float = setting(default=0.1, help="Step size relative to epsilon.", above=0, foolbox="rel_stepsize")
     step_size: float | None = setting(
         default=None,
         help="Step size in the units of the inputs; it goes before ``rel_step_size``.",
@@ -55,43 +48,25 @@ class DetectorAwareAttack(NativeAttack):
     )
     samples: int = setting(default=1, help="Calls that are averaged, for random detectors and classifiers.", minimum=1)
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-        targeted: bool = False,
-        watch: Watch | None = None,
-    ) -> Tensor:
-        """Return one candidate for each input, see :meth:`NativeAttack.search`.
+    def candidates(self, batch: Batch) -> Tensor:
+        """See :meth:`NativeAttack.candidates`.
 
-        Raises:
-            AttackRefusedError: The target has no detector, no references where they are needed, or a detector whose
-                score has no gradients where these are needed.
+        An AttackRefusedError where the target has no detector, no references where they are needed, or a detector whose
+        score has no gradients where these are needed.
         """
-        defended = target.defended
-        self.check(threat_model=threat_model, detector=defended is not None)
+        defended = batch.target.defended
+        self.check(threat_model=batch.threat_model, detector=defended is not None)
         assert defended is not None
         if self.uses_scores and not defended.detector.differentiable:
             raise no_score_gradients(self.name, defended, "is declared useless (differentiable=False)")
-        inputs, labels = check_batch(target, inputs, labels, threat_model)
-        references = self._references(target, inputs) if self.traits.references else None
+        inputs, labels = check_batch(batch.target, batch.inputs, batch.labels, batch.threat_model)
+        references = self._references(batch.target, inputs) if self.traits.references else None
         if not len(inputs):
             return inputs.clone()
-        seed = draw_seed(generator)
-        problem = AttackProblem(
-            defended=defended,
-            references=references,
-            inputs=inputs,
-            labels=labels,
-            threat_model=threat_model,
-            streams=row_streams(len(inputs), generator),
-            targeted=targeted,
-            watch=watch,
-        )
+        seed = draw_seed(batch.generator)
+        given = {**vars(batch), "inputs": inputs, "labels": labels}
+        streams = row_streams(len(inputs), batch.generator)
+        problem = AttackProblem(defended=defended, references=references, streams=streams, **given)
         # Random detectors draw from the global generators.
         with seeded_globals(seed):
             return self.attack(problem)

@@ -1,4 +1,4 @@
-"""What attacks maximise: losses of single rows, from logits ``(N, K)`` and labels ``(N,)``, by name.
+"""What attacks maximise: losses of single rows ``(N,)``, from logits ``(N, K)`` and labels ``(N,)``, by name.
 
 Sources: Carlini and Wagner, "Towards Evaluating the Robustness of Neural Networks" (2017), for the margin; Croce and
 Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks" (2020),
@@ -25,74 +25,27 @@ _LEAST = 1e-12
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """``log(sum_i exp z_i) - z_y``.
-
-    Args:
-        logits: Floating point ``(N, K)``, K at least 2.
-        labels: int64 ``(N,)``.
-
-    Returns:
-        ``(N,)``, at least 0.
-
-    Example:
-        >>> cross_entropy(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
-        tensor([0.6931])
-    """
+    """``log(sum_i exp z_i) - z_y``, at least 0."""
     return nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """``max_{i != y} z_i - z_y``: above 0 exactly where the label does not win (f_6 of Carlini and Wagner, unclipped).
-
-    Args:
-        logits: Floating point ``(N, K)``, K at least 2.
-        labels: int64 ``(N,)``.
-
-    Returns:
-        ``(N,)``.
-
-    Example:
-        >>> margin(torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([0]))
-        tensor([-1.])
-    """
+    """``max_{i != y} z_i - z_y``: above 0 exactly where the label does not win (f_6 of Carlini and Wagner)."""
     return _largest_other(logits, labels) - _chosen(logits, labels)
 
 
 def dlr(logits: Tensor, labels: Tensor) -> Tensor:
     """``(max_{i != y} z_i - z_y) / (z_(1) - z_(3))``, ``z_(1) >= z_(2) >= ...``: equation 6 of Croce and Hein.
 
-    Neither shifting nor scaling the logits changes it.
-
-    Args:
-        logits: Floating point ``(N, K)``, K at least 3.
-        labels: int64 ``(N,)``.
-
-    Returns:
-        ``(N,)``; at most 1 where the label is among the three largest.
-
-    Example:
-        >>> dlr(torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([0]))
-        tensor([-0.5000])
+    Neither shifting nor scaling the logits changes it. K is at least 3; the value is at most 1 where the label is among
+    the three largest.
     """
     top = logits.topk(3, 1).values
     return margin(logits, labels) / (top[:, 0] - top[:, 2]).clamp_min(_LEAST)
 
 
 def aimed_dlr(logits: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
-    """``(z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2)``: equation 7 of Croce and Hein, for labels and aims.
-
-    Args:
-        logits: Floating point ``(N, K)``, K at least 4.
-        labels: int64 ``(N,)``: y, the true classes.
-        classes: int64 ``(N,)``: t, the classes to aim at.
-
-    Returns:
-        ``(N,)``.
-
-    Example:
-        >>> aimed_dlr(torch.tensor([[5.0, 1.0, 2.0, 3.0]]), torch.tensor([0]), torch.tensor([2]))
-        tensor([-0.8571])
-    """
+    """``(z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2)`` for true labels y and aims t (equation 7); K is at least 4."""
     return (_chosen(logits, classes) - _chosen(logits, labels)) / _spread_of_four(logits)
 
 
@@ -103,13 +56,9 @@ def _margin_ratio(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A loss as attacks choose it.
+    """A loss to maximise, for true labels and for labels to aim at, with the fewest classes that it takes.
 
-    Args:
-        untargeted: To maximise for true labels; ``(logits, labels) -> (N,)``.
-        targeted: To maximise for labels to aim at.
-        minimum_classes: Fewest columns of the logits that it takes.
-        aims: Whether an untargeted attack aims at one other class after another with it, by :func:`aimed_dlr`.
+    With ``aims`` an untargeted attack aims at one other class after another with it, by :func:`aimed_dlr`.
     """
 
     untargeted: Loss
@@ -136,21 +85,10 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def kl(logits: Tensor, natural: Tensor) -> Tensor:
-    """``sum_y p(y) log(p(y) / q(y))``, p natural and q adversarial (equation 4).
+    """``sum_y p(y) log(p(y) / q(y))``, p natural and q adversarial (equation 4), at least 0 but for rounding.
 
     It is least where both agree: the gradient there is 0, or what rounding leaves of it, so that an ascent by its
     sign would go in directions of noise. Ascents should start elsewhere.
-
-    Args:
-        logits: Of the adversarial points, floating point ``(N, K)``, finite.
-        natural: Of the natural inputs, ``(N, K)``.
-
-    Returns:
-        ``(N,)``, at least 0 but for rounding.
-
-    Example:
-        >>> kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1.0986]]))
-        tensor([0.1308])
     """
     log_p, log_q = natural.log_softmax(1), logits.log_softmax(1)
     return (log_p.exp() * (log_p - log_q)).sum(1)
@@ -159,18 +97,8 @@ def kl(logits: Tensor, natural: Tensor) -> Tensor:
 def gini(logits: Tensor) -> Tensor:
     """``1 - ||q||_2``, q adversarial: how undecided the classifier is (equation 6).
 
-    It is computed from the differences to the largest logit, and keeps its value and gradient where the largest
-    probability rounds to 1.
-
-    Args:
-        logits: Of the adversarial points, floating point ``(N, K)``, finite.
-
-    Returns:
-        ``(N,)``, from 0 where one class has everything to ``1 - K ** -.5`` where all have the same.
-
-    Example:
-        >>> gini(torch.tensor([[0.0, 0.0]]))
-        tensor([0.2929])
+    From 0 where one class has everything to ``1 - K ** -.5`` where all have the same. It is computed from the
+    differences to the largest logit, and keeps its value and gradient where the largest probability rounds to 1.
     """
     first = logits.argmax(1, keepdim=True)
     # 0 at the largest, r = q / max q elsewhere: ||q|| = (1 + sum r^2)^.5 / (1 + sum r).
@@ -186,17 +114,6 @@ def fisher_rao(logits: Tensor, natural: Tensor) -> Tensor:
 
     It is a distance: near the natural input its gradient has no small length, but where both agree exactly it has none,
     and 0 is taken; nearby, rounding decides its direction. Ascents should start elsewhere.
-
-    Args:
-        logits: Of the adversarial points, floating point ``(N, K)``, finite.
-        natural: Of the natural inputs, ``(N, K)``.
-
-    Returns:
-        ``(N,)``, in [0, pi] but for rounding.
-
-    Example:
-        >>> fisher_rao(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 200.0]]))
-        tensor([1.5708])
     """
     difference = (logits.log_softmax(1) / 2).exp() - (natural.log_softmax(1) / 2).exp()
     chord: Tensor = torch.linalg.vector_norm(difference, dim=1)
@@ -205,12 +122,9 @@ def fisher_rao(logits: Tensor, natural: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """An objective as attacks choose it.
+    """What is maximised, from the logits of points, those of the natural inputs and the true labels.
 
-    Args:
-        value: From the logits of points, those of the natural inputs and the true labels, to what is maximised,
-            ``(N,)``.
-        compares: Whether it looks at the logits of the natural inputs. It then has no gradient there.
+    ``compares`` is whether it looks at the logits of the natural inputs. It then has no gradient there.
     """
 
     value: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -226,15 +140,7 @@ DIVERGENCES: dict[str, Divergence] = {
 
 
 def find_divergence(name: str, *, argument: str = "objective") -> Divergence:
-    """The objective of a name in :data:`DIVERGENCES`.
-
-    Args:
-        name: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.
-        argument: What error messages call it.
-
-    Raises:
-        InvalidArgumentError: There is none of this name.
-    """
+    """The objective of a name in :data:`DIVERGENCES`; error messages call the name ``argument``."""
     return DIVERGENCES[check_choice(argument, name, DIVERGENCES)]
 
 

@@ -72,12 +72,7 @@ class MatchingAttack(DetectorAwareAttack):
         return self.samples
 
     def choose_reference(self, groups: list[Tensor], own: Tensor) -> Tensor:
-        """What to match, ``(N, F)``.
-
-        Args:
-            groups: What each row's first, second, ... reference looks like, R times ``(N, F)``.
-            own: What the inputs look like, ``(N, F)``.
-        """
+        """What to match, from what each row's references look like, R times ``(N, F)``, and the inputs ``(N, F)``."""
         every = torch.stack(groups, 1)
         if self.reference == "mean":
             return every.mean(1)

@@ -19,15 +19,9 @@ _MOST_STEPS = 200
 
 
 def project(points: Tensor, inputs: Tensor, threat_model: ThreatModel) -> Tensor:
-    """The nearest points in the threat model, by Euclidean distance.
+    """The nearest points in the threat model, by Euclidean distance; within rounding of the ball, exactly in bounds.
 
-    Args:
-        points: ``(N, ...)``, finite, float32 or float64; the result is as precise as their dtype.
-        inputs: ``(N, ...)`` of the same dtype, the balls' centres, in bounds.
-        threat_model: The norm, epsilon and bounds.
-
-    Returns:
-        ``(N, ...)`` of the points' dtype; within rounding of the ball, and exactly in bounds.
+    Points ``(N, ...)`` are finite, float32 or float64; inputs of the same shape and dtype are the balls' centres.
 
     Example:
         >>> threat_model = ThreatModel(norm="l1", epsilon=1)

@@ -18,27 +18,14 @@ NO_GRADIENTS = (
 
 
 def check_batch(target: Target, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> tuple[Tensor, Tensor]:
-    """Inputs as contiguous float32, and labels on their device.
-
-    Raises:
-        InvalidArgumentError: Inputs are not finite and in bounds, or labels not ``(N,)`` below the target's classes.
-    """
+    """Inputs, finite and in bounds, as contiguous float32, and labels ``(N,)``, valid classes, on their device."""
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
     labels = check_labels("labels", labels, samples=len(inputs), classes=target.classes)
     return inputs, labels.to(inputs.device)
 
 
 def check_images(name: str, inputs: Tensor, instead: str) -> None:
-    """Raise where inputs are no images.
-
-    Args:
-        name: Of the attack.
-        inputs: To be ``(N, C, H, W)``.
-        instead: What to choose where they are not.
-
-    Raises:
-        AttackRefusedError: They have another number of axes.
-    """
+    """Raise an AttackRefusedError where inputs are no images ``(N, C, H, W)``; ``instead`` is what to choose then."""
     if inputs.dim() != 4:
         raise AttackRefusedError(
             f"{name}: works on images (N, C, H, W), and inputs here are {tuple(inputs.shape)}; reshape them inside the "
@@ -67,11 +54,7 @@ def query(target: Target, points: Tensor) -> Tensor:
 def gradient_of(value: Tensor, points: Tensor, missing: RobustExtError, *, keep: bool = False) -> Tensor:
     """The gradient of values ``(N,)`` with respect to their points ``(N, ...)``; NaN is taken for zero.
 
-    Args:
-        value: One number a row.
-        points: What they were computed from.
-        missing: Raised where there is no gradient.
-        keep: Whether the graph is needed once more.
+    ``missing`` is raised where there is none; ``keep`` is whether the graph is needed once more.
     """
     gradient = None
     if value.requires_grad:

@@ -23,19 +23,10 @@ _TILES = 5
 
 
 class Windows(ABC):
-    """Points to try around images.
+    """Points to try around images, float32 ``(N, C, H, W)``."""
 
-    Args:
-        inputs: float32 ``(N, C, H, W)`` in bounds.
-        threat_model: The norm, epsilon and bounds.
-
-    Attributes:
-        first_numbers: How many numbers a row needs for its first point.
-        numbers: How many it needs for each other point.
-    """
-
-    first_numbers: int
-    numbers: int
+    first_numbers: int  # How many numbers a row needs for its first point,
+    numbers: int  # and for each other point.
 
     def __init__(self, inputs: Tensor, threat_model: ThreatModel) -> None:
         self.inputs, self.epsilon, self.bounds = inputs, threat_model.epsilon, threat_model.bounds
@@ -111,15 +102,11 @@ class L2Windows(Windows):
         # For each tile, one sign a channel, and whether its pattern lies on its side; then two places, and the same.
         self.first_numbers = (self.channels + 1) * self._tiling[1] * self._tiling[2]
         self.numbers = 5 + self.channels
+        self._gain = 1  # How many times too large a new window is.
 
     def _rounded(self, side: float) -> int:
         """Odd, so that a peak has a middle, and at least 3, as in the paper's code."""
         return max(round(side) // 2 * 2 + 1, 3)
-
-    @property
-    def _gain(self) -> int:
-        """How many times too large a new window is."""
-        return 1
 
     def first(self, uniform: Tensor) -> Tensor:
         """Tiles of the pattern with random signs, in the middle of the image."""
@@ -190,9 +177,9 @@ class L1Windows(L2Windows):
 
     _order = 1
 
-    @property
-    def _gain(self) -> int:
-        return self.channels
+    def __init__(self, inputs: Tensor, threat_model: ThreatModel) -> None:
+        super().__init__(inputs, threat_model)
+        self._gain = self.channels
 
     def _place(self, offsets: Tensor) -> Tensor:
         return project(self.inputs + offsets, self.inputs, self._threat_model)
@@ -200,19 +187,10 @@ class L1Windows(L2Windows):
 
 @cache
 def pattern(side: int, *, order: int = 2) -> Tensor:
-    """The pattern of equation 2: two halves of opposite sign, each with a peak in its middle, of norm 1.
+    """The pattern of equation 2, float32 ``(side, side)``, not to be changed; of norm 1, of order 1 or 2.
 
-    Args:
-        side: At least 1.
-        order: Of the norm, 1 or 2. For 1 the peaks are sharper, with fourth powers for squares.
-
-    Returns:
-        float32 ``(side, side)``, the upper half positive; not to be changed.
-
-    Example:
-        >>> pattern(2)
-        tensor([[ 0.1387,  0.6934],
-                [-0.1387, -0.6934]])
+    It has two halves of opposite sign, the upper one positive, each with a peak in its middle. For order 1 the peaks
+    are sharper, with fourth powers for squares.
     """
     half = side // 2
     power = {1: 4, 2: 2}[order]
