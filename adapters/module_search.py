@@ -31,25 +31,9 @@ def search_module(
 ) -> Tensor:
     """Run an attack on a module in the mode it is in; one query of the clean inputs shows how many classes there are.
 
-    Args:
-        attack: The attack.
-        module: From inputs ``(N, ...)`` to logits ``(N, K)``.
-        inputs: Floating point ``(N, ...)`` in the bounds; not changed. The module gets this dtype.
-        labels: Integers ``(N,)`` below K: true classes, or the classes to aim at.
-        threat_model: The norm, epsilon and bounds.
-        generator: CPU generator, the attack's only source of randomness.
-        targeted: Whether to aim at the labels.
-        watch: Called after each step.
-        defended: The module, which is its ``classifier``, together with a detector; left as it was too.
-        references: Points to imitate, ``(N, R, ...)``, see :func:`check_references`.
-        starting_points: Points to begin at, ``(N, S, ...)`` in the bounds.
-
-    Returns:
-        Candidates ``(N, ...)`` in the dtype of the inputs.
-
-    Raises:
-        AttackError: The attack does not work for this norm, or without a detector or references; or it raised.
-        InvalidArgumentError: Inputs or labels are not as stated.
+    Inputs ``(N, ...)`` may have any floating point dtype, which the module and the candidates then have; ``references``
+    and ``starting_points`` are ``(N, R, ...)``. Raises AttackError where the attack cannot be run here,
+    InvalidArgumentError for wrong inputs or labels.
     """
     attack.check(threat_model=threat_model, detector=defended is not None)
     dtype = inputs.dtype
@@ -89,28 +73,10 @@ def search_defended(
     watch: Watch | None = None,
     references: Tensor | None = None,
 ) -> Tensor:
-    """Run a detector-aware attack on the classifier and the detector inside a host library's model.
+    """Run a detector-aware attack on the classifier and the detector inside a host library's model, float32.
 
-    The model is queried once for random points, to see that nothing lies around the detector.
-
-    Args:
-        attack: The attack.
-        module: The host's model, with a :class:`Defended` in it and nothing around that.
-        inputs: float32 ``(N, ...)`` in the bounds; not changed.
-        labels: Integers ``(N,)`` below the number of the classifier's classes.
-        expected: The host's class of models with a detector, for error messages.
-        threat_model: See :func:`search_module`, as for the arguments that follow.
-        generator: Likewise.
-        targeted: Likewise.
-        watch: Likewise.
-        references: Likewise, or ``(R, ...)`` for all rows; read only where the attack needs them.
-
-    Returns:
-        Candidates ``(N, ...)``, float32.
-
-    Raises:
-        AttackRefusedError: The attack does not work for this norm, or follows scores that have no gradients.
-        InvalidArgumentError: The model has no detector or something around it, or an argument is not as stated.
+    The model is queried once for random points: anything around its detector is refused with InvalidArgumentError, as
+    is a model without one, which ``expected`` (the host's class) is suggested for.
     """
     if inputs.dtype != torch.float32:
         raise InvalidArgumentError(
@@ -136,15 +102,7 @@ def search_defended(
 
 
 def find_defended(module: nn.Module, *, expected: str) -> Defended:
-    """The classifier with its detector that a module is or holds.
-
-    Args:
-        module: Any.
-        expected: What to pass instead, for the error message.
-
-    Raises:
-        InvalidArgumentError: There is none.
-    """
+    """The classifier with its detector that a module is or holds; an error suggests the ``expected`` class."""
     for part in module.modules():
         if isinstance(part, Defended):
             return part
@@ -152,16 +110,7 @@ def find_defended(module: nn.Module, *, expected: str) -> Defended:
 
 
 def check_references(references: object, inputs: Tensor, *, bounds: tuple[float, float]) -> Tensor:
-    """Return points to imitate as ``(N, R, ...)``, one group a row.
-
-    Args:
-        references: Floating point ``(N, R, ...)``, or ``(R, ...)`` for all rows, in the bounds; R at least 1.
-        inputs: ``(N, ...)``.
-        bounds: Lowest and highest input value.
-
-    Raises:
-        InvalidArgumentError: They are something else, or None.
-    """
+    """Return points to imitate, ``(N, R, ...)`` or ``(R, ...)`` for all rows, as ``(N, R, ...)``, one group a row."""
     rows, shape = len(inputs), tuple(inputs.shape[1:])
     shown = ", ".join(map(str, shape))
     expected = (
@@ -177,17 +126,7 @@ def check_references(references: object, inputs: Tensor, *, bounds: tuple[float,
 
 
 def check_starting_points(argument: str, points: Tensor, inputs: Tensor, *, bounds: tuple[float, float]) -> Tensor:
-    """Return points to begin at as ``(N, S, ...)``.
-
-    Args:
-        argument: What the host calls them.
-        points: Floating point ``(N, ...)``, or ``(N, S, ...)`` with several for each input, in the bounds.
-        inputs: ``(N, ...)``.
-        bounds: Lowest and highest input value.
-
-    Raises:
-        InvalidArgumentError: They are something else.
-    """
+    """Return points to begin at, ``(N, ...)`` or ``(N, S, ...)``, as ``(N, S, ...)``; ``argument`` is their name."""
     groups = points.unsqueeze(1) if points.dim() == inputs.dim() else points
     if groups.shape[:1] != inputs.shape[:1] or groups.shape[2:] != inputs.shape[1:]:
         shape = ", ".join(map(str, inputs.shape[1:]))

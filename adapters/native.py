@@ -51,12 +51,7 @@ SEED = HostParameter(
 
 
 def host_parameters(attack_class: type[NativeAttack], host: str) -> list[HostParameter]:
-    """The settings of an attack under their names in a host, those without one left out.
-
-    Args:
-        attack_class: The attack.
-        host: ``"foolbox"`` or ``"art"``, a keyword of :func:`robust_ext.core.settings.setting`.
-    """
+    """The settings of an attack under their names in a host, ``"foolbox"`` or ``"art"``, where they have one."""
     kinds, found = setting_types(attack_class), []
     for setting, info in declared(attack_class).items():
         name, default = info.names.get(host, setting), default_of(attack_class, setting)
@@ -81,11 +76,7 @@ def takes_starting_points(attack_class: type[NativeAttack]) -> bool:
 
 
 def cannot_aim(attack: NativeAttack) -> str | None:
-    """Why an attack cannot be targeted, or None where it can.
-
-    Args:
-        attack: The attack with its settings.
-    """
+    """Why an attack with its settings cannot be targeted, or None where it can."""
     objective = getattr(attack, "objective", "ace")
     if objective != "ace":
         return f"{objective!r} looks at no labels to aim at; only 'ace' does"
@@ -110,13 +101,7 @@ def make_constructor(parameters: Iterable[inspect.Parameter]) -> Callable[..., N
 
 
 def make_docstring(attack_class: type[NativeAttack], parameters: Iterable[HostParameter], *, first: str = "") -> str:
-    """The text of an attack's class with the parameters of a host's class.
-
-    Args:
-        attack_class: The attack.
-        parameters: Of the host's constructor, in order.
-        first: A sentence to begin with, such as what the norm is.
-    """
+    """The docstring of an attack's class with a host's parameters, ``first`` before it."""
     text = inspect.cleandoc(attack_class.__doc__ or "")
     for section in ("\n\nArgs:", "\n\nExample:", "\n\nRaises:"):
         text = text.partition(section)[0]
@@ -138,16 +123,7 @@ def _entry(parameter: HostParameter) -> str:
 
 
 def build_attack(attack_class: type[NativeAttack], values: Mapping[str, Any], names: Mapping[str, str]) -> NativeAttack:
-    """The attack with these settings; errors name them as the host does.
-
-    Args:
-        attack_class: The attack.
-        values: Settings by name.
-        names: What the host calls them.
-
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
-    """
+    """The attack with these settings by name; errors name them as the host does (``names``)."""
     try:
         return attack_class(**values)
     except InvalidArgumentError as error:

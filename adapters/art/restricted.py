@@ -32,23 +32,11 @@ def search_rows(
     watch: Watch | None,
     **ways: Any,
 ) -> Tensor:
-    """Run an attack on the rows of one batch.
+    """Run an attack on the rows of one batch, on the CPU but for the module; returns candidates ``(N, ...)``.
 
-    Args:
-        attack: As all that are not named here, see :func:`robust_ext.adapters.module_search.search_module`.
-        module: From inputs to logits, or one that holds a classifier with a detector for a detector-aware attack.
-        inputs: float32 ``(N, ...)`` in the bounds, on the CPU as all other tensors.
-        labels: int64 ``(N,)``.
-        given: References or starting points, of N rows.
-        mask: Which values may change, bool ``(N, ...)``, or None for all.
-        reach: The budget of each value ``(N, ...)``, which goes before that of the threat model.
-        device: Where the module is.
-        threat_model: The norm, epsilon and bounds.
-        watch: Called after each step with the module's own inputs; gradients are by the attack's points.
-        **ways: Others.
-
-    Returns:
-        Candidates ``(N, ...)``, on the CPU.
+    ``given`` holds references or starting points of N rows. ``mask`` (bool ``(N, ...)``) states which values may
+    change, ``reach`` ``(N, ...)`` the budget of each value, which goes before that of the threat model. ``watch``
+    receives the module's own inputs; gradients are by the attack's points.
     """
     if mask is None and reach is None:
         search: Any = search_defended if attack.traits.detector else search_module
@@ -96,11 +84,9 @@ def _inside(watch: Watch, inside: Restricted) -> Watch:
 
 
 class Restricted(nn.Module):
-    """A module on points that are made of an attack's: it is attacked in place of the module.
+    """A module on points that are made of an attack's, which is attacked in its place.
 
-    Args:
-        module: From inputs ``(N, ...)`` to logits.
-        inputs: Where the attack begins, ``(N, ...)``, or ``(1, ...)`` for batches of any size.
+    ``inputs`` ``(N, ...)`` is where the attack begins; ``(1, ...)`` serves batches of any size.
     """
 
     def __init__(self, module: nn.Module, inputs: Tensor) -> None:
@@ -119,13 +105,7 @@ class Restricted(nn.Module):
 
 
 class Masked(Restricted):
-    """Values outside a mask stay those of the input; distances are those of all values.
-
-    Args:
-        module: See :class:`Restricted`.
-        inputs: Likewise.
-        mask: Which values may change, bool, of the shape of the inputs.
-    """
+    """Values outside a mask (bool, of the shape of the inputs) stay those of the input; distances are of all values."""
 
     def __init__(self, module: nn.Module, inputs: Tensor, mask: Tensor) -> None:
         super().__init__(module, inputs)
@@ -138,15 +118,9 @@ class Masked(Restricted):
 
 
 class Scaled(Restricted):
-    """Each value goes from -1 to 1 as the module's goes over its own budget, as far as the bounds allow.
+    """Each value goes from -1 to 1 as the module's goes over its own budget (at least 0), as far as the bounds allow.
 
     The linf ball of radius 1 around 0 is all that the budgets allow, and nothing more.
-
-    Args:
-        module: See :class:`Restricted`.
-        inputs: Likewise.
-        reach: Budgets, at least 0, of the shape of the inputs.
-        bounds: Lowest and highest input value.
     """
 
     def __init__(self, module: nn.Module, inputs: Tensor, reach: Tensor, bounds: tuple[float, float]) -> None:
@@ -163,12 +137,7 @@ class Scaled(Restricted):
 def check_mask(mask: Any, inputs: Tensor) -> Tensor | None:
     """A mask of the shape of the inputs, bool, True where values may change; None where there is none.
 
-    Args:
-        mask: Bool or floating point, not below 0, broadcastable to the inputs as numpy does, or None.
-        inputs: ``(N, ...)``.
-
-    Raises:
-        InvalidArgumentError: It is something else.
+    Accepted are bool or floating point values of at least 0 that numpy broadcasts to the inputs.
     """
     if mask is None:
         return None
@@ -182,11 +151,7 @@ def check_mask(mask: Any, inputs: Tensor) -> Tensor | None:
 
 
 def check_budget(argument: str, value: Any, *, above: bool = False) -> Any:
-    """Return an array of budgets or steps when all its values are finite and at least 0, or ``above`` 0.
-
-    Raises:
-        InvalidArgumentError: Some are not.
-    """
+    """Return an array of budgets or steps when all its values are finite and at least 0, or ``above`` 0."""
     expected = f"finite numbers {'above' if above else 'of at least'} 0"
     if not np.issubdtype(value.dtype, np.number):
         raise InvalidArgumentError(argument, f"dtype {value.dtype}", expected)
@@ -196,11 +161,7 @@ def check_budget(argument: str, value: Any, *, above: bool = False) -> Any:
 
 
 def broadcast(argument: str, values: Any, inputs: Tensor) -> Any:
-    """An array in the shape of the inputs, repeated as numpy does.
-
-    Raises:
-        InvalidArgumentError: It does not fit.
-    """
+    """An array in the shape of the inputs, repeated as numpy does; InvalidArgumentError where it does not fit."""
     try:
         return np.broadcast_to(values, tuple(inputs.shape)).copy()
     except ValueError:
@@ -212,15 +173,10 @@ def broadcast(argument: str, values: Any, inputs: Tensor) -> Any:
 
 
 def groups_of_rows(eps: Any, eps_step: Any, inputs: Tensor) -> list[tuple[float, Any, Tensor]] | None:
-    """Rows that have one budget and one step, as (budget, step, indices of rows), the first rows' first.
+    """Rows with the same budget and step as (budget, step, indices of rows), the first rows' first.
 
-    Args:
-        eps: A number, or an array that broadcasts to the inputs.
-        eps_step: Likewise, or None.
-        inputs: ``(N, ...)``.
-
-    Returns:
-        The groups; None where values of one row have different budgets.
+    Both are numbers or arrays that broadcast to the inputs ``(N, ...)``; the step may be None. Returns None where
+    values of one row have different budgets.
     """
     if not (isinstance(eps, np.ndarray) or isinstance(eps_step, np.ndarray)):
         return [(eps, eps_step, torch.arange(len(inputs)))]
@@ -237,11 +193,7 @@ def groups_of_rows(eps: Any, eps_step: Any, inputs: Tensor) -> list[tuple[float,
 
 
 def common_ratio(eps: Any, eps_step: Any, inputs: Tensor) -> float | None:
-    """What ``eps_step`` is relative to ``eps`` in every value, None where it is None.
-
-    Raises:
-        InvalidArgumentError: It differs from value to value.
-    """
+    """``eps_step`` relative to ``eps``, which must be the same in every value; None where it is None."""
     if eps_step is None:
         return None
     table, steps = _rows_of("eps", eps, inputs), _rows_of("eps_step", eps_step, inputs)
