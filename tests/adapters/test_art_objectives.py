@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.testing.networks import small_batch, small_network
+from tests.adapters.objectives_on_paper import EPSILONS, NAMES, EachBounds, EachName, EachNorm, slopes
 
 objectives = pytest.importorskip("robust_ext.adapters.art.objectives", reason="ART is not installed")
 attacks = pytest.importorskip("robust_ext.adapters.art.attacks", reason="ART is not installed")
@@ -20,12 +21,7 @@ art = invariants.art
 evasion: Any = art.attacks.evasion
 ObjectiveLoss, objective_estimator = objectives.ObjectiveLoss, objectives.objective_estimator
 
-NAMES = ("ace", "kl", "gini", "fisher-rao")
 NORMS = {"linf": np.inf, "l2": 2, "l1": 1}
-EPSILONS = {"linf": 0.1, "l2": 0.4, "l1": 1.6}
-EachName = pytest.mark.parametrize("name", NAMES)
-EachNorm = pytest.mark.parametrize("norm", list(NORMS))
-EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
 
 
 class Smooth(nn.Module):
@@ -58,23 +54,6 @@ def problem(
     network = small_network((1, 4, 4), 4, bounds=bounds) if network is None else network.eval()
     x = small_batch(rows, (1, 4, 4), bounds=bounds)
     return network, classifier(network, bounds), x.numpy(), network(x).argmax(1).numpy()
-
-
-def slopes(name: str, logits: Tensor, natural: Tensor, labels: Tensor) -> Tensor:
-    """Derivatives of the objectives by the logits, worked out on paper."""
-    p, q = natural.softmax(1), logits.softmax(1)
-    if name == "ace":
-        return q - nn.functional.one_hot(labels, q.shape[1])
-    if name == "kl":
-        return q - p
-    if name == "gini":
-        length = q.norm(dim=1, keepdim=True)
-        return q * length - q.square() / length
-    roots = (p * q).sqrt()
-    cosine = roots.sum(1, keepdim=True)
-    # 1 - cosine^2 as a sum of squares, which does not cancel.
-    half = (p.sqrt() - q.sqrt()).square().sum(1, keepdim=True) / 2
-    return (q * cosine - roots) / (half * (2 - half)).sqrt()
 
 
 def slopes_by_inputs(name: str, network: nn.Module, points: Tensor, x: Tensor, labels: Tensor) -> Tensor:

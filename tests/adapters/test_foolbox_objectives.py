@@ -14,6 +14,7 @@ from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
+from tests.adapters.objectives_on_paper import EPSILONS, NAMES, EachBounds, EachName, EachNorm, slopes
 
 ep = pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 objectives = pytest.importorskip("robust_ext.adapters.foolbox.objectives", reason="Foolbox is not installed")
@@ -22,17 +23,12 @@ invariants = pytest.importorskip("robust_ext.testing.foolbox_invariants", reason
 foolbox = invariants.foolbox
 with_objective = objectives.with_objective
 
-NAMES = ("ace", "kl", "gini", "fisher-rao")
-EPSILONS = {"linf": 0.1, "l2": 0.4, "l1": 1.6}
 NATIVE = {
     "linf": attacks.LinfObjectivePGD,
     "l2": attacks.L2ObjectivePGD,
     "l1": attacks.L1ObjectivePGD,
 }
 HOSTS = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.L1PGD}
-EachName = pytest.mark.parametrize("name", NAMES)
-EachNorm = pytest.mark.parametrize("norm", list(NATIVE))
-EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
 
 
 class Named(objectives.WithObjective, foolbox.attacks.LinfPGD):  # type: ignore[misc]
@@ -59,21 +55,6 @@ def problem(bounds: tuple[float, float] = (0.0, 1.0), classes: int = 4) -> tuple
     network = small_network((1, 4, 4), classes, bounds=bounds)
     x = small_batch(6, (1, 4, 4), bounds=bounds)
     return network, foolbox.PyTorchModel(network, bounds=bounds, device="cpu"), x, network(x).argmax(1)
-
-
-def slopes(name: str, logits: Tensor, natural: Tensor, labels: Tensor) -> Tensor:
-    """Derivatives of the objectives by the logits, worked out on paper."""
-    p, q = natural.softmax(1), logits.softmax(1)
-    if name == "ace":
-        return q - nn.functional.one_hot(labels, q.shape[1])
-    if name == "kl":
-        return q - p
-    if name == "gini":
-        length = q.norm(dim=1, keepdim=True)
-        return q * length - q.square() / length
-    roots = (p * q).sqrt()
-    cosine = roots.sum(1, keepdim=True)
-    return (q * cosine - roots) / (1 - cosine.square()).sqrt()
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
