@@ -48,11 +48,6 @@ def test_take_accepts_indices_of_any_kind(indices):
     assert make().take(indices)[1].tolist() == [1, 2]
 
 
-def test_take_of_nothing():
-    inputs, labels = make().take([])
-    assert (inputs.shape, labels.shape) == ((0, 3, 2, 2), (0,))
-
-
 def test_take_leaves_the_dataset_alone():
     data = make(dtype=np.float32)
     before = data.images.copy()
@@ -64,18 +59,20 @@ def test_take_leaves_the_dataset_alone():
         data.images[0] = 0
 
 
+INDICES = [3, [-1], [20], [0.5], [[0]], [True, False], "01", [[1], [2, 3]], None, torch.tensor(1)]
+BOUNDS = [(1, 0), (0, 0), (0, float("nan")), 1, (0, 1, 2), ("0", "1")]
+CHOICES = [("count", -1), ("count", 2.5), ("seed", -1), ("seed", "x"), ("order", "last")]
+
+
 @pytest.mark.parametrize(
-    "indices", [3, [-1], [20], [0.5], [[0]], [True, False], "01", [[1], [2, 3]], None, torch.tensor(1)]
+    ("argument", "value"),
+    [*(("indices", value) for value in INDICES), *(("bounds", value) for value in BOUNDS), *CHOICES],
 )
-def test_take_refuses_other_indices(indices):
-    with pytest.raises(InvalidArgumentError, match="indices"):
-        make().take(indices)
-
-
-@pytest.mark.parametrize("bounds", [(1, 0), (0, 0), (0, float("nan")), 1, (0, 1, 2), ("0", "1")])
-def test_take_refuses_other_bounds(bounds):
-    with pytest.raises(InvalidArgumentError, match="bounds"):
-        make().take([0], bounds=bounds)
+def test_other_arguments_are_refused(argument, value):
+    taken = argument in ("indices", "bounds")
+    method, given = (Dataset.take, {"indices": [0]}) if taken else (Dataset.choose, {"count": 3, "seed": 0})
+    with pytest.raises(InvalidArgumentError, match=argument):
+        method(make(), **{**given, argument: value})
 
 
 def test_a_smaller_choice_begins_a_larger_one():
@@ -86,28 +83,18 @@ def test_a_smaller_choice_begins_a_larger_one():
         np.testing.assert_array_equal(data.choose(count, seed=7), whole[:count])
     assert (data.choose(20, seed=8) != whole).any()
     np.testing.assert_array_equal(data.choose(5, seed=7, order="first"), np.arange(5))
-
-
-def test_choice_is_the_same_on_every_machine():
-    assert make().choose(5, seed=0).tolist() == [4, 10, 6, 18, 3]
-
-
-def test_choose_names_how_many_there_are():
+    # The same on every machine.
+    assert data.choose(5, seed=0).tolist() == [4, 10, 6, 18, 3]
     with pytest.raises(InvalidArgumentError, match="got 21, expected at most 20, the number of images in toy"):
-        make().choose(21, seed=0)
-
-
-@pytest.mark.parametrize("change", [{"count": -1}, {"count": 2.5}, {"seed": -1}, {"seed": "x"}, {"order": "last"}])
-def test_choose_refuses(change):
-    settings = {"count": 3, "seed": 0, **change}
-    with pytest.raises(InvalidArgumentError, match=next(iter(change))):
-        make().choose(settings.pop("count"), **settings)
+        data.choose(21, seed=0)
 
 
 def test_no_images_at_all():
     data = Dataset(name="none", images=np.empty((0, 1, 2, 2), np.float32), labels=np.empty(0, int), class_names=())
     assert (len(data), data.choose(0, seed=0).shape) == (0, (0,))
-    assert data.take([])[0].shape == (0, 1, 2, 2)
+    for some, shape in ((data, (0, 1, 2, 2)), (make(), (0, 3, 2, 2))):
+        inputs, taken = some.take([])
+        assert (inputs.shape, taken.shape) == (shape, (0,))
 
 
 @pytest.mark.parametrize(
@@ -132,11 +119,7 @@ def test_no_images_at_all():
     ],
 )
 def test_construction_names_the_wrong_field(field, value):
-    fields = {
-        "name": "toy",
-        "images": np.zeros((3, 1, 2, 2), np.uint8),
-        "labels": np.zeros(3, int),
-        "class_names": ("a", "b"),
-    }
+    fields = {"name": "toy", "images": np.zeros((3, 1, 2, 2), np.uint8)}
+    fields |= {"labels": np.zeros(3, int), "class_names": ("a", "b")}
     with pytest.raises(InvalidArgumentError, match=f"^{field}: "):
         Dataset(**{**fields, field: value})

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from robust_ext.core.errors import DataError
 from robust_ext.datasets import load_dataset
+from tests.datasets.files import check_refused
 
 RNG = np.random.default_rng(0)
 
@@ -37,8 +37,7 @@ def test_colour_images_in_the_order_of_their_names(tmp_path, suffix):
 
 
 def test_jpeg(tmp_path):
-    (tmp_path / "a").mkdir()
-    Image.new("RGB", (5, 6), (200, 100, 50)).save(tmp_path / "a" / "0.jpg")
+    write(tmp_path / "a" / "0.jpg", np.full((6, 5, 3), (200, 100, 50), np.uint8))
     image = load_dataset(str(tmp_path)).images[0]
     assert abs(image.astype(int) - np.array([200, 100, 50]).reshape(3, 1, 1)).max() <= 3
 
@@ -77,8 +76,8 @@ def test_splits(tmp_path):
 
 def test_missing_split(tmp_path):
     write(tmp_path / "val" / "a" / "0.png", pixels(1))
-    with pytest.raises(DataError, match=r"got folders val, expected a folder test; .*name the folder itself: .*val"):
-        load_dataset(str(tmp_path))
+    expected = "got folders val, expected a folder test; "
+    check_refused([expected, f"name the folder itself: {tmp_path / 'val'}"], tmp_path)
 
 
 def test_class_called_as_a_split(tmp_path):
@@ -99,16 +98,13 @@ def test_other_files_are_left_out(tmp_path):
 def test_sizes_differ(tmp_path):
     write(tmp_path / "a" / "0.png", pixels(1))
     write(tmp_path / "b" / "1.png", pixels(1, size=(6, 7)))
-    with pytest.raises(DataError) as caught:
-        load_dataset(str(tmp_path))
     first, second = tmp_path / "a" / "0.png", tmp_path / "b" / "1.png"
-    assert f"{second}: got 7 x 6 pixels, expected 5 x 6 as in {first}; resize" in str(caught.value)
+    check_refused([f"{second}: got 7 x 6 pixels, expected 5 x 6 as in {first}; resize"], tmp_path)
 
 
 def test_more_than_8_bits(tmp_path):
     write(tmp_path / "a" / "0.png", np.full((4, 4), 40_000, np.uint16))
-    with pytest.raises(DataError, match=r"0\.png: got pixels of mode I;16, expected 8 bits"):
-        load_dataset(str(tmp_path))
+    check_refused(["0.png: got pixels of mode I;16, expected 8 bits"], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["nothing", "file", "empty class"])
@@ -118,8 +114,7 @@ def test_folders_without_images(tmp_path, name):
     if name == "empty class":
         write(tmp_path / "a" / "0.png", pixels(1))
         (tmp_path / "b").mkdir()
-    with pytest.raises(DataError, match="no images in it" if name == "empty class" else "FOLDER/CLASS/IMAGE.png"):
-        load_dataset(str(tmp_path))
+    check_refused(["no images in it" if name == "empty class" else "FOLDER/CLASS/IMAGE.png"], tmp_path)
 
 
 def pcx():
@@ -130,7 +125,7 @@ def pcx():
 
 
 def bomb(width, height):
-    """A PNG that says it is huge."""
+    """A PNG whose header states that it is huge."""
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
     packed = (struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
@@ -157,7 +152,6 @@ def test_damaged_images_are_named(tmp_path, damage):
     with warnings.catch_warnings():
         # Refused whatever the caller does with Pillow's warnings.
         warnings.simplefilter("ignore")
-        with pytest.raises(DataError, match=r"1\.png: got an error while decoding .*replace the file or remove it"):
-            load_dataset(str(tmp_path))
+        check_refused(["1.png: got an error while decoding ", "replace the file or remove it"], tmp_path)
     path.unlink()
     assert len(load_dataset(str(tmp_path))) == 1
