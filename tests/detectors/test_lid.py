@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.detectors._features.three_sets import three_sets
+from robust_ext.detectors._features.references import three_sets
 from robust_ext.detectors.lid import LARGEST, LIDDetector, local_dimension
 from robust_ext.detectors.observation import observe
 from tests.detectors.cases import data, fitted, network

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
@@ -56,7 +59,7 @@ def by_hand(
 ) -> np.ndarray:
     """One forward pass for each input and each blanked square."""
 
-    def units(one: Tensor, label: int) -> tuple[list[np.ndarray], float]:
+    def units(one: Tensor, label: int) -> np.ndarray:
         values, found = one[None], []
         for position, part in enumerate(classifier):
             values = part(values)
@@ -64,45 +67,38 @@ def by_hand(
                 array = values[0].double().numpy()
                 found.append(array.mean((1, 2)) if pool and array.ndim == 3 else array.reshape(-1))
         logits = values[0].double().numpy()
-        odds = np.exp(logits - logits.max())
-        return found, float((odds / odds.sum() if output == "probability" else logits)[label])
+        return np.concatenate([*found, [(softmax(logits) if output == "probability" else logits)[label]]])
 
     rows = []
     with torch.no_grad():
         for one in x:
-            label = int(classifier(one[None]).argmax())
-            whole = np.concatenate([*units(one, label)[0], [units(one, label)[1]]])
-            differences = []
-            for channel in range(one.shape[0]):
-                for row in range(0, one.shape[1], stride):
-                    for column in range(0, one.shape[2], stride):
-                        changed = one.clone()
-                        changed[channel, row : row + patch, column : column + patch] = fill
-                        found, last = units(changed, label)
-                        differences.append(whole - np.concatenate([*found, [last]]))
-            table = np.array(differences)
-            rows.append([MEASURES_BY_HAND[dispersion](table[:, unit]) for unit in range(table.shape[1])])
+            label, differences = int(classifier(one[None]).argmax()), []
+            channels, height, width = one.shape
+            for channel, row, column in product(range(channels), range(0, height, stride), range(0, width, stride)):
+                changed = one.clone()
+                changed[channel, row : row + patch, column : column + patch] = fill
+                differences.append(units(one, label) - units(changed, label))
+            rows.append([MEASURES_BY_HAND[dispersion](unit) for unit in np.array(differences).T])
     return np.array(rows)
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.sampled_from(["iqr", "std", "mad"]),
-    st.sampled_from(["probability", "logit"]),
-    st.sampled_from([0.0, 0.5, -1.0]),
-    st.integers(1, 5),
-    st.integers(1, 3),
-    st.booleans(),
-    st.sampled_from([[0, 4], [1], [], [3, 0]]),
+    st.fixed_dictionaries(
+        {
+            "dispersion": st.sampled_from(["iqr", "std", "mad"]),
+            "output": st.sampled_from(["probability", "logit"]),
+            "fill": st.sampled_from([0.0, 0.5, -1.0]),
+            **{"patch": st.integers(1, 5), "stride": st.integers(1, 3), "pool": st.booleans()},
+        }
+    ),
+    st.sampled_from([[0, 4], [1], [], [0, 3]]),
     st.sampled_from([1, 5, 64, 1024]),
 )
-def test_features_are_those_of_the_definition(
-    dispersion: str, output: str, fill: float, patch: int, stride: int, pool: bool, layers: list[int], size: int
-) -> None:
+def test_features_are_those_of_the_definition(given: dict[str, Any], layers: list[int], size: int) -> None:
     classifier, x = network(), data(5)
     assert len(classifier(x).argmax(1).unique()) > 1
-    given = {"dispersion": dispersion, "output": output, "fill": fill, "patch": patch, "stride": stride, "pool": pool}
-    detector = MLLOODetector(classifier, layers=[str(name) for name in sorted(layers)], batch_size=size, **given)
+    detector = MLLOODetector(classifier, layers=list(map(str, layers)), batch_size=size, **given)
     with torch.no_grad():
         found = detector.features(x)
     np.testing.assert_allclose(found.numpy(), by_hand(classifier, x, layers, **given), atol=2e-6)

@@ -10,8 +10,8 @@ from sklearn.linear_model import LogisticRegressionCV
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.detectors import observe
+from robust_ext.detectors._features.references import three_sets
 from robust_ext.detectors._features.regression import Regression
-from robust_ext.detectors._features.three_sets import three_sets
 from tests.detectors.cases import data, made, network
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.ndimage
@@ -30,18 +32,16 @@ def small_triggers(classes: int = 3, channels: int = 1, seed: int = 0) -> Trigge
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.integers(1, 4),
-    st.integers(1, 3),
-    st.integers(1, 9),
-    st.integers(1, 5),
-    st.floats(0.01, 1),
-    st.sampled_from([(0.0, 1.0), (-1.0, 1.0), (0.2, 0.7)]),
-    st.integers(0, 99),
+    st.fixed_dictionaries(
+        {
+            **{"clusters": st.integers(1, 9), "size": st.integers(1, 5), "mask_ratio": st.floats(0.01, 1)},
+            "bounds": st.sampled_from([(0.0, 1.0), (-1.0, 1.0), (0.2, 0.7)]),
+        }
+    ),
+    *(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99)),
 )
-def test_triggers_are_squares_within_bounds(
-    classes: int, channels: int, clusters: int, size: int, ratio: float, bounds: tuple[float, float], seed: int
-) -> None:
-    given = {"clusters": clusters, "size": size, "mask_ratio": ratio, "bounds": bounds}
+def test_triggers_are_squares_within_bounds(given: dict[str, Any], classes: int, channels: int, seed: int) -> None:
+    clusters, size, ratio, bounds = (given[key] for key in ("clusters", "size", "mask_ratio", "bounds"))
     triggers = make_triggers(classes, (channels, 7, 5), generator=stream(seed), **given)
     again = make_triggers(classes, (channels, 7, 5), generator=stream(seed), **given)
     assert torch.equal(triggers.masks, again.masks)
