@@ -1,4 +1,4 @@
-"""Datasets: labelled images by a name or from a path, of which inputs are taken in the bounds a model wants.
+"""Datasets: labelled images by a name or from a path, of which inputs are taken in the bounds of a model.
 
 scikit-learn and Pillow are imported when the digits or a folder of images are loaded, not when this package is.
 """

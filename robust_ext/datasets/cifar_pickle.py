@@ -107,7 +107,7 @@ class _BatchUnpickler(pickle.Unpickler):
         try:
             return _STAND_INS[module_name, global_name]
         except KeyError:
-            raise _RefusedError(f"a pickle that wants {module_name}.{global_name}") from None
+            raise _RefusedError(f"a pickle that refers to {module_name}.{global_name}") from None
 
     def persistent_load(self, pid: object, /) -> NoReturn:
         raise _RefusedError("a pickle that refers to objects outside itself")

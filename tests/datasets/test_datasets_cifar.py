@@ -1,4 +1,4 @@
-"""CIFAR in both versions: round trips, damage, and pickles that want more than to be read."""
+"""CIFAR in both versions: round trips, damage, and pickles that do more than hold a batch."""
 
 import importlib.util
 import io
@@ -119,7 +119,7 @@ def test_pickle_that_runs_a_command_is_refused_and_has_no_effect(tmp_path, proto
     trace = tmp_path / "trace"
     content = pickle.dumps({b"data": Runs(os.system, f"touch {trace}"), b"labels": []}, protocol=protocol)
     write(tmp_path / "test_batch", content)
-    parts = (tmp_path / "test_batch", f"a pickle that wants {os.system.__module__}.system", "nothing of it")
+    parts = (tmp_path / "test_batch", f"a pickle that refers to {os.system.__module__}.system", "nothing of it")
     check_refused(parts, "cifar10", root=tmp_path)
     assert not trace.exists()
     pickle.loads(content)  # noqa: S301 - shows that the pickle above would have run
@@ -141,7 +141,7 @@ def test_pickle_that_runs_a_command_is_refused_and_has_no_effect(tmp_path, proto
         np.random.default_rng(0),
     ],
 )
-def test_pickles_that_want_anything_else_are_refused(tmp_path, value):
+def test_pickles_of_anything_else_are_refused(tmp_path, value):
     write(tmp_path / "test_batch", pickle.dumps({b"data": value, b"labels": [0, 1]}, protocol=2))
     check_refused(["test_batch: got "], "cifar10", root=tmp_path)
 

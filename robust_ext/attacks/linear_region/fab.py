@@ -28,8 +28,8 @@ def fab_steps(
 ) -> tuple[Tensor, Tensor]:
     """Step from points ``(B, ...)``, adversarial or not, and keep the nearest adversarial one of each.
 
-    One more forward pass judges the last point; no further step is made once ``in_time`` returns False. The distances
-    are float64 ``(B,)``, and infinite where none was adversarial.
+    One more forward pass classifies the last point; no further step is made once ``in_time`` returns False.
+    The distances are float64 ``(B,)``, and infinite where none was adversarial.
     """
     inputs, norm, bounds = oracle.inputs[sample_index].flatten(1), oracle.threat_model.norm, oracle.threat_model.bounds
     best, here = points.clone(), points

@@ -16,12 +16,13 @@ from robust_ext.attacks.native import Step
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import stream
-from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.target import PassCounter, Target
 from robust_ext.core.threat import NORMS, ThreatModel
+from tests.attacks.linear_region.test_solver import ORDER
+from tests.attacks.problems import images, target_of
 
 BOUNDS = (0.0, 1.0)
 SMALL: dict[str, Any] = {"starts": 4, "fab_steps": 10, "survivors": 2, "basin_hops": 2, "hop_steps": 5, "regions": 6}
-ORDER = {"linf": torch.inf, "l2": 2, "l1": 1}
 
 
 def relu_net(values: int, classes: int, *, hidden: int = 12, seed: int = 0) -> nn.Module:
@@ -45,23 +46,10 @@ def linear_net(weight: Tensor, bias: Tensor) -> nn.Module:
     return network.eval()
 
 
-def target_of(module: nn.Module, values: int, classes: int, bounds: tuple[float, float] = BOUNDS) -> Target:
-    counter = PassCounter()
-    return Target(
-        module=Counted(module, counter),
-        bounds=bounds,
-        classes=classes,
-        input_shape=(values,),
-        device=torch.device("cpu"),
-        counter=counter,
-    )
-
-
 def predicted(target: Target, points: Tensor) -> Tensor:
     """The network's classes, without counting."""
-    network = target.module.module if isinstance(target.module, Counted) else target.module
     with torch.no_grad():
-        labels: Tensor = network(points).argmax(1)
+        labels: Tensor = target.module.module(points).argmax(1)  # type: ignore[operator, union-attr]
     return labels
 
 
@@ -87,8 +75,8 @@ def attack(
 
 
 def problem(*, rows: int = 4, values: int = 8, classes: int = 4, seed: int = 0) -> tuple[Target, Tensor, Tensor]:
-    target = target_of(relu_net(values, classes, seed=seed), values, classes)
-    inputs = torch.rand(rows, values, generator=torch.Generator().manual_seed(seed + 1))
+    target = target_of(relu_net(values, classes, seed=seed), (values,), classes)
+    inputs = images(rows, (values,), seed=seed + 1)
     return target, inputs, predicted(target, inputs)
 
 
@@ -116,7 +104,7 @@ def test_a_linear_network_has_a_closed_form(norm: str, steps: int) -> None:
     weight = torch.randn(2, 10, generator=generator)
     bias = -weight.sum(1) / 2
     inputs = 0.45 + 0.1 * torch.rand(5, 10, generator=generator)
-    target = target_of(linear_net(weight, bias), 10, 2)
+    target = target_of(linear_net(weight, bias), (10,), 2)
     labels = predicted(target, inputs)
     found = attack(target, inputs, labels, norm=norm, fab_steps=steps, basin_hops=steps // 5)
     normal = (weight[1] - weight[0]).double()
@@ -131,7 +119,7 @@ def test_the_box_is_kept_and_binds() -> None:
     # The first value is by far the cheapest but has only .1 of room; the second has to do the rest.
     weight = torch.tensor([[0.0, 0.0], [4.0, 1.0]])
     inputs = torch.tensor([[0.9, 0.2]])
-    target = target_of(linear_net(weight, torch.tensor([0.0, -4.5])), 2, 2)
+    target = target_of(linear_net(weight, torch.tensor([0.0, -4.5])), (2,), 2)
     for norm, expected in (("l2", (0.1**2 + 0.3**2) ** 0.5), ("l1", 0.4), ("linf", 0.3)):
         found = attack(target, inputs, torch.tensor([0]), norm=norm)
         torch.testing.assert_close(found.distances, torch.tensor([expected]).double(), rtol=5e-3, atol=0)
@@ -141,12 +129,11 @@ def test_the_box_is_kept_and_binds() -> None:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("bounds", [BOUNDS, (-2.0, 3.0)])
-def test_results_are_adversarial_in_bounds_and_as_far_as_they_say(
+def test_results_are_adversarial_in_bounds_and_as_far_as_stated(
     norm: str, targeted: bool, bounds: tuple[float, float]
 ) -> None:
-    network = relu_net(8, 4)
-    target = target_of(network, 8, 4, bounds)
-    inputs = torch.rand(5, 8, generator=torch.Generator().manual_seed(2)) * (bounds[1] - bounds[0]) + bounds[0]
+    target = target_of(relu_net(8, 4), (8,), 4, bounds)
+    inputs = images(5, (8,), bounds, seed=2)
     before, state = inputs.clone(), torch.random.get_rng_state()
     labels = predicted(target, inputs)
     if targeted:
@@ -182,9 +169,8 @@ def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm: st
         assert later.seconds >= earlier.seconds
     assert torch.equal(found.history[-1].distances, found.distances)
     # What is already optimal up to rounding comes back no farther.
-    again = attack(
-        target, inputs, labels, norm=norm, start="given", starting_points=found.candidates[:, None], fab_steps=steps
-    )
+    given = found.candidates[:, None]
+    again = attack(target, inputs, labels, norm=norm, start="given", starting_points=given, fab_steps=steps)
     assert bool((again.distances <= found.distances).all())
 
 
@@ -211,7 +197,7 @@ def test_inputs_that_are_misclassified_come_back_as_they_are() -> None:
 
 @pytest.mark.parametrize("start", ["noise", "nearest"])
 def test_a_constant_network_has_no_adversarial_points(start: str) -> None:
-    target = target_of(linear_net(torch.zeros(3, 4), torch.tensor([0.0, 1.0, 0.0])), 4, 3)
+    target = target_of(linear_net(torch.zeros(3, 4), torch.tensor([0.0, 1.0, 0.0])), (4,), 3)
     inputs = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
     found = attack(target, inputs, torch.tensor([1, 1]), start=start, pool=torch.rand(3, 4))
     assert torch.equal(found.candidates, inputs)
@@ -281,20 +267,21 @@ def test_starts_can_be_the_nearest_images_of_other_classes() -> None:
     target, inputs, labels = problem(rows=5)
     pool = torch.rand(50, 8, generator=torch.Generator().manual_seed(4))
     found_classes = predicted(target, pool)
-    found = attack(target, inputs, labels, start="nearest", pool=pool, starts=3, fab_steps=0, basin_hops=0, regions=0)
+    given = {"start": "nearest", "pool": pool, "fab_steps": 0, "basin_hops": 0, "regions": 0}
+    found = attack(target, inputs, labels, starts=3, **given)
     assert bool(found.found.all())
     for row in range(5):
         nearest = (pool[found_classes != labels[row]] - inputs[row]).norm(dim=1)
         assert float(found.distances[row]) <= float(nearest.max())
     # One start is the nearest image of the likeliest other class, and the result lies between it and the input.
-    one = attack(target, inputs, labels, start="nearest", pool=pool, starts=1, fab_steps=0, basin_hops=0, regions=0)
+    one = attack(target, inputs, labels, starts=1, **given)
     with torch.no_grad():
         likely = target.module(inputs).topk(2, 1).indices[:, 1]
     for row in range(5):
-        if not bool((found_classes == likely[row]).any()):
+        members = pool[found_classes == likely[row]]
+        if not len(members):
             continue
-        images = pool[found_classes == likely[row]]
-        image = images[(images - inputs[row]).norm(dim=1).argmin()]
+        image = members[(members - inputs[row]).norm(dim=1).argmin()]
         along = (one.candidates[row] - inputs[row]) / (image - inputs[row])
         torch.testing.assert_close(along, along.mean().expand_as(along), rtol=1e-3, atol=1e-3)
 

@@ -33,8 +33,7 @@ class Function(nn.Module):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.function(F.conv2d(x, self.weight.to(x.dtype), padding=1))
-        hidden = hidden.reshape(x.shape[0], -1)
+        hidden = self.function(F.conv2d(x, self.weight.to(x.dtype), padding=1)).reshape(x.shape[0], -1)
         generator = torch.Generator().manual_seed(hidden.shape[1])
         weight = torch.randn(3, hidden.shape[1], generator=generator, dtype=x.dtype) / hidden.shape[1] ** 0.5
         return F.linear(hidden, weight)
@@ -381,13 +380,9 @@ def written(x: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "sigmoid": (torch.sigmoid, "sigmoid"),
+    **{name: (getattr(torch, name), name) for name in ("sigmoid", "exp", "sqrt", "sign", "round")},
+    **{name: (getattr(F, name), name) for name in ("gelu", "silu", "elu", "softplus", "hardswish", "normalize")},
     "tanh": (lambda x: x.tanh_(), "tanh"),
-    "gelu": (nn.GELU(), "gelu"),
-    "silu": (nn.SiLU(), "silu"),
-    "elu": (F.elu, "elu"),
-    "softplus": (F.softplus, "softplus"),
-    "hardswish": (F.hardswish, "hardswish"),
     "softmax": (lambda x: x.softmax(1), "softmax"),
     "log_softmax": (lambda x: F.log_softmax(x, 1), "log_softmax"),
     "product": (lambda x: x * x, "mul"),
@@ -397,10 +392,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "reciprocal": (lambda x: 1 / x, "div"),
     "floor division": (lambda x: x // 2, "floordiv"),
     "power": (lambda x: x**2, "pow"),
-    "exp": (torch.exp, "exp"),
-    "sqrt": (lambda x: x.sqrt(), "sqrt"),
     "norm": (lambda x: x.norm(dim=1), "norm"),
-    "normalize": (lambda x: F.normalize(x), "normalize"),
     "std": (lambda x: x.std(1), "std"),
     "layer_norm": (nn.LayerNorm(SHAPE[1:]).double(), "layer_norm"),
     "group_norm": (nn.GroupNorm(2, 4).double(), "group_norm"),
@@ -409,8 +401,6 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "dropout in train mode": (nn.Dropout(), r"dropout: it is in train mode"),
     "rrelu in train mode": (nn.RReLU(), r"rrelu: it is in train mode"),
     "comparison": (lambda x: torch.where(x > 0, x, 0.1 * x), "gt"),
-    "sign": (torch.sign, "sign"),
-    "round": (torch.round, "round"),
     "fft": (lambda x: torch.fft.rfft(x).real, "fft"),
     "sort": (lambda x: x.sort(1)[0], "sort"),
     "argmax": (lambda x: x.argmax(1).to(x.dtype), "argmax"),

@@ -118,7 +118,7 @@ class Tape(TorchFunctionMode):
             return func(*args, **kwargs)
         self.name = name
         if name not in self._rules:
-            raise self.refusal("it is not a piecewise affine function that is known")
+            raise self.refusal("it is not among the piecewise affine functions that can be followed")
         if any(id(t) in self._positions for t in dependent):
             raise self.refusal("it uses positions of largest values")
         if kwargs.get("out") is not None:

@@ -109,9 +109,9 @@ class PrimalDual:
             return
         travels = chosen[0] - self._start[0], chosen[2] - self._start[1]
         far = [torch.linalg.vector_norm(travel, dim=1, keepdim=True) for travel in travels]
-        known = due & (far[0] > 1e-10) & (far[1] > 1e-10)
+        moved = due & (far[0] > 1e-10) & (far[1] > 1e-10)
         # The geometric mean of the old weight and of the ratio of the distances travelled.
-        self._weight = torch.where(known, (far[1] / far[0] * self._weight).sqrt(), self._weight)
+        self._weight = torch.where(moved, (far[1] / far[0] * self._weight).sqrt(), self._weight)
         self._point = [torch.where(due, new, old) for new, old in zip(chosen, self._point, strict=True)]
         self._start = [torch.where(due, self._point[i], old) for i, old in zip((0, 2), self._start, strict=True)]
         self._sums = [torch.where(due, 0, total) for total in self._sums]
