@@ -37,7 +37,6 @@ class SignPurifier(Purifier):
     clip = True
 
     def __post_init__(self) -> None:
-        """Validate the settings, and stretch radius and step size to the width of the bounds."""
         super().__post_init__()
         stretch(self, "radius", "step_size")
 
@@ -61,22 +60,10 @@ def stretch(defense: Any, *names: str) -> None:
 
 
 def keep_in(point: Tensor, *, x: Tensor, radius: float | None, bounds: Sequence[float] | None) -> Tensor:
-    """The nearest point in an linf ball around ``x`` and in the bounds.
+    """The nearest point ``(N, ...)`` in an linf ball around ``x`` ``(N, ...)`` and in the bounds; None for neither.
 
     A point that lies in both comes back to the last bit. Gradients flow to ``point`` where it was free to move, and to
     ``x`` where the ball held it.
-
-    Args:
-        point: ``(N, ...)``.
-        x: ``(N, ...)``, in the bounds.
-        radius: Of the ball, in the units of the inputs; None for no ball.
-        bounds: Lowest and highest value; None for no bounds.
-
-    Example:
-        >>> import torch
-        >>> x = torch.tensor([[0.0, 0.5, 1.0]])
-        >>> keep_in(x + 0.5, x=x, radius=0.25, bounds=(0.0, 1.0))
-        tensor([[0.2500, 0.7500, 1.0000]])
     """
     if radius is not None:
         point = point.maximum(x - radius).minimum(x + radius)
@@ -95,11 +82,7 @@ def over_rows(values: Tensor, like: Tensor) -> Tensor:
 
 
 def one_a_row(value: Tensor, rows: int) -> Tensor:
-    """What a discriminator returned, ``(N,)`` or ``(N, 1)``, as ``(N,)``.
-
-    Raises:
-        ModelError: It has another shape.
-    """
+    """What a discriminator returned, ``(N,)`` or ``(N, 1)``, as ``(N,)``; raises ModelError for other shapes."""
     if value.shape not in ((rows,), (rows, 1)):
         raise ModelError(
             f"discriminator: returned shape {tuple(value.shape)} for {rows} rows, expected ({rows},) or ({rows}, 1)"

@@ -76,7 +76,6 @@ class AdaptiveDenoising(Purifier):
     seed: int | None = given("Of the noise.", default=None)
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         stretch(self)
         lengths = self.lengths
@@ -113,14 +112,7 @@ class AdaptiveDenoising(Purifier):
         return self._clipped(from_unit(unit + over_rows(lengths, unit) * score, self.bounds))
 
     def step_lengths(self, unit: Tensor, score: Tensor) -> Tensor:
-        """How far each row goes, ``(N,)``; 0 where it stops.
-
-        A row that stops does not move, so it stops for good.
-
-        Args:
-            unit: Points in units of [0, 1], ``(N, ...)``.
-            score: Theirs.
-        """
+        """How far each row goes ``(N,)`` from points in [0, 1] ``(N, ...)``; 0 where it stops, for good."""
         ahead = self.score(unit + self.probe * score)
         square = score.flatten(1).square().sum(1)
         along = (score * ahead).flatten(1).sum(1)

@@ -56,7 +56,6 @@ class AIDPurifier(SignPurifier):
     )
 
     def __post_init__(self) -> None:
-        """Validate the settings, and the layers' names."""
         super().__post_init__()
         if self.step_size is None:
             self.step_size = self.radius / 4

@@ -86,7 +86,6 @@ class ClosedLoopControl(AdaptiveDefense):
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         stretch(self)
 
@@ -131,11 +130,9 @@ class ClosedLoopControl(AdaptiveDefense):
         return out
 
     def loss(self, x: Tensor, controls: Sequence[Tensor] = ()) -> tuple[Tensor, list[Tensor]]:
-        """The loss ``()`` of one group, and the offsets; those that are not given are 0.
+        """The loss ``()`` of one group ``(N, ...)``, and the offsets, one a layer; those that are not given are 0.
 
-        Args:
-            x: ``(N, ...)``.
-            controls: One for each layer, of the shape of its input; in units of [0, 1] for the input.
+        They have the shapes of the layers' inputs; that of the input is in units of [0, 1].
         """
         used: list[Tensor] = []
         losses: list[Tensor] = []
@@ -169,11 +166,7 @@ class ClosedLoopControl(AdaptiveDefense):
         return x + sum((self._scale(0) * control for name, control in pairs if name == INPUT), torch.zeros_like(x))
 
     def _adam(
-        self,
-        controls: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        moments: list[tuple[Tensor, Tensor]],
-        count: int,
+        self, controls: Sequence[Tensor], gradients: Sequence[Tensor], moments: list[tuple[Tensor, Tensor]], count: int
     ) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
         """One step of Adam that can be differentiated; ``count`` is 1 at the first."""
         first, second = _BETAS

@@ -50,7 +50,6 @@ class HedgeDefense(SignPurifier):
     seed: int | None = given("Of the starts, see :class:`~robust_ext.models.adaptive.AdaptiveDefense`.", default=None)
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         self.random = self.random_start
 

@@ -64,7 +64,6 @@ class IMF(SignPurifier):
     )
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         if self.step_size is None:
             self.step_size = self.radius

@@ -62,7 +62,6 @@ class BitDepthReduction(_Transformation):
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         stretch(self)
         self.transform = BitDepth(bits=self.bits, bounds=self.bounds)
@@ -80,7 +79,6 @@ class MedianSmoothing(_Transformation):
     size: int = setting(default=3, help="Side of the window, at least 2.", minimum=2)
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         self.transform = Median(size=self.size)
 
@@ -104,7 +102,6 @@ class JPEGCompression(_Transformation):
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         stretch(self)
         _pillow()

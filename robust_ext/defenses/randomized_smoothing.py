@@ -48,7 +48,6 @@ class RandomizedSmoothing(AdaptiveDefense):
     seed: int | None = given("Of the noise.", default=None)
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         stretch(self, "noise")
 

@@ -55,7 +55,6 @@ class RandomResizePad(AdaptiveDefense):
     seed: int | None = given("Of the sizes and places.", default=None)
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         check_number("largest", self.largest, minimum=self.smallest)
         stretch(self, "fill")

@@ -94,13 +94,7 @@ class ContrastiveReversal(SignPurifier):
         return -row_gradient(lambda leaf: self.loss(leaf, rng, number), point).sign()
 
     def loss(self, point: Tensor, rng: RowRNG, number: int) -> Tensor:
-        """The contrastive loss of each row of a group, ``(N,)``.
-
-        Args:
-            point: ``(N, C, H, W)``.
-            rng: Of these rows.
-            number: Of the step.
-        """
+        """The contrastive loss ``(N,)`` of each row of a group ``(N, C, H, W)``; ``number`` is the step's."""
         unit = to_unit(point, self.bounds)
         seen = torch.cat([self.augment(unit, rng, "view", number, view) for view in range(self.views)])
         embeddings: Tensor = self.encoder(from_unit(seen, self.bounds))

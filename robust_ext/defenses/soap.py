@@ -24,15 +24,10 @@ from robust_ext.models.vjp import row_gradient
 
 
 def flipped_crop(x: Tensor, *, crop: int = 2, flip: bool = True) -> Tensor:
-    """The fixed view of the case study: turned left to right, cropped, and stretched back by nearest neighbours.
+    """The case study's view of images ``(N, C, H, W)``: turned left to right, cropped, stretched by nearest neighbours.
 
-    Args:
-        x: Images ``(N, C, H, W)``.
-        crop: Pixels that are cut off at each side. The case study cuts 2 of 32, the authors' last code 4.
-        flip: False for images whose mirror images are no such images, as digits.
-
-    Raises:
-        InvalidArgumentError: These are no images, or nothing would be left of them.
+    ``crop`` pixels are cut off at each side: 2 of 32 in the case study, 4 in the authors' last code. ``flip=False`` is
+    for images whose mirror images are no such images, as digits. Too small ones raise InvalidArgumentError.
     """
     if x.dim() != 4 or 2 * crop >= min(x.shape[2:]):
         raise InvalidArgumentError(
@@ -98,7 +93,6 @@ class SOAP(AdaptiveDefense):
     pad: bool = setting(default=False, help="See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.")
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         self.batch_level = self.choice == "batch"
         super().__post_init__()
         stretch(self, "radius", "step_size")

@@ -76,7 +76,6 @@ class SODEF(AdaptiveDefense):
     )
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         if self.solver == "dopri5":
             load_torchdiffeq()

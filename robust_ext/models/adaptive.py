@@ -83,17 +83,15 @@ class AdaptiveDefense(SettingsModule, ABC):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        """Validate the settings.
-
-        Raises:
-            InvalidArgumentError: One is outside what is declared, or is none of this defense.
-        """
         super().__post_init__()
         own = declared(type(self))
         for field in dataclasses.fields(AdaptiveDefense):
             # What a class of declared settings does not declare anew has no effect there.
             if own and not type(self).__dataclass_fields__[field.name].metadata:
-                self._refuse(field)
+                value = getattr(self, field.name)
+                if value != getattr(type(self), field.name, None):
+                    expected = f"only settings of {type(self).__name__}: {', '.join(own)}"
+                    raise InvalidArgumentError(field.name, value, expected)
         check_choice("output", self.output, OUTPUTS)
         check_integer("steps", self.steps, minimum=0)
         if self.batch_level and self.group_size is None:
@@ -104,12 +102,6 @@ class AdaptiveDefense(SettingsModule, ABC):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), minimum=minimum)
         self.draw, self.fixed, self.training = 0, False, False
-
-    def _refuse(self, field: dataclasses.Field[Any]) -> None:
-        value = getattr(self, field.name)
-        if value != getattr(type(self), field.name, None):
-            names = ", ".join(declared(type(self)))
-            raise InvalidArgumentError(field.name, value, f"only settings of {type(self).__name__}: {names}")
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
@@ -201,13 +193,7 @@ class AdaptiveDefense(SettingsModule, ABC):
     def solution(self, x: Tensor, *, seeds: Tensor, record: bool = False) -> Solution:
         """What the inner steps come to for any batch ``(N, ...)`` of whole groups, without its readout.
 
-        Args:
-            x: Floating point.
-            seeds: int64 ``(N,)``, on the CPU, as :meth:`next_seeds` gives them.
-            record: Whether the iterates are wanted.
-
-        Raises:
-            ModelError: The batch is not a whole number of groups.
+        ``seeds``, int64 ``(N,)`` on the CPU, are as :meth:`next_seeds` gives them; ``record`` keeps the iterates.
         """
         x = self._as_input(x)
         if len(x) == 0:

@@ -28,17 +28,9 @@ class DefendedFeatures(nn.Module):
     """What enters the last linear layer at the end of a test-time defense, as a module.
 
     A random defense is taken with one draw held, its first one, the same for every row and call, so that the features
-    are a function of the input. The test then covers all but the averaging over draws.
-
-    Args:
-        defense: Treats each row on its own.
-        layer: Name of a linear layer that its readout calls once, as in ``defense.named_modules()``.
-
-    Attributes:
-        defense: A copy that shares the networks, with its draws held.
-
-    Raises:
-        ModelError: The defense is batch-level: there a point has no features of its own.
+    are a function of the input. The test then covers all but the averaging over draws. ``layer`` is the name of a
+    linear layer that the readout calls once, as in ``defense.named_modules()``; the attribute ``defense`` is a copy
+    that shares the networks. A batch-level defense raises ModelError: there a point has no features of its own.
     """
 
     def __init__(self, defense: AdaptiveDefense, layer: str) -> None:
@@ -70,16 +62,10 @@ class DefendedFeatures(nn.Module):
 
 
 def split_defense(defense: AdaptiveDefense, inputs: Tensor, *, layer: str | None = None) -> Split:
-    """Split a defense into features and the linear readout at its end, verified on ``inputs``.
+    """Split a defense into features and the linear readout at its end, verified on ``inputs``, float32 ``(n, ...)``.
 
-    Args:
-        defense: Returns logits and treats each row on its own.
-        inputs: A few inputs, float32 ``(n, ...)``, n of at least 1.
-        layer: Name of the layer that makes the logits; found when left out.
-
-    Raises:
-        ModelError: The defense is batch-level, or returns probabilities.
-        SplitError: The logits at its end are not those of one linear layer that is called once.
+    Raises ModelError for batch-level defenses and for probabilities, SplitError where the logits are not those of one
+    linear layer that is called once; without ``layer`` it is found.
 
     Example:
         >>> from robust_ext.defenses.anti_adversary import AntiAdversary
@@ -108,10 +94,8 @@ def split_defense(defense: AdaptiveDefense, inputs: Tensor, *, layer: str | None
 def binarized_defense(module: nn.Module) -> AdaptiveDefense | None:
     """The test-time defense that a module is, or is made of; None where there is none.
 
-    Args:
-        module: A defense (returned as it is), or the classifier that the binarization test hands to attacks where a
-            defense is tested: then a defense whose readout is that classifier's, with logits ``(N, 2)``. So
-            :class:`robust_ext.models.bpda.BPDA` and all else that takes a defense take it too.
+    Of the classifier that the binarization test hands to attacks where a defense is tested, it is a defense whose
+    readout is that classifier's, with logits ``(N, 2)``: so BPDA and all else that takes a defense take it too.
     """
     if isinstance(module, Counted):
         return binarized_defense(module.module)
@@ -139,7 +123,9 @@ class _Readout(nn.Module):
 
     def forward(self, point: Tensor) -> Tensor:
         # The defense's own: that of a binarized one would compute features in turn.
-        return _own_readout(self.defense, point, self.state)
+        own: Any = super(_Binarized, self.defense) if isinstance(self.defense, _Binarized) else self.defense
+        out: Tensor = own.readout(point, self.state)
+        return out
 
 
 class _Held(AdaptiveDefense):
@@ -166,13 +152,6 @@ class _Binarized(_Held):
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         features = LayerInput(_Readout(self, state), f"defense.{self.layer}")(point)
         return self.binarized[0].read(features, state[_PROBLEM])
-
-
-def _own_readout(defense: AdaptiveDefense, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    if not isinstance(defense, _Binarized):
-        return defense.readout(point, state)
-    out: Tensor = super(_Binarized, defense).readout(point, state)
-    return out
 
 
 def _mixed(defense: AdaptiveDefense, mixin: Any) -> Any:

@@ -34,12 +34,7 @@ class Solution:
 
     @staticmethod
     def joined(parts: Sequence[Solution], rows: int) -> Solution:
-        """The first ``rows`` rows of the solutions of groups, one after another; they have the same iterates' number.
-
-        Args:
-            parts: At least one.
-            rows: At most as many as they have.
-        """
+        """The first ``rows`` rows of the solutions of groups, one after another, which have equally many iterates."""
         paths = zip(*(part.iterates for part in parts), strict=True)
         return Solution(
             final=torch.cat([part.final for part in parts])[:rows],
@@ -64,18 +59,10 @@ class Trace(Solution):
 
 
 def whole_groups(x: Tensor, seeds: Tensor, *, size: int, pad: bool, random: bool) -> list[tuple[Tensor, Tensor]]:
-    """The groups of a batch, in order, and their rows' seeds.
+    """The groups of a batch ``(N, ...)``, in order, and their rows' seeds, int64 ``(N,)``.
 
-    Args:
-        x: ``(N, ...)``, at least one row.
-        seeds: int64 ``(N,)``, on the CPU.
-        size: Rows of a group, at least 1.
-        pad: Whether the last group is filled up with copies of the first rows, over and over where there are few. A
-            copy gets a seed of its own.
-        random: Where False, copies have the seed that all rows have.
-
-    Raises:
-        ModelError: Rows are missing and may not be filled up.
+    With ``pad`` the last group is filled up with copies of the first rows, over and over where there are few, which get
+    seeds of their own if ``random``; else ModelError is raised where rows are missing.
     """
     rows = len(x)
     missing = -rows % size

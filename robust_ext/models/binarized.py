@@ -97,12 +97,7 @@ class BinarizedClassifier(nn.Module):
         return self.read(self.features(x), index)
 
     def read(self, features: Tensor, index: Tensor | None) -> Tensor:
-        """Logits ``(M, 2)`` of features ``(M, F)``.
-
-        Args:
-            features: Floating point.
-            index: The problem of each row, as :meth:`problems` returns it.
-        """
+        """Logits ``(M, 2)`` of floating point features ``(M, F)``; ``index`` is what :meth:`problems` returned."""
         names = ("weight", "anchor", "threshold", "scale", "offset")
         parts = [getattr(self, name) for name in names]
         weight, anchor, threshold, scale, offset = parts if index is None else [part[index] for part in parts]

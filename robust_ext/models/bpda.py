@@ -94,12 +94,7 @@ class BPDA(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """What ``forward`` returns for inputs ``(N, ...)``.
-
-        Raises:
-            ModelError: The substitute, or the identity, does not have the shape of the output; when gradients are
-                wanted.
-        """
+        """What ``forward`` returns for inputs ``(N, ...)``; ModelError where the identity does not fit its shape."""
         if not wants_gradient(x):
             with torch.no_grad():
                 out: Tensor = self.wrapped(x)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +42,6 @@ class Defended(SettingsModule):
     weight: float = setting(default=1.0, help="Logits a unit of the detector's score margin, above 0.", above=0)
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         super().__post_init__()
         self.training = False
 
@@ -118,9 +116,6 @@ def _observed(network: nn.Module, layers: Sequence[str]) -> Iterator[list[Observ
     passes: list[Observation] = []
     outputs: dict[str, Tensor] = {}
 
-    def note_layer(name: str, _module: nn.Module, _args: object, out: Tensor) -> None:
-        outputs[name] = out
-
     def note(_module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
         passes.append(Observation(args[0], out, dict(outputs)))
 
@@ -128,6 +123,7 @@ def _observed(network: nn.Module, layers: Sequence[str]) -> Iterator[list[Observ
     with ExitStack() as stack:
         for name in layers:
             if name in modules:
-                stack.enter_context(modules[name].register_forward_hook(partial(note_layer, name)))
+                hook = modules[name].register_forward_hook(lambda *call, name=name: outputs.update({name: call[2]}))
+                stack.enter_context(hook)
         stack.enter_context(network.register_forward_hook(note))
         yield passes

@@ -96,7 +96,6 @@ class EoT(SettingsModule):
     fixed: bool = setting(default=False, help="Whether every call makes the same draws; needs a seed.")
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         self.chunk = 1 if self.chunk is None else self.chunk
         super().__post_init__()
         self.decision = self.loss if self.decision is None else check_choice("decision", self.decision, VALUES)
@@ -240,12 +239,7 @@ def _only(gradients: Sequence[Tensor | None]) -> Tensor:
 
 
 class _RunningMean:
-    """The last logits, the mean of the logits, and the logarithm of the mean softmax, over draws in chunks.
-
-    Args:
-        wanted: Which of ``"last"``, ``"logits"`` and ``"softmax"``.
-        draws: How many there will be.
-    """
+    """The last logits, the mean of the logits, and the logarithm of the mean softmax, over draws in chunks."""
 
     def __init__(self, wanted: Collection[str], draws: int) -> None:
         self._wanted, self._draws = wanted, draws
@@ -274,17 +268,9 @@ class _RunningMean:
 
 
 def _spread(out: Tensor, cotangent: Tensor, draws: int, log_mean: Tensor | None) -> Tensor:
-    """From the gradient by an aggregate to the gradient by the logits of some of its draws.
+    """From the gradient ``(N, K)`` by an aggregate of draws to that by the logits ``(count, N, K)`` of some of them.
 
-    Args:
-        out: The logits of these draws, ``(count, N, K)``.
-        cotangent: By the aggregate, ``(N, K)``.
-        draws: How many draws the aggregate has.
-        log_mean: The aggregate where it is the logarithm of the mean softmax, ``(N, K)``; None where it is the mean of
-            the logits.
-
-    Returns:
-        As ``out``.
+    ``log_mean`` ``(N, K)`` is the aggregate where it is the logarithm of the mean softmax, None where it is the mean.
     """
     if log_mean is None:
         return (cotangent / draws).expand_as(out)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +18,7 @@ from robust_ext.core.errors import InvalidArgumentError, SplitError
 
 @dataclass(frozen=True)
 class Split:
-    """A classifier in two parts.
-
-    Args:
-        features: From inputs ``(N, ...)`` to features ``(N, F)``.
-        readout: From features to logits ``(N, K)``.
-        layer: Name of the linear layer, or "" for a pair given by the user.
-    """
+    """A classifier as features ``(N, F)`` and their readout; ``layer`` names it, empty for a user's pair."""
 
     features: nn.Module
     readout: nn.Module
@@ -33,12 +26,7 @@ class Split:
 
 
 class LayerInput(nn.Module):
-    """What enters one layer of a network, as a module.
-
-    Args:
-        model: The network; it is run as it is, and not changed.
-        layer: Name of one of its layers, as in ``model.named_modules()``.
-    """
+    """What enters one layer of a network, named as in ``model.named_modules()``, as a module; nothing is changed."""
 
     def __init__(self, model: nn.Module, layer: str) -> None:
         super().__init__()
@@ -65,17 +53,10 @@ class LayerInput(nn.Module):
 def split(
     model: nn.Module | tuple[nn.Module, nn.Module], inputs: Tensor, *, layer: str | None = None, tolerance: float = 1e-4
 ) -> Split:
-    """Split a classifier into features and a linear readout, verified on ``inputs``.
+    """Split a classifier, or take a pair ``(features, readout)``, verified on a few ``inputs``, float32 ``(n, ...)``.
 
-    Args:
-        model: The classifier, or a pair ``(features, readout)`` of modules.
-        inputs: A few inputs, float32 ``(n, ...)``, n of at least 1.
-        layer: Name of the linear layer that makes the logits; found when left out.
-        tolerance: Largest accepted difference between ``readout(features(x))`` and the model, relative to the largest
-            logit.
-
-    Raises:
-        SplitError: No such layer, or the two parts do not reproduce the model.
+    The linear ``layer`` that makes the logits is found when left out. Raises SplitError where there is no such layer,
+    or the parts differ from the model by more than ``tolerance`` relative to the largest logit.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
@@ -138,7 +119,8 @@ def _last_linear(
     outputs: list[tuple[str, Tensor]] = []
     with ExitStack() as stack, torch.no_grad():
         for name, part in linear.items():
-            stack.enter_context(part.register_forward_hook(partial(_note, outputs, name)))
+            hook = part.register_forward_hook(lambda *call, name=name: outputs.append((name, call[2].detach())))
+            stack.enter_context(hook)
         model(inputs)
     if not outputs:
         raise SplitError(
@@ -154,7 +136,3 @@ def _last_linear(
         f"model: the last linear layer {outputs[-1][0]!r} does not produce the logits (something follows it); name the "
         "layer, fold what follows into its weights, or give a pair (features, readout)"
     )
-
-
-def _note(outputs: list[tuple[str, Tensor]], name: str, _module: nn.Module, _args: object, out: Tensor) -> None:
-    outputs.append((name, out.detach()))

@@ -19,10 +19,7 @@ class PaddedClasses(nn.Module):
     least 110, and a thousandth of the largest logit more, which float32 keeps apart. So decisions stay as they are; the
     softmax of a float32 has exact zeros in the added columns, and cross-entropy has the same value and gradient; and
     the DLR of two classes is the margin over the margin plus that constant, which rises with the margin alone.
-
-    Args:
-        module: From inputs ``(N, ...)`` to logits ``(N, K)``.
-        classes: Columns in the end, at least K.
+    ``classes`` is the number of columns in the end.
 
     Example:
         >>> PaddedClasses(nn.Identity(), classes=3)(torch.tensor([[1.0, 2.0]]))

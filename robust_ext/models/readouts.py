@@ -22,14 +22,10 @@ READOUTS = ("logistic", "max-margin")
 
 @dataclass(frozen=True)
 class Directions:
-    """Fitted directions.
+    """Fitted directions: ``weight`` float64 ``(B, F)`` from inner to planted points, of unit length.
 
-    Args:
-        weight: float64 ``(B, F)``, pointing from inner to planted points, of unit length (zero where nothing varies,
-            NaN where the features are not finite).
-        center: float64 ``(B, F)``, the mean of each problem's features.
-        scale: float64 ``(B,)``, the scale its features were divided by.
-        converged: bool ``(B,)``.
+    It is zero where nothing varies, NaN where the features are not finite. ``center`` float64 ``(B, F)`` is the mean of
+    each problem's features, ``scale`` float64 ``(B,)`` what they were divided by; ``converged`` is bool ``(B,)``.
     """
 
     weight: Tensor
@@ -39,18 +35,12 @@ class Directions:
 
 
 def fit_directions(features: Tensor, planted: Tensor, *, kind: str = "logistic", C: float = 10.0) -> Directions:
-    """Fit one linear readout for each of B problems.
+    """Fit one linear readout for each of B problems with features ``(B, n, F)``, in float64.
 
-    Args:
-        features: ``(B, n, F)``, any float dtype; solved in float64.
-        planted: bool ``(n,)``, True for rows of the planted class.
-        kind: ``"logistic"``: logistic regression. ``"max-margin"``: the hard-margin support vector machine, by
-            scikit-learn (``C`` is not used).
-        C: Weight of the losses against the penalty ``||w||^2 / 2``, as in scikit-learn's ``LogisticRegression``.
-            From about 10 on the direction hardly changes; smaller values give easier tests.
-
-    Returns:
-        The directions. Whether they separate, :func:`place_boundary` finds out.
+    ``planted``, bool ``(n,)``, marks rows of the planted class. ``kind`` is ``"logistic"`` regression, or
+    ``"max-margin"``, scikit-learn's hard-margin support vector machine without ``C``. ``C`` weighs the losses against
+    the penalty ``||w||^2 / 2``, as in scikit-learn's ``LogisticRegression``: from about 10 on the direction hardly
+    changes; smaller values give easier tests. Whether the directions separate, :func:`place_boundary` finds out.
 
     Example:
         >>> rows = torch.tensor([[[0.0, 0.0], [0.0, 1.0], [1.0, 0.5]]])

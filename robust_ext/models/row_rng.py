@@ -39,13 +39,11 @@ class RowRNG:
 
     def uniform(self, like: Tensor, *keys: int | str, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Numbers in ``[low, high]`` of the shape, type and device of ``like`` ``(N, ...)``."""
-        return (
-            self._fill(like, lambda shape, generator: torch.rand(shape, generator=generator), keys) * (high - low) + low
-        )
+        return self._fill(like, torch.rand, keys) * (high - low) + low
 
     def normal(self, like: Tensor, *keys: int | str) -> Tensor:
         """Standard normal numbers of the shape, type and device of ``like`` ``(N, ...)``."""
-        return self._fill(like, lambda shape, generator: torch.randn(shape, generator=generator), keys)
+        return self._fill(like, torch.randn, keys)
 
     def integers(self, below: int, *keys: int | str) -> Tensor:
         """One integer of ``0 .. below - 1`` a row, int64 ``(N,)`` on the CPU."""
@@ -53,25 +51,17 @@ class RowRNG:
         return torch.tensor(drawn, dtype=torch.int64)
 
     def _fill(
-        self,
-        like: Tensor,
-        draw: Callable[[torch.Size, torch.Generator], Tensor],
-        keys: tuple[int | str, ...],
+        self, like: Tensor, draw: Callable[[torch.Size, torch.Generator], Tensor], keys: tuple[int | str, ...]
     ) -> Tensor:
         if len(like) != len(self.seeds):
             raise InvalidArgumentError("like", f"{len(like)} rows", f"{len(self.seeds)} rows, one for each seed")
         if not self.seeds:
             return torch.empty_like(like)
-        return torch.stack([draw(like.shape[1:], stream(seed, *keys)) for seed in self.seeds]).to(like)
+        return torch.stack([draw(like.shape[1:], generator=stream(seed, *keys)) for seed in self.seeds]).to(like)
 
 
 def seeds_of(rows: int, generator: torch.Generator | None = None) -> Tensor:
-    """One seed a row, int64 ``(rows,)``; a row's does not depend on how many rows follow it.
-
-    Args:
-        rows: Number of rows.
-        generator: On the CPU; torch's global one when left out.
-    """
+    """One seed a row, int64 ``(rows,)``, by a CPU generator or torch's global one; the same for more rows."""
     return torch.randint(_MOST, (rows,), generator=generator)
 
 
@@ -88,12 +78,9 @@ _given: ContextVar[_Given | None] = ContextVar("robust_ext_row_seeds", default=N
 
 @contextmanager
 def row_seeds(seeds: Tensor) -> Iterator[None]:
-    """Give every defense called inside its seeds, however deep in other modules it lies.
+    """Give every defense called inside its seeds, int64 ``(N,)``, however deep in other modules it lies.
 
     Entering again with the same seeds repeats the draws, also where several defenses are called in a row.
-
-    Args:
-        seeds: int64 ``(N,)``; the batches that defenses get inside must have N rows.
     """
     token = _given.set(_Given(seeds))
     try:
@@ -103,11 +90,7 @@ def row_seeds(seeds: Tensor) -> Iterator[None]:
 
 
 def given_seeds(rows: int) -> Tensor | None:
-    """The seeds of :func:`row_seeds` for a defense of ``rows`` rows; None outside of it.
-
-    Raises:
-        ModelError: Seeds were given for another number of rows.
-    """
+    """The seeds of :func:`row_seeds` for a defense of ``rows`` rows; None outside of it, ModelError for other rows."""
     given = _given.get()
     if given is None:
         return None

@@ -21,23 +21,13 @@ def wants_gradient(*inputs: Tensor) -> bool:
 
 
 def row_gradient(loss: Callable[[Tensor], Tensor], point: Tensor, *, differentiable: bool = False) -> Tensor:
-    """The gradient of each row's own loss, for the inner steps of a defense.
+    """The gradient ``(N, ...)`` of each row's own loss ``(N,)``, for the inner steps of a defense.
 
     It works where gradients are switched off, and leaves none behind, neither on ``point`` nor on parameters. Losses
     are summed and never averaged, so that a row's gradient does not depend on the size of the batch.
 
-    Args:
-        loss: From points ``(N, ...)`` to losses ``(N,)``, each of its own row (or of its own group).
-        point: Floating point ``(N, ...)``; not changed.
-        differentiable: Whether the gradient can itself be differentiated, for gradients through the steps. It costs a
-            second graph, and is of no use before a sign, whose derivative is 0. It has no effect where gradients are
-            switched off or ``point`` needs none.
-
-    Returns:
-        ``(N, ...)``.
-
-    Raises:
-        ModelError: The losses are not one for each row, or do not depend on the point.
+    With ``differentiable`` it can itself be differentiated, for gradients through the steps: a second graph, of no use
+    before a sign, whose derivative is 0. It has no effect where gradients are switched off or ``point`` needs none.
 
     Example:
         >>> row_gradient(lambda x: x.square().sum(1), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
@@ -62,27 +52,15 @@ def row_gradient(loss: Callable[[Tensor], Tensor], point: Tensor, *, differentia
 def attach(compute: Callable[..., tuple[Tensor, VJP]], *inputs: Tensor) -> Tensor:
     """A value with a gradient of one's own making; parameters get none, whoever calls ``backward``.
 
-    Args:
-        compute: From the inputs, detached, to the value and to what pulls gradients of the value back to the inputs.
-            Called once, with gradients switched off.
-        inputs: At least one.
-
-    Returns:
-        The value; it can be differentiated once, any number of times.
+    ``compute`` maps the detached inputs to the value and to what pulls its gradients back to them. It is called once,
+    with gradients switched off; the value can be differentiated once, any number of times.
     """
     value: Tensor = _Attached.apply(compute, *inputs)  # type: ignore[no-untyped-call]
     return value
 
 
 def attach_checkpoint(compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """The value of a function and its own gradient of the inputs, no graph held: each backward pass runs it once more.
-
-    Parameters get no gradients.
-
-    Args:
-        compute: Differentiable, gives the same each time it is called.
-        inputs: At least one; all that is held.
-    """
+    """A value with its own gradient of the inputs alone, no graph held: each backward pass computes it once more."""
 
     def both(*detached: Tensor) -> tuple[Tensor, VJP]:
         return compute(*detached).detach(), lambda cotangent: with_vjp(compute, *detached)[1](cotangent)
@@ -93,8 +71,7 @@ def attach_checkpoint(compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor
 def with_vjp(compute: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, VJP]:
     """A value, detached, and what pulls gradients back through the graph it was computed by.
 
-    Raises:
-        ModelError: When pulled, where the value depends on none of the inputs in a way that can be differentiated.
+    The latter raises ModelError where the value depends on none of the inputs in a way that can be differentiated.
     """
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [_leaf(tensor) if tensor.is_floating_point() else tensor for tensor in inputs]

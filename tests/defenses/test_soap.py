@@ -65,13 +65,7 @@ def test_what_it_does_is_what_a_loop_by_hand_does(seed: int, steps: int, rows: i
     trace = defense.trace(torch.from_numpy(x).view(rows, 1, 6, 5))
     weights = net.get_parameter("1.weight").detach().numpy()
     path, radius = by_hand(
-        x,
-        weights - weights @ view_matrix(6, 5, 2),
-        steps=steps,
-        radius=0.03,
-        step=0.0225,
-        radii=radii,
-        batch=batch,
+        x, weights - weights @ view_matrix(6, 5, 2), steps=steps, radius=0.03, step=0.0225, radii=radii, batch=batch
     )
     np.testing.assert_allclose(trace.state["radius"].numpy(), radius, atol=1e-12)
     assert len(trace.iterates) == steps + 1

@@ -14,11 +14,7 @@ from torch import Tensor, nn
 from robust_ext.adapters.libraries import load_art
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.random import seeded_globals
-from robust_ext.defenses.input_transformations import (
-    BitDepthReduction,
-    JPEGCompression,
-    MedianSmoothing,
-)
+from robust_ext.defenses.input_transformations import BitDepthReduction, JPEGCompression, MedianSmoothing
 from robust_ext.defenses.randomized_smoothing import RandomizedSmoothing
 from robust_ext.defenses.resize_pad import RandomResizePad
 from robust_ext.models.bpda import BPDA

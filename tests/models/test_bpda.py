@@ -80,11 +80,7 @@ def test_gradients_of_two_steps_are_those_by_hand(kind: type[Shrink]) -> None:
     with defense.seeded(3):
         trace = defense.trace(x)
     one, two = trace.iterates[1], trace.final
-    wanted = {
-        "identity": by_hand(two),
-        "frozen": by_hand(two),
-        "trajectory": (by_hand(one) + by_hand(two)) / 2,
-    }
+    wanted = {"identity": by_hand(two), "frozen": by_hand(two), "trajectory": (by_hand(one) + by_hand(two)) / 2}
     for backward, gradient in wanted.items():
         module = BPDA(defense, backward=backward)
         with defense.seeded(3):

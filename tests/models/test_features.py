@@ -112,10 +112,11 @@ def checked(model: nn.Module, **options: Any) -> Any:
         (lambda: wrapped(wrapped(sequential())), "wrapped.wrapped.3"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3, bias=False)), "1"),
         (lambda: nn.Sequential(sequential(), nn.Identity(), nn.Dropout(0.5)), "0.3"),
+        (lambda: scaled(1.0), "body.3"),
     ],
 )
-def test_the_last_linear_layer_is_found(model: Any, layer: str) -> None:
-    assert checked(model().eval()).layer == layer
+def test_the_last_linear_layer_is_found_or_named(model: Any, layer: str) -> None:
+    assert checked(model().eval()).layer == checked(model().eval(), layer=layer).layer == layer
 
 
 def test_a_single_linear_layer_is_its_own_readout() -> None:
@@ -137,70 +138,54 @@ def test_gradients_flow_through_both_parts() -> None:
     assert float(expected.abs().max()) > 0
 
 
-def test_a_named_layer() -> None:
-    assert checked(skips().eval(), layer="head").layer == "head"
-    for name in ("first", "second"):
-        with pytest.raises(SplitError, match=rf"^layer '{name}': got outputs of shape \(3, 6\), expected .*\(3, 4\)"):
-            split(skips().eval(), INPUTS, layer=name)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 4)).eval()
-    with pytest.raises(
-        SplitError, match=r"^layer '1': the logits differ from the model's by up to .*follows that layer"
-    ):
-        split(model, INPUTS, layer="1")
+def convolutions() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten())
+
+
+SCALES = (10.0, 0.5, 1.01, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "layer", "message"),
+    [
+        *[
+            (skips, name, rf"layer '{name}': got outputs of .*\(3, 6\), expected .*\(3, 4\)")
+            for name in ("first", "second")
+        ],
+        *[
+            (skips, name, f"layer: got '{name}', expected the name of .*second, first")
+            for name in ("head2", "", "body", "0")
+        ],
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 4)),
+            "1",
+            "layer '1': the logits differ from the model's by up to .*follows that layer",
+        ),
+        (convolutions, "0", "layer: .*the last ones: none"),
+        (convolutions, None, "model: no nn.Linear takes part in a forward pass.*give a pair"),
+        *[(lambda s=s: scaled(s), None, "model: the last linear layer 'body.3' does not produce") for s in SCALES],
+        *[(lambda s=s: scaled(s), "body.3", "layer 'body.3': the logits differ from the model's by") for s in SCALES],
+        *[
+            (lambda h=h: nn.Sequential(sequential(), h), None, ".*does not produce")
+            for h in (nn.LogSoftmax(1), nn.Tanh())
+        ],
+        *[
+            (twice, layer, "layer 'head' was called 2 times in one forward pass, expected once")
+            for layer in (None, "head")
+        ],
+        (nested, "heads.aux", "layer 'heads.aux' was called 0 times"),
+        (
+            lambda: Net(lambda net, x: net.head(x.squeeze(1))[:, 0], head=nn.Linear(4, 3)),
+            "head",
+            r"features: got shape \(3, 4, 4\) for 3 inputs, expected \(3, F\)",
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_refused(make: Callable[[], nn.Module], layer: str | None, message: str) -> None:
+    model = make().eval()
+    with pytest.raises(SplitError, match="^" + message):
+        split(model, INPUTS, layer=layer)
     assert hooks(model) == 0
-
-
-@pytest.mark.parametrize("name", ["head2", "", "body", "0"])
-def test_wrong_names_list_the_right_ones(name: str) -> None:
-    with pytest.raises(SplitError, match=rf"^layer: got '{name}', expected the name of an nn.Linear .*second, first"):
-        split(skips().eval(), INPUTS, layer=name)
-
-
-def test_a_model_without_linear_layers_names_none() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten()).eval()
-    with pytest.raises(SplitError, match=r"the last ones: none"):
-        split(model, INPUTS, layer="0")
-    with pytest.raises(SplitError, match=r"^model: no nn.Linear takes part in a forward pass.*give a pair"):
-        split(model, INPUTS)
-
-
-@pytest.mark.parametrize("scale", [10.0, 0.5, 1.01, -1.0])
-def test_what_follows_the_last_layer_is_an_error(scale: float) -> None:
-    model = scaled(scale).eval()
-    with pytest.raises(SplitError, match=r"^model: the last linear layer 'body.3' does not produce the logits"):
-        split(model, INPUTS)
-    with pytest.raises(SplitError, match=r"^layer 'body.3': the logits differ from the model's by up to"):
-        split(model, INPUTS, layer="body.3")
-    assert hooks(model) == 0
-    assert checked(scaled(1.0).eval()).layer == "body.3"
-
-
-@pytest.mark.parametrize("head", [nn.Softmax(1), nn.LogSoftmax(1), nn.Tanh()])
-def test_squashed_logits_are_an_error(head: nn.Module) -> None:
-    text = (
-        "^model: returns probabilities.*expected logits; leave out the softmax" if isinstance(head, nn.Softmax) else ""
-    )
-    with pytest.raises(ModelError, match=text or "does not produce the logits"):
-        split(nn.Sequential(sequential(), head).eval(), INPUTS)
-
-
-def test_a_layer_that_is_called_twice_is_no_readout() -> None:
-    model = twice().eval()
-    for options in ({}, {"layer": "head"}):
-        with pytest.raises(SplitError, match=r"^layer 'head' was called 2 times in one forward pass, expected once"):
-            split(model, INPUTS, **options)  # type: ignore[arg-type]
-    assert hooks(model) == 0
-
-
-def test_a_layer_that_is_not_called_is_no_readout() -> None:
-    model = nested().eval()
-    with pytest.raises(SplitError, match=r"^layer 'heads.aux' was called 0 times"):
-        split(model, INPUTS, layer="heads.aux")
-
-
-def test_features_of_more_than_two_dimensions_are_refused() -> None:
-    with pytest.raises(SplitError, match=r"^features: got shape \(3, 4, 4\) for 3 inputs, expected \(3, F\)"):
-        split(Net(lambda net, x: net.head(x.squeeze(1))[:, 0], head=nn.Linear(4, 3)).eval(), INPUTS, layer="head")
 
 
 def test_a_pair_is_taken_as_it_is() -> None:
@@ -216,6 +201,8 @@ def test_wrong_pairs() -> None:
     for wrong in ((body,), (body, head, head), (body, lambda x: x), (body, "head")):
         with pytest.raises(InvalidArgumentError, match=r"^model: got .*, expected a pair \(features, readout\)"):
             split(wrong, INPUTS)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"^model: got function, expected a torch.nn.Module"):
+        split(lambda x: x, INPUTS)  # type: ignore[arg-type]
     with pytest.raises(SplitError, match=r"^features: got shape \(3, 1, 4, 4\) for 3 inputs"):
         split((nn.Identity().eval(), nn.Sequential(body, head).eval()), INPUTS)
     with pytest.raises(SplitError, match=r"^features: got tuple, expected a tensor"):
@@ -247,18 +234,13 @@ def test_train_mode_is_refused() -> None:
         (lambda x: x.numpy(), r"returned ndarray, expected"),
         (lambda x: x * float("nan"), r"returned NaN or infinite logits on clean inputs"),
         (lambda x: x / 0, r"returned NaN or infinite logits on clean inputs"),
-        (lambda x: x.softmax(1), r"returns probabilities"),
+        (lambda x: x.softmax(1), r"returns probabilities.*expected logits; leave out the softmax"),
         (lambda x: x.missing, r"raised AttributeError on inputs of shape \(3, 1, 4, 4\) and dtype float32"),
     ],
 )
 def test_what_is_no_classifier_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ModelError, match="^model: " + message):
         split(Net(lambda _, x: make(x.flatten(1))).eval(), INPUTS)
-
-
-def test_a_model_is_a_module() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^model: got function, expected a torch.nn.Module"):
-        split(lambda x: x, INPUTS)  # type: ignore[arg-type]
 
 
 class Fails(nn.Module):

@@ -25,13 +25,9 @@ POSITIVES = ("first", "all")
 
 
 class ContrastiveHead(TrainedPart):
-    """Linear, batch normalisation, rectifier, linear, as the authors'; from features to embeddings.
+    """From features ``(N, F)`` to embeddings: linear, batch normalisation, rectifier, linear, as the authors'.
 
-    Args:
-        features: Values of one row of features.
-        width: Of the hidden layer.
-        dimension: Of the embeddings.
-        views: How the views that it was trained on are drawn; those of the authors when left out.
+    It holds how the ``views`` that it was trained on are drawn; those of the authors when left out.
     """
 
     def __init__(
@@ -57,12 +53,7 @@ class ContrastiveHead(TrainedPart):
 
 
 class ContrastiveEncoder(nn.Module):
-    """Features of a frozen network, and a small head on them.
-
-    Args:
-        features: From inputs to features ``(N, F)``, see :func:`robust_ext.models.features.split`.
-        head: From features to embeddings ``(N, D)``.
-    """
+    """From inputs ``(N, ...)`` to embeddings ``(N, D)``: features of a frozen network, and a small head on them."""
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -76,19 +67,12 @@ class ContrastiveEncoder(nn.Module):
 
 
 def contrastive_losses(embeddings: Tensor, *, temperature: float = 0.2, positives: str = "first") -> Tensor:
-    """How badly each row's views are distinguished from those of other rows, the mean over its views.
+    """How badly each row's views ``(views, N, D)`` are distinguished from those of other rows, ``(N,)``.
 
     For a view it is the cross-entropy of finding a view of the same row among all other views, by cosine similarities
-    divided by the temperature.
-
-    Args:
-        embeddings: ``(views, N, D)``, at least two views.
-        temperature: Above 0.
-        positives: With more than two views: which view of the same row is to be found. ``"first"``: the first other
-            one, as in the authors' code, where the rest count as wrong. ``"all"``: each, and the mean is taken.
-
-    Returns:
-        ``(N,)``.
+    divided by the temperature; the mean is taken over a row's views. ``positives`` names which view is to be found:
+    ``"first"``, the first other one of the row, as in the authors' code, where the rest count as wrong; ``"all"``:
+    each, and the mean is taken.
 
     Example:
         >>> contrastive_losses(torch.eye(2).expand(2, 2, 2), temperature=1.0)

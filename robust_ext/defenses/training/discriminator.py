@@ -60,9 +60,8 @@ class Discriminator(TrainedPart):
             raise InvalidArgumentError(
                 "channels", f"{channels} with layers {layers}", "at least one number, and one for each of the layers"
             )
-        self.width = check_integer("width", width, minimum=1)
-        self.before = check_integer("before", before, minimum=0)
-        self.after = check_integer("after", after, minimum=0)
+        for name, value, minimum in (("width", width, 1), ("before", before, 0), ("after", after, 0)):
+            check_integer(name, value, minimum=minimum)
         self.encoders = nn.ModuleList(
             nn.Sequential(_block(count, width), *(_block(width, width) for _ in range(before)))
             for count in self.channels
@@ -70,24 +69,12 @@ class Discriminator(TrainedPart):
         sizes = [max(width * len(self.channels) // 2**number, 1) for number in range(after + 1)]
         self.common = nn.Sequential(*map(_block, sizes, sizes[1:]))
         self.readout = nn.Linear(sizes[-1], 1)
-        self.settings = {
-            "channels": list(self.channels),
-            "layers": list(self.layers),
-            "width": width,
-            "before": before,
-            "after": after,
-        }
+        self.settings = {"channels": list(self.channels), "layers": list(self.layers)}
+        self.settings |= {"width": width, "before": before, "after": after}
         self.eval()
 
     def forward(self, *activations: Tensor) -> Tensor:
-        """How clean the inputs look, ``(N,)``: the logit of the probability that they are.
-
-        Args:
-            activations: ``(N, channels, ...)`` each, in the order of ``channels``.
-
-        Raises:
-            ModelError: They are not as many, or have other channels.
-        """
+        """The logit ``(N,)`` of how likely inputs are clean, from their activations ``(N, channels, ...)`` in order."""
         shapes = [tuple(values.shape) for values in activations]
         if [shape[1:2] for shape in shapes] != [(count,) for count in self.channels]:
             raise ModelError(f"discriminator: got activations {shapes}, expected (N, channels, ...) of {self.channels}")
@@ -123,11 +110,7 @@ class DiscriminatorTraining(NetworkTraining):
     after: int = setting(default=3, help="Likewise.", minimum=0)
 
     def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> Discriminator:
-        """Train; see :meth:`Training.fit`.
-
-        Raises:
-            AttackError: The classifier gives no gradients.
-        """
+        """Train; see :meth:`Training.fit`. Raises AttackError for a classifier without gradients."""
         clean = self.checked(classifier, inputs)
         # All that is wrong is refused before the attack.
         check_rows(len(clean))
@@ -139,7 +122,12 @@ class DiscriminatorTraining(NetworkTraining):
         other = (clean + self.gamma * (adversarial - clean)).clamp(*self.bounds) if mixed else adversarial
 
         def loss(rows: Tensor) -> Tensor:
-            x, cleanness = (_mixtures if mixed else _both)(clean[rows], other[rows])
+            if mixed:
+                cleanness = torch.rand(len(rows)).to(clean)
+                x = torch.lerp(other[rows], clean[rows], over_rows(cleanness, clean[rows]))
+            else:
+                cleanness = torch.cat([torch.ones(len(rows)), torch.zeros(len(rows))]).to(clean)
+                x = torch.cat([clean[rows], other[rows]])
             found = discriminator(*_activations(classifier, x, self.layers))
             return nn.functional.binary_cross_entropy_with_logits(found, cleanness)
 
@@ -155,11 +143,7 @@ class DiscriminatorTraining(NetworkTraining):
         attack = ObjectivePGD(objective="ace", steps=self.attack_steps, step_size=self.attack_step_size * width)
         threat_model = ThreatModel(norm="linf", epsilon=self.epsilon * width, bounds=self.bounds)
         target = Target(
-            module=classifier,
-            bounds=self.bounds,
-            classes=classes,
-            input_shape=clean.shape[1:],
-            device=clean.device,
+            module=classifier, bounds=self.bounds, classes=classes, input_shape=clean.shape[1:], device=clean.device
         )
         generator = stream(self.seed, "adversarial")
         pairs = zip(torch.split(clean, self.batch_size), torch.split(labels, self.batch_size), strict=True)
@@ -171,18 +155,6 @@ def _activations(classifier: nn.Module, x: Tensor, layers: Sequence[str]) -> lis
     with torch.no_grad():
         seen = observe(classifier, x, layers)
     return [seen.layers[name] for name in layers] if layers else [seen.logits]
-
-
-def _both(clean: Tensor, adversarial: Tensor) -> tuple[Tensor, Tensor]:
-    """Clean and adversarial inputs, and which of them are clean."""
-    cleanness = torch.cat([torch.ones(len(clean)), torch.zeros(len(clean))]).to(clean)
-    return torch.cat([clean, adversarial]), cleanness
-
-
-def _mixtures(clean: Tensor, vertex: Tensor) -> tuple[Tensor, Tensor]:
-    """Points between the two, and how much of each is the clean one."""
-    share = torch.rand(len(clean)).to(clean)
-    return torch.lerp(vertex, clean, over_rows(share, clean)), share
 
 
 def _block(before: int, after: int) -> nn.Sequential:

@@ -61,21 +61,11 @@ class NetworkTraining(Training):
     def run(
         self, module: nn.Module, rows: int, loss: Callable[[Tensor], Tensor], *, seeded: bool = True, slower: float = 1
     ) -> list[float]:
-        """Train a module, in train mode; afterwards it is in eval mode and has no gradients.
+        """Train a module's parameters that require gradients; return the mean loss of each pass.
 
-        Args:
-            module: Its parameters that require gradients are trained, on the device where they are.
-            rows: Number of training rows, at least 2.
-            loss: From indices of rows, int64 ``(n,)`` with n of at least 2, to the mean loss ``()``. It may draw from
-                the global generators, which are seeded for it and put back.
-            seeded: False to go on with the global generators, seeded by the caller.
-            slower: What the learning rate is divided by.
-
-        Returns:
-            The mean loss of each pass.
-
-        Raises:
-            InvalidArgumentError: There are too few rows.
+        ``loss`` maps indices of at least 2 of the ``rows``, int64 ``(n,)``, to a mean loss ``()``. It may draw from the
+        global generators, which are seeded for it and put back, unless ``seeded=False``: then they go on from the
+        caller's seed. ``slower`` divides the learning rate. In the end the module is in eval mode, without gradients.
         """
         check_rows(rows)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -22,10 +22,6 @@ SOLVERS = ("dopri5", "rk4")
 class StableField(nn.Module):
     """The velocity ``sin(-W3 sin(-W2 sin(-W1 z)))``, with biases; the same at all times (Kang et al. 2021).
 
-    Args:
-        dimension: Of the state.
-        hidden: Width of the two hidden layers.
-
     Example:
         >>> StableField(4, hidden=8)(torch.tensor(0.0), torch.zeros(2, 4)).shape
         torch.Size([2, 4])
@@ -65,26 +61,12 @@ def integrate(
     tolerance: float = 1e-3,
     adjoint: bool = True,
 ) -> Tensor:
-    """The state at ``time`` of the equation ``dz/dt = field(t, z)`` with ``z(0) = start``.
+    """The state ``(N, D)`` at ``time`` of ``dz/dt = field(t, z)`` with ``z(0) = start``.
 
-    Args:
-        field: From times ``()`` and states ``(N, D)`` to velocities ``(N, D)``.
-        start: ``(N, D)``, at least one row.
-        time: Above 0.
-        solver: ``"dopri5"``: Runge-Kutta of order 5 of torchdiffeq, with steps chosen for all rows together, so that a
-            row's result varies with the batch by about the tolerance. ``"rk4"``: classic Runge-Kutta of order 4 with
-            equal steps, each row on its own, differentiated through the steps.
-        steps: Of ``"rk4"``, at least 1.
-        tolerance: Of ``"dopri5"``, relative and absolute.
-        adjoint: Of ``"dopri5"``: whether gradients come from the adjoint equation, solved backwards in time in constant
-            memory, or from the graph of the steps. The former equal the latter up to the tolerance.
-
-    Returns:
-        ``(N, D)``.
-
-    Raises:
-        InvalidArgumentError: There is no such solver.
-        MissingDependencyError: torchdiffeq is not installed.
+    ``"dopri5"`` is Runge-Kutta of order 5 of torchdiffeq, with steps chosen for all rows together, so that a row's
+    result varies with the batch by about the tolerance (relative and absolute); its gradients come from the adjoint
+    equation, solved backwards in time in constant memory, or from the graph of the steps. ``"rk4"`` is classic
+    Runge-Kutta of order 4 with ``steps`` equal steps, each row on its own, differentiated through the steps.
 
     Example:
         >>> class Decay(nn.Module):
@@ -104,11 +86,7 @@ def integrate(
 
 
 def load_torchdiffeq() -> Any:
-    """Import torchdiffeq.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
+    """Import torchdiffeq, or raise MissingDependencyError."""
     try:
         return importlib.import_module("torchdiffeq")
     except ImportError as error:

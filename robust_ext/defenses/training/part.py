@@ -20,11 +20,7 @@ Self = TypeVar("Self", bound="TrainedPart")
 
 
 class TrainedPart(nn.Module):
-    """A network, or tensors, that a defense has trained.
-
-    Attributes:
-        settings: What :meth:`untrained` makes a part of the same sizes of; JSON values.
-    """
+    """A network, or tensors, that a defense has trained; its ``settings`` (JSON values) make one of the same sizes."""
 
     settings: dict[str, Any]
 
@@ -41,11 +37,7 @@ class TrainedPart(nn.Module):
 
     @classmethod
     def load(cls: type[Self], path: str | os.PathLike[str]) -> Self:
-        """Read what :meth:`save` wrote; on the CPU, in eval mode, without gradients of its parameters.
-
-        Raises:
-            DataError: The file cannot be read, or holds something else.
-        """
+        """Read what :meth:`save` wrote: on the CPU, in eval mode, frozen; raise DataError for other files."""
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})[_KEY])

@@ -26,10 +26,8 @@ INPUT = ""
 class Projections(TrainedPart):
     """Linear subspaces near which the inputs of some layers lie.
 
-    Args:
-        layers: Names of layers of a classifier, in the order in which they run; ``""`` for its input.
-        bases: Orthonormal columns ``(D, rank)``, one for each layer.
-        means: ``(D,)``, likewise.
+    For each layer, named in the order in which they run (``""`` is the classifier's input), it has a basis of
+    orthonormal columns ``(D, rank)`` and a mean ``(D,)``.
     """
 
     def __init__(self, layers: Sequence[str], bases: Sequence[Tensor], means: Sequence[Tensor]) -> None:
@@ -55,12 +53,9 @@ class Projections(TrainedPart):
         return found
 
     def off_plane(self, number: int, activations: Tensor, *, own_mean: bool) -> Tensor:
-        """What the projection of activations ``(N, ...)`` leaves out, ``(N, D)``.
+        """What the projection of one layer's inputs ``(N, ...)`` leaves out, ``(N, D)``.
 
-        Args:
-            number: Of the layer.
-            activations: The inputs of that layer.
-            own_mean: Whether they are centred by their own mean, or by that of the training activations.
+        They are centred by their own mean, or by that of the training activations.
         """
         flat, basis = activations.flatten(1), self.basis(number)
         if flat.shape[1] != len(basis):
@@ -76,15 +71,9 @@ class Projections(TrainedPart):
 def edited_inputs(
     classifier: nn.Module, layers: Sequence[str], edit: Callable[[int, Tensor], Tensor]
 ) -> Iterator[None]:
-    """Change what goes into some layers of a classifier while it runs inside.
+    """Replace what goes into some layers (``""`` is the input) while a classifier runs inside, once each.
 
-    Args:
-        classifier: Any module.
-        layers: Names of its layers, ``""`` for itself; each must run once.
-        edit: From a layer's number and its input to what it gets instead.
-
-    Raises:
-        InvalidArgumentError: There is no such layer.
+    ``edit`` maps a layer's number and its input to what it gets instead.
     """
     known = dict(classifier.named_modules())
     with ExitStack() as stack:

@@ -22,13 +22,9 @@ from robust_ext.defenses.training.part import TrainedPart
 
 
 class ScoreNetwork(TrainedPart):
-    """Convolutions of 3x3 that estimate the noise in an image; the score is minus the noise over its variance.
+    """Convolutions of 3x3 that estimate the noise in images; the score is minus the noise over its variance.
 
-    Args:
-        channels: Of the images.
-        width: Channels of the hidden layers.
-        depth: Number of hidden layers, at least 1.
-        noise: Standard deviation of the noise, above 0, for images in [0, 1].
+    It has ``depth`` hidden layers of ``width`` channels; ``noise`` is the standard deviation for images in [0, 1].
 
     Example:
         >>> ScoreNetwork(1, width=4)(torch.rand(2, 1, 5, 7)).shape

@@ -24,14 +24,7 @@ _STEPS = 5
 
 
 class StableHead(TrainedPart):
-    """Linear map to the state, stable field, linear readout.
-
-    Args:
-        features: Values of one row of features.
-        classes: Number of logits.
-        dimension: Of the state.
-        hidden: Width of the field.
-    """
+    """Linear map from features to the state ``(N, dimension)``, stable field of width ``hidden``, linear readout."""
 
     def __init__(self, features: int, classes: int, *, dimension: int = 64, hidden: int = 256) -> None:
         super().__init__()

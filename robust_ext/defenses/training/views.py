@@ -24,14 +24,10 @@ _LUMA = (0.2989, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class View:
-    """What is done to an image.
+    """What is done to an image: a ``crop`` (top, left, height, width) is enlarged to its size and flipped.
 
-    Args:
-        crop: Top, left, height and width of the part that is enlarged to the image's size.
-        flip: Whether left and right are swapped.
-        colours: In this order: ``"brightness"``, ``"contrast"`` or ``"saturation"`` with a factor of at least 0, or
-            ``"hue"`` with a part of a turn.
-        grey: Whether colour is left out.
+    ``colours`` are applied in order: ``"brightness"``, ``"contrast"`` or ``"saturation"`` with a factor of at least 0,
+    or ``"hue"`` with a part of a turn; ``grey`` leaves out colour in the end.
     """
 
     crop: tuple[int, int, int, int]
@@ -76,11 +72,7 @@ class RandomViews(SettingsModule):
     )
 
     def forward(self, x: Tensor, rng: RowRNG, *keys: int | str) -> Tensor:
-        """One view of each image ``(N, C, H, W)`` in [0, 1], from the rows' numbers under the keys.
-
-        Raises:
-            InvalidArgumentError: These are no images.
-        """
+        """One view of each image ``(N, C, H, W)`` in [0, 1], from the rows' numbers under the keys."""
         if x.dim() != 4:
             raise InvalidArgumentError("x", f"shape {tuple(x.shape)}", "images (N, C, H, W)")
         size = (x.shape[-2], x.shape[-1])
