@@ -10,20 +10,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """The surroundings of a run.
+    """The surroundings of a run."""
 
-    Args:
-        origin: Where things came from, in words by name (``{"model": "net.py:make"}``), kept with the settings.
-        target: Words for what is attacked, for tables that hold several targets.
-        command: Arguments of ``robust-ext`` that repeat the run in another process.
-        jobs: Processes the run is split over.
-        shard: Number of this process, and of how many; one of several does its share and makes no result.
-    """
-
+    # Where things came from, in words by name ({"model": "net.py:make"}), kept with the settings
     origin: Mapping[str, str] = field(default_factory=dict)
-    target: str = ""
-    command: Sequence[str] = ()
-    jobs: int = 1
+    target: str = ""  # Words for what is attacked, for tables that hold several targets
+    command: Sequence[str] = ()  # Arguments of robust-ext that repeat the run in another process
+    jobs: int = 1  # Processes the run is split over
+    # Number of this process, and of how many; one of several does its share and makes no result
     shard: tuple[int, int] = (0, 1)
 
     @property

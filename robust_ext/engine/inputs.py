@@ -25,22 +25,13 @@ from robust_ext.registry.model import as_module
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationInputs:
-    """A classifier, labelled samples, and its logits of them.
-
-    Args:
-        module: The classifier.
-        inputs: Clean samples ``(N, ...)``, float32, on its device.
-        labels: Their classes, int64 ``(N,)``.
-        logits: Of them, ``(N, K)``.
-        ids: Of the samples, which with the seed decide every draw.
-        threat_model: Bounds of inputs, norm and epsilon.
-    """
+    """A classifier, labelled samples, and its logits of them."""
 
     module: nn.Module
-    inputs: Tensor
-    labels: Tensor
-    logits: Tensor
-    ids: Sequence[int]
+    inputs: Tensor  # Clean samples (N, ...), float32, on the module's device
+    labels: Tensor  # Their classes, int64 (N,)
+    logits: Tensor  # Of them, (N, K)
+    ids: Sequence[int]  # Of the samples, which with the seed decide every draw
     threat_model: ThreatModel
 
     @property
@@ -86,19 +77,9 @@ def prepare_inputs(
     sample_ids: Sequence[int] | None,
     batch_size: int,
 ) -> EvaluationInputs:
-    """Check a classifier and labelled samples.
+    """Check a classifier, and samples ``(N, ...)`` with labels int64 ``(N,)``, in forward passes of ``batch_size``.
 
-    Args:
-        model: A torch module in eval mode from inputs to logits; a model of an adapted library.
-        inputs: float ``(N, ...)`` in bounds, at least one.
-        labels: int64 ``(N,)``.
-        threat_model: With the bounds of inputs.
-        sample_ids: One a sample; ``0 .. N-1`` when left out.
-        batch_size: Samples sent forward at once.
-
-    Raises:
-        InvalidArgumentError: An argument is not as described, or the model states other bounds.
-        ModelError: The model is no classifier to logits.
+    Raises InvalidArgumentError where an argument does not fit, ModelError where the model is no classifier to logits.
     """
     module = bounded_module(model, threat_model)
     device = module_device(module)
@@ -115,11 +96,7 @@ def prepare_inputs(
 
 
 def bounded_module(model: object, threat_model: ThreatModel) -> nn.Module:
-    """A model as a module whose inputs have the threat model's bounds.
-
-    Raises:
-        InvalidArgumentError: It is of no known kind, or states other bounds.
-    """
+    """A model as a module; InvalidArgumentError where it is of no known kind or states other bounds."""
     if not isinstance(threat_model, ThreatModel):
         raise InvalidArgumentError("threat_model", type(threat_model).__name__, "a ThreatModel")
     adapted = as_module(model)
@@ -131,11 +108,7 @@ def bounded_module(model: object, threat_model: ThreatModel) -> nn.Module:
 
 
 def as_attacks(attacks: object, *, argument: str = "attacks") -> dict[str, Attack]:
-    """Attacks by name, of one attack, a list of attacks or a dict of them by name.
-
-    Raises:
-        InvalidArgumentError: None at all, or two of the same name.
-    """
+    """Attacks by name, of one, a list or a dict of them; InvalidArgumentError without any, or with two of one name."""
     if isinstance(attacks, Mapping):
         found = [as_attack(value, name=str(key), argument=argument) for key, value in attacks.items()]
     else:

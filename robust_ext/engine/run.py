@@ -37,17 +37,11 @@ R = TypeVar("R", bound="Run")
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """What is kept of a block of samples.
+    """What is kept of a block of samples."""
 
-    Args:
-        records: One a sample, each with its ``index``.
-        timing: What they took; plain values.
-        candidates: Verified candidates ``(n, ...)``, where they are needed later.
-    """
-
-    records: Sequence[Record]
-    timing: Record
-    candidates: Tensor | None = None
+    records: Sequence[Record]  # One a sample, each with its index
+    timing: Record  # What they took; plain values
+    candidates: Tensor | None = None  # Verified candidates (n, ...), where they are needed later
 
     @staticmethod
     def of(rows: range, ids: Sequence[int], attempt: Attempt, candidates: Tensor, **columns: Sequence[Any]) -> Block:
@@ -62,27 +56,16 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(ABC):
-    """The work of one store.
+    """The work of one store."""
 
-    Args:
-        key: Its folder inside the run folder; empty for the run folder itself.
-        title: The run in words.
-        blocks: Indices of the samples that are worked on together.
-        identity: Everything the records depend on; plain values.
-        long: Whether it takes longer than others; such are begun first, so that no process is left with one at last.
+    kind: ClassVar[str] = "attack"  # Of the run, in its folder
+    shared: ClassVar[bool] = False  # Whether processes share its blocks; otherwise each process takes whole runs
 
-    Attributes:
-        kind: Of the run, in its folder.
-        shared: Whether processes share its blocks; otherwise each process takes whole runs.
-    """
-
-    kind: ClassVar[str] = "attack"
-    shared: ClassVar[bool] = False
-
-    key: str
-    title: str
-    blocks: Sequence[range]
-    identity: Mapping[str, Any]
+    key: str  # Its folder inside the run folder; empty for the run folder itself
+    title: str  # In words
+    blocks: Sequence[range]  # Indices of the samples that are worked on together
+    identity: Mapping[str, Any]  # Everything the records depend on; plain values
+    # Whether it takes longer than others; such are begun first, so that no process is left with one at last
     long: bool = False
 
     def session(self, bar: tqdm[Any]) -> AbstractContextManager[object]:
@@ -112,21 +95,13 @@ class Run(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Generic[R]):
-    """What a run left.
-
-    Args:
-        run: The run.
-        store: Where it is kept.
-        records: One a sample.
-        timings: One a block.
-        refusal: Why it could not be run; the rest is then empty.
-    """
+    """What a run left."""
 
     run: R
     store: Store
-    records: Sequence[Record] = field(default=())
-    timings: Sequence[Record] = field(default=())
-    refusal: str | None = None
+    records: Sequence[Record] = field(default=())  # One a sample
+    timings: Sequence[Record] = field(default=())  # One a block
+    refusal: str | None = None  # Why it could not be run; the rest is then empty
 
     def total(self, part: str, name: str) -> Any:
         """Sum over blocks of ``seconds`` or ``passes`` of this name."""
@@ -138,15 +113,8 @@ def run_all(
 ) -> Generator[Task, TaskResult, dict[str, Outcome[R]] | None]:
     """The tasks of all runs that are not there yet, for :func:`robust_ext.engine.task.drive`.
 
-    Args:
-        runs: With different keys.
-        out: Run folder; None keeps everything in memory.
-        progress: Whether to show a progress bar on stderr.
-        title: Of the bar.
-        unit: What it counts.
-
-    Returns:
-        Outcomes by key, in the order of the runs; None in one of several processes, which leaves the result to others.
+    ``unit`` is what the progress bar counts. Returns outcomes by key, in the order of the runs; None in one of several
+    processes, which leaves the result to others.
     """
     context, folder = current_context(), None if out is None else Path(out)
     total = sum(len(rows) for run in runs for rows in run.blocks)

@@ -31,16 +31,9 @@ logger = logging.getLogger(__name__)
 class RunFolder:
     """Append-only store of a run; like :class:`InMemoryStore`, but it survives.
 
-    Args:
-        path: Folder, made when missing.
-        kind: What is run, as in ``result.json``.
-        settings: Everything the records depend on; plain JSON values. A folder with others is refused.
-        versions: Versions of what runs; a change is logged, not refused.
-        shard: Number of this process among those that share the folder.
-
-    Raises:
-        RunFolderError: The folder holds another run or is damaged.
-        RunFolderBusyError: Another process writes the same shard.
+    ``settings`` (plain JSON values) are all that the records depend on: a folder with others, of another kind or
+    damaged is refused with RunFolderError. Other versions are logged. Each ``shard`` has one
+    writer; a second gets RunFolderBusyError.
     """
 
     def __init__(
@@ -101,13 +94,9 @@ class RunFolder:
 
     @contextmanager
     def once(self, name: str) -> Iterator[Slot]:
-        """A JSON value that is computed once for the whole run, also by processes that share it and after a kill.
+        """A slot for a JSON value, kept in ``NAME.json``, that is computed once, also by several processes.
 
-        Args:
-            name: Of the value; kept in ``NAME.json``.
-
-        Yields:
-            A slot with the value; where it is empty, the block fills it while other processes wait.
+        Where the slot is empty, the block fills it while other processes wait.
         """
         file = self.path / f"{name}.json"
         with _locked(self.path / ".lock-once", wait=True):

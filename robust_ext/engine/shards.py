@@ -23,21 +23,10 @@ _PATIENCE = 0.5
 def run_shards(
     arguments: Sequence[str], folders: Iterable[Path], *, jobs: int, total: int, progress: bool, title: str, unit: str
 ) -> None:
-    """Run ``robust-ext`` ``jobs`` times, with ``--shard K/jobs`` added, until all have ended.
+    """Run ``robust-ext`` ``jobs`` times with these arguments and ``--shard K/jobs``, until all have ended.
 
-    Each gets its part of the cores, and ends when this process does.
-
-    Args:
-        arguments: Of the command, without the program's name.
-        folders: Run folders whose records show what is done; those that are not there yet hold none.
-        jobs: Number of processes.
-        total: Number of records in all.
-        progress: Show a progress bar on stderr.
-        title: Of the bar.
-        unit: What it counts.
-
-    Raises:
-        RobustExtError: A process failed; the text is the end of its output.
+    Each gets its part of the cores, and ends when this process does. The bar counts the records in the folders,
+    ``total`` at the end. Raises RobustExtError with the end of its output where a process failed.
     """
 
     def done() -> int:

@@ -16,12 +16,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Slot:
-    """A value that may have to be computed.
-
-    Attributes:
-        value: The value; None while there is none.
-        empty: Whether there is none.
-    """
+    """A value that may have to be computed."""
 
     value: Any = None
     empty: bool = True

@@ -27,44 +27,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One call of an attack on some rows.
+    """One call of an attack on some rows."""
 
-    Args:
-        attack: The attack; whether it fits was checked before, see :meth:`Attack.check`.
-        target: What it may query.
-        inputs: float32 ``(n, ...)``.
-        labels: int64 ``(n,)``.
-        threat_model: What it is given.
-        stream: Seed and keys of the generator it draws from, see :func:`robust_ext.core.random.stream`.
-        counted: Network whose rows are counted meanwhile; None where the target counts its own.
-        global_seed: Of the global generators, for targets that draw from them; None leaves them alone.
-    """
-
-    attack: Attack
-    target: Target
-    inputs: Tensor
-    labels: Tensor
-    threat_model: ThreatModel
-    stream: tuple[Key, ...]
-    counted: nn.Module | None = None
-    global_seed: int | None = None
+    attack: Attack  # Whether it fits was checked before, see Attack.check
+    target: Target  # What it may query
+    inputs: Tensor  # float32 (n, ...)
+    labels: Tensor  # int64 (n,)
+    threat_model: ThreatModel  # What it is given
+    stream: tuple[Key, ...]  # Seed and keys of the generator it draws from, see robust_ext.core.random.stream
+    counted: nn.Module | None = None  # Network whose rows are counted meanwhile; None where the target counts its own
+    global_seed: int | None = None  # Of the global generators, for targets that draw from them; None leaves them alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """What came back.
+    """What came back."""
 
-    Args:
-        candidates: What the attack returned; not verified.
-        seconds: That it took.
-        passes: Rows sent ``forward`` and ``backward``.
-        draw: One more number of the task's stream, for draws that follow the attack.
-    """
-
-    candidates: object
+    candidates: object  # What the attack returned; not verified
     seconds: float
-    passes: dict[str, int]
-    draw: int
+    passes: dict[str, int]  # Rows sent forward and backward
+    draw: int  # One more number of the task's stream, for draws that follow the attack
 
 
 Worker = Callable[[Task], TaskResult]
@@ -72,40 +54,25 @@ Worker = Callable[[Task], TaskResult]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What candidates are verified by; it stays in the process that made the task.
+    """What candidates are verified by; it stays in the process that made the task."""
 
-    Args:
-        module: The full target, in eval mode.
-        name: Of the attack, for error texts.
-        rejects: Which of the verified candidates ``(n, ...)`` a detector rejects, bool ``(n,)``, given a seed.
-    """
-
-    module: nn.Module
-    name: str
+    module: nn.Module  # The full target, in eval mode
+    name: str  # Of the attack, for error texts
+    # Which of the verified candidates (n, ...) a detector rejects, bool (n,), given a seed
     rejects: Callable[..., Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What a task came to.
-
-    Args:
-        verified: The candidates, checked.
-        seconds: ``{"attack", "verify"}``.
-        passes: Rows sent ``{"forward", "backward"}`` by the attack.
-    """
+    """What a task came to."""
 
     verified: Verification
-    seconds: dict[str, float]
-    passes: dict[str, int]
+    seconds: dict[str, float]  # {"attack", "verify"}
+    passes: dict[str, int]  # Rows sent {"forward", "backward"} by the attack
 
 
 def run_task(task: Task) -> TaskResult:
-    """Run a task in this process: the worker that is used where no other is given.
-
-    Raises:
-        AttackError: The attack raised.
-    """
+    """Run a task in this process, the default worker; AttackError where the attack raised."""
     generator = stream(int(task.stream[0]), *task.stream[1:])
     counter, begun = task.target.counter, time.perf_counter()
     before = counter.snapshot()

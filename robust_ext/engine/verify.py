@@ -16,20 +16,14 @@ OUTCOMES = ("found", "rejected", "not_adversarial", "beyond_epsilon", "out_of_bo
 
 @dataclass(frozen=True)
 class Verification:
-    """What became of each candidate.
+    """What became of each candidate."""
 
-    Args:
-        outcomes: One of :data:`OUTCOMES` a candidate.
-        distances: To the clean input in the threat model's norm, float64 ``(N,)``; NaN where not finite.
-        candidates: The candidates as judged: float32, clipped to the bounds where only rounding had left them, the
-            clean input where not finite or out of bounds.
-        logits: Of the target at each of them, ``(N, K)``.
-    """
-
-    outcomes: tuple[str, ...]
-    distances: Tensor
+    outcomes: tuple[str, ...]  # One of OUTCOMES a candidate
+    distances: Tensor  # To the clean input in the threat model's norm, float64 (N,); NaN where not finite
+    # The candidates as judged: float32, clipped to the bounds where only rounding had left them, the clean input where
+    # not finite or out of bounds
     candidates: Tensor
-    logits: Tensor
+    logits: Tensor  # Of the target at each of them, (N, K)
 
 
 def verify(
@@ -44,17 +38,9 @@ def verify(
 ) -> Verification:
     """Check candidates: finite, in bounds, in the ball (float64, :meth:`ThreatModel.tolerance`), predicted wrongly.
 
-    Args:
-        candidates: What the attack returned, expected ``(N, ...)`` like ``inputs``.
-        inputs: Clean inputs.
-        labels: int64 ``(N,)``; a candidate of another class is adversarial.
-        module: The full target, in eval mode, run on all N rows at once.
-        threat_model: What a candidate may be.
-        attack: Name for error texts.
-        rejects: Which of the judged candidates ``(N, ...)`` a detector rejects, bool ``(N,)``.
-
-    Raises:
-        AttackError: Not a float tensor of the inputs' shape.
+    ``module`` is the full target in eval mode, run once on all N rows; ``rejects`` gives for the judged candidates
+    which a detector rejects, bool ``(N,)``. AttackError where they are no float tensor
+    of the inputs' shape.
     """
     if not isinstance(candidates, Tensor):
         raise AttackError(f"{attack}: returned {type(candidates).__name__}, expected a tensor of candidates")

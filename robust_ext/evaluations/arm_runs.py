@@ -36,19 +36,12 @@ _DECIDED = 250
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRun(Run):
-    """Points of every sample, and every detector's scores of them; by itself, the clean inputs.
-
-    Args:
-        given: Classifier and samples.
-        detectors: Those that score.
-        batch_size: Samples attacked at once.
-        seed: Of every draw.
-    """
+    """Points of every sample, and every detector's scores of them; by itself, the clean inputs."""
 
     given: EvaluationInputs
     detectors: Sequence[NamedDetector]
-    batch_size: int
-    seed: int
+    batch_size: int  # Samples attacked at once
+    seed: int  # Of every draw
 
     def work(self, rows: range, store: Store) -> Work[Block]:
         """Nothing: it has no blocks."""
@@ -89,19 +82,12 @@ class ScoredRun(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class ArmRun(ScoredRun):
-    """One run of an attack; minimum-norm attacks are run once for all the budgets they are judged by.
-
-    Args:
-        attack: The attack.
-        threat_model: What it is given.
-        arms: The arms that are judged by what it returns.
-        adaptive_to: The detector that it attacks too.
-    """
+    """One run of an attack; minimum-norm attacks are run once for all the budgets they are judged by."""
 
     attack: Attack
-    threat_model: ThreatModel
-    arms: tuple[Arm, ...]
-    adaptive_to: NamedDetector | None = None
+    threat_model: ThreatModel  # What it is given
+    arms: tuple[Arm, ...]  # The arms that are judged by what it returns
+    adaptive_to: NamedDetector | None = None  # The detector that it attacks too
 
     def points(self, rows: range, store: Store) -> Tensor:
         """The candidates of a block."""
@@ -177,14 +163,7 @@ def plan_clean(
 
 
 def plan_runs(arms: Sequence[Arm], clean: ScoredRun) -> list[ArmRun]:
-    """The runs that arms need.
-
-    One an arm, but one for all budgets of a minimum-norm attack, and one a detector for attacks that are adaptive.
-
-    Args:
-        arms: With different names.
-        clean: The run of the clean inputs, with all that is the same for every run.
-    """
+    """The runs of arms: one each; one for all budgets of a minimum-norm attack; one a detector if adaptive."""
     given = clean.given
     grouped: dict[tuple[str, str, ThreatModel], list[Arm]] = {}
     for arm in arms:
@@ -235,17 +214,7 @@ def draw_references(
 ) -> Tensor | None:
     """Draw points that attacks imitate: clean inputs of other classes that the detector lets pass, ``(n, count, ...)``.
 
-    A row's points depend on the seed and the row, not on the rows beside it.
-
-    Args:
-        given: The clean inputs.
-        rows: The rows that need some.
-        detector: With a threshold.
-        seed: Of the draws.
-        count: Points for each row.
-
-    Returns:
-        None where a row has too few.
+    A row's points depend on the seed and the row, not on the rows beside it. None where a row has too few.
     """
     inputs, predicted = given.inputs, given.logits.argmax(1)
     with seeded_globals(derive_seed(seed, "arm references")):

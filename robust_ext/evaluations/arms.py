@@ -66,12 +66,7 @@ class Arm:
         return self.short if self.epsilon is None else f"{self.short} {self.norm} {self.epsilon:g}"
 
     def threat_model(self, *, bounds: tuple[float, float], values: int) -> ThreatModel:
-        """What the attack is given: an arm without a budget may go anywhere in the bounds.
-
-        Args:
-            bounds: Of the inputs.
-            values: Numbers in one input.
-        """
+        """What the attack is given for inputs of so many values; without a budget, it may go anywhere in the bounds."""
         norm = self.norm or "linf"
         fixed = self.epsilon is not None and not self.resolved.traits.minimum_norm
         widest = (bounds[1] - bounds[0]) * {"linf": 1.0, "l2": float(values) ** 0.5, "l1": float(values)}[norm]
@@ -79,11 +74,7 @@ class Arm:
 
 
 def check_arms(arms: Iterable[Arm]) -> list[Arm]:
-    """Arms with different names, at least one.
-
-    Raises:
-        InvalidArgumentError: They are not.
-    """
+    """Arms with different names, at least one; InvalidArgumentError otherwise."""
     found = list(arms)
     for arm in found:
         if not isinstance(arm, Arm):

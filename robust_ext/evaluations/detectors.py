@@ -19,17 +19,11 @@ from robust_ext.registry.detector import as_detector
 
 @dataclass(frozen=True, kw_only=True)
 class NamedDetector:
-    """A detector that is judged.
-
-    Args:
-        name: Of the detector.
-        detector: Beside the classifier.
-        digest: Its fingerprint, see :func:`detector_digest`.
-    """
+    """A detector that is judged."""
 
     name: str
     detector: Detector
-    digest: str
+    digest: str  # Its fingerprint, see detector_digest
 
     @property
     def calibrated(self) -> bool:
@@ -56,15 +50,7 @@ def calibrate_detector(
     bounds: tuple[float, float],
     seed: int,
 ) -> Calibration:
-    """Give a detector its threshold; what a random one draws depends on the seed alone.
-
-    Args:
-        detector: Without a threshold.
-        data: Clean inputs ``(M, ...)``.
-        false_positive_rate: Share of them that it may detect.
-        bounds: Of inputs.
-        seed: Of the draws, here and in every run that goes on.
-    """
+    """Give a detector its threshold by clean inputs ``(M, ...)``; its draws depend on the seed alone."""
     clean = check_inputs("detector_data", data, bounds=bounds)
     with seeded_globals(derive_seed(seed, "detector calibration")):
         return detector.calibrate(clean, false_positive_rate=false_positive_rate)
@@ -80,19 +66,9 @@ def as_detectors(
     bounds: tuple[float, float],
     seed: int,
 ) -> list[NamedDetector]:
-    """Detectors by name, with a threshold where there are clean inputs to calibrate them on.
+    """Detectors by name, of one, a list or a dict; given clean inputs (data), those without a threshold are calibrated.
 
-    Args:
-        detectors: One, a list, or a dict by name, each anything :func:`as_detector` takes.
-        module: The classifier they are beside.
-        inputs: Some inputs, to see whether they are.
-        data: Clean inputs to calibrate on, or None.
-        false_positive_rate: Share of them that a detector may detect.
-        bounds: Of inputs.
-        seed: Of random detectors' draws.
-
-    Raises:
-        InvalidArgumentError: There is none, or two have one name.
+    Raises InvalidArgumentError without any, or with two of one name.
     """
     named: list[tuple[str | None, object]]
     if isinstance(detectors, Mapping):

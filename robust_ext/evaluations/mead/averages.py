@@ -10,21 +10,13 @@ from robust_ext.evaluations.mead.roc import Detection
 
 @dataclass(frozen=True, kw_only=True)
 class Average:
-    """Unweighted means; None without rows that have a value.
+    """Unweighted means; None without rows that have a value."""
 
-    Args:
-        auroc: Mean of the rows' AUROC.
-        fpr_at_95_tpr: Mean of the rows' FPR at 95% TPR.
-        tpr_at_5_fpr: Mean of the rows' TPR at 5% FPR.
-        rows: How many rows the means are over.
-        skipped: How many rows have no value, as no attack succeeded.
-    """
-
-    auroc: float | None
-    fpr_at_95_tpr: float | None
-    tpr_at_5_fpr: float | None
-    rows: int
-    skipped: int
+    auroc: float | None  # Mean of the rows' AUROC
+    fpr_at_95_tpr: float | None  # Mean of the rows' FPR at 95% TPR
+    tpr_at_5_fpr: float | None  # Mean of the rows' TPR at 5% FPR
+    rows: int  # How many rows the means are over
+    skipped: int  # How many rows have no value, as no attack succeeded
 
     def to_dict(self) -> dict[str, object]:
         """The fields, for JSON."""
@@ -32,13 +24,10 @@ class Average:
 
 
 def average(rows: Sequence[Detection | Average]) -> Average:
-    """Average rows, each with the same weight, however many positives it has.
+    """Average rows, or averages of groups, each with the same weight, however many positives it has.
 
     Source: Granese et al., "MEAD" (2022), tables 1 to 3: the rows of a norm are averaged, and in table 3 the averages
     of the four groups (l1, l2, linf, no norm).
-
-    Args:
-        rows: Results of rows, or averages of groups.
     """
     numbers = [
         (row.auroc, row.fpr_at_95_tpr, row.tpr_at_5_fpr)

@@ -47,17 +47,11 @@ R_co = TypeVar("R_co", bound=ScoredRun, covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Scored(Generic[R_co]):
-    """What a run left, and the scores of it.
-
-    Args:
-        outcome: Records and timings.
-        scores: Of each detector, float64 ``(N,)``; none where the run was refused.
-        seconds: What they took.
-    """
+    """What a run left, and the scores of it."""
 
     outcome: Outcome[R_co]
-    scores: Mapping[str, Floats]
-    seconds: Mapping[str, float]
+    scores: Mapping[str, Floats]  # Of each detector, float64 (N,); none where the run was refused
+    seconds: Mapping[str, float]  # What they took
 
     @staticmethod
     def of(outcome: Outcome[R]) -> Scored[R]:
@@ -77,20 +71,7 @@ def make_content(
     detector_data: Tensor | None,
     begun: float,
 ) -> dict[str, Any]:
-    """Everything ``result.json`` holds.
-
-    Args:
-        natural: The clean inputs.
-        left: Of the runs.
-        arms: In the order of the suite.
-        settings: Of the run.
-        suite: In words.
-        detector_data: Clean inputs beside the samples, where there are some.
-        begun: The clock when the run began.
-
-    Raises:
-        InvalidArgumentError: Detectors are to be combined, and there are no clean inputs for it.
-    """
+    """Everything ``result.json`` holds."""
     run, given = natural.outcome.run, natural.outcome.run.given
     scores = dict(natural.scores)
     results = _arm_results(left, arms)

@@ -101,17 +101,7 @@ def fit_detector(
 
 
 def load_detector(name: str, path: str | os.PathLike[str], classifier: nn.Module) -> Detector:
-    """Read one of the five detectors from the file that :meth:`Detector.save` wrote.
-
-    Args:
-        name: One of :data:`NAMED`.
-        path: The file.
-        classifier: The network that it watched.
-
-    Raises:
-        InvalidArgumentError: There is no such detector.
-        DataError: The file cannot be read, or holds another detector.
-    """
+    """Read one of the five detectors from a file that :meth:`Detector.save` wrote; DataError where it is none."""
     return DETECTORS[check_choice("name", name, DETECTORS)].load(path, classifier)
 
 

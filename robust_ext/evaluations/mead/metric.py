@@ -27,43 +27,31 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class ArmLabel:
-    """What an arm is called.
+    """What an arm is called."""
 
-    Args:
-        name: Unlike those of the other arms.
-        objective: What its attack maximises, such as ``"kl"``; None where it has no choice of objectives. Such arms
-            take part in the result of every objective, as in the paper.
-        algorithm: How, such as ``"pgd"``; None: it takes part in no algorithm's result.
-    """
-
-    name: str
+    name: str  # Unlike those of the other arms
+    # What its attack maximises, such as "kl"; None where it has no choice of objectives. Such arms take part in the
+    # result of every objective, as in the paper
     objective: str | None = None
-    algorithm: str | None = None
+    algorithm: str | None = None  # How, such as "pgd"; None: it takes part in no algorithm's result
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiArmed:
-    """One row of the paper's tables: all arms against one detector.
+    """One row of the paper's tables: all arms against one detector."""
 
-    Args:
-        all_arms: Every arm together.
-        objectives: By objective: the arms of this objective together with those that have none. The paper calls it
-            single-armed. It can lie below that of all arms, as it has fewer positives (remark in section 5.2.1).
-        algorithms: By algorithm.
-        arms: Each arm by itself.
-        attribution: By arm, the share of positives in which it scored lowest, shared where several did; adds up to 1.
-            None without positives.
-        successes_per_sample: How many arms succeed on a sample, on average (tables 4 and 10); None without samples.
-        samples: How many samples were left.
-    """
-
-    all_arms: Detection
+    all_arms: Detection  # Every arm together
+    # By objective: the arms of this objective together with those that have none. The paper calls it single-armed. It
+    # can lie below that of all arms, as it has fewer positives (remark in section 5.2.1)
     objectives: dict[str, Detection]
-    algorithms: dict[str, Detection]
-    arms: dict[str, Detection]
+    algorithms: dict[str, Detection]  # By algorithm
+    arms: dict[str, Detection]  # Each arm by itself
+    # By arm, the share of positives in which it scored lowest, shared where several did; adds up to 1. None without
+    # positives
     attribution: dict[str, float] | None
+    # How many arms succeed on a sample, on average (tables 4 and 10); None without samples
     successes_per_sample: float | None
-    samples: int
+    samples: int  # How many samples were left
 
     def to_dict(self) -> dict[str, object]:
         """All numbers, for JSON; those of all arms at the top."""
@@ -142,9 +130,7 @@ def multi_armed(
 def worst_scores(scores: Floats, success: Bools) -> Floats:
     """Each sample's lowest score over the arms that succeed, ``(N,)``; NaN where none does, or none has a score.
 
-    Args:
-        scores: float64 ``(L, N)``.
-        success: bool ``(L, N)``.
+    Scores are float64 ``(L, N)``, success bool ``(L, N)``.
     """
     valid = success & ~np.isnan(scores)
     lowest: Floats = np.where(valid, scores, np.inf).min(0, initial=np.inf)
@@ -152,12 +138,7 @@ def worst_scores(scores: Floats, success: Bools) -> Floats:
 
 
 def attribution(scores: Floats, success: Bools) -> Floats | None:
-    """The share of positives in which each arm scored lowest, ``(L,)``; arms that tie share. None without positives.
-
-    Args:
-        scores: float64 ``(L, N)``.
-        success: bool ``(L, N)``.
-    """
+    """The share of positives in which each arm scored lowest, ``(L,)``; arms that tie share. None without positives."""
     lowest = success & (scores == worst_scores(scores, success))
     tied = lowest.sum(0)
     positives = int((tied > 0).sum())

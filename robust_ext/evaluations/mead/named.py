@@ -30,22 +30,10 @@ def find_detectors(
     folder: Path | None,
     report: Callable[[str], None],
 ) -> dict[str, object]:
-    """Detectors by name: those of :data:`NAMED` fitted, others as they were named.
+    """Detectors by name: those of :data:`NAMED` fitted on clean inputs ``(N, ...)``, others as they were named.
 
-    Args:
-        names: Of detectors, or of objects.
-        module: The classifier.
-        clean: Training inputs ``(N, ...)``.
-        labels: Their classes, int64 ``(N,)``.
-        attacked: How many of them are attacked, to train supervised detectors.
-        preset: Of the detectors' constants.
-        bounds: Of inputs.
-        seed: Of the fits.
-        folder: Where fitted detectors are kept; None keeps none.
-        report: Called with a line before each step that takes time.
-
-    Raises:
-        InvalidArgumentError: A name is none.
+    Supervised ones learn from the first ``attacked`` inputs. Fitted ones are kept in the folder and read from it;
+    ``report`` is called with a line before each step that takes time.
     """
     found: dict[str, object] = {}
     few, adversarial = slice(0, attacked), None

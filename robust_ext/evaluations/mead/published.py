@@ -27,19 +27,12 @@ from robust_ext.evaluations.mead.roc import Floats
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedCurve:
-    """The curve, from the lowest thresholds to the highest.
+    """The curve, from the lowest thresholds to the highest."""
 
-    Args:
-        fpr: Share of natural samples flagged, ``(thresholds,)``.
-        tpr: Share of positives flagged, ``(thresholds,)``.
-        auroc: Area under it.
-        fpr_at_95_tpr: FPR at 95% TPR.
-    """
-
-    fpr: Floats
-    tpr: Floats
-    auroc: float
-    fpr_at_95_tpr: float
+    fpr: Floats  # Share of natural samples flagged, (thresholds,)
+    tpr: Floats  # Share of positives flagged, (thresholds,)
+    auroc: float  # Area under it
+    fpr_at_95_tpr: float  # FPR at 95% TPR
 
     def to_dict(self) -> dict[str, object]:
         """The two numbers, for JSON."""
@@ -49,17 +42,9 @@ class PublishedCurve:
 def published_curve(natural: Floats, scores: Floats, success: Bools, *, thresholds: int = 200) -> PublishedCurve | None:
     """Compute the curve and its numbers as the public code does; higher scores mean more adversarial.
 
-    Args:
-        natural: Scores of natural samples, float64 ``(N,)``, or ``(L, N)`` where they were taken anew for each arm.
-        scores: Of each arm's results, successful or not, float64 ``(L, N)``.
-        success: Where an arm's result is misclassified, bool ``(L, N)``.
-        thresholds: For each arm, at least 2.
-
-    Returns:
-        None without positives, and where a score is not finite, from which no thresholds can be made.
-
-    Raises:
-        InvalidArgumentError: Shapes do not fit one another.
+    Natural scores are float64 ``(N,)``, or ``(L, N)`` where they were taken anew for each arm; scores (of successful
+    and failed results) and success are ``(L, N)``; each arm has as many thresholds, at least 2. None without
+    positives, and where a score is not finite. InvalidArgumentError where shapes do not fit.
     """
     check_integer("thresholds", thresholds, minimum=2)
     if scores.ndim != 2 or success.shape != scores.shape:

@@ -18,31 +18,18 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class Detection:
-    """Numbers of one curve; those without both positives and natural samples are None.
+    """Numbers of one curve; those without both positives and natural samples are None."""
 
-    Args:
-        auroc: Probability that a positive scores higher than a natural sample, a tie counting half.
-        auroc_interval: 95% interval of it.
-        fpr_at_95_tpr: Share of natural samples flagged where at least 95% of the positives are.
-        fpr_at_95_tpr_interval: 95% interval of it.
-        tpr_at_5_fpr: Share of positives flagged where at most 5% of the natural samples are.
-        tpr_at_5_fpr_interval: 95% interval of it.
-        positives: Samples that have a positive.
-        naturals: Samples that have a natural score.
-        coverage: ``positives`` over samples; None without samples.
-        unscored: Scores that are no numbers: of natural samples, and of successful arms. They are left out.
-    """
-
-    auroc: float | None
+    auroc: float | None  # Probability that a positive scores higher than a natural sample, a tie counting half
     auroc_interval: Interval | None
-    fpr_at_95_tpr: float | None
+    fpr_at_95_tpr: float | None  # Share of natural samples flagged where at least 95% of the positives are
     fpr_at_95_tpr_interval: Interval | None
-    tpr_at_5_fpr: float | None
+    tpr_at_5_fpr: float | None  # Share of positives flagged where at most 5% of the natural samples are
     tpr_at_5_fpr_interval: Interval | None
-    positives: int
-    naturals: int
-    coverage: float | None
-    unscored: int
+    positives: int  # Samples that have a positive
+    naturals: int  # Samples that have a natural score
+    coverage: float | None  # positives over samples; None without samples
+    unscored: int  # Scores that are no numbers: of natural samples, and of successful arms. They are left out
 
     def to_dict(self) -> dict[str, object]:
         """The fields, for JSON."""
@@ -50,21 +37,14 @@ class Detection:
 
 
 def detect(natural: Floats, positives: Floats, *, resamples: int, seed: int, unscored: int = 0) -> Detection:
-    """Numbers of the curve of scores, higher meaning more adversarial.
+    """Numbers of the curve of scores, float64 ``(N,)``, NaN where there is none; higher means more adversarial.
 
     A threshold g flags scores of at least g. FPR at 95% TPR takes the highest g that flags ``ceil(.95 M)`` of the M
     positives; TPR at 5% FPR the lowest g that flags at most ``floor(.05 N)`` of the N natural samples.
 
-    Intervals are quantiles over resamples of whole samples, each with both of its scores; resamples in which one class
-    is missing are left out. Where all resamples agree on 0 or on 1, as with a perfect detector, the interval is the
-    exact one of so many trials as the smaller class has.
-
-    Args:
-        natural: float64 ``(N,)``, NaN where there is none.
-        positives: Of the same samples, float64 ``(N,)``, NaN where there is none.
-        resamples: For the intervals; without any (0) they are None.
-        seed: Of the resamples; the same seed draws the same samples for every curve over as many of them.
-        unscored: Passed on.
+    Intervals (none with 0 resamples) are quantiles over resamples of whole samples, each with both of its scores, the
+    same ones for the same seed and N; resamples in which one class is missing are left out. Where all resamples agree
+    on 0 or on 1, as with a perfect detector, the interval is the exact one of so many trials as the smaller class has.
     """
     samples = len(natural)
     curve = _Curve(natural, positives)
@@ -92,15 +72,9 @@ def detect(natural: Floats, positives: Floats, *, resamples: int, seed: int, uns
 
 
 def curve_at(natural: Floats, positives: Floats, rates: Floats) -> Floats:
-    """The largest share of positives that is flagged where at most these shares of natural samples are, ``(R,)``.
+    """The largest shares of positives that are flagged where at most these rates of natural samples are, ``(R,)``.
 
-    Args:
-        natural: Scores, float64 ``(N,)``, NaN where there is none.
-        positives: Scores, float64 ``(M,)``, NaN where there is none.
-        rates: In [0, 1], ``(R,)``.
-
-    Returns:
-        NaN without positives or without natural samples.
+    Scores are float64 ``(N,)`` and ``(M,)``; those that are NaN are left out. NaN without positives or natural samples.
     """
     natural, positives = natural[~np.isnan(natural)], positives[~np.isnan(positives)]
     if not (len(natural) and len(positives)):

@@ -42,15 +42,9 @@ def suite_names() -> list[str]:
 
 
 def as_arms(attacks: object, threat_model: ThreatModel) -> tuple[list[Arm], list[str]]:
-    """Arms, and the names of suites among what they are made of.
+    """Arms of a suite's name or file, an :class:`Arm`, an attack, or a list of these; and the suites' names.
 
-    Args:
-        attacks: A suite's name or the path of its file, an :class:`Arm`, anything :func:`robust_ext.as_attack` takes
-            (an arm of the threat model's norm and epsilon), or a list of these.
-        threat_model: With the bounds of inputs, to which the budgets of suites are stretched.
-
-    Raises:
-        InvalidArgumentError: There are none, or two have one name.
+    Attacks get the threat model's norm and epsilon; budgets of suites are stretched to its bounds.
     """
     arms: list[Arm] = []
     suites: list[str] = []
@@ -66,15 +60,10 @@ def as_arms(attacks: object, threat_model: ThreatModel) -> tuple[list[Arm], list
 
 
 def load_suite(name: str, *, bounds: tuple[float, float] = (0.0, 1.0)) -> list[Arm]:
-    """The arms of a suite.
+    """The arms of a suite that comes with the project, or of a ``.toml`` file; budgets are stretched with the bounds.
 
-    Args:
-        name: Of a suite that comes with the project, or the path of a ``.toml`` file.
-        bounds: Of the inputs; budgets are stretched with them.
-
-    Raises:
-        InvalidArgumentError: There is no such suite, or an arm is not as described above.
-        DataError: The file cannot be read.
+    Raises InvalidArgumentError where there is no such suite or an arm is not as described above, DataError where the
+    file cannot be read.
 
     Example:
         >>> [arm.name for arm in load_suite("white-box")][0]
@@ -103,8 +92,7 @@ def load_suite(name: str, *, bounds: tuple[float, float] = (0.0, 1.0)) -> list[A
 def parse_arm(text: str) -> list[Arm]:
     """Arms from the command line: ``NORM:EPSILON[,EPSILON...]=ATTACK``, ``NORM=ATTACK`` or ``none=ATTACK``.
 
-    Args:
-        text: The text; budgets are in the units of the inputs and may be fractions.
+    Budgets are in the units of the inputs and may be fractions.
 
     Example:
         >>> [arm.group for arm in parse_arm("linf:8/255,0.1=robust_ext:ObjectivePGD(steps=40)")]

@@ -22,37 +22,22 @@ _GRID = np.array([0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, *np.arange(0.1, 1.000
 
 @dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """One arm's results.
-
-    Args:
-        arm: The arm.
-        name: Unlike others; arms that are adaptive to a detector are named with it.
-        adaptive_to: Name of the detector it attacks too.
-        success: Where its candidate is misclassified and allowed, bool ``(N,)``.
-        scores: Of its candidates by every detector, float64 ``(N,)``.
-        cost: What its run took, and how its candidates fared, for ``result.json``.
-    """
+    """One arm's results."""
 
     arm: Arm
-    name: str
-    adaptive_to: str | None
-    success: Bools
-    scores: dict[str, Floats]
-    cost: Mapping[str, Any]
+    name: str  # Unlike others; arms that are adaptive to a detector are named with it
+    adaptive_to: str | None  # Name of the detector it attacks too
+    success: Bools  # Where its candidate is misclassified and allowed, bool (N,)
+    scores: dict[str, Floats]  # Of its candidates by every detector, float64 (N,)
+    cost: Mapping[str, Any]  # What its run took, and how its candidates fared, for result.json
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmScorer:
-    """How detectors are scored by arms.
+    """How detectors are scored by arms."""
 
-    Args:
-        natural: Scores of the clean samples by every detector, float64 ``(N,)``.
-        correct: Which of them are classified correctly, bool ``(N,)``.
-        settings: Of the run.
-    """
-
-    natural: Mapping[str, Floats]
-    correct: Bools
+    natural: Mapping[str, Floats]  # Scores of the clean samples by every detector, float64 (N,)
+    correct: Bools  # Which of them are classified correctly, bool (N,)
     settings: MeadSettings
 
     def multi_armed(self, detector: str, arms: Sequence[ArmResult]) -> MultiArmed:
@@ -84,34 +69,20 @@ class ArmScorer:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorRows:
-    """What is known of one detector.
+    """What is known of one detector."""
 
-    Args:
-        results: Groups of arms that are not adaptive, for ``result.json``.
-        white_box: Groups of arms that are adaptive to it: by themselves, and together with the others of the group.
-        arms: Each arm by itself.
-        averages: Over groups, a norm and an objective.
-        attribution: By name of the arm, in its group.
-    """
-
-    results: list[dict[str, Any]]
+    results: list[dict[str, Any]]  # Groups of arms that are not adaptive, for result.json
+    # Groups of arms that are adaptive to it: by themselves, and together with the others of the group
     white_box: list[dict[str, Any]]
-    arms: list[dict[str, Any]]
-    averages: list[dict[str, Any]]
-    attribution: dict[str, float]
+    arms: list[dict[str, Any]]  # Each arm by itself
+    averages: list[dict[str, Any]]  # Over groups, a norm and an objective
+    attribution: dict[str, float]  # By name of the arm, in its group
 
 
 def score_detector(
     scorer: ArmScorer, detector: str, arms: Sequence[ArmResult], *, threshold: float | None
 ) -> DetectorRows:
-    """Every row that a detector has.
-
-    Args:
-        scorer: How it is scored.
-        detector: Its name.
-        arms: All arms; those that are adaptive to another detector are left out.
-        threshold: Above which it flags inputs; None where it has none.
-    """
+    """Every row of a detector, which flags above its threshold; arms adaptive to another are left out."""
     blind = _groups(one for one in arms if one.adaptive_to is None)
     adaptive = _groups(one for one in arms if one.adaptive_to == detector)
     whole = {group: scorer.multi_armed(detector, members) for group, members in blind.items()}
@@ -142,13 +113,7 @@ def score_detector(
 
 
 def arm_row(one: ArmResult, attribution: Mapping[str, float | None], samples: int) -> dict[str, Any]:
-    """One arm in ``result.json``.
-
-    Args:
-        one: The arm.
-        attribution: Its share, by detector.
-        samples: How many there were.
-    """
+    """One arm in ``result.json``, with its share of the attribution by detector."""
     arm = one.arm
     return {
         "name": one.name,

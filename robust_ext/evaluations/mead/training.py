@@ -30,25 +30,9 @@ def training_adversarials(
     """The adversarial inputs that MEAD's supervised detectors learn from (Granese et al. 2022, section 5.1.3).
 
     Where PGD on the cross-entropy in an linf ball ends: 100 steps of .01 from a random start, see
-    :class:`~robust_ext.attacks.objective_pgd.ObjectivePGD`. All are returned, whether or not the classifier errs on
-    them. The classifier is left as it was.
-
-    Args:
-        classifier: The network, in eval mode.
-        clean: ``(N, ...)``, floating point, in the bounds.
-        labels: Their classes, integers ``(N,)``.
-        epsilon: Of the ball, as a share of the width of the bounds, above 0; the steps follow that width as well.
-        bounds: Of the inputs.
-        seed: Of the random starts; cutting into batches makes no difference to them.
-        batch_size: Inputs attacked at once.
-
-    Returns:
-        float32 ``(N, ...)``, row i made from clean row i, on the device of ``clean``.
-
-    Raises:
-        InvalidArgumentError: These are no such tensors or settings.
-        ModelError: The classifier is not one, or is in train mode.
-        AttackError: It gives no gradients.
+    :class:`~robust_ext.attacks.objective_pgd.ObjectivePGD`; epsilon and steps are shares of the width of the bounds.
+    All are returned, float32 ``(N, ...)`` on the device of ``clean``, whether or not the classifier errs on them;
+    cutting into batches makes no difference to the draws. The classifier is left as it was.
     """
     check_integer("batch_size", batch_size, minimum=1)
     low, high = check_bounds(bounds)

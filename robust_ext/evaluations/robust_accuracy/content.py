@@ -20,14 +20,7 @@ from robust_ext.evaluations.robust_accuracy.curves import Floats, curve, differe
 def make_content(
     outcomes: Sequence[Outcome[ArmRun]], names: Sequence[str], epsilons: Sequence[float], *, total: float
 ) -> dict[str, Any]:
-    """Everything ``result.json`` holds.
-
-    Args:
-        outcomes: Of the runs, at least one.
-        names: Of the attacks.
-        epsilons: Budgets, rising.
-        total: Seconds of this call.
-    """
+    """Everything ``result.json`` holds."""
     run, given = outcomes[0].run, outcomes[0].run.given
     values = given.inputs[0].numel()
     # What a candidate may lie beyond each budget, as its verification allowed.

@@ -16,11 +16,8 @@ Floats = NDArray[np.float64]
 def curve(smallest: Floats, epsilons: Sequence[float], *, slack: Sequence[float]) -> list[dict[str, Any]]:
     """Robust accuracy at each budget: the share of samples without a known perturbation of at most that size.
 
-    Args:
-        smallest: Size of the smallest perturbation that is known, ``(N,)``: 0 for samples that are misclassified as
-            they are, infinity where none is known.
-        epsilons: Budgets.
-        slack: What each budget may be exceeded by, for rounding.
+    ``smallest`` ``(N,)`` is 0 for samples that are misclassified as they are, infinity where no perturbation is known;
+    ``slack`` is what each budget may be exceeded by, for rounding.
 
     Example:
         >>> rows = curve(np.array([0.0, 0.2, np.inf, 0.4]), [0.1, 0.3], slack=[0.0, 0.0])
@@ -46,9 +43,6 @@ def differences(curves: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, fl
 
     Source: Croce, Rauber, Hein, "Scaling up the Randomized Gradient-Free Adversarial Attack Reveals Overestimation of
     Robustness Using Established Attacks" (2019), section 5.1 and table 1.
-
-    Args:
-        curves: One an attack, over the same budgets.
     """
     values = np.array([[row["robust_accuracy"] for row in rows] for rows in curves], dtype=np.float64)
     if not values.size:
