@@ -86,15 +86,14 @@ def _load(layout: _Layout, root: Path, split: str) -> Dataset:
     for base in (root / layout.name, root):
         places += [(base / layout.binary_folder, binary), (base / layout.python_folder, python)]
         places += [(base, binary), (base, python)]
-    images: list[NDArray[np.uint8]] = []
-    labels: list[NDArray[np.int64]] = []
+    parts: list[Dataset] = []
     name, classes = f"{layout.name}-{split}", layout.class_names
     for path in find_files(places, data=f"{layout.name} ({split})", source=SOURCE):
-        rows, of_rows = _read_records(path, layout) if path.suffix == ".bin" else read_batch(path, layout.label_key)
-        part = build_dataset([path], name=name, images=rows.reshape(-1, *SHAPE), labels=of_rows, class_names=classes)
-        images.append(part.images)
-        labels.append(part.labels)
-    return Dataset(name=name, images=np.concatenate(images), labels=np.concatenate(labels), class_names=classes)
+        rows, labels = _read_records(path, layout) if path.suffix == ".bin" else read_batch(path, layout.label_key)
+        images = rows.reshape(-1, *SHAPE)
+        parts.append(build_dataset([path], name=name, images=images, labels=labels, class_names=classes))
+    whole, targets = np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts])
+    return Dataset(name=name, images=whole, labels=targets, class_names=classes)
 
 
 def _read_records(path: Path, layout: _Layout) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

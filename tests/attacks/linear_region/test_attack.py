@@ -267,7 +267,7 @@ def test_starts_can_be_the_nearest_images_of_other_classes() -> None:
     target, inputs, labels = problem(rows=5)
     pool = torch.rand(50, 8, generator=torch.Generator().manual_seed(4))
     found_classes = predicted(target, pool)
-    given = {"start": "nearest", "pool": pool, "fab_steps": 0, "basin_hops": 0, "regions": 0}
+    given: dict[str, Any] = {"start": "nearest", "pool": pool, "fab_steps": 0, "basin_hops": 0, "regions": 0}
     found = attack(target, inputs, labels, starts=3, **given)
     assert bool(found.found.all())
     for row in range(5):
