@@ -17,13 +17,7 @@ _BUFFER, _HELP = "robust_ext.buffer", "robust_ext.help"
 
 
 def buffer(help: str, *, dtype: torch.dtype = torch.float32, init: Literal[False] = False) -> Any:
-    """Declare a buffer of a :func:`module_class`, empty until something is assigned.
-
-    Args:
-        help: What it holds, with its shape.
-        dtype: Of the empty tensor.
-        init: False: it is no argument of the constructor.
-    """
+    """Declare a buffer of a :func:`module_class`, no argument of its constructor, empty until something is assigned."""
     return dataclasses.field(init=init, metadata={_BUFFER: dtype, _HELP: help})
 
 

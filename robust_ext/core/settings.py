@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 import textwrap
 import types
@@ -30,7 +31,7 @@ _WIDTH = 112
 _SECTION = re.compile(r"\n\n    (?:Attributes|Returns|Raises|Example):")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SettingInfo:
     """What is declared of one setting beside its type and default; see :func:`setting`."""
 
@@ -78,17 +79,7 @@ def setting(
     Returns:
         A ``dataclasses.field``.
     """
-    info = SettingInfo(
-        help=help,
-        minimum=minimum,
-        maximum=maximum,
-        above=above,
-        below=below,
-        choices=choices,
-        check=check,
-        trial=trial,
-        names=types.MappingProxyType(names),
-    )
+    info = SettingInfo(help, minimum, maximum, above, below, choices, check, trial, types.MappingProxyType(names))
     return dataclasses.field(default=default, metadata={_KEY: info})
 
 
@@ -110,9 +101,8 @@ class Settings:
     @property
     def description(self) -> str:
         """The class with all its settings, as in ``APGD(steps=100, ...)``; the same in every process."""
-        return (
-            f"{type(self).__name__}({', '.join(f'{name}={_shown(value)}' for name, value in self.to_dict().items())})"
-        )
+        shown = ", ".join(f"{name}={_shown(value)}" for name, value in self.to_dict().items())
+        return f"{type(self).__name__}({shown})"
 
     def __repr__(self) -> str:
         return self.description
@@ -270,18 +260,16 @@ def _check_numeric(name: str, info: SettingInfo, value: Any, *, integer: bool) -
         maximum = None if info.maximum is None else int(info.maximum)
         # Every integer setting states where it begins.
         return check_integer(name, value, minimum=int(info.minimum or 0), maximum=maximum)
-    limits: dict[str, Any] = {}
-    if info.minimum is not None or info.above is not None:
-        limits |= {
-            "minimum": info.minimum if info.above is None else info.above,
-            "open_minimum": info.above is not None,
-        }
-    if info.maximum is not None or info.below is not None:
-        limits |= {
-            "maximum": info.maximum if info.below is None else info.below,
-            "open_maximum": info.below is not None,
-        }
-    return check_number(name, value, **limits)
+    lowest = info.minimum if info.above is None else info.above
+    highest = info.maximum if info.below is None else info.below
+    return check_number(
+        name,
+        value,
+        minimum=-math.inf if lowest is None else lowest,
+        maximum=math.inf if highest is None else highest,
+        open_minimum=info.above is not None,
+        open_maximum=info.below is not None,
+    )
 
 
 def _shown(value: object) -> str:

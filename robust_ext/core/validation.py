@@ -80,11 +80,8 @@ def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) 
     # Values clipped to the bounds are as near to them as float32 allows, which may be just outside.
     lowest, highest = torch.tensor(bounds, dtype=torch.float32).tolist()
     if low < lowest or high > highest:
-        raise InvalidArgumentError(
-            argument,
-            f"values in [{low:g}, {high:g}]",
-            f"values in the threat model's bounds [{bounds[0]:g}, {bounds[1]:g}]",
-        )
+        expected = f"values in the threat model's bounds [{bounds[0]:g}, {bounds[1]:g}]"
+        raise InvalidArgumentError(argument, f"values in [{low:g}, {high:g}]", expected)
     return inputs
 
 

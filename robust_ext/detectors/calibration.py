@@ -69,9 +69,6 @@ def _limit(scores: Tensor, rate: float, which: str) -> Tensor:
     """The lowest of the scores above which at most a share of them lies."""
     detected = int(rate * len(scores) + 1e-9)
     if detected < 1:
-        raise InvalidArgumentError(
-            "false_positive_rate",
-            f"{rate:g} with {len(scores)} clean inputs{which}",
-            f"at least {-int(-1 // rate)} clean inputs{which}, of which one may be detected",
-        )
+        expected = f"at least {-int(-1 // rate)} clean inputs{which}, of which one may be detected"
+        raise InvalidArgumentError("false_positive_rate", f"{rate:g} with {len(scores)} clean inputs{which}", expected)
     return scores.sort(descending=True).values[min(detected, len(scores) - 1)].clone()

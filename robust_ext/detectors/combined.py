@@ -76,15 +76,13 @@ class CombinedDetector(Detector):
             shown = type(detectors).__name__ if isinstance(detectors, nn.Module) else repr(detectors)
             raise InvalidArgumentError("detectors", shown, "a list of one or more")
         for number, member in enumerate(detectors):
+            name = f"detectors[{number}]"
             if not isinstance(member, Detector):
-                expected = f"a Detector; make it one by robust_ext.as_detector(detectors[{number}], classifier)"
-                raise InvalidArgumentError(f"detectors[{number}]", type(member).__name__, expected)
+                expected = f"a Detector; make it one by robust_ext.as_detector({name}, classifier)"
+                raise InvalidArgumentError(name, type(member).__name__, expected)
             if member.classifier is not self.classifier:
-                raise InvalidArgumentError(
-                    f"detectors[{number}]",
-                    f"{type(member).__name__} beside another module, {type(member.classifier).__name__}",
-                    "a detector made with this very classifier",
-                )
+                got = f"{type(member).__name__} beside another module, {type(member.classifier).__name__}"
+                raise InvalidArgumentError(name, got, "a detector made with this very classifier")
         self.members = tuple(detectors)
         # Modules move with the detector; eval() on the list would reach the classifier.
         self.modules_of_members = nn.ModuleList(self.members)
@@ -124,12 +122,8 @@ class CombinedDetector(Detector):
                     f"inputs NaN and {int(row.isfinite().sum())} finite, expected none and at least one; leave it out"
                 )
             if len(row) > 1 and bool((row == row[0]).all()):
-                logger.warning(
-                    "detector CombinedDetector: member %s scored all %d clean inputs %.6g; look at its score",
-                    name,
-                    len(row),
-                    float(row[0]),
-                )
+                about = "detector CombinedDetector: member %s scored all %d clean inputs %.6g; look at its score"
+                logger.warning(about, name, len(row), float(row[0]))
         self.clean = scores.sort(1).values
         # It belongs to the ranks among other scores.
         self.threshold = torch.tensor(torch.nan, device=module_device(self.classifier))

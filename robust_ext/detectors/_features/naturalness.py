@@ -27,12 +27,8 @@ def grey_of(x: Tensor) -> Tensor:
     InvalidArgumentError: they are of another shape, or below 2 x 2.
     """
     if x.dim() != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < 2:
-        raise InvalidArgumentError(
-            "inputs",
-            f"shape {tuple(x.shape)}",
-            "images (N, C, H, W) of one or three channels, with H and W of at least 2; for inputs of other kinds take "
-            "another detector",
-        )
+        expected = "images (N, C, H, W) of one or three channels, with H and W of at least 2; else another detector"
+        raise InvalidArgumentError("inputs", f"shape {tuple(x.shape)}", expected)
     wide = x.double()
     if x.shape[1] == 1:
         return wide[:, 0]

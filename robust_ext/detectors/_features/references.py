@@ -173,11 +173,9 @@ def three_sets(
     clip = None if bounds is None else check_bounds(bounds)
     clean, adversarial = check_kinds(clean, adversarial, fewest=0)
     if clean.shape != adversarial.shape and (references is None or noise is None):
-        raise InvalidArgumentError(
-            "adversarial",
-            f"shape {tuple(adversarial.shape)} beside clean inputs {tuple(clean.shape)}",
-            "one for each clean input, in order; or references and noise as well",
-        )
+        got = f"shape {tuple(adversarial.shape)} beside clean inputs {tuple(clean.shape)}"
+        expected = "one for each clean input, in order; or references and noise as well"
+        raise InvalidArgumentError("adversarial", got, expected)
     chosen = torch.empty(0, dtype=torch.int64)
     if references is not None:
         references = check_inputs("references", references, bounds=ANY)
@@ -200,11 +198,9 @@ def _set_apart(count: int, apart: int, folds: int, seed: int) -> tuple[Tensor, T
     order = torch.randperm(count, generator=stream(seed, "references"))
     chosen, rest = order[:apart].sort().values, order[apart:].sort().values
     if len(rest) < folds or not len(chosen):
-        raise InvalidArgumentError(
-            "clean",
-            f"{count} inputs",
-            f"at least {max(apart, 1) + folds}, of which {max(apart, 1)} become references; or give references",
-        )
+        least = max(apart, 1)
+        expected = f"at least {least + folds}, of which {least} become references; or give references"
+        raise InvalidArgumentError("clean", f"{count} inputs", expected)
     return chosen, rest
 
 
