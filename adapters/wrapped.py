@@ -64,13 +64,7 @@ class WrappedAttack(Attack):
         return settings.get(key, self._parameters[key].default)
 
     def _step_size(
-        self,
-        default: Any,
-        settings: Mapping[str, Any],
-        *,
-        steps: str,
-        first: float | None,
-        limit: float = math.inf,
+        self, default: Any, settings: Mapping[str, Any], *, steps: str, first: float | None, limit: float = math.inf
     ) -> Any:
         """The library's default step as long as it is below epsilon, otherwise one that fits epsilon.
 

@@ -1,142 +1,98 @@
-"""An attack or a defense of one's own: one file with one class, and one line in the list of all."""
-
-from __future__ import annotations
+"""What CONTRIBUTING.md adds in one file and one line is found everywhere: an attack, a detector and a defense."""
 
 import subprocess
 import sys
-from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.defenses import catalogue as defenses
-from robust_ext.registry import defense as registry
-
-ATTACK = '''
-import torch
-from robust_ext.attacks.base import AttackTraits
-from robust_ext.attacks.native import NativeAttack, Step
-from robust_ext.core.settings import setting, settings_class
-
-
-@settings_class
-class SignSteps(NativeAttack):
-    """Steps along the sign of the gradient of the cross-entropy (Kurakin et al., 2016)."""
-
-    name = "SignSteps"
-    traits = AttackTraits(batching="full", norms=("linf",), seeds="none")
-
-    steps: int = setting(10, "Gradients it takes.", minimum=1, trial=3, art="max_iter")
-
-    def search(self, target, inputs, labels, *, threat_model, generator, targeted=False, watch=None):
-        points = inputs
-        for number in range(self.steps):
-            x = points.detach().requires_grad_()
-            losses = torch.nn.functional.cross_entropy(target.module(x), labels, reduction="none")
-            (gradient,) = torch.autograd.grad(losses.sum(), x)
-            moved = gradient.sign() * threat_model.epsilon / 4 * (-1 if targeted else 1)
-            epsilon = threat_model.epsilon
-            near = torch.minimum(torch.maximum(x.detach() + moved, inputs - epsilon), inputs + epsilon)
-            points = near.clamp(*threat_model.bounds)
-            if watch is not None:
-                watch(Step(number, self.steps, points, losses.detach(), gradient))
-        return points
-'''
+from tests.test_readme import ROOT, blocks
 
 # In a process of its own: host classes are made from the list when their module is imported.
-USE = """
-import importlib, inspect, sys
-import robust_ext.attacks.catalogue as catalogue
-from sign_steps import SignSteps
-catalogue.ATTACKS = (*catalogue.ATTACKS, SignSteps)
+ADDED = """
+import importlib, inspect, runpy, sys
+from robust_ext.attacks import catalogue as attacks
+from robust_ext.defenses import catalogue as defenses
+from robust_ext.detectors import catalogue as detectors
+attacks.ATTACKS += (importlib.import_module("sign_noise").SignNoise,)
+detectors.DETECTORS["unsure"] = importlib.import_module("unsure").UnsureDetector
+detectors.PUBLISHED += (detectors.DETECTORS["unsure"],)
+defenses.DEFENSES += (importlib.import_module("shrinking").Shrinking,)
+defenses.NAMED["shrinking"] = defenses.DEFENSES[-1]
 
+# The command line, the registry and the matrix of attacks.
+import pytest, torch, robust_ext
 from typer.testing import CliRunner
 from robust_ext.cli.app import app
-from robust_ext.registry import as_attack
 from robust_ext.registry.base import adapters
 from robust_ext.reports.conformance import matrix_page
 from robust_ext.testing.conformance import TARGETS, conformance_row
-
-listed = CliRunner().invoke(app, ["attacks", "--library", "robust_ext"]).output
-assert "robust_ext:SignSteps" in listed and "fixed epsilon" in listed, listed
-assert as_attack("robust_ext:SignSteps(steps=7)").description == "SignSteps(steps=7)"
-assert "steps: Gradients it takes." in SignSteps.__doc__
-listing = next(one for one in adapters()["robust_ext"].list_attacks() if one.name == "SignSteps")
-rows = {("robust_ext", "SignSteps", target): conformance_row("robust_ext", listing, target) for target in TARGETS}
-assert all(row.outcome == "ran" for row in rows.values()), rows
-assert rows["robust_ext", "SignSteps", "binarized"].verified > 0
+shown = CliRunner().invoke(app, ["attacks", "--library", "robust_ext"]).output
+assert "robust_ext:SignNoise" in shown and "fixed epsilon" in shown, shown
+assert robust_ext.as_attack("robust_ext:SignNoise(scale=0.5)").description == "SignNoise(scale=0.5)"
+listing = next(one for one in adapters()["robust_ext"].list_attacks() if one.name == "SignNoise")
+rows = {("robust_ext", "SignNoise", target): conformance_row("robust_ext", listing, target) for target in TARGETS}
 page = matrix_page({"robust_ext": [listing]}, {key: row.outcome for key, row in rows.items()})
-assert "| SignSteps | linf | fixed epsilon | full | gradients | last | ran | ran |  |" in page, page
-foolbox = importlib.import_module("robust_ext.adapters.foolbox.attacks")
-art = importlib.import_module("robust_ext.adapters.art.attacks")
-assert "steps" in inspect.signature(foolbox.LinfSignStepsAttack).parameters
-assert "max_iter" in inspect.signature(art.SignSteps).parameters
-import pytest
-chosen = "in_the_ball or fresh or attack_params"
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", chosen, "test_sign_steps.py"]))
+assert "| SignNoise | linf l2 l1 | fixed epsilon | full |  | last | ran | ran |  |" in page, page
+# Both host libraries, with their names and a signature.
+from robust_ext.adapters.art import attacks as in_art
+from robust_ext.adapters.foolbox import attacks as in_foolbox
+assert {"LinfSignNoiseAttack", "L2SignNoiseAttack", "L1SignNoiseAttack"} <= set(in_foolbox.__all__)
+for made in (in_foolbox.LinfSignNoiseAttack, in_art.SignNoise):
+    assert inspect.signature(made).parameters["scale"].default == 1.0, made
+# Documentation.
+root, tests = sys.argv[1:]
+page = runpy.run_path(root + "/.ci/generate_settings.py")["generate"]()
+(settings,) = [text for path, text in page.items() if path.name == "settings.md"]
+assert all(name in settings for name in ("SignNoise", "UnsureDetector", "Shrinking")), settings[-2000:]
+for added in (attacks.ATTACKS[-1], detectors.DETECTORS["unsure"], defenses.DEFENSES[-1]):
+    assert "Args:" in added.__doc__, added
+# They run: the attack in an evaluation and as both hosts' class, the detector and the defense by name.
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+network, (x, y) = digits_network(), load_dataset("digits").take(range(24))
+threat_model = robust_ext.ThreatModel(norm="linf", epsilon=0.25)
+result = robust_ext.robust_accuracy(network, "robust_ext:SignNoise(scale=0.5)", x, y, threat_model)
+assert 0 < result.robust_accuracy(0.25) <= 1
+import foolbox
+from art.estimators.classification import PyTorchClassifier
+model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
+_, points, _ = in_foolbox.LinfSignNoiseAttack(seed=0)(model, x, y, epsilons=0.25)
+assert abs(float((points - x).abs().max()) - 0.25) < 1e-6
+classifier = PyTorchClassifier(network, torch.nn.CrossEntropyLoss(), (1, 8, 8), 10, clip_values=(0, 1))
+theirs = in_art.SignNoise(classifier, eps=0.25, seed=0, verbose=False).generate(x.numpy(), y.numpy())
+assert torch.equal(torch.from_numpy(theirs), points)
+from robust_ext.evaluations.mead.fitting import fit_detector
+assert fit_detector("unsure", network, x, y, power=2.0).score(x).shape == (24,)
+defense = robust_ext.as_defense("shrinking(factor=0.5)", network, x)
+assert torch.equal(defense(x), network(x * 0.5 * 0.5))
+for text, message in (("fact=1", "one of: steps, factor"), ("factor=2", "factor: got 2, expected ")):
+    with pytest.raises(robust_ext.core.errors.InvalidArgumentError, match=message):
+        robust_ext.as_defense(f"shrinking({text})", network, x)
+# The tests of every attack find it, and the invariants of both hosts hold.
+for chosen in (["-k", "SignNoise", tests], ["-k", "in_the_ball or fresh or attack_params", "test_invariants.py"]):
+    assert pytest.main(["-q", "-p", "no:cacheprovider", *chosen]) == 0, chosen
 """
 
 INVARIANTS = """
-from robust_ext.adapters.art.attacks import SignSteps
-from robust_ext.adapters.foolbox.attacks import LinfSignStepsAttack
+from robust_ext.adapters.art.attacks import SignNoise
+from robust_ext.adapters.foolbox.attacks import LinfSignNoiseAttack
 from robust_ext.testing.art_invariants import ArtAttackInvariants
 from robust_ext.testing.foolbox_invariants import FoolboxAttackInvariants
-
 class TestInFoolbox(FoolboxAttackInvariants):
     def make_attack(self):
-        return LinfSignStepsAttack(steps=5)
-
+        return LinfSignNoiseAttack()
 class TestInArt(ArtAttackInvariants):
     def make_attack(self, estimator, **settings):
-        return SignSteps(estimator, **{"eps": 0.2, **settings})
+        return SignNoise(estimator, **{"eps": 0.2, **settings})
 """
 
 
 @pytest.mark.skipif(any(find_spec(name) is None for name in ("foolbox", "art", "typer")), reason="hosts are missing")
-def test_a_new_attack_is_one_file_and_one_line(tmp_path: Path) -> None:
-    for name, text in {"sign_steps": ATTACK, "use": USE, "test_sign_steps": INVARIANTS}.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    done = subprocess.run([sys.executable, "use.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_one_file_and_one_line_add_an_attack_a_detector_and_a_defense(tmp_path):
+    files = dict(zip(("sign_noise", "unsure", "shrinking"), blocks("CONTRIBUTING.md"), strict=False))
+    for name, code in (files | {"use": ADDED, "test_invariants": INVARIANTS}).items():
+        (tmp_path / f"{name}.py").write_text(code)
+    command = [sys.executable, "-W", "ignore", "use.py", str(ROOT), str(ROOT / "tests" / "attacks")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed" in done.stdout
-
-
-DEFENSE = '''
-from robust_ext.core.modules import module_class
-from robust_ext.core.settings import setting
-from robust_ext.models.purifier import Purifier
-
-
-@module_class
-class Rounding(Purifier):
-    """Rounds inputs to a few levels."""
-
-    name = "rounding"
-
-    steps: int = 1
-    levels: int = setting(default=2, help="How many.", minimum=2)
-
-    def step(self, point, *, x, number, state, rng):
-        return (point * (self.levels - 1)).round() / (self.levels - 1)
-'''
-
-
-def test_a_new_defense_is_one_file_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "rounding.py").write_text(DEFENSE)
-    monkeypatch.syspath_prepend(tmp_path)
-    rounding: Any = import_module("rounding").Rounding
-    monkeypatch.setitem(defenses.NAMED, "rounding", rounding)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).eval()
-    x = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    defended = registry.as_defense("rounding(levels=3)", network, x[:2])
-    torch.testing.assert_close(defended(x), network((x * 2).round() / 2))
-    assert "levels: How many." in rounding.__doc__
-    with pytest.raises(InvalidArgumentError, match="one of: levels"):
-        registry.as_defense("rounding(level=3)", network, x)
-    with pytest.raises(InvalidArgumentError, match="levels: got 1, expected an integer of at least 2"):
-        registry.as_defense("rounding(levels=1)", network, x)

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 import robust_ext
 from robust_ext import ThreatModel, binarization_test, defenses, detectors, mead, robust_accuracy
-from robust_ext.adapters.libraries import load_foolbox
 from robust_ext.attacks.bpda_attack import BPDAAttack
 from robust_ext.attacks.running import run_attack
 from robust_ext.attacks.transfer import Transfer
@@ -64,6 +63,7 @@ art_attacks = pytest.importorskip("robust_ext.adapters.art.attacks")
 art_estimators = pytest.importorskip("robust_ext.adapters.art.estimators")
 foolbox_models = pytest.importorskip("robust_ext.adapters.foolbox.models")
 foolbox_attacks = pytest.importorskip("robust_ext.adapters.foolbox.attacks")
+foolbox = pytest.importorskip("robust_ext.adapters.foolbox.library").foolbox
 
 RESULTS = Path(__file__).with_name("fixed_seed_results.json")
 # Times, words, and what depends on where the package is.
@@ -308,7 +308,7 @@ def planted() -> Any:
 
 def binarized_foolbox() -> Any:
     inputs, _ = digits(6)
-    model = load_foolbox().PyTorchModel(network(), bounds=(0, 1), device="cpu")
+    model = foolbox.PyTorchModel(network(), bounds=(0, 1), device="cpu")
     shown = foolbox_models.BinarizedPyTorchModel.from_model(model, inputs, epsilon=0.1, inner_points=60, kappa=0.9)
     raw, _, found = foolbox_attacks.LinfAPGD(steps=10, seed=1)(shown, shown.inputs, shown.labels, epsilons=0.1)
     return {**moved(raw, inputs, shown.labels, shown), "found": int(found.sum()), "samples": list(shown.samples)}
@@ -600,7 +600,7 @@ def as_foolbox(name: str, settings: str, norms: tuple[str, ...]) -> Any:
         else:
             inputs, labels = right_digits(5)
             judge, epsilon, criterion, more = network(), EPSILON[norm], labels, {}
-            model = load_foolbox().PyTorchModel(judge, bounds=(0, 1), device="cpu")
+            model = foolbox.PyTorchModel(judge, bounds=(0, 1), device="cpu")
         raw, clipped, success = attack(model, inputs, criterion, epsilons=epsilon, **more)
         found[norm] = {
             "raw": moved(raw, inputs, labels, judge),
@@ -634,7 +634,7 @@ def as_art(name: str, settings: str, norms: tuple[str, ...]) -> Any:
 
 
 def with_objectives() -> Any:
-    foolbox, (inputs, labels) = load_foolbox(), right_digits(5)
+    inputs, labels = right_digits(5)
     found = {}
     for name in FOUR:
         model = foolbox.PyTorchModel(network(), bounds=(0, 1), device="cpu")

@@ -1,4 +1,4 @@
-"""What the README and the pages show is what happens; what CONTRIBUTING.md adds in one file is found everywhere."""
+"""What the README and the pages show is what happens."""
 
 import json
 import re
@@ -51,18 +51,18 @@ def test_the_lines_for_art_run(capsys):
     pytest.importorskip("robust_ext.adapters.art.estimators", reason="ART is not installed")
     import torch
 
-    from robust_ext.adapters.libraries import load_art
+    from robust_ext.adapters.art.library import art
 
     digits = load_dataset("digits")
     inputs, _ = digits.take(digits.choose(4, seed=0))
-    classifier = load_art().estimators.classification.PyTorchClassifier(
+    classifier = art.estimators.classification.PyTorchClassifier(
         digits_network(), loss=torch.nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1)
     )
     classifier.model.eval()
     given = {
         "classifier": classifier,
         "x": inputs.numpy(),
-        "attack_class": load_art().attacks.evasion.FastGradientMethod,
+        "attack_class": art.attacks.evasion.FastGradientMethod,
     }
     exec(blocks("docs/libraries.md")[0], given)  # noqa: S102 - our own README
     assert 0 <= float(capsys.readouterr().out) <= 1
@@ -134,69 +134,3 @@ def test_a_third_party_adapter_is_found(broken, tmp_path):
         assert "entry point 'mylibrary'" in done.stderr
     else:
         assert done.stdout.strip() == "CallableAttack(mylibrary:Nothing(a=1))", done.stderr
-
-
-ADDED = """
-import importlib, runpy, sys
-from robust_ext.attacks import catalogue as attacks
-from robust_ext.defenses import catalogue as defenses
-from robust_ext.detectors import catalogue as detectors
-
-sys.path.insert(0, {folder!r})
-attacks.ATTACKS += (importlib.import_module("sign_noise").SignNoise,)
-detectors.DETECTORS["unsure"] = importlib.import_module("unsure").UnsureDetector
-detectors.PUBLISHED += (detectors.DETECTORS["unsure"],)
-defenses.DEFENSES += (importlib.import_module("shrinking").Shrinking,)
-defenses.NAMED["shrinking"] = defenses.DEFENSES[-1]
-
-# The command line.
-from typer.testing import CliRunner
-from robust_ext.cli.app import app
-shown = CliRunner().invoke(app, ["attacks", "--library", "robust_ext"])
-assert "robust_ext:SignNoise" in shown.output, shown.output
-# Both host libraries, with their names and a signature.
-import inspect
-from robust_ext.adapters.art import attacks as in_art
-from robust_ext.adapters.foolbox import attacks as in_foolbox
-assert {{"LinfSignNoiseAttack", "L2SignNoiseAttack", "L1SignNoiseAttack"}} <= set(in_foolbox.__all__)
-for made in (in_foolbox.LinfSignNoiseAttack, in_art.SignNoise):
-    assert inspect.signature(made).parameters["scale"].default == 1.0, made
-# Documentation.
-page = runpy.run_path({generate!r})["generate"]()
-(settings,) = [text for path, text in page.items() if path.name == "settings.md"]
-assert all(name in settings for name in ("SignNoise", "UnsureDetector", "Shrinking")), settings[-2000:]
-# They run: the attack in an evaluation and as both hosts' class, the detector and the defense by name.
-import torch, robust_ext
-from robust_ext.datasets import load_dataset
-from robust_ext.demo.network import digits_network
-network, (x, y) = digits_network(), load_dataset("digits").take(range(24))
-threat_model = robust_ext.ThreatModel(norm="linf", epsilon=0.25)
-result = robust_ext.robust_accuracy(network, "robust_ext:SignNoise(scale=0.5)", x, y, threat_model)
-assert 0 < result.robust_accuracy(0.25) <= 1
-import foolbox
-from art.estimators.classification import PyTorchClassifier
-model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
-_, points, _ = in_foolbox.LinfSignNoiseAttack(seed=0)(model, x, y, epsilons=0.25)
-assert abs(float((points - x).abs().max()) - 0.25) < 1e-6
-classifier = PyTorchClassifier(network, torch.nn.CrossEntropyLoss(), (1, 8, 8), 10, clip_values=(0, 1))
-theirs = in_art.SignNoise(classifier, eps=0.25, seed=0, verbose=False).generate(x.numpy(), y.numpy())
-assert torch.equal(torch.from_numpy(theirs), points)
-from robust_ext.evaluations.mead.fitting import fit_detector
-assert fit_detector("unsure", network, x, y, power=2.0).score(x).shape == (24,)
-defense = robust_ext.as_defense("shrinking", network, x)
-assert torch.equal(defense(x), network(x * 0.9 * 0.9))
-# The tests of every attack find it.
-import pytest
-code = pytest.main(["-q", "-p", "no:cacheprovider", "-k", "SignNoise", {tests!r}])
-assert code == 0, code
-"""
-
-
-def test_one_file_and_one_line_add_an_attack_a_detector_and_a_defense(tmp_path):
-    for name, code in zip(("sign_noise", "unsure", "shrinking"), blocks("CONTRIBUTING.md"), strict=False):
-        (tmp_path / f"{name}.py").write_text(code)
-    script = ADDED.format(
-        folder=str(tmp_path), generate=str(ROOT / ".ci" / "generate_settings.py"), tests=str(ROOT / "tests" / "attacks")
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -50,13 +50,7 @@ class AdvLibAttack(WrappedAttack):
         super().__init__(function, settings, name=name, entry=entry, traits=traits_of(entry, settings))
 
     def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
+        self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
         """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.search`.
 

@@ -110,18 +110,8 @@ ENTRIES: Mapping[str, Entry] = {
             "linear a row may stay on the wrong side of it whatever the steps"
         ),
     ),
-    "pdgd": Entry(
-        traits=_minimum(norms=_L2),
-        random=("random_init",),
-        trial={"num_steps": 20},
-    ),
-    "pdpgd": Entry(
-        traits=_minimum(),
-        norm="norm",
-        l0=True,
-        random=("random_init",),
-        trial={"num_steps": 20},
-    ),
+    "pdgd": Entry(traits=_minimum(norms=_L2), random=("random_init",), trial={"num_steps": 20}),
+    "pdpgd": Entry(traits=_minimum(), norm="norm", l0=True, random=("random_init",), trial={"num_steps": 20}),
     "perc_al": Entry(
         traits=_minimum(),
         dimensions=4,
@@ -157,8 +147,5 @@ ENTRIES: Mapping[str, Entry] = {
         trial={"iter": 50, "eps": 0.01},
         defect="its default eps, the longest step, lets 100 iterations get no farther than about .1 in its norm",
     ),
-    "vfga": Entry(
-        traits=_minimum("single", seeds="global", norms=_L1),
-        trial={"max_iter": 10, "n_samples": 3},
-    ),
+    "vfga": Entry(traits=_minimum("single", seeds="global", norms=_L1), trial={"max_iter": 10, "n_samples": 3}),
 }

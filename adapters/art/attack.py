@@ -75,13 +75,7 @@ class ArtAttack(WrappedAttack):
         super().__init__(attack_class, settings, name=name, entry=entry, traits=traits_of(entry, settings))
 
     def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
+        self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
         """Run the attack on the batch, see :meth:`robust_ext.attacks.base.Attack.search`.
 

@@ -180,12 +180,7 @@ ENTRIES: Mapping[str, Entry] = {
         _STICKER,
         traits=replace(_STICKER.traits, gradients=False, references=True),
         guides="x_tar",
-        trial={
-            "num_xforms_mask": 2,
-            "num_xforms_boost": 2,
-            "num_boost_queries": 20,
-            "heat_patch_stride": (2, 2),
-        },
+        trial={"num_xforms_mask": 2, "num_xforms_boost": 2, "num_boost_queries": 20, "heat_patch_stride": (2, 2)},
     ),
     "GRAPHITEWhiteboxPyTorch": replace(_STICKER, trial={"num_xforms": 2, "steps": 2, "first_steps": 3}),
     "GeoDA": Entry(

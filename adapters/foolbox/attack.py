@@ -71,13 +71,7 @@ class FoolboxAttack(Attack):
         return re.sub(r" at 0x[0-9a-fA-F]+", "", f"Foolbox {self.attack!r}")
 
     def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
+        self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
         """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.search`.
 

@@ -128,9 +128,7 @@ _OTHERS: Mapping[str, Entry] = {
         start=(_BLENDED, {"steps": 50}),
     ),
     "DDNAttack": Entry(
-        traits=_minimum("l2", leaves_ball=True, failure="input", seeds="none"),
-        trial={"steps": 10},
-        defect=_UNIT_STEPS,
+        traits=_minimum("l2", leaves_ball=True, failure="input", seeds="none"), trial={"steps": 10}, defect=_UNIT_STEPS
     ),
     "EADAttack": Entry(
         traits=_minimum("l1", leaves_ball=True, batch_dependent=True, failure="zeros", seeds="none"),
@@ -200,10 +198,4 @@ _OTHERS: Mapping[str, Entry] = {
     ),
 }
 
-ENTRIES: Mapping[str, Entry] = {
-    **_descent(),
-    **_noise(),
-    **_brendel_bethge(),
-    **_fast_minimum_norm(),
-    **_OTHERS,
-}
+ENTRIES: Mapping[str, Entry] = {**_descent(), **_noise(), **_brendel_bethge(), **_fast_minimum_norm(), **_OTHERS}

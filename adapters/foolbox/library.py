@@ -1,9 +1,12 @@
-"""Foolbox, imported in one place."""
+"""Foolbox, imported in one place, without the warning that its import gives."""
 
 from __future__ import annotations
 
-from robust_ext.adapters.libraries import load_foolbox
+import importlib
+import warnings
+from typing import Any
 
-foolbox = load_foolbox()
-
-__all__ = ["foolbox"]
+with warnings.catch_warnings():
+    # Foolbox 3.3.4 still imports gaussian_filter from where SciPy used to keep it.
+    warnings.filterwarnings("ignore", message="Please import `gaussian_filter`", category=DeprecationWarning)
+    foolbox: Any = importlib.import_module("foolbox")

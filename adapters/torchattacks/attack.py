@@ -75,13 +75,7 @@ class TorchattacksAttack(WrappedAttack):
         return f"torchattacks {shown})"
 
     def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
+        self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
         """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.search`.
 

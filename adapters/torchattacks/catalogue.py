@@ -17,7 +17,7 @@ NORM_NAMES: Mapping[Any, str] = {value: norm for norm, value in NORM_VALUES.item
 
 UNUSABLE: Mapping[str, str] = {
     "LGV": "it trains copies of the network on training data, which a target does not have; use BIM, which it runs "
-    "inside, on the target itself",
+    "inside, on the target itself"
 }
 
 # Of classes of others nothing is known, so nothing is assumed that could mix up samples.

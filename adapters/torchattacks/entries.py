@@ -133,8 +133,7 @@ ENTRIES: Mapping[str, Entry] = {
     "MultiAttack": Entry(traits=AttackTraits(failure="input"), trial={"attacks": ["PGD(steps=3)", "FGSM"]}),
     "NIFGSM": _AHEAD,
     "OnePixel": Entry(
-        traits=_minimum(_L1, gradients=False, leaves_ball=True, failure="best", seeds="global"),
-        trial=_STEPS,
+        traits=_minimum(_L1, gradients=False, leaves_ball=True, failure="best", seeds="global"), trial=_STEPS
     ),
     "PGD": Entry(traits=_descent(), trial=_STEPS),
     "PGDL2": Entry(traits=_descent(norms=_L2), trial=_STEPS),
@@ -157,9 +156,7 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "SparseFool": Entry(traits=_minimum(_L1, leaves_ball=True), trial={"steps": 5}, defect=_ZERO_DIVISION),
     "Square": Entry(
-        traits=replace(_AUTO, batch_dependent=True, gradients=False),
-        trial={"n_queries": 20},
-        square=_SQUARE_L2,
+        traits=replace(_AUTO, batch_dependent=True, gradients=False), trial={"n_queries": 20}, square=_SQUARE_L2
     ),
     "TIFGSM": Entry(traits=_DIVERSE, trial=_STEPS, defect=_ZERO_GRADIENT, three_channels=True, square={"linf": 2}),
     "TPGD": Entry(traits=_descent(), trial=_STEPS),

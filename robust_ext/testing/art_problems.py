@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from robust_ext.adapters.libraries import load_art
+from robust_ext.adapters.art.library import art
 from robust_ext.testing.networks import margins, small_batch, small_network
 
-art = load_art()
 SummaryWriter: Any = art.summary_writer.SummaryWriter
 PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier
 Bounds = tuple[float, float]

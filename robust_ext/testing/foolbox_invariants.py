@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.libraries import load_foolbox
+from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.testing.networks import margins, small_batch, small_network
 
-foolbox = load_foolbox()
 Criterion: Any = foolbox.criteria.Criterion
 Misclassification: Any = foolbox.criteria.Misclassification
 TargetedMisclassification: Any = foolbox.criteria.TargetedMisclassification

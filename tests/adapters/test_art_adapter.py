@@ -14,11 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
-from robust_ext.core.errors import (
-    InvalidArgumentError,
-    MissingDependencyError,
-    ModelError,
-)
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -268,8 +264,7 @@ def test_the_network_is_reached_and_keeps_its_mode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clip_values", "expected"),
-    [(None, None), ((-1, 1), (-1.0, 1.0)), ((np.zeros(SHAPE), np.ones(SHAPE)), (0.0, 1.0))],
+    ("clip_values", "expected"), [(None, None), ((-1, 1), (-1.0, 1.0)), ((np.zeros(SHAPE), np.ones(SHAPE)), (0.0, 1.0))]
 )
 def test_clip_values_become_bounds(clip_values: Any, expected: Any) -> None:
     assert as_module(classifier(clip_values=clip_values)).bounds == expected

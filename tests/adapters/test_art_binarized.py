@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.libraries import load_art
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
@@ -16,9 +15,10 @@ from robust_ext.evaluations.binarization import plant
 
 pytest.importorskip("robust_ext.adapters.art.estimators", reason="ART is not installed")
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
+from robust_ext.adapters.art.library import art
 
-evasion = load_art().attacks.evasion
-PyTorchClassifier = load_art().estimators.classification.PyTorchClassifier
+evasion = art.attacks.evasion
+PyTorchClassifier = art.estimators.classification.PyTorchClassifier
 EPS = 0.1
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.libraries import load_art, load_foolbox
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
@@ -51,8 +50,8 @@ def expected(detector: Pattern, x: Tensor, y: Tensor) -> list[str]:
 def test_art(digits: tuple[Tensor, Tensor], detector: Pattern) -> None:
     pytest.importorskip("art", reason="ART is not installed")
     from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
+    from robust_ext.adapters.art.library import art
 
-    art = load_art()
     x, y = digits[0][:40], digits[1][:40]
     loss = nn.CrossEntropyLoss()
     plain = art.estimators.classification.PyTorchClassifier(
@@ -96,9 +95,9 @@ def test_art(digits: tuple[Tensor, Tensor], detector: Pattern) -> None:
 @pytest.mark.parametrize(("name", "settings"), [("LinfPGD", {"steps": 30}), ("LInfFMNAttack", {"steps": 40})])
 def test_foolbox(digits: tuple[Tensor, Tensor], detector: Pattern, name: str, settings: dict[str, Any]) -> None:
     pytest.importorskip("eagerpy", reason="Foolbox is not installed")
+    from robust_ext.adapters.foolbox.library import foolbox
     from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
 
-    foolbox = load_foolbox()
     x, y = digits[0][:40], digits[1][:40]
     plain = foolbox.PyTorchModel(detector.classifier, bounds=(0, 1), device="cpu")
     defended = DefendedPyTorchModel.from_model(plain, detector, inputs=x)

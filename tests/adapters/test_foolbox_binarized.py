@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from robust_ext.adapters.libraries import load_foolbox
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
@@ -16,9 +15,9 @@ from robust_ext.evaluations.binarization import plant
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 from eagerpy import astensor
 
+from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
 
-foolbox = load_foolbox()
 EPSILON = 0.1
 
 

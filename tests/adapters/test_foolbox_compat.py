@@ -242,11 +242,7 @@ STARTING = [("BoundaryAttack", {"steps": 20}, "l2"), ("HopSkipJumpAttack", HOPS,
 
 @pytest.mark.parametrize(("name", "settings", "norm"), STARTING)
 def test_a_row_that_cannot_be_started_does_not_lose_the_others(
-    name: str,
-    settings: dict[str, Any],
-    norm: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, settings: dict[str, Any], norm: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All noise is of class 0 in row 1: Foolbox raises for all three rows."""
     module, x = Brightness([0.45, 0.9, 0.45]), images()

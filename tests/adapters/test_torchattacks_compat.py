@@ -167,8 +167,7 @@ def test_more_than_three_channels_are_refused_where_they_do_not_work(name: str) 
 
 @pytest.mark.parametrize("shape", [(1, 6, 8), (1, 8, 6), (12,)])
 @pytest.mark.parametrize(
-    ("name", "norm"),
-    [("DIFGSM", "linf"), ("TIFGSM", "linf"), ("Pixle", "l1"), ("Square", "l2"), ("AutoAttack", "l2")],
+    ("name", "norm"), [("DIFGSM", "linf"), ("TIFGSM", "linf"), ("Pixle", "l1"), ("Square", "l2"), ("AutoAttack", "l2")]
 )
 def test_classes_for_square_images_say_so(name: str, norm: str, shape: tuple[int, ...]) -> None:
     x, module = inputs(shape), network(shape, 3)

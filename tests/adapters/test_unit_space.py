@@ -27,9 +27,7 @@ def test_unit_bounds_are_left_alone() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    st.tuples(st.floats(-300, 300), st.floats(0.01, 500)),
-    st.sampled_from(["linf", "l2", "l1"]),
-    st.integers(0, 10**6),
+    st.tuples(st.floats(-300, 300), st.floats(0.01, 500)), st.sampled_from(["linf", "l2", "l1"]), st.integers(0, 10**6)
 )
 def test_points_and_distances_are_stretched(ends: tuple[float, float], norm: str, seed: int) -> None:
     bounds = (ends[0], ends[0] + ends[1])

@@ -11,7 +11,6 @@ import torch
 from scipy import ndimage
 from torch import Tensor, nn
 
-from robust_ext.adapters.libraries import load_art
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.random import seeded_globals
 from robust_ext.defenses.input_transformations import BitDepthReduction, JPEGCompression, MedianSmoothing
@@ -37,8 +36,7 @@ class Linear(nn.Module):
 
 
 def art_defence(name: str, **settings: Any) -> Any:
-    pytest.importorskip("art")
-    load_art()
+    pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
     preprocessor = __import__("art.defences.preprocessor", fromlist=[name])
     return getattr(preprocessor, name)(**settings)
 

@@ -47,9 +47,9 @@ def foolbox_probe():
 
 def art_probe():
     pytest.importorskip("art")
-    from robust_ext.adapters.libraries import load_art
+    from robust_ext.adapters.art.library import art
 
-    evasion = load_art().attacks.evasion
+    evasion = art.attacks.evasion
 
     class Probe(evasion.FastGradientMethod):
         def generate(self, *arguments, **keywords):

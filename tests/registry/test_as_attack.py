@@ -50,8 +50,7 @@ def test_extras_and_defaults_of_a_callable_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    "function",
-    [lambda model, x: x, lambda model, x, y, steps: x, lambda: None, lambda model, x, y, *, steps: x],
+    "function", [lambda model, x: x, lambda model, x, y, steps: x, lambda: None, lambda model, x, y, *, steps: x]
 )
 def test_callables_of_another_form_are_refused(function: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"\(model, x, y\) -> x_adv"):

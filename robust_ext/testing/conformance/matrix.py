@@ -169,12 +169,7 @@ class _Trial:
         """How many candidates are adversarial."""
         module = self.network if self.planted is None else self.planted.module
         found = verify(
-            candidates,
-            self.inputs,
-            self.labels,
-            module=module,
-            threat_model=self.threat_model,
-            attack=self.attack.name,
+            candidates, self.inputs, self.labels, module=module, threat_model=self.threat_model, attack=self.attack.name
         )
         return found.outcomes.count("found")
 
