@@ -58,9 +58,7 @@ class Catalogue(Generic[E]):
     def find(self, name: str, *, argument: str = "attack") -> Any:
         """The class or function called ``name``, aliases included.
 
-        Raises:
-            InvalidArgumentError: There is none, and the text names near ones; or it cannot be used here.
-            MissingDependencyError: The library leaves it out because a package is missing.
+        InvalidArgumentError names near ones, or states why it cannot be used; MissingDependencyError names the package.
         """
         if name in self.members:
             if self.members[name] is None:
@@ -74,11 +72,7 @@ class Catalogue(Generic[E]):
         raise InvalidArgumentError(argument, f"{self.library}:{name}", expected)
 
     def entry(self, attack_class: type, *, argument: str = "attack") -> E:
-        """What is known of a class.
-
-        Raises:
-            InvalidArgumentError: It is no attack, or one that cannot be used here; the text states why.
-        """
+        """What is known of a class; InvalidArgumentError states why it is no attack, or cannot be used here."""
         label = attack_class.__name__
         if not issubclass(attack_class, self.base):
             raise InvalidArgumentError(argument, f"{self.library}'s {label}", f"one of the attacks in {self.place}")

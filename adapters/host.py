@@ -25,13 +25,7 @@ class HostAdapter(Adapter):
     ``catalogue`` has ``CATALOGUE``, a :class:`robust_ext.adapters.catalogue.Catalogue`; ``attack`` has
     ``from_class(class, settings, name=)`` and ``from_object(attack, name=)``. A library with models has a module
     ``model`` with ``adapt_model(model)``, one with detectors a module ``detector`` with
-    ``adapt_detector(detector, classifier)``.
-
-    Args:
-        name: Prefix of attack strings, and package of the parts.
-        title: What people call the library.
-        package: What is imported of it.
-        install: What to pass to ``pip install``.
+    ``adapt_detector(detector, classifier)``. ``package`` is what is imported of it, ``install`` what pip is given.
     """
 
     def __init__(self, *, name: str, title: str, package: str, install: str) -> None:

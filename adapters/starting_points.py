@@ -14,18 +14,10 @@ def starting_points(
 ) -> tuple[Tensor, Tensor]:
     """Search the box for points of another class: noise, and blends of it with the input that come ever closer to it.
 
-    Every query is the whole batch in order. First uniform noise is drawn until each sample is misclassified; then each
-    sample goes as far back to its input as it stays misclassified (ten halvings).
-
-    Args:
-        target: What is queried.
-        inputs: ``(N, ...)`` in bounds.
-        labels: int64 ``(N,)``.
-        generator: CPU generator.
-        tries: Most draws of noise; a half of them are uniform, the others black and white.
-
-    Returns:
-        Points ``(N, ...)``, and which of them are adversarial, bool ``(N,)``; the others are the inputs.
+    Every query is the whole batch ``(N, ...)`` in order. Noise, uniform and black and white by turns, is drawn (at
+    most ``tries`` times) until each sample is misclassified; then each sample goes as far back to its input as it stays
+    misclassified (ten halvings). Returned are points ``(N, ...)`` and which of them are adversarial, bool ``(N,)``; the
+    others are the inputs.
     """
     check_integer("tries", tries, minimum=1)
     low, high = target.bounds

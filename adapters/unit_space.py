@@ -12,12 +12,7 @@ from robust_ext.core.threat import ThreatModel
 
 
 class Rescaled(nn.Module):
-    """A module of inputs in other bounds, as one of inputs in [0, 1].
-
-    Args:
-        module: From inputs in ``bounds``.
-        bounds: Lowest and highest input value of ``module``.
-    """
+    """A module of inputs in ``bounds``, as one of inputs in [0, 1]."""
 
     def __init__(self, module: nn.Module, bounds: tuple[float, float]) -> None:
         super().__init__()
@@ -34,12 +29,7 @@ class Rescaled(nn.Module):
 class UnitSpace:
     """A target and a threat model stretched to the bounds [0, 1], and the way there and back.
 
-    Where the bounds are (0, 1) already, everything is left as it is, and nothing is put around the network.
-
-    Args:
-        target: The target.
-        threat_model: In the target's bounds.
-        needed: False leaves everything as it is whatever the bounds.
+    Where the bounds are (0, 1) already, or it is not ``needed``, all is left as it is, without a module around it.
     """
 
     def __init__(self, target: Target, threat_model: ThreatModel, *, needed: bool = True) -> None:

@@ -22,14 +22,9 @@ MISSING = object()
 
 
 class WrappedAttack(Attack):
-    """A class or function of a library with settings, made anew for each target and threat model.
+    """A class or function of a library (``made_of``) with settings, made anew for each target and threat model.
 
-    Args:
-        made_of: The class or function.
-        settings: Its keyword arguments, without what belongs to a target.
-        name: How tables call it.
-        entry: What is known of it.
-        traits: What it needs and how it treats the samples of a batch, with these settings.
+    ``entry`` is what is known of it, ``traits`` what it needs and how it treats a batch with these settings.
     """
 
     title: ClassVar[str]
@@ -87,11 +82,7 @@ def written(made_of: Callable[..., Any], settings: Mapping[str, Any]) -> str:
 
 
 def check_settings(settings: object) -> Mapping[str, Any]:
-    """The settings of a tuple (attack, settings).
-
-    Raises:
-        InvalidArgumentError: They are no mapping.
-    """
+    """The settings of a tuple (attack, settings); InvalidArgumentError where they are no mapping."""
     if not isinstance(settings, Mapping):
         raise InvalidArgumentError(
             "attack", f"settings of type {type(settings).__name__}", "a dict of keyword arguments"
@@ -100,12 +91,7 @@ def check_settings(settings: object) -> Mapping[str, Any]:
 
 
 def settings_of(attack: Any, read: Callable[[str, inspect.Parameter], Any]) -> dict[str, Any]:
-    """The settings of an attack object that differ from the defaults of its class.
-
-    Args:
-        attack: The object.
-        read: The value of a parameter of the constructor; :data:`MISSING` where it is left out.
-    """
+    """Settings of an attack object other than its class's defaults; where ``read`` returns MISSING, there is none."""
     settings = {}
     for key, parameter in inspect.signature(type(attack)).parameters.items():
         value = read(key, parameter)
@@ -126,12 +112,7 @@ def constructed(
     settings: Mapping[str, Any],
     describe: Callable[[str, Exception], str] = describe_error,
 ) -> Iterator[None]:
-    """Explain errors of a library's constructor, which is called inside.
-
-    Raises:
-        InvalidArgumentError: It does not accept the settings.
-        MissingDependencyError: It imports a package that is not installed.
-    """
+    """Explain errors of a library's constructor, called inside: settings that it refuses, or a missing package."""
     try:
         yield
     except InvalidArgumentError:
@@ -145,12 +126,7 @@ def constructed(
 
 @contextmanager
 def raised_inside(title: str, name: str, describe: Callable[[str, Exception], str] = describe_error) -> Iterator[None]:
-    """Explain errors of a library's attack, which is called inside.
-
-    Raises:
-        AttackError: It raised.
-        MissingDependencyError: It imports a package that is not installed.
-    """
+    """Explain errors of a library's attack, called inside, by AttackError or MissingDependencyError."""
     try:
         yield
     except ImportError as error:
@@ -160,11 +136,7 @@ def raised_inside(title: str, name: str, describe: Callable[[str, Exception], st
 
 
 def check_candidates(name: str, candidates: object) -> Tensor:
-    """What an attack returned, detached.
-
-    Raises:
-        AttackError: It is no tensor.
-    """
+    """What an attack returned, detached; AttackError where it is no tensor."""
     if not isinstance(candidates, Tensor):
         raise AttackError(f"{name}: returned {type(candidates).__name__}, expected a tensor of candidates")
     return candidates.detach()
@@ -194,15 +166,9 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def restore_failed(candidates: Tensor, inputs: Tensor, labels: Tensor, *, target: Target) -> Tensor:
-    """Candidates, with the input in place of each that is not adversarial; one forward pass.
+    """Candidates ``(N, ...)``, with the input in place of each that is not adversarial; one forward pass.
 
     For libraries that return a random start or a black image where they fail, which would pass for a try.
-
-    Args:
-        candidates: ``(N, ...)``.
-        inputs: ``(N, ...)``.
-        labels: int64 ``(N,)``.
-        target: What is queried.
     """
     with torch.no_grad():
         adversarial = target.module(candidates.to(inputs.dtype)).argmax(1) != labels

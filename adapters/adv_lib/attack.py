@@ -35,12 +35,6 @@ class AdvLibAttack(WrappedAttack):
     adv-lib takes inputs in [0, 1] for granted. Where the threat model's bounds are others, the attack sees the target
     through a rescaling, and all its settings (budgets, steps, learning rates) count in units of [0, 1]. Settings that
     are left out follow the threat model where the function has them: its budget is epsilon, its norm the norm.
-
-    Args:
-        function: The attack.
-        settings: Its keyword arguments.
-        name: How tables call it.
-        entry: What is known of it.
     """
 
     title = "adv-lib"
@@ -52,12 +46,7 @@ class AdvLibAttack(WrappedAttack):
     def search(
         self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
-        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.search`.
-
-        Raises:
-            AttackRefusedError: The inputs are no images, or have too few channels for it.
-            AttackError: adv-lib raised, or returned something else than a tensor.
-        """
+        """Run on the whole batch; AttackRefusedError where the inputs are no images, or have too few channels."""
         self._check_shape(inputs)
         space = UnitSpace(target, threat_model)
         settings = self._completed(space.threat_model, target.classes)
@@ -125,9 +114,6 @@ def from_class(function: Callable[..., Any], settings: object, *, name: str | No
 
     Norms may be written as ``"linf"``, ``"l2"``, ``"l1"`` and ``"l0"``, and the ``penalty`` of ``alma`` as its name in
     ``adv_lib.utils.lagrangian_penalties.all_penalties``.
-
-    Raises:
-        InvalidArgumentError: The function cannot be used here, a keyword is unknown, or ``targeted`` is set.
     """
     entry, settings, label = CATALOGUE.entry(function), check_settings(settings), function.__name__
     check_keywords(_accepted(function), settings, argument="attack", label=label)

@@ -37,11 +37,7 @@ _OTHERS = {"minimal_apgd": "auto_pgd"}
 @dataclass(frozen=True, kw_only=True)
 class _AdvLibCatalogue(Catalogue[Entry]):
     def entry(self, attack: Callable[..., Any], *, argument: str = "attack") -> Entry:
-        """What is known of a function.
-
-        Raises:
-            InvalidArgumentError: It is no attack, or one that cannot be used here; the text states why.
-        """
+        """What is known of a function; refused as in the base class."""
         name, module = attack.__name__, attack.__module__
         if module.startswith("adv_lib.attacks.segmentation.") and f"segmentation.{name}" in self.unusable:
             raise self.refusal(f"segmentation.{name}", argument)
@@ -69,11 +65,7 @@ CATALOGUE = _AdvLibCatalogue(
 
 
 def traits_of(entry: Entry, settings: Mapping[str, Any]) -> AttackTraits:
-    """The traits of a function under these settings.
-
-    Raises:
-        InvalidArgumentError: The norm is set to something that the function does not know, or that cannot be used.
-    """
+    """The traits of a function under these settings; InvalidArgumentError for a norm that cannot be used."""
     traits = entry.traits
     norms = _norms(entry, settings[entry.norm]) if entry.norm in settings else traits.norms
     leaves_ball = traits.leaves_ball or bool(settings.get("use_large_reps"))

@@ -59,12 +59,6 @@ class ArtAttack(WrappedAttack):
 
     Attacks that need samples one at a time are given them so. Those that aim at a class are given the one that comes
     second at the input. Where ART returns the random start of a sample on which it failed, the input is returned.
-
-    Args:
-        attack_class: The class.
-        settings: Keyword arguments of its constructor, without the estimator.
-        name: How tables call it.
-        entry: What is known of the class.
     """
 
     title = "ART"
@@ -77,14 +71,7 @@ class ArtAttack(WrappedAttack):
     def search(
         self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
-        """Run the attack on the batch, see :meth:`robust_ext.attacks.base.Attack.search`.
-
-        Raises:
-            InvalidArgumentError: The class does not accept these settings.
-            AttackRefusedError: The class does not work with inputs of this shape.
-            AttackError: ART or the attack raised, or returned something else than an array.
-            MissingDependencyError: The attack needs a package that is not installed.
-        """
+        """Run on the batch; AttackRefusedError where the class does not work with inputs of this shape."""
         self._check(target, threat_model)
         space = UnitSpace(target, threat_model, needed=self.entry.unit_space)
         unit = threat_model.width if self.entry.unit_space else 1.0
@@ -204,11 +191,7 @@ class ArtAttack(WrappedAttack):
 
 
 def from_class(attack_class: type, settings: object, *, name: str | None = None) -> ArtAttack:
-    """Make an attack from an ART class and the keyword arguments of its constructor, without the estimator.
-
-    Raises:
-        InvalidArgumentError: The class cannot be used here, a keyword is unknown, or ``targeted`` is set.
-    """
+    """Make an attack from an ART class and the keyword arguments of its constructor, without the estimator."""
     entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
     given = {**dict.fromkeys(_filled_in(attack_class, entry)), **settings}
     check_keywords(attack_class, given, argument="attack", label=label, hidden=("self", *ESTIMATORS))
@@ -222,11 +205,7 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
 
 
 def from_object(attack: Any, *, name: str | None = None) -> ArtAttack:
-    """Make an attack from an ART attack object: its class, and its settings that differ from the class's defaults.
-
-    Raises:
-        InvalidArgumentError: It is of a class that cannot be used here.
-    """
+    """Make an attack from an ART attack object: its class, and its settings that differ from the class's defaults."""
     return from_class(type(attack), settings_of(attack), name=name)
 
 

@@ -19,12 +19,7 @@ _ROUNDING = 1e-5
 
 
 class Predictions(nn.Module):
-    """Any classifier of ART as a module, by its ``predict``; no gradients flow through it.
-
-    Args:
-        classifier: With ``predict`` from arrays ``(N, ...)`` to ``(N, K)``.
-        batch_size: Of its queries.
-    """
+    """``predict`` of any classifier of ART, from arrays ``(N, ...)`` to ``(N, K)``, as a module without gradients."""
 
     def __init__(self, classifier: Any, *, batch_size: int) -> None:
         super().__init__()
@@ -39,17 +34,10 @@ class Predictions(nn.Module):
 
 
 def module_of(estimator: Any, *, gradients: bool, batch_size: int) -> tuple[nn.Module, tuple[float, float]]:
-    """A classifier as a module, and its bounds.
+    """A ``PyTorchClassifier`` in eval mode, or any classifier where no gradients are needed, as a module and bounds.
 
-    Args:
-        estimator: A ``PyTorchClassifier`` in eval mode, or any other classifier where no gradients are needed.
-        gradients: Whether they are.
-        batch_size: Of queries of other classifiers.
-
-    Raises:
-        InvalidArgumentError: It has no clip values.
-        ModelError: Gradients are needed, and it has preprocessing outside PyTorch or postprocessing; or its bounds
-            differ from value to value.
+    InvalidArgumentError where it has no clip values; ModelError where gradients are needed and it has preprocessing
+    outside PyTorch or postprocessing, or where its bounds differ from value to value.
     """
     if estimator.clip_values is None:
         expected = "a pair (lowest, highest): candidates have to stay in bounds"
@@ -70,11 +58,7 @@ def device_of(estimator: Any) -> torch.device:
 
 
 def clipped_inputs(x: Any, bounds: tuple[float, float]) -> Tensor:
-    """Inputs ``(N, ...)`` as float32 on the CPU; those that rounding left outside the bounds are clipped.
-
-    Raises:
-        InvalidArgumentError: They are farther outside, or no inputs.
-    """
+    """Inputs ``(N, ...)`` as float32 on the CPU; rounding outside the bounds is clipped, more is refused."""
     inputs = torch.from_numpy(np.array(x, dtype=np.float32))
     near = inputs.clamp(*bounds)
     rounding = (inputs - near).abs() <= _ROUNDING * max(1.0, *map(abs, bounds))
@@ -82,17 +66,9 @@ def clipped_inputs(x: Any, bounds: tuple[float, float]) -> Tensor:
 
 
 def class_labels(estimator: Any, inputs: Tensor, y: Any, *, classes: int, batch_size: int) -> Tensor:
-    """Labels as int64 ``(N,)``.
+    """Labels as int64 ``(N,)``, of predictions where ``y`` is None, which is otherwise ``(N,)``, ``(N, 1)`` or one-hot.
 
-    Args:
-        estimator: Whose predictions are taken where there are none.
-        inputs: ``(N, ...)``.
-        y: One-hot ``(N, K)``, indices ``(N,)`` or ``(N, 1)``, or None.
-        classes: How many classes there are; one-hot labels may have all columns of the estimator.
-        batch_size: Of the predictions.
-
-    Raises:
-        InvalidArgumentError: They do not fit.
+    One-hot labels have ``classes`` columns or all those of the estimator; InvalidArgumentError where they do not fit.
     """
     if y is None:
         y = estimator.predict(inputs.numpy(), batch_size=batch_size)[:, :classes]

@@ -25,11 +25,8 @@ class ArtDetector(ScoreDetector):
     threshold until :meth:`calibrate` sets another: the detector network's output for "adversarial" minus that for
     "clean" (``BinaryInputDetector``, ``BinaryActivationDetector``), the score of the best subset beyond that of all
     background data (``SubsetScanningDetector``), or how far the similarity to neighbours lies below its threshold
-    (``BeyondDetectorPyTorch``). Of any other report the decision is taken: 0.5 or -0.5.
-
-    Args:
-        classifier: The network it watches.
-        detector: Fitted. ``BeyondDetectorPyTorch`` draws augmentations, so its scores are random.
+    (``BeyondDetectorPyTorch``, whose scores are random, as it draws augmentations). Of any other report the decision is
+    taken: 0.5 or -0.5.
     """
 
     def __init__(self, classifier: nn.Module, detector: Any) -> None:
@@ -63,11 +60,7 @@ class ArtDetector(ScoreDetector):
 
 
 def adapt_detector(detector: Any, classifier: nn.Module) -> ArtDetector | None:
-    """Turn a detector object of ART into a detector; None when it is none.
-
-    Raises:
-        InvalidArgumentError: It watches another network than the classifier.
-    """
+    """A detector object of ART as a detector; None when it is none; refused where it watches another network."""
     evasion = importlib.import_module("art.defences.detector.evasion")
     if not isinstance(detector, evasion.EvasionDetector):
         return None

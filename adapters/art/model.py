@@ -13,11 +13,7 @@ from robust_ext.registry.base import AdaptedModel
 
 
 class ArtModule(nn.Module):
-    """An ART PyTorch classifier as a module: its preprocessing, then its network, with gradients through both.
-
-    Args:
-        classifier: A ``PyTorchClassifier`` all of whose preprocessing runs in PyTorch.
-    """
+    """An ART PyTorch classifier as a module: preprocessing in PyTorch, then its network, all with gradients."""
 
     def __init__(self, classifier: Any) -> None:
         super().__init__()
@@ -35,12 +31,10 @@ class ArtModule(nn.Module):
 
 
 def adapt_model(model: Any) -> AdaptedModel:
-    """Turn an ART classifier into a module and its bounds.
+    """Turn an ART ``PyTorchClassifier`` into a module and its bounds.
 
-    Raises:
-        InvalidArgumentError: It is an object of ART but no ``PyTorchClassifier``.
-        ModelError: Its network is in train mode, it has preprocessing outside PyTorch or postprocessing, or its bounds
-            differ from value to value.
+    ModelError where its network is in train mode, it has preprocessing outside PyTorch or postprocessing, or its bounds
+    differ from value to value.
     """
     if not isinstance(model, art.estimators.classification.PyTorchClassifier):
         raise InvalidArgumentError("model", f"art's {type(model).__name__}", "an art PyTorchClassifier")
@@ -71,11 +65,7 @@ def _runs_in_torch(step: object) -> bool:
 
 
 def bounds_of(clip_values: Any) -> tuple[float, float]:
-    """Clip values as one pair (lowest, highest).
-
-    Raises:
-        ModelError: They differ from value to value.
-    """
+    """Clip values as one pair (lowest, highest); ModelError where they differ from value to value."""
     ends = [np.unique(np.asarray(end, dtype=np.float64)) for end in clip_values]
     if any(len(values) != 1 for values in ends):
         raise ModelError(

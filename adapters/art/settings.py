@@ -17,10 +17,8 @@ from robust_ext.core.threat import ThreatModel
 class AttackContext:
     """What an attack is about to be run on.
 
-    Args:
-        inputs: float32 ``(N, ...)`` in the threat model's bounds.
-        threat_model: What candidates are judged by, in unit space where the attack is run there.
-        unit: What one unit of the inputs is in the units of the target's bounds.
+    ``inputs`` are float32 ``(N, ...)``; they and the threat model are in unit space where the attack is run there, and
+    ``unit`` is what one unit of them is in the units of the target's bounds.
     """
 
     inputs: Tensor

@@ -20,12 +20,8 @@ class HostModule(nn.Module):
     ART probes a model with a row of ones while it constructs some attacks, to see whether it returns probabilities.
     Until ``constructed`` is set such a probe returns zeros, which are none, without a query of the target: a probe is
     no query of the attack, and a target may accept nothing but the samples of its batch. On numpy 2 some of ART's
-    attacks send float64, so inputs are cast.
-
-    Args:
-        target: Whose module is queried.
-        probabilities: Whether it returns the softmax of the logits.
-        channels_last: Whether it takes images of shape (height, width, channels).
+    attacks send float64, so inputs are cast. With ``probabilities`` it returns the softmax of the logits; with
+    ``channels_last`` it takes images (height, width, channels).
     """
 
     def __init__(self, target: Target, *, probabilities: bool = False, channels_last: bool = False) -> None:
@@ -51,11 +47,7 @@ class HostModule(nn.Module):
 
 
 def make_estimator(module: HostModule, target: Target) -> Any:
-    """A ``PyTorchClassifier`` around the module.
-
-    Raises:
-        AttackError: The target is on a device that ART does not run on.
-    """
+    """A ``PyTorchClassifier`` around the module; AttackError where ART does not run on the target's device."""
     if target.device.type not in ("cpu", "cuda"):
         raise AttackError(
             f"ART runs on the CPU and on CUDA devices, and the target is on {target.device}; move the model"

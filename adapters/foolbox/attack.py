@@ -41,7 +41,7 @@ _Repeated: Any = foolbox.attacks.base.Repeated
 
 
 class FoolboxAttack(Attack):
-    """A Foolbox attack, run through its public call.
+    """A Foolbox attack, run through its public call; the attack object is not changed.
 
     Fixed-epsilon attacks are given the threat model's epsilon, and Foolbox clips what they return to it.
     Minimum-norm attacks are run once without an epsilon, and what they return is left as it is. Foolbox has global
@@ -49,13 +49,7 @@ class FoolboxAttack(Attack):
 
     Where Foolbox's attack works, the result is its own to the bit. Samples for which it would raise or return
     something that is no try (zeros, say) come back as the inputs; see
-    :class:`robust_ext.adapters.foolbox.entries.Entry`.
-
-    Args:
-        attack: The Foolbox attack; it is not changed.
-        name: How tables call it.
-        entry: What is known of its class, with the norms of this very attack.
-        chooses_norm: Whether its distance is set to the threat model's norm.
+    :class:`robust_ext.adapters.foolbox.entries.Entry`. With ``chooses_norm`` its distance is the threat model's norm.
     """
 
     def __init__(self, attack: Any, *, name: str, entry: Entry, chooses_norm: bool) -> None:
@@ -73,11 +67,7 @@ class FoolboxAttack(Attack):
     def search(
         self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
-        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.search`.
-
-        Raises:
-            AttackError: Foolbox or the attack raised, or returned no tensor.
-        """
+        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.search`."""
         space = UnitSpace(target, threat_model, needed=self.entry.unit_space)
         target, x = space.target, space.enter(inputs)
         settings: dict[str, Any] = {"epsilons": None if self.traits.minimum_norm else space.threat_model.epsilon}
@@ -131,10 +121,6 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
 
     Where the class has a setting for the norm (``distance``, or ``constraint`` of HopSkipJump) and it is left out, the
     threat model's norm is used.
-
-    Raises:
-        InvalidArgumentError: The class cannot be used here, or does not accept these settings.
-        MissingDependencyError: The attack needs a package that is not installed, such as numba.
     """
     entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
     check_keywords(attack_class, settings, argument="attack", label=label)
@@ -145,11 +131,7 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
 
 
 def from_object(attack: Any, *, name: str | None = None) -> FoolboxAttack:
-    """Wrap a Foolbox attack object; one whose ``distance`` is None is given the threat model's norm.
-
-    Raises:
-        InvalidArgumentError: It is of a class that cannot be used here.
-    """
+    """Wrap a Foolbox attack object; one whose ``distance`` is None is given the threat model's norm."""
     return _wrap(attack, CATALOGUE.entry(type(_innermost(attack))), name or repr(attack), by_constraint=False)
 
 

@@ -25,13 +25,7 @@ _NORM_OF_P = {math.inf: "linf", 2: "l2", 1: "l1", 0: "l1"}
 @dataclass(frozen=True, kw_only=True)
 class _FoolboxCatalogue(Catalogue[Entry]):
     def entry(self, attack_class: type, *, argument: str = "attack") -> Entry:
-        """What is known of a class; of one that is not listed, that of the Foolbox class it extends.
-
-        Such a class is attacked one sample at a time.
-
-        Raises:
-            InvalidArgumentError: It is no attack, or one that cannot be used here; the text states why.
-        """
+        """An unlisted class has the entry of the Foolbox class it extends, and is attacked one sample at a time."""
         label = attack_class.__name__
         listed = self.owns(attack_class) and (label in self.entries or label in self.unusable)
         if listed or not issubclass(attack_class, self.base):

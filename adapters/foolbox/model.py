@@ -22,9 +22,6 @@ class FoolboxModule(nn.Module):
     The network inside is registered as a submodule, so that hooks, ``named_modules``, ``parameters``, ``train`` and
     ``eval`` reach it. The module can be copied and moved to another device or type like any other, preprocessing
     included; the Foolbox model it was made of stays as it was, but for its network, which both share.
-
-    Args:
-        model: A Foolbox model that takes and returns PyTorch tensors.
     """
 
     def __init__(self, model: Any) -> None:
@@ -55,12 +52,7 @@ class FoolboxModule(nn.Module):
 
 
 def adapt_model(model: Any) -> AdaptedModel:
-    """Turn a Foolbox model into a module and its bounds.
-
-    Raises:
-        InvalidArgumentError: It is an object of Foolbox but no model.
-        ModelError: It is a model of another framework than PyTorch.
-    """
+    """Turn a Foolbox model into a module and its bounds; ModelError for one of another framework than PyTorch."""
     if not isinstance(model, foolbox.models.Model):
         raise InvalidArgumentError(
             "model", f"foolbox's {type(model).__name__}", "a foolbox.models.Model, such as PyTorchModel"

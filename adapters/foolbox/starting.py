@@ -25,14 +25,8 @@ _as_eager = foolbox.models.base.ep.astensor
 class Misclassified(_Misclassification):  # type: ignore[misc]
     """Foolbox's criterion, but for the samples in ``excused``, which only have to leave a ball around their input.
 
-    Args:
-        labels: int64 ``(N,)``.
-        inputs: ``(N, ...)``.
-        bounds: Lowest and highest input value.
-
-    Attributes:
-        excused: bool ``(N,)``, the samples whose result is not to be used.
-        unstarted: bool ``(N,)``, those of them for which no start was found.
+    ``excused``, bool ``(N,)``, are the samples whose result is not to be used; ``unstarted`` those of them for which no
+    start was found.
     """
 
     def __init__(self, labels: Tensor, *, inputs: Tensor, bounds: tuple[float, float]) -> None:
@@ -90,11 +84,9 @@ def needs_start(attack: Any, start: tuple[str, Any] | None) -> bool:
 
 
 def with_start(attack: Any, start: tuple[str, Any] | None) -> Any:
-    """A copy of the attack that bears samples without a start; the criterion must be a :class:`Misclassified`.
+    """A copy of an attack, possibly repeated, that bears samples without a start; it needs :class:`Misclassified`.
 
-    Args:
-        attack: A Foolbox attack, possibly repeated.
-        start: Class and settings of the attack it starts with by default.
+    ``start`` is class and settings of the attack it starts with by default.
     """
     changed = copy.copy(attack)
     if isinstance(attack, foolbox.attacks.base.Repeated):

@@ -12,12 +12,9 @@ _STEEP = 1e6
 
 
 class LowLogits(nn.Module):
-    """Logits, shifted sample by sample so that none is above 80; where none is, they are left as they are.
+    """Logits ``(N, K)``, shifted sample by sample so that none is above 80; where none is, they are left as they are.
 
     GenAttack takes the exponential of logits as they come, which overflows above 88.
-
-    Args:
-        module: From inputs ``(N, ...)`` to logits ``(N, K)``.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -34,11 +31,8 @@ class LowLogits(nn.Module):
 class NeverFlat(nn.Module):
     """A module whose gradient at the input vanishes in no sample, for attacks that divide by its size.
 
-    A sample whose gradient vanishes gets a large one in all values alike; others are left as they are.
-
-    Args:
-        module: From inputs ``(N, ...)`` to logits ``(N, K)``.
-        power: A gradient has vanished where its size to this power is zero, in its own type; even.
+    A sample whose gradient vanishes gets a large one in all values alike; others are left as they are. It has vanished
+    where its size to the (even) ``power`` is zero, in its own type.
     """
 
     def __init__(self, module: nn.Module, *, power: int) -> None:

@@ -43,12 +43,8 @@ class TorchattacksAttack(WrappedAttack):
     (FFGSM: 1.25 epsilon, as in its paper). ``seed`` is drawn from the generator; ``n_classes`` is at most the target's
     number of classes; ``verbose`` is False.
 
-    Args:
-        attack_class: The class.
-        settings: Keyword arguments of its constructor, without the model; ``attacks`` of a MultiAttack may hold names
-            with settings, classes, tuples (class, settings), and objects.
-        name: How tables call it.
-        training: Arguments of ``set_model_training_mode``, which is not called where empty.
+    ``attacks`` of a MultiAttack may hold names with settings, classes, tuples (class, settings), and objects;
+    ``training`` are the arguments of ``set_model_training_mode``, which is not called where empty.
     """
 
     title = "torchattacks"
@@ -77,13 +73,7 @@ class TorchattacksAttack(WrappedAttack):
     def search(
         self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
-        """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.search`.
-
-        Raises:
-            InvalidArgumentError: The class does not accept these settings.
-            AttackError: Inputs have a shape it does not work on, torchattacks raised, or returned something else than
-                one image for each input.
-        """
+        """Run on the whole batch; AttackError where it does not fit this shape, raised, or returned other shapes."""
         self._check_shape(target.input_shape, threat_model.norm)
         space = UnitSpace(target, threat_model)
         follows = any(part.training for part in (self, *self.parts))
@@ -141,11 +131,7 @@ class TorchattacksAttack(WrappedAttack):
 
 
 def from_class(attack_class: type, settings: object, *, name: str | None = None) -> TorchattacksAttack:
-    """Make an attack from a torchattacks class and the keyword arguments of its constructor, without the model.
-
-    Raises:
-        InvalidArgumentError: The class cannot be used here, a keyword is unknown, or a value is not accepted.
-    """
+    """Make an attack from a torchattacks class and the keyword arguments of its constructor, without the model."""
     entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
     check_keywords(attack_class, settings, argument="attack", label=label, hidden=("self", "model"))
     for key, least in entry.least.items():

@@ -17,14 +17,9 @@ class HostModule(nn.Module):
 
     torchattacks puts the model it attacks into eval mode, and then back into train mode if it was there: a target whose
     parts are in different modes would be attacked as another model than it is judged as, and would not be as before.
-    So its modes are left alone, except for an attack that needs train mode.
-
-    Args:
-        target: The target.
-        channels: Fewest channels of an image; those that are missing are zeros that the target does not see, so no
-            gradient comes from them.
-        positive: Whether logits are shifted, sample by sample, to be at least 0.
-        follows: Whether the target is put into train and eval mode as the attack wants.
+    So its modes are left alone, unless ``follows`` is set for an attack that needs train mode. Images have at least
+    ``channels`` channels; missing ones are zeros that the target does not see, so no gradient comes from them.
+    With ``positive``, logits are shifted, sample by sample, to be at least 0.
     """
 
     def __init__(self, target: Target, *, channels: int = 1, positive: bool = False, follows: bool = False) -> None:
@@ -80,11 +75,7 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 def check_shape(
     name: str, shape: tuple[int, ...], *, norm: str, three_channels: bool, square: Mapping[str, int]
 ) -> None:
-    """Raise where a class would fail on inputs of this shape.
-
-    Raises:
-        AttackError: It has too many channels, is not square, or is too small.
-    """
+    """AttackError where inputs have too many channels for a class, are not square, or are too small."""
     channels, height, width = image_shape(shape)
     if three_channels and channels > 3:
         raise AttackError(

@@ -14,9 +14,7 @@ from robust_ext.core.objects import resolve_object
 def named_object(text: str, *, accepted: str, argument: str) -> object:
     """What ``package.module:object`` or ``file.py:object`` names, called where it ends in parentheses.
 
-    Raises:
-        InvalidArgumentError: There is none, or it is a text again.
-        DataError: Its import or its call raised.
+    InvalidArgumentError where there is none, or it is a text again; DataError where its import or its call raised.
     """
     found: object = resolve_object(text, argument=argument)
     if isinstance(found, str):

@@ -36,12 +36,9 @@ _FORM = "a name, or a name with settings as in hd(steps=5)"
 
 
 class FunctionPurifier(Purifier):
-    """Any function from inputs to purified inputs, in front of a classifier; one step.
+    """Any function from inputs to purified inputs ``(N, ...)``, in front of a classifier; one step.
 
-    Args:
-        classifier: From inputs to logits.
-        function: From ``(N, ...)`` to ``(N, ...)``.
-        random: Whether it draws, from the global generators of torch, numpy or ``random``.
+    ``random`` states whether it draws, from the global generators of torch, numpy or ``random``.
     """
 
     def __init__(self, classifier: nn.Module, function: Callable[[Tensor], Tensor], *, random: bool = False) -> None:
@@ -61,12 +58,9 @@ class FunctionPurifier(Purifier):
 
 
 class WholeDefense(AdaptiveDefense):
-    """A module that is classifier and defense in one: what happens inside cannot be seen.
+    """A module that is classifier and defense in one, from inputs to logits: what happens inside cannot be seen.
 
-    Args:
-        classifier: The static classifier it is held against.
-        module: From inputs to logits.
-        random: Whether it draws, from the global generators of torch, numpy or ``random``.
+    ``classifier`` is the static one it is held against; ``random`` as for :class:`FunctionPurifier`.
     """
 
     def __init__(self, classifier: nn.Module, module: nn.Module, *, random: bool = False) -> None:
@@ -150,27 +144,11 @@ def named_defense(
     bounds: Sequence[float] = (0.0, 1.0),
     argument: str = "defense",
 ) -> AdaptiveDefense:
-    """A published defense by its name.
+    """A published defense by its name, one of :data:`robust_ext.defenses.catalogue.NAMED`, as in ``"hd(steps=5)"``.
 
-    Args:
-        text: One of :data:`robust_ext.defenses.catalogue.NAMED`, with settings as keyword arguments in parentheses:
-            those that its class declares, and for those in :data:`~robust_ext.defenses.catalogue.TRAINED` the file of
-            their trained part as ``weights``.
-        classifier: What is defended, from inputs to logits, in eval mode.
-        inputs: A few inputs ``(n, ...)``; trained parts are tried on them.
-        weights: File of the trained part, where the text does not name one.
-        bounds: Of the inputs.
-        argument: What error messages call the text.
-
-    Raises:
-        InvalidArgumentError: There is no such name or setting, or a file is missing, or not wanted, or of parts for
-            another classifier.
-        DataError: The file cannot be read, or holds something else.
-
-    Example:
-        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
-        >>> named_defense("hd(steps=5)", network, torch.rand(2, 1, 2, 2)).steps
-        5
+    Settings in parentheses are those that its class declares, and for those in
+    :data:`~robust_ext.defenses.catalogue.TRAINED` the file of their trained part as ``weights``, which is tried on the
+    inputs ``(n, ...)``. Other arguments and errors are those of :func:`as_defense`.
     """
     name, settings = _parsed(text, argument)
     defense = NAMED[name]

@@ -19,16 +19,10 @@ from robust_ext.testing.networks import Centred
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What an attack is given.
+    """What an attack is given; the inputs are classified as ``labels``.
 
-    Args:
-        target: With a detector and references.
-        defended: That of the target.
-        inputs: ``(N, ...)``.
-        labels: ``(N,)``, as which the inputs are classified.
-        threat_model: The norm, epsilon and bounds.
-        room: How far a point can be beyond both boundaries at once, ``(N,)``; below 0 where no attack can succeed. NaN
-            where it is not known.
+    ``room`` is how far a point can be beyond both boundaries at once, ``(N,)``; below 0 where no attack can succeed,
+    NaN where it is not known.
     """
 
     target: Target
@@ -48,11 +42,7 @@ class Problem:
 
 
 class Rowwise(nn.Module):
-    """A linear layer whose rows are summed one by one: alone a row gives the same bits as in a batch.
-
-    Args:
-        weight: ``(F, D)``.
-    """
+    """A linear layer ``(F, D)`` whose rows are summed one by one: alone a row gives the same bits as in a batch."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -92,15 +82,7 @@ def small_defense(
 ) -> Problem:
     """A network of two layers whose hidden units are watched; the first rows are the same whatever their number.
 
-    Args:
-        rows: Number of inputs.
-        norm: Of the threat model.
-        epsilon: Relative to the width of the bounds.
-        shape: Of one input.
-        classes: At least 2.
-        bounds: Of the inputs.
-        inverted: See :class:`Defended`.
-        references: Points a row, of other classes than its own; 0 for none.
+    Epsilon is relative to the width of the bounds; ``references`` are points of other classes a row, 0 for none.
     """
     generator = stream(0, "network")
     first = torch.randn(8, int(torch.Size(shape).numel()), generator=generator) / 3
@@ -123,12 +105,7 @@ def small_defense(
 
 
 class PerRow(nn.Module):
-    """Class 1 where ``weight_i . x_i > threshold_i``, each row with a boundary of its own.
-
-    Args:
-        weight: ``(N, D)``.
-        threshold: ``(N,)``.
-    """
+    """Class 1 where ``weight_i . x_i > threshold_i``, weight ``(N, D)``: each row has a boundary of its own."""
 
     def __init__(self, weight: Tensor, threshold: Tensor) -> None:
         super().__init__()
@@ -142,13 +119,7 @@ class PerRow(nn.Module):
 
 
 class PerRowScore(Detector):
-    """``weight_i . x_i``, detected above ``limit_i``.
-
-    Args:
-        classifier: Any.
-        weight: ``(N, D)``.
-        limit: ``(N,)``.
-    """
+    """``weight_i . x_i``, weight ``(N, D)``, detected above ``limit_i``."""
 
     def __init__(self, classifier: nn.Module, weight: Tensor, limit: Tensor) -> None:
         super().__init__(classifier)
@@ -165,12 +136,7 @@ def linear_defense(
 ) -> Problem:
     """Linear classifiers with linear detectors, one of each a row; linear programs or duality give their room.
 
-    Args:
-        rows: Number of problems.
-        values: Of one input.
-        norm: Of the threat model. For l2 the inputs keep epsilon away from the bounds.
-        likeness: Cosine between the two weights, on average.
-        bounds: Of the inputs.
+    For l2 the inputs keep epsilon away from the bounds; ``likeness`` is the average cosine between the two weights.
     """
     rng = np.random.default_rng([rows, values])
     width = bounds[1] - bounds[0]

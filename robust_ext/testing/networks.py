@@ -7,11 +7,7 @@ from torch import Tensor, nn
 
 
 class Centred(nn.Module):
-    """From inputs in the bounds to values in [-2, 2], where a small random network separates classes.
-
-    Args:
-        bounds: Lowest and highest input value.
-    """
+    """From inputs in the bounds to values in [-2, 2], where a small random network separates classes."""
 
     def __init__(self, bounds: tuple[float, float]) -> None:
         super().__init__()
@@ -24,13 +20,7 @@ class Centred(nn.Module):
 
 
 def small_network(shape: tuple[int, ...], classes: int, *, bounds: tuple[float, float] = (0.0, 1.0)) -> nn.Module:
-    """A random network with batch normalisation, in eval mode, from inputs ``(N, *shape)`` to ``(N, classes)``.
-
-    Args:
-        shape: Of one input.
-        classes: At least 2.
-        bounds: Of the inputs.
-    """
+    """A random network with batch normalisation, in eval mode, from inputs ``(N, *shape)`` to ``(N, classes)``."""
     values = int(torch.Size(shape).numel())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -39,13 +29,7 @@ def small_network(shape: tuple[int, ...], classes: int, *, bounds: tuple[float, 
 
 
 def affine_network(shape: tuple[int, ...], classes: int, *, bounds: tuple[float, float] = (0.0, 1.0)) -> nn.Module:
-    """A random piecewise affine network whose decision boundaries run through the middle of the box, in eval mode.
-
-    Args:
-        shape: Of one input.
-        classes: At least 2.
-        bounds: Of the inputs.
-    """
+    """A random piecewise affine network whose decision boundaries run through the middle of the box, in eval mode."""
     low, high = bounds
     values = int(torch.Size(shape).numel())
     with torch.random.fork_rng(devices=[]):
@@ -59,13 +43,7 @@ def affine_network(shape: tuple[int, ...], classes: int, *, bounds: tuple[float,
 
 
 def small_batch(count: int, shape: tuple[int, ...], *, bounds: tuple[float, float] = (0.0, 1.0)) -> Tensor:
-    """Uniform inputs ``(count, *shape)``, the first ones the same whatever the count.
-
-    Args:
-        count: Number of inputs.
-        shape: Of one input.
-        bounds: Of the inputs.
-    """
+    """Uniform inputs ``(count, *shape)`` in the bounds, the first ones the same whatever the count."""
     unit = torch.rand(64, *shape, generator=torch.Generator().manual_seed(1))[:count]
     return unit * (bounds[1] - bounds[0]) + bounds[0]
 

@@ -1,16 +1,11 @@
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from robust_ext.attacks import CallableAttack
-from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.threat import ThreatModel
@@ -26,21 +21,20 @@ Y = predicted(NETWORK, X)
 INF = float("inf")
 
 
-def run(attack: Attack, threat_model: ThreatModel, seed: int = 3) -> Tensor:
+def run(attack, threat_model, seed=3):
     return common.run(attack, NETWORK, X, Y, threat_model, seed=seed)
 
 
-def host(function: Any, **settings: Any) -> Tensor:
+def host(function, **settings):
     with seeded_globals(drawn_seed()):
-        candidates: Tensor = function(NETWORK, X.clone(), Y, **settings)
-    return candidates
+        return function(NETWORK, X.clone(), Y, **settings)
 
 
-def test_strings_functions_partials_and_tuples_are_equivalent() -> None:
+def test_strings_functions_partials_and_tuples_are_equivalent():
     threat_model = ThreatModel(norm="l2", epsilon=0.5)
     ddn = adv_lib.attacks.ddn
     expected = host(ddn, **{"steps": 7})
-    forms: list[object] = [
+    forms = [
         "adv_lib:ddn(steps=7)",
         functools.partial(ddn, steps=7),
         (ddn, {"steps": 7}),
@@ -56,7 +50,7 @@ def test_strings_functions_partials_and_tuples_are_equivalent() -> None:
     assert as_attack("adv_lib:ddn(steps=7)").name == "adv_lib:ddn(steps=7)"
 
 
-def test_greek_settings_norms_and_penalties_can_be_written() -> None:
+def test_greek_settings_norms_and_penalties_can_be_written():
     linf, l2 = (ThreatModel(norm=norm, epsilon=0.0625) for norm in ("linf", "l2"))
     attack = as_attack("adv_lib:alma(τ=0.5, num_steps=30)")
     by_hand = host(adv_lib.attacks.alma, **{"τ": 0.5, "num_steps": 30})
@@ -71,30 +65,30 @@ def test_greek_settings_norms_and_penalties_can_be_written() -> None:
     assert " at 0x" not in attack.description
 
 
-def test_functions_of_others_that_only_wrap_one_stay_plain_callables() -> None:
+def test_functions_of_others_that_only_wrap_one_stay_plain_callables():
     @functools.wraps(adv_lib.attacks.ddn)
-    def mine(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def mine(model, x, y):
         return x
 
     assert mine.__module__.startswith("adv_lib")
     assert isinstance(as_attack(mine), CallableAttack)
 
 
-def test_other_functions_and_forms_are_refused() -> None:
+def test_other_functions_and_forms_are_refused():
     with pytest.raises(InvalidArgumentError, match="keyword arguments"):
         as_attack(functools.partial(adv_lib.attacks.ddn, NETWORK))
     with pytest.raises(InvalidArgumentError, match="one of: targeted"):
         as_attack(functools.partial(adv_lib.attacks.ddn, model=NETWORK))
 
 
-def test_modules_of_adv_lib_are_plain_modules() -> None:
+def test_modules_of_adv_lib_are_plain_modules():
     module = adv_lib.utils.normalize_model(NETWORK, (0.5, 0.5, 0.5), (1.0, 1.0, 1.0))
     assert as_module(module).module is module
     normalizer = adv_lib.utils.ImageNormalizer((0.5, 0.5, 0.5), (1.0, 1.0, 1.0))
     assert as_module(normalizer).module is normalizer
 
 
-def test_importing_the_adapter_imports_no_adv_lib_and_using_it_leaves_no_stand_ins() -> None:
+def test_importing_the_adapter_imports_no_adv_lib_and_using_it_leaves_no_stand_ins():
     code = (
         "import sys, importlib.util\n"
         "from robust_ext.registry import as_attack\n"
@@ -107,7 +101,7 @@ def test_importing_the_adapter_imports_no_adv_lib_and_using_it_leaves_no_stand_i
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
-def test_python_without_distutils_imports_adv_lib_too() -> None:
+def test_python_without_distutils_imports_adv_lib_too():
     code = (
         "import sys, importlib.util\n"
         "find = importlib.util.find_spec\n"

@@ -1,18 +1,14 @@
 """adv-lib's attacks with settings that change how they treat samples, measured, and what the adapter mends."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from robust_ext.attacks import Attack
 from robust_ext.core.errors import AttackError, AttackRefusedError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.threat import ThreatModel
@@ -29,7 +25,7 @@ ENTRIES = CATALOGUE.entries
 NAMES = sorted(ENTRIES)
 ROWS = 5
 # Settings other than the trial's that change what is queried, and the rows that follow.
-VARIANTS: list[tuple[str, dict[str, Any], str]] = [
+VARIANTS = [
     ("apgd_targeted", {}, "any"),
     ("apgd", {"n_restarts": 3}, "any"),
     ("apgd", {"use_large_reps": True, "n_restarts": 3, "norm": 1}, "single"),
@@ -47,32 +43,32 @@ VARIANTS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def network(classes: int = 5) -> nn.Module:
+def network(classes=5):
     return conv_network((3, 8, 8), classes)
 
 
-def batch() -> tuple[Tensor, Tensor]:
+def batch():
     x = uniform(ROWS, (3, 8, 8))
     return x, predicted(network(), x)
 
 
-def run(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat_model: ThreatModel, seed: int = 3) -> Tensor:
+def run(attack, module, x, y, threat_model, seed=3):
     with torch.no_grad():
         classes = module(x).shape[1]
     return common.run(attack, module, x, y, threat_model, classes=classes, seed=seed, direct=False)
 
 
-def attack_of(name: str, **settings: Any) -> Attack:
+def attack_of(name, **settings):
     return as_attack((CATALOGUE.find(name), {**ENTRIES[name].trial, **settings}))
 
 
-def threat_model_of(attack: Attack, epsilon: float | None = None) -> ThreatModel:
+def threat_model_of(attack, epsilon=None):
     # Left out: so far that attacks which are given it succeed on some of the rows.
     norm = attack.traits.norms[0]
     return ThreatModel(norm=norm, epsilon=epsilon or {"linf": 0.02, "l2": 0.1, "l1": 0.6}[norm])
 
 
-def record(attack: Attack, threat_model: ThreatModel) -> list[Tensor]:
+def record(attack, threat_model):
     x, y = batch()
     recorder = Recorder(network())
     run(attack, recorder, x, y, threat_model)
@@ -80,7 +76,7 @@ def record(attack: Attack, threat_model: ThreatModel) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("name", "settings", "rows"), VARIANTS)
-def test_rows_are_as_measured(name: str, settings: dict[str, Any], rows: str) -> None:
+def test_rows_are_as_measured(name, settings, rows):
     attack = attack_of(name, **settings)
     assert attack.traits.batching == rows
     threat_model = threat_model_of(attack)
@@ -96,7 +92,7 @@ def test_rows_are_as_measured(name: str, settings: dict[str, Any], rows: str) ->
 
 
 @pytest.mark.parametrize(("name", "settings", "rows"), VARIANTS)
-def test_outside_is_as_measured(name: str, settings: dict[str, Any], rows: str) -> None:
+def test_outside_is_as_measured(name, settings, rows):
     attack = attack_of(name, **settings)
     # An attack that is given epsilon stays in a ball of any size; one that is not leaves a small one.
     threat_model = threat_model_of(attack, epsilon=1e-3)
@@ -108,7 +104,7 @@ def test_outside_is_as_measured(name: str, settings: dict[str, Any], rows: str) 
     assert not (attack.traits.leaves_ball and attack.traits.batching == "any")
 
 
-def small_problem() -> tuple[nn.Module, Tensor, Tensor]:
+def small_problem():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).eval()
@@ -118,7 +114,7 @@ def small_problem() -> tuple[nn.Module, Tensor, Tensor]:
         return module, x, module(x).argmax(1)
 
 
-def test_rows_of_str_attack_meet_in_its_second_phase() -> None:
+def test_rows_of_str_attack_meet_in_its_second_phase():
     module, x, y = small_problem()
     settings = {"binary_search_steps": 1, "max_iterations": 30, "initial_const": 200.0}
     attack = attack_of("str_attack", **settings, retrain=True)
@@ -132,11 +128,11 @@ def test_rows_of_str_attack_meet_in_its_second_phase() -> None:
 class Flat(nn.Module):
     """No gradient, and always class 0."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0]) + 0 * x.flatten(1).sum(1, keepdim=True)
 
 
-def uses_global_randomness(name: str, settings: dict[str, Any], module: nn.Module) -> bool:
+def uses_global_randomness(name, settings, module):
     """Whether two seeds lead through different queries."""
     x, _ = batch()
     attack = attack_of(name, **settings)
@@ -159,13 +155,13 @@ def uses_global_randomness(name: str, settings: dict[str, Any], module: nn.Modul
         ("pdgd", {"random_init": 0}),
     ],
 )
-def test_seeds_are_as_measured(name: str, settings: dict[str, Any]) -> None:
+def test_seeds_are_as_measured(name, settings):
     # Without gradients, DDN and ALMA go in random directions.
     drawn = any(uses_global_randomness(name, settings, module) for module in (network(), Flat()))
     assert (attack_of(name, **settings).traits.seeds == "global") == drawn
 
 
-def test_gradients_whose_values_share_memory_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_whose_values_share_memory_are_copied(monkeypatch):
     x, _ = batch()
     y = torch.zeros(ROWS, dtype=torch.int64)
     attack = attack_of("pgd_linf")
@@ -176,7 +172,7 @@ def test_gradients_whose_values_share_memory_are_copied(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_that_are_misclassified_already_stay_so(name: str) -> None:
+def test_rows_that_are_misclassified_already_stay_so(name):
     x, y = batch()
     wrong = torch.where(torch.arange(ROWS) < 3, (y + 1) % 5, y)
     attack = attack_of(name)
@@ -184,11 +180,11 @@ def test_rows_that_are_misclassified_already_stay_so(name: str) -> None:
     assert bool((network()(candidates).argmax(1) != wrong)[:3].all())
 
 
-def test_restoring_is_what_keeps_them_so() -> None:
+def test_restoring_is_what_keeps_them_so():
     x, _ = batch()
     module = PaddedClasses(network(2), classes=4)
     wrong = 1 - module(x).argmax(1)
-    attack: Any = attack_of("apgd_targeted", n_iter=20)
+    attack = attack_of("apgd_targeted", n_iter=20)
     threat_model = ThreatModel(norm="linf", epsilon=0.5)
     assert bool((module(run(attack, module, x, wrong, threat_model)).argmax(1) != wrong).all())
     attack.entry = replace(attack.entry, restore=False)
@@ -196,7 +192,7 @@ def test_restoring_is_what_keeps_them_so() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_single_rows_and_features_are_accepted_or_refused_with_a_reason(name: str) -> None:
+def test_single_rows_and_features_are_accepted_or_refused_with_a_reason(name):
     x, y = batch()
     attack = attack_of(name)
     threat_model = threat_model_of(attack)
@@ -213,7 +209,7 @@ def test_single_rows_and_features_are_accepted_or_refused_with_a_reason(name: st
         assert run(attack, module, flat, labels, threat_model).shape == flat.shape
 
 
-def test_colours_need_three_channels() -> None:
+def test_colours_need_three_channels():
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval()
     x = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     attack = attack_of("perc_al")
@@ -221,7 +217,7 @@ def test_colours_need_three_channels() -> None:
         run(attack, module, x, module(x).argmax(1), threat_model_of(attack))
 
 
-def test_inputs_in_other_bounds_reach_attacks_that_check_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_in_other_bounds_reach_attacks_that_check_theirs(monkeypatch):
     x, y = batch()
     x = x * 2 - 1
     y = network()(x).argmax(1)
@@ -232,7 +228,7 @@ def test_inputs_in_other_bounds_reach_attacks_that_check_theirs(monkeypatch: pyt
         run(attack, network(), x, y, threat_model)
 
 
-def test_fmn_for_l0_ends_where_one_value_suffices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fmn_for_l0_ends_where_one_value_suffices(monkeypatch):
     x, y = batch()
     attack = attack_of("fmn", norm=0)
     threat_model = ThreatModel(norm="l1", epsilon=1.0)
@@ -244,7 +240,7 @@ def test_fmn_for_l0_ends_where_one_value_suffices(monkeypatch: pytest.MonkeyPatc
         run(attack, network(), x[:1], y[:1], threat_model)
 
 
-def test_str_attack_ends_where_it_found_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_str_attack_ends_where_it_found_nothing(monkeypatch):
     x = torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     attack = attack_of("str_attack", binary_search_steps=1, max_iterations=1, retrain=True)
     labels = torch.zeros(1, dtype=torch.int64)
@@ -255,8 +251,8 @@ def test_str_attack_ends_where_it_found_nothing(monkeypatch: pytest.MonkeyPatch)
         run(attack, Flat(), x, labels, threat_model)
 
 
-def test_repairs_change_nothing_where_adv_lib_does_not_raise_and_are_gone_afterwards() -> None:
-    modules: Any = [
+def test_repairs_change_nothing_where_adv_lib_does_not_raise_and_are_gone_afterwards():
+    modules = [
         sys.modules[f"adv_lib.attacks.{name}"] for name in ("fast_minimum_norm", "structured_adversarial_attack")
     ]
     before = modules[0].l0_projection_, modules[1].np

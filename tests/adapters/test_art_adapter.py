@@ -1,19 +1,14 @@
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
 import sys
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
@@ -33,31 +28,28 @@ SHAPE = (1, 10, 10)
 class Float32(nn.Module):
     """Takes float64 too, which HopSkipJump sends on numpy 2: called directly it raises on a float32 network."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module):
         super().__init__()
         self.module = module
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.module(x.float())
-        return out
+    def forward(self, x):
+        return self.module(x.float())
 
 
-def network(classes: int = 5) -> nn.Module:
+def network(classes=5):
     return conv_network(SHAPE, classes)
 
 
-def batch(bounds: tuple[float, float] = UNIT, classes: int = 5) -> tuple[Tensor, Tensor]:
+def batch(bounds=UNIT, classes=5):
     x = uniform(6, SHAPE, bounds)
     return x, predicted(network(classes), x)
 
 
-def run(
-    attack: Attack, x: Tensor, y: Tensor, threat_model: ThreatModel, module: nn.Module | None = None, classes: int = 5
-) -> Tensor:
+def run(attack, x, y, threat_model, module=None, classes=5):
     return common.run(attack, module or network(classes), x, y, threat_model, classes=classes)
 
 
-def classifier(module: nn.Module | None = None, *, clip_values: Any = (0.0, 1.0), **settings: Any) -> Any:
+def classifier(module=None, *, clip_values=(0.0, 1.0), **settings):
     return art.estimators.classification.PyTorchClassifier(
         model=network() if module is None else module,
         loss=nn.CrossEntropyLoss(),
@@ -69,14 +61,14 @@ def classifier(module: nn.Module | None = None, *, clip_values: Any = (0.0, 1.0)
     )
 
 
-def host(name: str, x: Tensor, y: Tensor, bounds: tuple[float, float], settings: dict[str, Any]) -> Tensor:
+def host(name, x, y, bounds, settings):
     with seeded_globals(drawn_seed()):
         attack = getattr(evasion, name)(classifier(Float32(network()), clip_values=bounds), **settings)
         return torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm, monkeypatch):
     x, y = batch()
     x, y = x[:1], y[:1]
     settings = {"max_iter": 2, "max_eval": 20, "init_eval": 5}
@@ -95,7 +87,7 @@ def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm: str, monke
     assert int(network()(candidates).argmax(1)) != int(y)
 
 
-def test_ordered_attacks_ask_for_whole_batches_only() -> None:
+def test_ordered_attacks_ask_for_whole_batches_only():
     x, y = batch()
     x, y = x.repeat(7, 1, 1, 1), y.repeat(7)
     for text in (
@@ -110,12 +102,12 @@ def test_ordered_attacks_ask_for_whole_batches_only() -> None:
         assert set(module.sizes) == {len(x)}, text
 
 
-def test_probes_at_construction_do_not_reach_the_target() -> None:
+def test_probes_at_construction_do_not_reach_the_target():
     x, y = batch()
     module = Recorder(network()).eval()
     attack = as_attack("art:AutoProjectedGradientDescent(max_iter=3, nb_random_init=1, loss_type='cross_entropy')")
     target = Target(module=module, bounds=(0.0, 1.0), classes=5, input_shape=SHAPE, device=torch.device("cpu"))
-    attack._make(target, AttackContext(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=0.1)))  # type: ignore[attr-defined]
+    attack._make(target, AttackContext(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=0.1)))
     assert module.sizes == []
     run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1), module=module)
     assert module.sizes[0] == 6
@@ -135,7 +127,7 @@ def test_probes_at_construction_do_not_reach_the_target() -> None:
         "art:NewtonFool(max_iter=3)",
     ],
 )
-def test_batches_with_rows_that_are_wrong_already(text: str, wrong: int, classes: int) -> None:
+def test_batches_with_rows_that_are_wrong_already(text, wrong, classes):
     x, y = batch(classes=classes)
     y[:wrong] = (y[:wrong] + 1) % classes
     attack = as_attack(text)
@@ -147,14 +139,14 @@ def test_batches_with_rows_that_are_wrong_already(text: str, wrong: int, classes
     assert torch.equal(x, before)
 
 
-def test_square_in_l2_divides_by_zero_quietly() -> None:
+def test_square_in_l2_divides_by_zero_quietly():
     x, y = batch(classes=2)
     threat_model = ThreatModel(norm="l2", epsilon=1.0)
     candidates = run(as_attack("art:SquareAttack(max_iter=100)"), x, y, threat_model, classes=2)
     assert bool(threat_model.contains(candidates, x).all())
 
 
-def test_objects_are_bound_anew_with_their_settings() -> None:
+def test_objects_are_bound_anew_with_their_settings():
     x, y = batch()
     module = Recorder(network()).eval()
     other = Recorder(network()).eval()
@@ -168,23 +160,23 @@ def test_objects_are_bound_anew_with_their_settings() -> None:
     assert attack.name == "ProjectedGradientDescent"
 
 
-def test_objects_do_not_drag_their_old_estimator_along() -> None:
+def test_objects_do_not_drag_their_old_estimator_along():
     x, y = batch()
     other = Recorder(network()).eval()
     square = evasion.SquareAttack(classifier(other), max_iter=5, verbose=False)
     run(as_attack(square), x, y, ThreatModel(norm="linf", epsilon=0.1))
     assert other.sizes == []
-    assert as_attack(square).settings == {"max_iter": 5, "verbose": False}  # type: ignore[attr-defined]
+    assert as_attack(square).settings == {"max_iter": 5, "verbose": False}
     auto = evasion.AutoAttack(classifier(other), eps=0.2)
     other.queries.clear()
-    assert as_attack(auto).settings == {"eps": 0.2}  # type: ignore[attr-defined]
+    assert as_attack(auto).settings == {"eps": 0.2}
 
 
-def test_steps_follow_epsilon_and_the_bounds_where_they_are_left_out() -> None:
-    def step(text: str, epsilon: float, bounds: tuple[float, float] = (0.0, 1.0)) -> Any:
+def test_steps_follow_epsilon_and_the_bounds_where_they_are_left_out():
+    def step(text, epsilon, bounds=(0.0, 1.0)):
         x, _ = batch(bounds)
         scene = AttackContext(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds))
-        return as_attack(text)._completed(scene)["eps_step"]  # type: ignore[attr-defined]
+        return as_attack(text)._completed(scene)["eps_step"]
 
     assert step("art:ProjectedGradientDescent", 0.3) == 0.1
     assert step("art:ProjectedGradientDescent", 0.05) == pytest.approx(0.005)
@@ -197,15 +189,15 @@ def test_steps_follow_epsilon_and_the_bounds_where_they_are_left_out() -> None:
     assert step("art:FastGradientMethod", 0.05) == pytest.approx(0.005)
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "multiprocess", None)
     x, y = batch()
     with pytest.raises(MissingDependencyError, match="pip install multiprocess"):
         run(as_attack("art:AutoAttack"), x, y, ThreatModel(norm="linf", epsilon=0.1))
 
 
-def test_attacks_of_others_go_one_row_at_a_time() -> None:
-    class Mine(evasion.FastGradientMethod):  # type: ignore[misc,name-defined]
+def test_attacks_of_others_go_one_row_at_a_time():
+    class Mine(evasion.FastGradientMethod):
         pass
 
     x, y = batch()
@@ -215,7 +207,7 @@ def test_attacks_of_others_go_one_row_at_a_time() -> None:
     assert torch.equal(run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1)), expected)
 
 
-def test_preprocessing_is_kept_and_differentiated() -> None:
+def test_preprocessing_is_kept_and_differentiated():
     inner = network()
     model = classifier(inner, preprocessing=(np.array([0.3]), np.array([0.7])))
     adapted = as_module(model)
@@ -231,13 +223,13 @@ def test_preprocessing_is_kept_and_differentiated() -> None:
     torch.testing.assert_close(gradient, expected)
 
 
-def test_defences_in_pytorch_are_kept() -> None:
-    class Halving(preprocessors.preprocessor.PreprocessorPyTorch):  # type: ignore[misc,name-defined]
-        def forward(self, x: Tensor, y: Any = None) -> tuple[Tensor, Any]:
+def test_defences_in_pytorch_are_kept():
+    class Halving(preprocessors.preprocessor.PreprocessorPyTorch):
+        def forward(self, x, y=None):
             return x / 2, y
 
     class FitOnly(Halving):
-        def forward(self, x: Tensor, y: Any = None) -> tuple[Tensor, Any]:
+        def forward(self, x, y=None):
             raise AssertionError("it is for training only")
 
     inner = network()
@@ -250,7 +242,7 @@ def test_defences_in_pytorch_are_kept() -> None:
     assert not torch.allclose(out, inner(x))
 
 
-def test_the_network_is_reached_and_keeps_its_mode() -> None:
+def test_the_network_is_reached_and_keeps_its_mode():
     inner = network()
     adapted = as_module(classifier(inner))
     assert inner in list(adapted.module.modules())
@@ -266,11 +258,11 @@ def test_the_network_is_reached_and_keeps_its_mode() -> None:
 @pytest.mark.parametrize(
     ("clip_values", "expected"), [(None, None), ((-1, 1), (-1.0, 1.0)), ((np.zeros(SHAPE), np.ones(SHAPE)), (0.0, 1.0))]
 )
-def test_clip_values_become_bounds(clip_values: Any, expected: Any) -> None:
+def test_clip_values_become_bounds(clip_values, expected):
     assert as_module(classifier(clip_values=clip_values)).bounds == expected
 
 
-def test_models_that_cannot_be_modules_are_refused() -> None:
+def test_models_that_cannot_be_modules_are_refused():
     varying = (np.zeros(SHAPE), np.linspace(1, 2, 100).reshape(SHAPE))
     with pytest.raises(ModelError, match="clip_values differ from value to value"):
         as_module(classifier(clip_values=varying))
@@ -284,7 +276,7 @@ def test_models_that_cannot_be_modules_are_refused() -> None:
         as_module(evasion.FastGradientMethod(classifier()))
 
 
-def test_nothing_is_written_to_the_home_folder(tmp_path: Path) -> None:
+def test_nothing_is_written_to_the_home_folder(tmp_path):
     code = (
         "from robust_ext.adapters.art.library import art\n"
         "import os, art.config\n"

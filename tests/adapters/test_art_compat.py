@@ -1,21 +1,16 @@
 """What the adapter keeps ART 1.20 from doing, each shown on ART itself."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from robust_ext.attacks import Attack
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
@@ -32,7 +27,7 @@ OnNumpy2 = pytest.mark.skipif(not NUMPY_2, reason="numpy 1 still has it")
 
 
 class Network(nn.Module):
-    def __init__(self, classes: int = 5, channels: int = 1, bounds: tuple[float, float] = UNIT) -> None:
+    def __init__(self, classes=5, channels=1, bounds=UNIT):
         super().__init__()
         self.bounds = bounds
         with torch.random.fork_rng(devices=[]):
@@ -40,30 +35,29 @@ class Network(nn.Module):
             self.first = nn.Conv2d(channels, 4, 3)
             self.last = nn.Linear(4 * 6 * 6, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = (x - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
-        out: Tensor = self.last(self.first(x).relu().flatten(1))
-        return out
+        return self.last(self.first(x).relu().flatten(1))
 
 
-def network(classes: int = 5, channels: int = 1, bounds: tuple[float, float] = UNIT) -> nn.Module:
+def network(classes=5, channels=1, bounds=UNIT):
     return Network(classes, channels, bounds).eval()
 
 
-def batch(module: nn.Module, *, channels: int = 1, bounds: tuple[float, float] = UNIT) -> tuple[Tensor, Tensor]:
+def batch(module, *, channels=1, bounds=UNIT):
     x = torch.rand(4, channels, 8, 8, generator=torch.Generator().manual_seed(1))
     x = x * (bounds[1] - bounds[0]) + bounds[0]
     with torch.no_grad():
         return x, module(x).argmax(1)
 
 
-def run(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat_model: ThreatModel, seed: int = 3) -> Tensor:
+def run(attack, module, x, y, threat_model, seed=3):
     with torch.no_grad():
         classes = module(x[:1]).shape[1]
     return common.run(attack, module, x, y, threat_model, classes=classes, seed=seed, direct=False)
 
 
-def classifier(module: nn.Module, *, bounds: tuple[float, float] = UNIT, channels: int = 1, classes: int = 5) -> Any:
+def classifier(module, *, bounds=UNIT, channels=1, classes=5):
     return art.estimators.classification.PyTorchClassifier(
         model=module,
         loss=nn.CrossEntropyLoss(),
@@ -82,7 +76,7 @@ def classifier(module: nn.Module, *, bounds: tuple[float, float] = UNIT, channel
         ("HopSkipJump", {"max_iter": 2, "max_eval": 20, "init_eval": 5}),
     ],
 )
-def test_float64_is_cast_for_the_network(name: str, given_settings: dict[str, Any]) -> None:
+def test_float64_is_cast_for_the_network(name, given_settings):
     # Upstream: on numpy 2 these two send float64 to float32 networks.
     module = network()
     x, y = batch(module)
@@ -96,7 +90,7 @@ def test_float64_is_cast_for_the_network(name: str, given_settings: dict[str, An
 @pytest.mark.parametrize(
     "text", ["art:HopSkipJump(max_iter=2, max_eval=20, init_eval=5)", "art:BoundaryAttack(max_iter=5)"]
 )
-def test_generators_of_their_own_are_seeded(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generators_of_their_own_are_seeded(text, monkeypatch):
     # Upstream: RandomState() takes its seed from the system.
     module = network()
     x, y = batch(module)
@@ -111,7 +105,7 @@ def test_generators_of_their_own_are_seeded(text: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "name", ["AutoProjectedGradientDescent", "AutoConjugateGradient", "RescalingAutoConjugateGradient"]
 )
-def test_random_starts_do_not_pass_for_tries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_starts_do_not_pass_for_tries(name, monkeypatch):
     # Upstream: for rows that do not succeed, the last random start comes back.
     module = network()
     x, y = batch(module)
@@ -123,7 +117,7 @@ def test_random_starts_do_not_pass_for_tries(name: str, monkeypatch: pytest.Monk
     assert bool((threat_model.distance(start, x) > 5e-4).all())
 
 
-def test_deepfool_does_not_overshoot_by_the_width_of_the_bounds() -> None:
+def test_deepfool_does_not_overshoot_by_the_width_of_the_bounds():
     # Upstream: each step is multiplied by the width of the bounds.
     bounds = (0.0, 255.0)
     wide, unit = network(bounds=bounds), network()
@@ -137,7 +131,7 @@ def test_deepfool_does_not_overshoot_by_the_width_of_the_bounds() -> None:
     assert bool((far > 3 * (here - x).flatten(1).norm(dim=1)).all())
 
 
-def test_sum_and_shift_of_colours_are_clipped_to_the_bounds_at_hand() -> None:
+def test_sum_and_shift_of_colours_are_clipped_to_the_bounds_at_hand():
     # Upstream: the laser clips to [0, 1] whatever clip_values are.
     bounds = (-1.0, 1.0)
     module = network(channels=3, bounds=bounds)
@@ -151,7 +145,7 @@ def test_sum_and_shift_of_colours_are_clipped_to_the_bounds_at_hand() -> None:
     assert float(candidates[changed].min()) < -0.5
 
 
-def test_what_needs_probabilities_is_given_them() -> None:
+def test_what_needs_probabilities_is_given_them():
     # Upstream: on logits VAT raises, and NewtonFool hardly ever reaches the boundary.
     module = network()
     x, y = batch(module)
@@ -167,9 +161,7 @@ def test_what_needs_probabilities_is_given_them() -> None:
 
 
 @OnNumpy2
-def test_geoda_runs_on_numpy_2_and_keeps_off_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_geoda_runs_on_numpy_2_and_keeps_off_the_current_folder(tmp_path, monkeypatch):
     # Upstream: np.mat is gone, and the basis is written to the current folder and read from there.
     module = network()
     x, y = batch(module)
@@ -184,10 +176,10 @@ def test_geoda_runs_on_numpy_2_and_keeps_off_the_current_folder(
     assert not hasattr(np, "mat")
 
 
-def test_geoda_does_not_look_for_ever_for_a_point_to_begin_at() -> None:
+def test_geoda_does_not_look_for_ever_for_a_point_to_begin_at():
     # Upstream: it draws noise until some is misclassified.
     class Constant(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return torch.tensor([1.0, 0.0, 0.0]).expand(len(x), 3)
 
     x = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -197,7 +189,7 @@ def test_geoda_does_not_look_for_ever_for_a_point_to_begin_at() -> None:
 
 
 @OnNumpy2
-def test_the_laser_moves_on_numpy_2() -> None:
+def test_the_laser_moves_on_numpy_2():
     # Upstream: np.asfarray is gone.
     module = network(channels=3)
     x, y = batch(module, channels=3)
@@ -210,7 +202,7 @@ def test_the_laser_moves_on_numpy_2() -> None:
     assert not torch.equal(candidates, x)
 
 
-def test_the_numpy_patch_can_be_made() -> None:
+def test_the_numpy_patch_can_be_made():
     # Upstream: a numpy float32 among the clip values is taken for a patch, and there is none yet.
     module = network()
     x, y = batch(module)
@@ -224,7 +216,7 @@ def test_the_numpy_patch_can_be_made() -> None:
     assert float(after) > float(before)
 
 
-def test_targets_are_the_runners_up_where_an_attack_aims() -> None:
+def test_targets_are_the_runners_up_where_an_attack_aims():
     # Upstream: the attack inside the targeted universal perturbation moves away from the target by default.
     module = network()
     x, y = batch(module)
@@ -242,7 +234,7 @@ def test_targets_are_the_runners_up_where_an_attack_aims() -> None:
     assert any(missed)
 
 
-def test_layers_keep_no_hooks() -> None:
+def test_layers_keep_no_hooks():
     # Upstream: get_activations leaves a hook behind at each call.
     module = network()
     x, y = batch(module)
@@ -261,14 +253,14 @@ def test_layers_keep_no_hooks() -> None:
         assert sum(len(part._forward_hooks) for part in module.modules()) == 0
 
 
-def test_features_come_nearer_to_those_of_points_of_another_class() -> None:
+def test_features_come_nearer_to_those_of_points_of_another_class():
     module = network()
     x, y = batch(module)
     candidates = run(as_attack("art:FeatureAdversariesPyTorch"), module, x, y, ThreatModel(norm="linf", epsilon=0.5))
     assert bool((module(candidates).argmax(1) != y).any())
 
 
-def test_no_bars_are_shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bars_are_shown(capfd, monkeypatch):
     # Upstream: the attack inside another shows its own.
     module = network()
     x, y = batch(module)
@@ -280,7 +272,7 @@ def test_no_bars_are_shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytes
     assert "DeepFool" in capfd.readouterr().err
 
 
-def test_several_random_starts_warn_of_nothing() -> None:
+def test_several_random_starts_warn_of_nothing():
     # Upstream: PGD hands tensors to numpy, which numpy 2 calls deprecated; warnings are errors here.
     module = network()
     x, y = batch(module)
@@ -288,7 +280,7 @@ def test_several_random_starts_warn_of_nothing() -> None:
     run(as_attack("art:ProjectedGradientDescent(max_iter=2, num_random_init=2)"), module, x, y, threat_model)
 
 
-def test_progress_is_shown_again_afterwards() -> None:
+def test_progress_is_shown_again_afterwards():
     import tqdm.auto
 
     before = tqdm.auto.trange
@@ -300,7 +292,7 @@ def test_progress_is_shown_again_afterwards() -> None:
 
 
 @pytest.mark.parametrize("name", ["ThresholdAttack", "PixelAttack"])
-def test_two_classes_are_padded(name: str) -> None:
+def test_two_classes_are_padded(name):
     # Upstream: with labels and two classes, numbers are taken for columns.
     module = network(classes=2)
     x, y = batch(module)
@@ -322,13 +314,13 @@ def test_two_classes_are_padded(name: str) -> None:
         ("art:SignOPTAttack(max_iter=2, num_trial=5, k=5)", Exception),
     ],
 )
-def test_what_compares_three_classes_runs_on_two(text: str, error: type[Exception]) -> None:
+def test_what_compares_three_classes_runs_on_two(text, error):
     # Upstream: the third largest logit, and a class among the others, are taken for granted.
     module = network(classes=2)
     x, y = batch(module)
     attack = as_attack(text)
-    given_settings = {**attack.settings, "targeted": False}  # type: ignore[attr-defined]
-    host = attack.made_of(classifier(module, classes=2), verbose=False, **given_settings)  # type: ignore[attr-defined]
+    given_settings = {**attack.settings, "targeted": False}
+    host = attack.made_of(classifier(module, classes=2), verbose=False, **given_settings)
     with seeded_globals(0), pytest.raises(error):
         host.generate(x.numpy(), y.numpy())
     candidates = run(attack, module, x, y, ThreatModel(norm="l2", epsilon=2.0))
@@ -341,7 +333,7 @@ def test_what_compares_three_classes_runs_on_two(text: str, error: type[Exceptio
     values=st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4),
     grid=st.booleans(),
 )
-def test_thresholds_stay_within_epsilon(epsilon: float, values: list[float], grid: bool) -> None:
+def test_thresholds_stay_within_epsilon(epsilon, values, grid):
     x = torch.tensor(values).view(1, 1, 2, 2)
     if grid:
         x = (x * 255).round() / 255
@@ -354,7 +346,7 @@ def test_thresholds_stay_within_epsilon(epsilon: float, values: list[float], gri
         assert steps + 1 > epsilon * 255 - 0.01
 
 
-def test_conjugate_gradients_find_less_than_gradients_in_linf() -> None:
+def test_conjugate_gradients_find_less_than_gradients_in_linf():
     # Upstream: in linf they never take the sign of their direction, so that most values hardly move.
     module = network()
     x, y = batch(module)
@@ -367,7 +359,7 @@ def test_conjugate_gradients_find_less_than_gradients_in_linf() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cv2") is None, reason="GRAPHITE needs cv2")
-def test_graphite_ends_where_the_input_passes_for_its_target() -> None:
+def test_graphite_ends_where_the_input_passes_for_its_target():
     # Upstream: with an empty mask it goes on for ever.
     module = network(classes=3)
     x, y = batch(module)

@@ -1,7 +1,5 @@
 """Every attack of every library is listed, and used or refused with a reason; what cannot be built is explained."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re
@@ -9,16 +7,15 @@ import subprocess
 import sys
 import types
 from importlib import import_module
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
-from robust_ext.registry.base import AttackListing, adapters
+from robust_ext.registry.base import adapters
 from tests.adapters.common import LIBRARIES, cases, conv_network, predicted, run, uniform, usable
 
 EVERY = [case for library in LIBRARIES for case in cases(usable(library), library)]
@@ -29,19 +26,19 @@ X = uniform(4, (3, 8, 8))
 Y = predicted(NETWORK, X)
 
 
-def host(library: str) -> Any:
+def host(library):
     """The library itself, where it is installed."""
     if not usable(library):
         pytest.skip(f"{library} is not installed")
     return import_module(f"robust_ext.adapters.{library}.library").__dict__[library]
 
 
-def classes_of(module: Any, base: type) -> set[str]:
+def classes_of(module, base):
     members = inspect.getmembers(module, inspect.isclass)
     return {name for name, member in members if issubclass(member, base) and member.__name__ == name}
 
 
-def public(library: str) -> set[str]:
+def public(library):
     """The names of a library's attacks, read off the library."""
     package = host(library)
     if library == "adv_lib":
@@ -55,7 +52,7 @@ def public(library: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("library", "count"), [("adv_lib", 20), ("art", 42), ("foolbox", 57), ("torchattacks", 36)])
-def test_every_attack_is_listed_once_and_used_or_refused_with_a_reason(library: str, count: int) -> None:
+def test_every_attack_is_listed_once_and_used_or_refused_with_a_reason(library, count):
     names = public(library)
     listed = {listing.name: listing for listing in adapters()[library].list_attacks()}
     unusable = import_module(f"robust_ext.adapters.{library}.catalogue").UNUSABLE
@@ -75,14 +72,12 @@ def test_every_attack_is_listed_once_and_used_or_refused_with_a_reason(library: 
 
 
 @pytest.mark.parametrize(("library", "listing"), EVERY)
-def test_what_is_built_has_the_listed_traits(
-    library: str, listing: AttackListing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_built_has_the_listed_traits(library, listing, monkeypatch):
     if library == "foolbox" and listing.traits.packages:
         monkeypatch.setattr(getattr(host(library).attacks, listing.name), "instantiate_optimizer", lambda self: None)
     # What a version of AutoAttack runs, and what a MultiAttack holds, decides on its traits.
     settings = {} if listing.name == "AutoAttack" else listing.trial
-    built: Any = adapters()[library].build_attack(listing.name, settings, name="x")
+    built = adapters()[library].build_attack(listing.name, settings, name="x")
     assert built.traits == listing.traits or listing.name == "MultiAttack"
     assert "at 0x" not in built.description
     if library == "foolbox":
@@ -94,12 +89,12 @@ def test_what_is_built_has_the_listed_traits(
         assert listing.traits.batching == "full"
 
 
-def test_what_is_refused_of_art_takes_no_image_classifier_in_pytorch() -> None:
+def test_what_is_refused_of_art_takes_no_image_classifier_in_pytorch():
     evasion, classifier = host("art").attacks.evasion, host("art").estimators.classification.PyTorchClassifier
     catalogue = import_module("robust_ext.adapters.art.catalogue")
     foreign = ("TensorFlow", "video", "object detector", "speech", "tables", "decision trees", "GPy", "programs")
 
-    def accepts(name: str) -> bool:
+    def accepts(name):
         requirements = getattr(evasion, name)._estimator_requirements
         options = [part if isinstance(part, tuple) else (part,) for part in requirements]
         return all(any(issubclass(classifier, option) for option in part) for part in options)
@@ -156,7 +151,7 @@ def test_what_is_refused_of_art_takes_no_image_classifier_in_pytorch() -> None:
         ("adv_lib:segmentation.dag", "segmentation, where every pixel has a label; use df"),
     ],
 )
-def test_what_cannot_be_built_is_explained(text: str, message: str) -> None:
+def test_what_cannot_be_built_is_explained(text, message):
     host(text.partition(":")[0])
     with pytest.raises(InvalidArgumentError, match=message):
         as_attack(text)
@@ -175,7 +170,7 @@ def test_what_cannot_be_built_is_explained(text: str, message: str) -> None:
         ("adv_lib", "attacks.ddn", "dict of keyword arguments"),
     ],
 )
-def test_what_is_no_attack_and_settings_of_no_mapping_are_refused(library: str, names: str, message: str) -> None:
+def test_what_is_no_attack_and_settings_of_no_mapping_are_refused(library, names, message):
     found = host(library)
     for name in names.split("."):
         found = getattr(found, name)
@@ -192,13 +187,13 @@ def test_what_is_no_attack_and_settings_of_no_mapping_are_refused(library: str, 
         ("adv_lib:fab(norm=2)", "linf", "l2"),
     ],
 )
-def test_norms_are_checked_before_any_work(text: str, norm: str, works: str) -> None:
+def test_norms_are_checked_before_any_work(text, norm, works):
     host(text.partition(":")[0])
     with pytest.raises(AttackRefusedError, match=re.escape(f"works for {works}, not for {norm}")):
         as_attack(text).check(threat_model=ThreatModel(norm=norm, epsilon=0.1))
 
 
-def test_nothing_of_the_libraries_is_imported_until_it_is_used() -> None:
+def test_nothing_of_the_libraries_is_imported_until_it_is_used():
     code = (
         "import sys; from robust_ext.registry.base import adapters; adapters(); "
         "assert not {'foolbox', 'art', 'torchattacks', 'adv_lib', 'matplotlib', 'typer'} & set(sys.modules)"
@@ -207,7 +202,7 @@ def test_nothing_of_the_libraries_is_imported_until_it_is_used() -> None:
 
 
 class Broken(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         raise RuntimeError("no answer")
 
 
@@ -220,7 +215,7 @@ class Broken(nn.Module):
         ("adv_lib:ddn", "adv-lib", "l2"),
     ],
 )
-def test_errors_inside_name_the_attack(text: str, title: str, norm: str) -> None:
+def test_errors_inside_name_the_attack(text, title, norm):
     host(text.partition(":")[0])
     with pytest.raises(AttackError, match=f"{text}: {title} raised RuntimeError: no answer"):
         run(as_attack(text), Broken().eval(), X, Y, ThreatModel(norm=norm, epsilon=0.1))
@@ -233,7 +228,7 @@ def test_errors_inside_name_the_attack(text: str, title: str, norm: str) -> None
         ("torchattacks:AutoAttack(version='fast')", "settings it accepts; torchattacks raised ValueError"),
     ],
 )
-def test_settings_that_a_library_refuses_name_the_attack(text: str, message: str) -> None:
+def test_settings_that_a_library_refuses_name_the_attack(text, message):
     host(text.partition(":")[0])
     with pytest.raises(InvalidArgumentError, match=message):
         run(as_attack(text), NETWORK, X, Y, ThreatModel(norm="linf", epsilon=0.1))
@@ -248,15 +243,13 @@ def test_settings_that_a_library_refuses_name_the_attack(text: str, message: str
         ("adv_lib:pgd_linf(ε=0.25, steps=1)", 0.25, ["ε"]),
     ],
 )
-def test_settings_that_differ_from_the_threat_model_are_kept_and_logged(
-    text: str, other: float, logged: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_settings_that_differ_from_the_threat_model_are_kept_and_logged(text, other, logged, caplog):
     host(text.partition(":")[0])
     for epsilon, names in ((0.1, logged), (other, [name for name in logged if name == "norm"])):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             candidates = run(as_attack(text), NETWORK, X, Y, ThreatModel(norm="linf", epsilon=epsilon))
-        assert [record.args[1] for record in caplog.records if record.args] == names  # type: ignore[index]
+        assert [record.args[1] for record in caplog.records if record.args] == names
         assert all("was set and differs from the threat model's" in message for message in caplog.messages)
         assert (
             "norm" in logged
@@ -277,7 +270,7 @@ def test_settings_that_differ_from_the_threat_model_are_kept_and_logged(
         "adv_lib:vfga(max_iter=10, n_samples=3)",
     ],
 )
-def test_runs_depend_on_the_generator_only(text: str) -> None:
+def test_runs_depend_on_the_generator_only(text):
     host(text.partition(":")[0])
     attack = as_attack(text)
     threat_model = ThreatModel(norm=attack.traits.norms[0], epsilon=0.25)
@@ -299,6 +292,6 @@ def test_runs_depend_on_the_generator_only(text: str) -> None:
         ("adv_lib:apgd(loss_function='ce')", 2),
     ],
 )
-def test_losses_on_further_logits_need_classes_enough(text: str, classes: int) -> None:
+def test_losses_on_further_logits_need_classes_enough(text, classes):
     host(text.partition(":")[0])
     assert as_attack(text).traits.minimum_classes == classes

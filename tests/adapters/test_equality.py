@@ -1,22 +1,21 @@
 """On an ordinary classifier the wrapped attacks return what the libraries return, to the bit, and query as often."""
 
-from __future__ import annotations
-
 import inspect
 import math
+import re
 import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import robust_ext
 from robust_ext.core.random import seeded_globals
+from robust_ext.core.specification import parse_call
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
@@ -26,95 +25,58 @@ from tests.adapters.common import UNIT, Stretched, conv_network, drawn_seed, pre
 SHAPE, CLASSES = (3, 8, 8), 10
 EPSILON = {"linf": 0.2, "l2": 1.0, "l1": 5.0}
 INF = math.inf
-DESCENT = {"max_iter": 4, "eps_step": 0.05}
-AUTO = {"max_iter": 4, "eps_step": 0.2, "nb_random_init": 1}
-CARLINI = {"max_iter": 5, "binary_search_steps": 2, "initial_const": 10.0}
-SEARCH = {"binary_search_steps": 3, "initial_const": 10.0}
+
+
+def read(table):
+    """Norm, attack and settings of each call in a table that is ordered by norms."""
+    cases = []
+    for part in re.split(r"^\s*(?=l\w+:)", table, flags=re.MULTILINE)[1:]:
+        norm, _, calls = part.partition(":")
+        specs = [parse_call(f"x:{' '.join(call.split())}", argument="case") for call in calls.split(";")]
+        cases += [(norm, spec.name, dict(spec.arguments)) for spec in specs]
+    return cases
+
+
 # Norm, attack, settings given to the adapter and, of adv-lib, what it has to be called with on top for the same.
-CASES: dict[str, list[tuple[Any, ...]]] = {
-    "foolbox": [
-        ("linf", "LinfPGD", {"steps": 5, "rel_stepsize": 0.1}),
-        ("l2", "L2PGD", {"steps": 5}),
-        ("l1", "L1PGD", {"steps": 5}),
-        ("linf", "LinfAdamPGD", {"steps": 5}),
-        ("linf", "MIFGSM", {"steps": 5}),
-        ("linf", "FGSM", {"random_start": True}),
-        ("l1", "SparseL1DescentAttack", {"steps": 5}),
-        ("l2", "VirtualAdversarialAttack", {"steps": 2, "xi": 0.01}),
-        ("l2", "L2ClippingAwareRepeatedAdditiveGaussianNoiseAttack", {"repeats": 10}),
-        ("linf", "LinfRepeatedAdditiveUniformNoiseAttack", {"repeats": 3}),
-        ("l2", "DDNAttack", {"steps": 10}),
-        ("l2", "L2DeepFoolAttack", {"steps": 10}),
-        ("linf", "LinfDeepFoolAttack", {"steps": 10}),
-        ("l2", "NewtonFoolAttack", {"steps": 20}),
-        ("linf", "LInfFMNAttack", {"steps": 20}),
-        ("l1", "L0FMNAttack", {"steps": 20}),
-        ("l2", "L2CarliniWagnerAttack", {"steps": 40, **SEARCH}),
-        ("l1", "EADAttack", {"steps": 40, **SEARCH}),
-        ("l2", "BoundaryAttack", {"steps": 20}),
-        ("linf", "HopSkipJumpAttack", {"steps": 2, "max_gradient_eval_steps": 20}),
-        ("l2", "HopSkipJumpAttack", {"steps": 2, "max_gradient_eval_steps": 20}),
-        ("linf", "PointwiseAttack", {"l2_binary_search": False}),
-        ("l2", "SaltAndPepperNoiseAttack", {"steps": 50}),
-        ("linf", "LinearSearchBlendedUniformNoiseAttack", {"steps": 20}),
-        ("l2", "InversionAttack", {}),
-        ("l1", "GaussianBlurAttack", {"steps": 10}),
-        ("l2", "SpatialAttack", {"num_translations": 2, "num_rotations": 3}),
-    ],
-    "art": [
-        ("linf", "FastGradientMethod", {"eps_step": 0.1}),
-        ("linf", "BasicIterativeMethod", DESCENT),
-        ("l2", "MomentumIterativeMethod", DESCENT),
-        ("linf", "ProjectedGradientDescent", {**DESCENT, "num_random_init": 2}),
-        ("l2", "ProjectedGradientDescentNumpy", DESCENT),
-        ("l1", "ProjectedGradientDescentPyTorch", DESCENT),
-        ("linf", "AutoProjectedGradientDescent", AUTO),
-        ("l2", "AutoConjugateGradient", AUTO),
-        ("l2", "RescalingAutoConjugateGradient", AUTO),
-        ("linf", "SquareAttack", {"max_iter": 10}),
-        ("l2", "DeepFool", {"max_iter": 10}),
-        ("l2", "CarliniL2Method", CARLINI),
-        ("l1", "CarliniL0Method", {**CARLINI, "max_iter": 3}),
-        ("l2", "ElasticNet", {"max_iter": 10, "binary_search_steps": 2, "initial_const": 1.0}),
-    ],
-    "torchattacks": [
-        ("linf", "FGSM", {}),
-        ("linf", "PGD", {"steps": 4}),
-        ("linf", "BIM", {"steps": 4}),
-        ("linf", "RFGSM", {"steps": 4}),
-        ("linf", "EOTPGD", {"steps": 3}),
-        ("linf", "FFGSM", {}),
-        ("linf", "TPGD", {"steps": 4}),
-        ("linf", "MIFGSM", {"steps": 4}),
-        ("linf", "UPGD", {"steps": 4, "loss": "dlr", "random_start": True}),
-        ("linf", "DIFGSM", {"steps": 4}),
-        ("linf", "TIFGSM", {"steps": 4}),
-        ("linf", "Jitter", {"steps": 4}),
-        ("linf", "NIFGSM", {"steps": 4}),
-        ("linf", "PGDRS", {"steps": 3, "noise_sd": 0.25}),
-        ("linf", "SINIFGSM", {"steps": 3}),
-        ("linf", "VMIFGSM", {"steps": 3}),
-        ("linf", "VNIFGSM", {"steps": 3}),
-        ("linf", "SPSA", {"nb_sample": 8, "nb_iter": 2}),
-        ("linf", "PIFGSM", {"num_iter_set": 3}),
-        ("linf", "PIFGSMPP", {"num_iter_set": 3}),
-        ("linf", "APGD", {"steps": 5, "seed": 7}),
-        ("l2", "APGD", {"steps": 5, "seed": 7, "loss": "dlr"}),
-        ("linf", "APGDT", {"steps": 5, "seed": 7}),
-        ("linf", "FAB", {"steps": 5, "seed": 7, "n_restarts": 2}),
-        ("linf", "FAB", {"steps": 3, "seed": 7, "multi_targeted": True}),
-        ("l2", "Square", {"n_queries": 20, "seed": 7}),
-        ("linf", "AutoAttack", {"version": "rand", "seed": 7}),
-        ("l2", "PGDL2", {"steps": 4}),
-        ("l2", "PGDRSL2", {"steps": 3}),
-        ("l2", "DeepFool", {"steps": 10}),
-        ("l1", "JSMA", {}),
-        ("l1", "SparseFool", {"steps": 3}),
-        ("l1", "OnePixel", {"steps": 3}),
-        ("l1", "Pixle", {"restarts": 2, "max_iterations": 5}),
-        ("l2", "GN", {"std": 0.05}),
-        ("l2", "VANILA", {}),
-    ],
+CASES = {
+    "foolbox": read("""
+        linf: LinfPGD(steps=5, rel_stepsize=0.1); LinfAdamPGD(steps=5); MIFGSM(steps=5); FGSM(random_start=True);
+            LinfRepeatedAdditiveUniformNoiseAttack(repeats=3); LinfDeepFoolAttack(steps=10); LInfFMNAttack(steps=20);
+            HopSkipJumpAttack(steps=2, max_gradient_eval_steps=20); PointwiseAttack(l2_binary_search=False);
+            LinearSearchBlendedUniformNoiseAttack(steps=20)
+        l2: L2PGD(steps=5); VirtualAdversarialAttack(steps=2, xi=0.01);
+            L2ClippingAwareRepeatedAdditiveGaussianNoiseAttack(repeats=10); DDNAttack(steps=10);
+            L2DeepFoolAttack(steps=10); NewtonFoolAttack(steps=20);
+            L2CarliniWagnerAttack(steps=40, binary_search_steps=3, initial_const=10.0); BoundaryAttack(steps=20);
+            HopSkipJumpAttack(steps=2, max_gradient_eval_steps=20); SaltAndPepperNoiseAttack(steps=50);
+            InversionAttack; SpatialAttack(num_translations=2, num_rotations=3)
+        l1: L1PGD(steps=5); SparseL1DescentAttack(steps=5); L0FMNAttack(steps=20);
+            EADAttack(steps=40, binary_search_steps=3, initial_const=10.0); GaussianBlurAttack(steps=10)
+    """),
+    "art": read("""
+        linf: FastGradientMethod(eps_step=0.1); BasicIterativeMethod(max_iter=4, eps_step=0.05);
+            ProjectedGradientDescent(max_iter=4, eps_step=0.05, num_random_init=2);
+            AutoProjectedGradientDescent(max_iter=4, eps_step=0.2, nb_random_init=1); SquareAttack(max_iter=10)
+        l2: MomentumIterativeMethod(max_iter=4, eps_step=0.05);
+            ProjectedGradientDescentNumpy(max_iter=4, eps_step=0.05);
+            AutoConjugateGradient(max_iter=4, eps_step=0.2, nb_random_init=1);
+            RescalingAutoConjugateGradient(max_iter=4, eps_step=0.2, nb_random_init=1); DeepFool(max_iter=10);
+            CarliniL2Method(max_iter=5, binary_search_steps=2, initial_const=10.0);
+            ElasticNet(max_iter=10, binary_search_steps=2, initial_const=1.0)
+        l1: ProjectedGradientDescentPyTorch(max_iter=4, eps_step=0.05);
+            CarliniL0Method(max_iter=3, binary_search_steps=2, initial_const=10.0)
+    """),
+    "torchattacks": read("""
+        linf: FGSM; PGD(steps=4); BIM(steps=4); RFGSM(steps=4); EOTPGD(steps=3); FFGSM; TPGD(steps=4);
+            MIFGSM(steps=4); UPGD(steps=4, loss='dlr', random_start=True); DIFGSM(steps=4); TIFGSM(steps=4);
+            Jitter(steps=4); NIFGSM(steps=4); PGDRS(steps=3, noise_sd=0.25); SINIFGSM(steps=3); VMIFGSM(steps=3);
+            VNIFGSM(steps=3); SPSA(nb_sample=8, nb_iter=2); PIFGSM(num_iter_set=3); PIFGSMPP(num_iter_set=3);
+            APGD(steps=5, seed=7); APGDT(steps=5, seed=7); FAB(steps=5, seed=7, n_restarts=2);
+            FAB(steps=3, seed=7, multi_targeted=True); AutoAttack(version='rand', seed=7)
+        l2: APGD(steps=5, seed=7, loss='dlr'); Square(n_queries=20, seed=7); PGDL2(steps=4); PGDRSL2(steps=3);
+            DeepFool(steps=10); GN(std=0.05); VANILA
+        l1: JSMA; SparseFool(steps=3); OnePixel(steps=3); Pixle(restarts=2, max_iterations=5)
+    """),
     "adv_lib": [
         ("l2", "alma", {"num_steps": 20}, {"distance": "l2"}),
         ("l1", "alma", {"num_steps": 20, "init_lr_distance": 0.5}, {"distance": "l1"}),
@@ -159,13 +121,13 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
 BOUNDS = {library: [UNIT, (-1.0, 1.0)] for library in CASES} | {"adv_lib": [UNIT, (-1.0, 1.0), (0.0, 255.0)]}
 
 
-def attack_of(library: str, name: str) -> Any:
+def attack_of(library, name):
     if not usable(library):
         pytest.skip(f"{library} is not installed")
     return import_module(f"robust_ext.adapters.{library}.catalogue").CATALOGUE.find(name)
 
 
-def model_of(library: str, module: nn.Module, bounds: tuple[float, float], *, plain: bool = False) -> Any:
+def model_of(library, module, bounds, *, plain=False):
     """A model of the library, with preprocessing where it has any."""
     if library == "foolbox":
         foolbox = import_module("robust_ext.adapters.foolbox.library").foolbox
@@ -184,9 +146,7 @@ def model_of(library: str, module: nn.Module, bounds: tuple[float, float], *, pl
     return module
 
 
-def by_hand(
-    library: str, made_of: Any, model: Any, x: Tensor, y: Tensor, settings: dict[str, Any], norm: str, epsilon: float
-) -> Tensor:
+def by_hand(library, made_of, model, x, y, settings, norm, epsilon):
     """What the library itself returns."""
     if library == "foolbox":
         attack = made_of(**settings)
@@ -197,15 +157,14 @@ def by_hand(
             # It warns once a process, whoever comes first.
             original = torch.meshgrid
             patched.setattr(torch, "meshgrid", lambda *a, **k: original(*a, **{"indexing": "ij", **k}))
-            clipped: Tensor = attack(model, x.clone(), y, epsilons=epsilons)[1]
-        return clipped
+            return attack(model, x.clone(), y, epsilons=epsilons)[1]
     if library == "art":
         return torch.from_numpy(made_of(model, **settings).generate(x.numpy(), y.numpy()))
-    out: Tensor = made_of(model, **settings)(x, y) if library == "torchattacks" else made_of(model, x, y, **settings)
+    out = made_of(model, **settings)(x, y) if library == "torchattacks" else made_of(model, x, y, **settings)
     return out.detach()
 
 
-def completed(library: str, made_of: Any, settings: dict[str, Any], norm: str) -> dict[str, Any]:
+def completed(library, made_of, settings, norm):
     """The settings with those that follow the threat model and the target."""
     epsilon = EPSILON[norm]
     if library == "foolbox":
@@ -236,11 +195,11 @@ def completed(library: str, made_of: Any, settings: dict[str, Any], norm: str) -
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) and isinstance(value[0], str) else str(value),
 )
-def test_candidates_are_the_librarys_own(library: str, case: tuple[Any, ...], bounds: tuple[float, float]) -> None:
+def test_candidates_are_the_librarys_own(library, case, bounds):
     norm, name, settings, *filled = case
     width = bounds[1] - bounds[0]
     made_of = attack_of(library, name)
-    attack: Any = as_attack((made_of, settings))
+    attack = as_attack((made_of, settings))
     fitted = Stretched(conv_network(SHAPE, CLASSES), (-bounds[0] / width, (1 - bounds[0]) / width))
     model = model_of(library, conv_network(SHAPE, CLASSES) if bounds == UNIT else fitted, bounds)
     module, x = as_module(model).module.eval(), uniform(6, SHAPE, bounds)
@@ -278,7 +237,7 @@ def test_candidates_are_the_librarys_own(library: str, case: tuple[Any, ...], bo
         assert bool(threat_model.contains(candidates, x).all())
 
 
-def test_the_cases_cover_every_attack() -> None:
+def test_the_cases_cover_every_attack():
     for library, left_out in {"adv_lib": set(), "torchattacks": {"CW", "EADEN", "EADL1", "MultiAttack"}}.items():
         named = {name for _, name, *_ in CASES[library]} | left_out
         assert {listing.name for listing in usable(library)} <= named
@@ -287,7 +246,7 @@ def test_the_cases_cover_every_attack() -> None:
 class Linear(nn.Module):
     """Class 0 where the mean is below .3."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         along = 10 * (x.flatten(1).mean(1) - 0.3)
         return torch.stack([-along, along], 1)
 
@@ -295,7 +254,7 @@ class Linear(nn.Module):
 class Top(nn.Module):
     """Class 0 is above all others by more than any step makes up for."""
 
-    def forward(self, logits: Tensor) -> Tensor:
+    def forward(self, logits):
         return logits + 1e3 * nn.functional.one_hot(torch.zeros(len(logits), dtype=torch.int64), logits.shape[1])
 
 
@@ -326,7 +285,7 @@ class Top(nn.Module):
         ("adv_lib:str_attack(binary_search_steps=2, max_iterations=3, retrain=False)", "l2", 12, 6),
     ],
 )
-def test_passes_are_those_counted_by_hand(text: str, norm: str, forward: int, backward: int) -> None:
+def test_passes_are_those_counted_by_hand(text, norm, forward, backward):
     library, _, name = text.partition("(")[0].partition(":")
     attack_of(library, name)
     counter, network, x = PassCounter(), conv_network(SHAPE), uniform(6, SHAPE)
@@ -341,9 +300,9 @@ def test_passes_are_those_counted_by_hand(text: str, norm: str, forward: int, ba
 
 
 @pytest.mark.parametrize("name", ["Square(n_queries=15, seed=1)", "APGDT(steps=4, seed=1)", "FAB(steps=4, seed=1)"])
-def test_torchattacks_queries_are_as_many_as_by_hand(name: str) -> None:
+def test_torchattacks_queries_are_as_many_as_by_hand(name):
     made_of = attack_of("torchattacks", name.partition("(")[0])
-    attack: Any = as_attack(f"torchattacks:{name}")
+    attack = as_attack(f"torchattacks:{name}")
     here, there = PassCounter(), PassCounter()
     x = uniform(6, SHAPE)
     y = predicted(conv_network(SHAPE, CLASSES), x)
@@ -365,14 +324,14 @@ def test_torchattacks_queries_are_as_many_as_by_hand(name: str) -> None:
         "adv_lib:ddn(steps=1)",
     ],
 )
-def test_a_librarys_attack_is_called_two_frames_below_run_attack(text: str) -> None:
+def test_a_librarys_attack_is_called_two_frames_below_run_attack(text):
     """Of this project, only ``run_attack`` and the wrapper's ``search`` are on the stack above the library's call."""
     library = text.partition(":")[0]
     attack_of(library, text.partition("(")[0].partition(":")[2])
-    stacks: list[list[str]] = []
+    stacks = []
 
     class Probe(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             frames = [frame.filename for frame in traceback.extract_stack()]
             home = [name.replace("\\", "/") for name in frames]
             stacks.append(home[: next(i for i, name in enumerate(home) if f"/site-packages/{library}" in name)])
@@ -394,7 +353,7 @@ def test_a_librarys_attack_is_called_two_frames_below_run_attack(text: str) -> N
         assert [Path(name).name for name in ours] == ["running.py", "attack.py"]
 
 
-def counted(name: str, settings: dict[str, Any], x: Tensor) -> PassCounter:
+def counted(name, settings, x):
     counter = PassCounter()
     attack = as_attack((attack_of("foolbox", name), settings))
     labels, threat_model = torch.zeros(len(x), dtype=torch.int64), ThreatModel(norm="l2", epsilon=0.1)
@@ -402,12 +361,12 @@ def counted(name: str, settings: dict[str, Any], x: Tensor) -> PassCounter:
     return counter
 
 
-def test_deepfool_queries_its_candidates_then_once_a_step() -> None:
+def test_deepfool_queries_its_candidates_then_once_a_step():
     """A linear model of two classes: one step crosses the boundary, the next sees that all samples are through."""
     assert counted("L2DeepFoolAttack", {"steps": 10}, torch.full((3, *SHAPE), 0.1)) == PassCounter(3 * 4, 3 * 2)
 
 
-def test_boundary_queries_its_start_then_once_a_step() -> None:
+def test_boundary_queries_its_start_then_once_a_step():
     x = torch.full((3, 1, 8, 8), 0.1)
     with seeded_globals(drawn_seed()):
         noise = torch.rand(x.shape)

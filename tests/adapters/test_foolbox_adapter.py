@@ -1,12 +1,7 @@
 """Foolbox's attack objects, classes and tuples as attacks; what is run of them is compared in test_equality."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from robust_ext.core.errors import AttackError
 from robust_ext.core.random import seeded_globals
@@ -21,25 +16,24 @@ X = uniform(6, (1, 10, 10))
 Y = predicted(NETWORK, X)
 
 
-def host(attack: Any, epsilons: float | None) -> Tensor:
+def host(attack, epsilons):
     with seeded_globals(drawn_seed()):
         model = foolbox.PyTorchModel(NETWORK, bounds=UNIT, device="cpu")
-        clipped: Tensor = attack(model, X.clone(), Y, epsilons=epsilons)[1]
-    return clipped
+        return attack(model, X.clone(), Y, epsilons=epsilons)[1]
 
 
-def linf(epsilon: float = 0.1) -> ThreatModel:
+def linf(epsilon=0.1):
     return ThreatModel(norm="linf", epsilon=epsilon)
 
 
-def test_the_distance_of_an_object_follows_the_threat_model_and_it_stays_as_it_is() -> None:
+def test_the_distance_of_an_object_follows_the_threat_model_and_it_stays_as_it_is():
     mine = foolbox.attacks.InversionAttack()
     expected = host(foolbox.attacks.InversionAttack(distance=foolbox.distances.linf), None)
     assert torch.equal(run(as_attack(mine), NETWORK, X, Y, linf()), expected)
     assert mine._distance is None
 
 
-def test_objects_classes_and_tuples_are_equivalent() -> None:
+def test_objects_classes_and_tuples_are_equivalent():
     expected = host(foolbox.attacks.LinfPGD(steps=4), 0.1)
     for form in (foolbox.attacks.LinfPGD(steps=4), (foolbox.attacks.LinfPGD, {"steps": 4})):
         assert torch.equal(run(as_attack(form), NETWORK, X, Y, linf()), expected)
@@ -48,7 +42,7 @@ def test_objects_classes_and_tuples_are_equivalent() -> None:
     assert as_attack(foolbox.attacks.LinfPGD, name="mine").name == "mine"
 
 
-def test_repeated_attacks_keep_what_they_repeat() -> None:
+def test_repeated_attacks_keep_what_they_repeat():
     repeated = foolbox.attacks.LinfPGD(steps=1).repeat(3)
     attack = as_attack(repeated)
     assert torch.equal(run(attack, NETWORK, X, Y, linf(0.01)), host(repeated, 0.01))
@@ -58,14 +52,14 @@ def test_repeated_attacks_keep_what_they_repeat() -> None:
     assert run(flexible, NETWORK, X, Y, ThreatModel(norm="l1", epsilon=0.1)).shape == X.shape
 
 
-def test_attacks_of_others_go_one_sample_at_a_time() -> None:
-    class Mine(foolbox.attacks.LinfFastGradientAttack):  # type: ignore[misc]
+def test_attacks_of_others_go_one_sample_at_a_time():
+    class Mine(foolbox.attacks.LinfFastGradientAttack):
         pass
 
     attack = as_attack(Mine())
     assert (attack.traits.batching, attack.traits.norms, attack.traits.gradients) == ("single", ("linf",), True)
 
 
-def test_inputs_outside_the_bounds_are_explained() -> None:
+def test_inputs_outside_the_bounds_are_explained():
     with pytest.raises(AttackError, match=r"AssertionError: assert .*the inputs must lie in the target's bounds"):
         run(as_attack("foolbox:FGSM"), NETWORK, X + 2, Y, linf())

@@ -1,18 +1,14 @@
 """What Foolbox 3.3.4 does wrong, shown on Foolbox itself, and what the adapter makes of it."""
 
-from __future__ import annotations
-
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import AttackError
 from robust_ext.core.random import seeded_globals
@@ -31,12 +27,12 @@ HOPS = {"steps": 2, "initial_gradient_eval_steps": 10, "max_gradient_eval_steps"
 class Brightness(nn.Module):
     """Class 0 where the mean, in units of the bounds, is below a threshold of the row's own."""
 
-    def __init__(self, thresholds: Any, bounds: tuple[float, float] = UNIT, slope: float = 10.0) -> None:
+    def __init__(self, thresholds, bounds=UNIT, slope=10.0):
         super().__init__()
         self.thresholds, self.bounds, self.slope = torch.as_tensor(thresholds), bounds, slope
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         mean = (x.flatten(1).mean(1) - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
         along = self.slope * (mean - self.thresholds)
         return torch.stack([-along, along], 1)
@@ -45,65 +41,55 @@ class Brightness(nn.Module):
 class Constant(nn.Module):
     """Class 0 with gradients of zero in row 0, :class:`Brightness` in the others."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.others = Brightness(0.45)
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.others(x)
+    def forward(self, x):
+        logits = self.others(x)
         return torch.cat([logits[:1] * 0 + torch.tensor([[3.0, -3.0]]), logits[1:]])
 
 
-def images(bounds: tuple[float, float] = UNIT, rows: int = 3) -> Tensor:
+def images(bounds=UNIT, rows=3):
     """Dark images, of mean around .4."""
     drawn = torch.rand(rows, *SHAPE, generator=torch.Generator().manual_seed(0)) * 0.8
     return drawn * (bounds[1] - bounds[0]) + bounds[0]
 
 
-def zeros(rows: int = 3) -> Tensor:
+def zeros(rows=3):
     return torch.zeros(rows, dtype=torch.int64)
 
 
-def build(name: str, settings: Mapping[str, Any] | None = None, **unguarded: Any) -> Any:
+def build(name, settings=None, **unguarded):
     """The adapted attack; ``unguarded`` changes what is known of its class, which switches a guard off."""
-    attack: Any = adapters()["foolbox"].build_attack(name, dict(settings or {}), name=name)
+    attack = adapters()["foolbox"].build_attack(name, dict(settings or {}), name=name)
     if unguarded:
         attack.entry = replace(attack.entry, **unguarded)
         attack.traits = attack.entry.traits
     return attack
 
 
-def run(
-    attack: Any,
-    module: nn.Module,
-    x: Tensor,
-    *,
-    norm: str,
-    epsilon: float = 0.2,
-    bounds: tuple[float, float] = UNIT,
-    labels: Tensor | None = None,
-) -> Tensor:
+def run(attack, module, x, *, norm, epsilon=0.2, bounds=UNIT, labels=None):
     threat_model = ThreatModel(norm=norm, epsilon=epsilon * (bounds[1] - bounds[0]), bounds=bounds)
     labels = zeros(len(x)) if labels is None else labels
     return common.run(attack, module, x, labels, threat_model, classes=2, direct=False)
 
 
 @contextmanager
-def seeded() -> Iterator[None]:
+def seeded():
     """Foolbox's own run: seeded, and without the one warning that it gives besides raising."""
     with seeded_globals(0), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*failed to draw sufficient", category=UserWarning)
         yield
 
 
-def host(name: str, module: nn.Module, x: Tensor, *, epsilon: float | None = None, **settings: Any) -> Tensor:
+def host(name, module, x, *, epsilon=None, **settings):
     bounds = settings.pop("bounds", UNIT)
     criterion = settings.pop("criterion", zeros(len(x)))
     model = foolbox.PyTorchModel(module, bounds=bounds, device="cpu")
     with seeded():
-        candidates: Tensor = getattr(foolbox.attacks, name)(**settings)(model, x, criterion, epsilons=epsilon)[1]
-    return candidates
+        return getattr(foolbox.attacks, name)(**settings)(model, x, criterion, epsilons=epsilon)[1]
 
 
 WIDE = [(-1.0, 1.0), (0.0, 255.0)]
@@ -111,7 +97,7 @@ WIDE = [(-1.0, 1.0), (0.0, 255.0)]
 
 @pytest.mark.parametrize("bounds", WIDE)
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_hopskipjump_is_run_in_the_unit_interval(bounds: tuple[float, float], norm: str) -> None:
+def test_hopskipjump_is_run_in_the_unit_interval(bounds, norm):
     """Foolbox clips to [0, 1] whatever the bounds: all of it is class 0 in (0, 255), where its search never ends."""
     x, module = images(bounds), Brightness(0.45, bounds)
     candidates = run(build("HopSkipJumpAttack", HOPS), module, x, norm=norm, bounds=bounds)
@@ -123,13 +109,13 @@ def test_hopskipjump_is_run_in_the_unit_interval(bounds: tuple[float, float], no
     torch.testing.assert_close((candidates - low) / (high - low), unit, rtol=0, atol=1e-4)
 
 
-def test_hopskipjump_clips_to_the_unit_interval() -> None:
+def test_hopskipjump_clips_to_the_unit_interval():
     """The grid search ends; where the inputs lie below 0, Foolbox moves all values above it."""
     bounds, settings = (-1.0, 1.0), {**HOPS, "stepsize_search": "grid_search"}
-    queried: list[Tensor] = []
+    queried = []
 
     class Queried(Brightness):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             queried.append(x)
             return super().forward(x)
 
@@ -138,7 +124,7 @@ def test_hopskipjump_clips_to_the_unit_interval() -> None:
     assert min(float(points.min()) for points in queried[-5:]) < 0
     queried.clear()
     with pytest.MonkeyPatch.context() as patched:
-        clipped: list[tuple[float, float]] = []
+        clipped = []
         eager = foolbox.attacks.hop_skip_jump.ep
         original = eager.clip
         patched.setattr(eager, "clip", lambda t, low, high: (clipped.append((low, high)), original(t, low, high))[1])
@@ -147,7 +133,7 @@ def test_hopskipjump_clips_to_the_unit_interval() -> None:
 
 
 @pytest.mark.parametrize("bounds", WIDE)
-def test_genattack_clips_to_the_unit_interval(bounds: tuple[float, float]) -> None:
+def test_genattack_clips_to_the_unit_interval(bounds):
     x, module, settings = images(bounds), Brightness(0.45, bounds), {"steps": 20, "population": 4}
     attack = build("GenAttack", settings)
     candidates = run(attack, module, x, norm="linf", bounds=bounds)
@@ -165,9 +151,9 @@ def test_genattack_clips_to_the_unit_interval(bounds: tuple[float, float]) -> No
     )
 
 
-def test_genattack_aims_at_the_likeliest_wrong_class() -> None:
+def test_genattack_aims_at_the_likeliest_wrong_class():
     class Three(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return torch.stack([x[:, 0, 0, 0], x[:, 0, 0, 1] + 0.2, x[:, 0, 0, 2]], 1)
 
     x = torch.full((3, *SHAPE), 0.5)
@@ -189,7 +175,7 @@ def test_genattack_aims_at_the_likeliest_wrong_class() -> None:
     assert torch.equal(candidates, own)
 
 
-def test_genattack_overflows_on_large_logits() -> None:
+def test_genattack_overflows_on_large_logits():
     module, settings = Brightness(0.45, slope=3000.0), {"steps": 5, "population": 4}
     targets = foolbox.criteria.TargetedMisclassification(torch.ones(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="NaN"):
@@ -199,7 +185,7 @@ def test_genattack_overflows_on_large_logits() -> None:
 
 
 @pytest.mark.parametrize("name", ["L2CarliniWagnerAttack", "EADAttack"])
-def test_failures_of_cw_and_ead_are_images_of_zeros(name: str) -> None:
+def test_failures_of_cw_and_ead_are_images_of_zeros(name):
     module, x = Brightness([0.45, 5.0, 0.45]), images()
     settings = {"binary_search_steps": 4, "steps": 50, "initial_const": 1.0}
     assert not host(name, module, x, **settings)[1].any()
@@ -211,7 +197,7 @@ def test_failures_of_cw_and_ead_are_images_of_zeros(name: str) -> None:
     assert not run(build(name, settings, traits=unguarded), module, x, norm=norm)[1].any()
 
 
-def test_pointwise_knows_no_numeric_epsilon() -> None:
+def test_pointwise_knows_no_numeric_epsilon():
     module, x = Brightness(0.45), images()
     with pytest.raises(AttributeError, match="_distance"):
         host("PointwiseAttack", module, x, epsilon=0.2)
@@ -219,7 +205,7 @@ def test_pointwise_knows_no_numeric_epsilon() -> None:
     assert module(candidates).argmax(1).tolist() == [1, 1, 1]
 
 
-def test_linf_noise_is_scaled_by_its_largest_value() -> None:
+def test_linf_noise_is_scaled_by_its_largest_value():
     module, x = Brightness(5.0), images(rows=20) / 4 + 0.3
     attack = foolbox.attacks.LinfAdditiveUniformNoiseAttack()
     with seeded():
@@ -229,7 +215,7 @@ def test_linf_noise_is_scaled_by_its_largest_value() -> None:
     assert bool(ThreatModel(norm="linf", epsilon=0.1).contains(candidates, x).all())
 
 
-def test_l2_fmn_never_projects() -> None:
+def test_l2_fmn_never_projects():
     module, x = Brightness(0.45), images()
     threat_model = ThreatModel(norm="l2", epsilon=1.0)
     fmn, ddn = (run(build(name, {"steps": 40}), module, x, norm="l2") for name in ("L2FMNAttack", "DDNAttack"))
@@ -241,9 +227,7 @@ STARTING = [("BoundaryAttack", {"steps": 20}, "l2"), ("HopSkipJumpAttack", HOPS,
 
 
 @pytest.mark.parametrize(("name", "settings", "norm"), STARTING)
-def test_a_row_that_cannot_be_started_does_not_lose_the_others(
-    name: str, settings: dict[str, Any], norm: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_cannot_be_started_does_not_lose_the_others(name, settings, norm, caplog, monkeypatch):
     """All noise is of class 0 in row 1: Foolbox raises for all three rows."""
     module, x = Brightness([0.45, 0.9, 0.45]), images()
     if name == "PointwiseAttack":
@@ -262,9 +246,7 @@ def test_a_row_that_cannot_be_started_does_not_lose_the_others(
 
 
 @pytest.mark.parametrize(("name", "settings", "norm"), STARTING)
-def test_a_row_that_is_wrong_already_comes_back_and_the_others_are_found(
-    name: str, settings: dict[str, Any], norm: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_row_that_is_wrong_already_comes_back_and_the_others_are_found(name, settings, norm, caplog):
     module, x = Brightness([0.45, 0.1, 0.45]), images()
     with caplog.at_level(logging.WARNING):
         candidates = run(build(name, settings), module, x, norm=norm)
@@ -274,7 +256,7 @@ def test_a_row_that_is_wrong_already_comes_back_and_the_others_are_found(
     assert not caplog.messages
 
 
-def test_a_start_that_was_chosen_is_used_and_may_fail() -> None:
+def test_a_start_that_was_chosen_is_used_and_may_fail():
     start = foolbox.attacks.LinearSearchContrastReductionAttack(distance=foolbox.distances.l2, target=1.0, steps=10)
     for name in ("BoundaryAttack", "LInfFMNAttack"):
         settings = {"steps": 5, "init_attack": start}
@@ -288,11 +270,11 @@ def test_a_start_that_was_chosen_is_used_and_may_fail() -> None:
         assert attack.attack.init_attack is start
 
 
-def test_refinement_raises_where_one_row_is_lost() -> None:
+def test_refinement_raises_where_one_row_is_lost():
     """A model that binarizes its inputs, as the attack is made for, and one row whose threshold is another."""
 
     class Binarizing(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             cut = torch.tensor([0.5, 0.5, 0.8])[: len(x)].view(-1, 1, 1, 1)
             count = (x >= cut).float().mean((1, 2, 3)) - 0.6
             return torch.stack([-count, count], 1)
@@ -316,7 +298,7 @@ def test_refinement_raises_where_one_row_is_lost() -> None:
     assert bool((distance(candidates, x)[:2] < distance(points, x)[:2]).all())
 
 
-def test_newtonfool_returns_nan_where_a_gradient_vanishes() -> None:
+def test_newtonfool_returns_nan_where_a_gradient_vanishes():
     module, x = Constant(), images()
     assert bool(host("NewtonFoolAttack", module, x)[0].isnan().all())
     candidates = run(build("NewtonFoolAttack"), module, x, norm="l2")
@@ -326,7 +308,7 @@ def test_newtonfool_returns_nan_where_a_gradient_vanishes() -> None:
     assert torch.equal(candidates[1:], host("NewtonFoolAttack", module, x)[1:])
 
 
-def test_virtual_adversarial_returns_nan_where_a_gradient_vanishes() -> None:
+def test_virtual_adversarial_returns_nan_where_a_gradient_vanishes():
     module, x, settings = Constant(), images(), {"steps": 1, "xi": 0.01}
     assert bool(host("VirtualAdversarialAttack", module, x, epsilon=1.0, **settings)[0].isnan().all())
     candidates = run(build("VirtualAdversarialAttack", settings), module, x, norm="l2", epsilon=1.0)
@@ -334,9 +316,9 @@ def test_virtual_adversarial_returns_nan_where_a_gradient_vanishes() -> None:
     assert bool(run(build("VirtualAdversarialAttack", settings, flat=0), module, x, norm="l2")[0].isnan().all())
 
 
-def test_assertions_without_a_text_are_explained() -> None:
+def test_assertions_without_a_text_are_explained():
     class Noisy(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             mean = x.flatten(1).mean(1) - 0.45 + torch.randn(len(x)) * 0.001
             return torch.stack([-mean, mean], 1)
 
@@ -344,7 +326,7 @@ def test_assertions_without_a_text_are_explained() -> None:
         run(build("HopSkipJumpAttack", {**HOPS, "steps": 30}), Noisy().eval(), images(), norm="l2")
 
 
-def test_models_without_gradients_are_explained() -> None:
+def test_models_without_gradients_are_explained():
     inner = foolbox.PyTorchModel(Brightness(0.5), bounds=UNIT, device="cpu")
     module = as_module(foolbox.models.ThresholdingWrapper(inner, 0.5)).module
     with pytest.raises(AttackError, match="choose an attack without gradients"):
@@ -353,7 +335,7 @@ def test_models_without_gradients_are_explained() -> None:
     assert module(candidates).argmax(1).tolist() == [1, 1, 1]
 
 
-def test_foolbox_does_not_configure_the_callers_logging() -> None:
+def test_foolbox_does_not_configure_the_callers_logging():
     """It writes to the root logger by functions that add a handler where there is none."""
     root = logging.getLogger()
     before = list(root.handlers)
@@ -369,13 +351,13 @@ def test_foolbox_does_not_configure_the_callers_logging() -> None:
 class _Downhill:
     """Stands in for Brendel-Bethge's compiled optimizer: a step along the boundary's normal, in the ball and box."""
 
-    def solve(self, x0: Any, x: Any, b: Any, low: float, high: float, c: float, r: float) -> Any:
+    def solve(self, x0, x, b, low, high, c, r):
         step = b * c / (b @ b + 1e-12)
         return np.clip(x + step * min(1.0, r / (np.linalg.norm(step) + 1e-12)), low, high) - x
 
 
 @pytest.mark.parametrize("name", [f"{norm}BrendelBethgeAttack" for norm in ("Linfinity", "L2", "L1", "L0")])
-def test_brendel_bethge_without_its_compiler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brendel_bethge_without_its_compiler(name, monkeypatch):
     """All but the optimizer itself: samples that cannot be started do not lose the others, and runs repeat."""
     monkeypatch.setattr(getattr(foolbox.attacks, name), "instantiate_optimizer", lambda self: _Downhill())
     module, x = Recorder(Brightness([5.0, 0.45, 0.45])), images()
@@ -389,7 +371,7 @@ def test_brendel_bethge_without_its_compiler(name: str, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_brendel_bethge_compiled_is_what_its_python_is(request: pytest.FixtureRequest) -> None:
+def test_brendel_bethge_compiled_is_what_its_python_is(request):
     """The optimizer that numba compiles and the one that the other tests run find the same points."""
     x, module = uniform(4, SHAPE), conv_network(SHAPE, 3)
     attack, labels = build("L2BrendelBethgeAttack", {"steps": 5}), predicted(module, x)

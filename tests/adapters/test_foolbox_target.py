@@ -1,10 +1,8 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 from robust_ext.adapters.foolbox.target import LowLogits, NeverFlat
@@ -14,7 +12,7 @@ LOGIT = st.floats(-1e4, 1e4, width=32)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(LOGIT, LOGIT, LOGIT), min_size=1, max_size=5))
-def test_low_logits_are_shifted_only_where_they_must_be(rows: list[tuple[float, float, float]]) -> None:
+def test_low_logits_are_shifted_only_where_they_must_be(rows):
     logits = torch.tensor(rows)
     low = LowLogits(nn.Identity())(logits)
     high = logits.amax(1) > 80
@@ -25,17 +23,17 @@ def test_low_logits_are_shifted_only_where_they_must_be(rows: list[tuple[float, 
 
 
 class Scaled(nn.Module):
-    def __init__(self, factors: list[float]) -> None:
+    def __init__(self, factors):
         super().__init__()
         self.factors = torch.tensor(factors)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x * self.factors[:, None]
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1e-30, 1e-15, 1e-8, 1.0, 1e5]), min_size=1, max_size=6), st.sampled_from([2, 4]))
-def test_gradients_are_changed_only_where_they_have_vanished(factors: list[float], power: int) -> None:
+def test_gradients_are_changed_only_where_they_have_vanished(factors, power):
     x = torch.ones(len(factors), 3, requires_grad=True)
     module = Scaled(factors)
     out = NeverFlat(module, power=power)(x)

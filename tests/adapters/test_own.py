@@ -1,7 +1,5 @@
 """This project's own attacks by name, as strings, classes and tuples."""
 
-from __future__ import annotations
-
 import pytest
 
 from robust_ext.attacks.apgd import APGD
@@ -11,7 +9,7 @@ from robust_ext.registry import as_attack
 from robust_ext.registry.base import adapters
 
 
-def test_names_build_them_with_settings() -> None:
+def test_names_build_them_with_settings():
     attack = as_attack("robust_ext:APGD(steps=7, loss='margin')")
     assert isinstance(attack, APGD)
     assert (attack.steps, attack.loss) == (7, "margin")
@@ -33,12 +31,12 @@ def test_names_build_them_with_settings() -> None:
         ((APGD, 3), "dict of keyword arguments"),
     ],
 )
-def test_what_cannot_be_built_is_explained(form: object, message: str) -> None:
+def test_what_cannot_be_built_is_explained(form, message):
     with pytest.raises(InvalidArgumentError, match=message):
         as_attack(form)
 
 
-def test_listed_traits_are_those_of_what_is_built() -> None:
+def test_listed_traits_are_those_of_what_is_built():
     for listing in adapters()["robust_ext"].list_attacks():
         built = adapters()["robust_ext"].build_attack(listing.name, listing.trial, name="x")
         assert built.traits == listing.traits

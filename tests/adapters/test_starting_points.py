@@ -1,8 +1,6 @@
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.adapters.starting_points import starting_points
 from robust_ext.core.target import Target
@@ -11,23 +9,23 @@ from robust_ext.core.target import Target
 class Brightness(nn.Module):
     """Class 1 where the mean is above a half of the bounds."""
 
-    def __init__(self, bounds: tuple[float, float]) -> None:
+    def __init__(self, bounds):
         super().__init__()
         self.middle = sum(bounds) / 2
-        self.sizes: list[int] = []
+        self.sizes = []
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.sizes.append(len(x))
         above = x.flatten(1).mean(1) - self.middle
         return torch.stack([-above, above], 1)
 
 
-def target(module: nn.Module, bounds: tuple[float, float]) -> Target:
+def target(module, bounds):
     return Target(module=module, bounds=bounds, classes=2, input_shape=(1, 4, 4), device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
-def test_points_are_adversarial_and_close_to_the_boundary(bounds: tuple[float, float]) -> None:
+def test_points_are_adversarial_and_close_to_the_boundary(bounds):
     module, width = Brightness(bounds), bounds[1] - bounds[0]
     x = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0)) * 0.6 * width + bounds[0]
     labels = module(x).argmax(1)
@@ -45,9 +43,9 @@ def test_points_are_adversarial_and_close_to_the_boundary(bounds: tuple[float, f
     assert torch.equal(points, again)
 
 
-def test_rows_without_such_points_keep_their_input() -> None:
+def test_rows_without_such_points_keep_their_input():
     class Constant(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return torch.tensor([1.0, 0.0]).expand(len(x), 2)
 
     x = torch.rand(3, 1, 4, 4)

@@ -1,13 +1,9 @@
-from __future__ import annotations
-
 import logging
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from robust_ext.attacks import Attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.threat import ThreatModel
@@ -22,22 +18,22 @@ SHAPE = (3, 8, 8)
 CLASSES = 10
 
 
-def network(classes: int = CLASSES) -> nn.Sequential:
+def network(classes=CLASSES):
     return conv_network(SHAPE, classes)
 
 
-def batch(module: nn.Module) -> tuple[Tensor, Tensor]:
+def batch(module):
     x = uniform(4, SHAPE)
     return x, predicted(module, x)
 
 
-def run(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat_model: ThreatModel) -> Tensor:
+def run(attack, module, x, y, threat_model):
     return common.run(attack, module, x, y, threat_model, classes=CLASSES, direct=False)
 
 
-def by_hand(name: str, module: nn.Module, x: Tensor, y: Tensor, settings: dict[str, Any]) -> Tensor:
+def by_hand(name, module, x, y, settings):
     with seeded_globals(drawn_seed()):
-        out: Tensor = getattr(torchattacks, name)(module, **settings)(x, y)
+        out = getattr(torchattacks, name)(module, **settings)(x, y)
     return out.detach()
 
 
@@ -53,30 +49,28 @@ LINF, L2, L1 = ("linf", 0.0625), ("l2", 0.5), ("l1", 4.0)
         ("UPGD", LINF, {"steps": 3, "loss": "margin", "eps": 0.0625}),
     ],
 )
-def test_attacks_that_mask_logits_by_zeros_equal_torchattacks_on_logits_above_zero(
-    name: str, ball: tuple[str, float], settings: dict[str, Any]
-) -> None:
+def test_attacks_that_mask_logits_by_zeros_equal_torchattacks_on_logits_above_zero(name, ball, settings):
     module = network()
     x, y = batch(module)
     threat_model = ThreatModel(norm=ball[0], epsilon=ball[1])
     candidates = run(as_attack((getattr(torchattacks, name), settings)), module, x, y, threat_model)
 
     class Positive(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            logits: Tensor = super().forward(x)
+        def forward(self, x):
+            logits = super().forward(x)
             return logits - logits.min(1, keepdim=True).values.detach()
 
     assert torch.equal(candidates, by_hand(name, Positive(module).eval(), x, y, settings))
     assert bool((module(candidates).argmax(1) != y).any())
 
 
-def made(attack: Attack, threat_model: ThreatModel, classes: int = CLASSES) -> Any:
+def made(attack, threat_model, classes=CLASSES):
     """The torchattacks object that is made for a target."""
-    seen: list[Any] = []
-    kind = attack.made_of  # type: ignore[attr-defined]
+    seen = []
+    kind = attack.made_of
     forward = kind.forward
 
-    def note(self: Any, *arguments: Any) -> Any:
+    def note(self, *arguments):
         seen.append(self)
         return forward(self, *arguments)
 
@@ -103,13 +97,13 @@ def made(attack: Attack, threat_model: ThreatModel, classes: int = CLASSES) -> A
         ("FFGSM", 0.3, 10 / 255),
     ],
 )
-def test_step_sizes_fit_epsilon(name: str, epsilon: float, alpha: float) -> None:
+def test_step_sizes_fit_epsilon(name, epsilon, alpha):
     attack = made(as_attack(f"torchattacks:{name}"), ThreatModel(norm="linf", epsilon=epsilon))
     assert attack.alpha == pytest.approx(alpha, rel=1e-9)
     assert attack.eps == epsilon
 
 
-def test_epsilon_is_in_units_of_zero_to_one() -> None:
+def test_epsilon_is_in_units_of_zero_to_one():
     threat_model = ThreatModel(norm="linf", epsilon=8.0, bounds=(0.0, 255.0))
     assert made(as_attack("torchattacks:BIM"), threat_model).eps == pytest.approx(8 / 255)
 
@@ -117,12 +111,12 @@ def test_epsilon_is_in_units_of_zero_to_one() -> None:
 @pytest.mark.parametrize(
     ("classes", "given", "used"), [(4, "", 4), (10, "", 10), (12, "", 10), (12, "n_classes=12", 12)]
 )
-def test_class_counts_follow_the_target(classes: int, given: str, used: int) -> None:
+def test_class_counts_follow_the_target(classes, given, used):
     attack = made(as_attack(f"torchattacks:APGDT({given})"), ThreatModel(norm="linf", epsilon=0.001), classes)
     assert attack.n_target_classes == used - 1
 
 
-def test_an_object_is_bound_to_the_target_and_its_model_not_asked() -> None:
+def test_an_object_is_bound_to_the_target_and_its_model_not_asked():
     old = Recorder(network()).eval()
     attack = as_attack(torchattacks.PGD(old, eps=0.25, alpha=0.125, steps=4))
     module = network()
@@ -157,17 +151,17 @@ def test_an_object_is_bound_to_the_target_and_its_model_not_asked() -> None:
         ("AutoAttack", {"version": "plus", "seed": 3}),
     ],
 )
-def test_every_setting_of_an_object_is_read_back(name: str, settings: dict[str, Any]) -> None:
+def test_every_setting_of_an_object_is_read_back(name, settings):
     attack = as_attack(getattr(torchattacks, name)(network(), **settings))
-    assert attack.settings == settings  # type: ignore[attr-defined]
+    assert attack.settings == settings
 
 
 @pytest.mark.parametrize("name", sorted(set(torchattacks.__all__) - {"LGV", "MultiAttack"}))
-def test_an_object_of_default_settings_has_none_to_read_back(name: str) -> None:
-    assert as_attack(getattr(torchattacks, name)(network())).settings == {}  # type: ignore[attr-defined]
+def test_an_object_of_default_settings_has_none_to_read_back(name):
+    assert as_attack(getattr(torchattacks, name)(network())).settings == {}
 
 
-def test_multi_attack_binds_its_parts_anew() -> None:
+def test_multi_attack_binds_its_parts_anew():
     old = Recorder(network()).eval()
     parts = [torchattacks.FGSM(old, eps=0.03), torchattacks.PGD(old, eps=0.03, steps=3)]
     attack = as_attack(torchattacks.MultiAttack(parts))
@@ -185,7 +179,7 @@ def test_multi_attack_binds_its_parts_anew() -> None:
     )
 
 
-def test_multi_attack_takes_what_its_parts_need() -> None:
+def test_multi_attack_takes_what_its_parts_need():
     text = as_attack("torchattacks:MultiAttack(attacks=['APGDT(steps=2)', 'torchattacks:Square(n_queries=3)'])")
     assert (text.traits.batching, text.traits.minimum_classes, text.traits.norms) == ("any", 4, ("linf", "l2"))
     mixed = as_attack((torchattacks.MultiAttack, {"attacks": [torchattacks.PGD, (torchattacks.FAB, {"steps": 2})]}))
@@ -193,7 +187,7 @@ def test_multi_attack_takes_what_its_parts_need() -> None:
 
 
 @pytest.mark.parametrize("mode", ["random", "least_likely", "by_label", "by_function"])
-def test_targeted_objects_are_refused(mode: str) -> None:
+def test_targeted_objects_are_refused(mode):
     attack = torchattacks.PGD(network())
     arguments = [lambda x, y: y] if mode == "by_function" else []
     getattr(attack, f"set_mode_targeted_{mode}")(*arguments, quiet=True)
@@ -203,7 +197,7 @@ def test_targeted_objects_are_refused(mode: str) -> None:
     assert as_attack(attack).name == "PGD"
 
 
-def test_normalization_of_the_old_model_is_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_normalization_of_the_old_model_is_left_out_and_logged(caplog):
     plain, normalized = torchattacks.FGSM(network()), torchattacks.FGSM(network())
     normalized.set_normalization_used(mean=[0.5] * 3, std=[0.25] * 3)
     module = network()
@@ -216,14 +210,14 @@ def test_normalization_of_the_old_model_is_left_out_and_logged(caplog: pytest.Lo
     assert "set_normalization_used" in caplog.text
 
 
-def test_classes_of_others_are_attacked_row_by_row() -> None:
-    class Brighter(torchattacks.attack.Attack):  # type: ignore[misc,name-defined]
-        def __init__(self, model: nn.Module, eps: float = 0.1) -> None:
+def test_classes_of_others_are_attacked_row_by_row():
+    class Brighter(torchattacks.attack.Attack):
+        def __init__(self, model, eps=0.1):
             super().__init__("Brighter", model)
             self.eps = eps
             self.supported_mode = ["default"]
 
-        def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        def forward(self, images, labels):
             return (images + self.eps).clamp(0, 1)
 
     attack = as_attack(Brighter(network(), eps=0.25))
@@ -233,7 +227,7 @@ def test_classes_of_others_are_attacked_row_by_row() -> None:
     assert torch.equal(candidates, (x + 0.25).clamp(0, 1))
 
 
-def test_other_objects_are_not_taken_for_attacks_and_models() -> None:
+def test_other_objects_are_not_taken_for_attacks_and_models():
     adapter = adapters()["torchattacks"]
     assert adapter.adapt_attack(object()) is None
     assert adapter.adapt_model(network()) is None

@@ -1,17 +1,13 @@
 """What the adapter does about the traps of torchattacks, each shown with and without it."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from robust_ext.attacks import Attack
 from robust_ext.core.errors import AttackError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
@@ -24,7 +20,7 @@ adapter = importlib.import_module("robust_ext.adapters.torchattacks.attack")
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
 
-def network(shape: tuple[int, ...], classes: int, *, bias: float = 0.0) -> nn.Module:
+def network(shape, classes, *, bias=0.0):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         size = int(torch.Size(shape).numel())
@@ -35,30 +31,19 @@ def network(shape: tuple[int, ...], classes: int, *, bias: float = 0.0) -> nn.Mo
     return module
 
 
-def inputs(shape: tuple[int, ...], bounds: tuple[float, float] = (0.0, 1.0), rows: int = 4) -> Tensor:
+def inputs(shape, bounds=(0.0, 1.0), rows=4):
     x = torch.rand(rows, *shape, generator=torch.Generator().manual_seed(1))
     return x * (bounds[1] - bounds[0]) + bounds[0]
 
 
-def run(
-    attack: Attack | str,
-    module: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    classes: int = 3,
-    threat_model: ThreatModel = LINF,
-    direct: bool = False,
-) -> Tensor:
+def run(attack, module, x, y, *, classes=3, threat_model=LINF, direct=False):
     attack = as_attack(f"torchattacks:{attack}") if isinstance(attack, str) else attack
     return common.run(attack, module, x, y, threat_model, classes=classes, direct=direct)
 
 
 @pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0), (-0.5, 0.25)])
 @pytest.mark.parametrize("name", ["FGSM", "PGD", "APGD(steps=3)", "RFGSM", "PIFGSMPP(num_iter_set=2)"])
-def test_bounds_other_than_zero_and_one(
-    name: str, bounds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bounds_other_than_zero_and_one(name, bounds, monkeypatch):
     width = bounds[1] - bounds[0]
     x = inputs((3, 8, 8), bounds)
     module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).eval()
@@ -74,7 +59,7 @@ def test_bounds_other_than_zero_and_one(
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_losses_on_further_logits_have_classes_enough(classes: int) -> None:
+def test_losses_on_further_logits_have_classes_enough(classes):
     x = inputs((1, 8, 8))
     module = network((1, 8, 8), classes)
     y = module(x).argmax(1)
@@ -93,7 +78,7 @@ def test_losses_on_further_logits_have_classes_enough(classes: int) -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 12])
-def test_jsma_aims_at_the_next_class_of_the_target(classes: int) -> None:
+def test_jsma_aims_at_the_next_class_of_the_target(classes):
     x = inputs((1, 8, 8), rows=12)
     module = network((1, 8, 8), classes)
     y = torch.arange(12) % classes
@@ -115,9 +100,7 @@ def test_jsma_aims_at_the_next_class_of_the_target(classes: int) -> None:
         ("EADEN", {"lr": 0.02, "initial_const": 0.01, "binary_search_steps": 5}, "l1"),
     ],
 )
-def test_margins_do_not_depend_on_a_constant_in_the_logits(
-    name: str, settings: dict[str, Any], norm: str, bias: float
-) -> None:
+def test_margins_do_not_depend_on_a_constant_in_the_logits(name, settings, norm, bias):
     x = inputs((1, 8, 8))
     module = network((1, 8, 8), 2, bias=bias)
     y = module(x).argmax(1)
@@ -130,14 +113,14 @@ def test_margins_do_not_depend_on_a_constant_in_the_logits(
         assert torch.equal(by_hand, x) == (name == "CW")
 
 
-def one_step(x: Tensor, y: Tensor, module: nn.Module) -> Tensor:
+def one_step(x, y, module):
     x = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(F.cross_entropy(module(x), y), x)
     return gradient
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-def test_classes_for_three_channels_run_on_fewer(channels: int) -> None:
+def test_classes_for_three_channels_run_on_fewer(channels):
     shape = (channels, 9, 9)
     x, module = inputs(shape), network(shape, 3)
     y = module(x).argmax(1)
@@ -159,7 +142,7 @@ def test_classes_for_three_channels_run_on_fewer(channels: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["TIFGSM", "PIFGSM", "PIFGSMPP", "MultiAttack(attacks=['FGSM', 'PIFGSM'])"])
-def test_more_than_three_channels_are_refused_where_they_do_not_work(name: str) -> None:
+def test_more_than_three_channels_are_refused_where_they_do_not_work(name):
     x, module = inputs((4, 8, 8)), network((4, 8, 8), 3)
     with pytest.raises(AttackError, match="at most 3 channels"):
         run(name, module, x, module(x).argmax(1))
@@ -169,14 +152,14 @@ def test_more_than_three_channels_are_refused_where_they_do_not_work(name: str) 
 @pytest.mark.parametrize(
     ("name", "norm"), [("DIFGSM", "linf"), ("TIFGSM", "linf"), ("Pixle", "l1"), ("Square", "l2"), ("AutoAttack", "l2")]
 )
-def test_classes_for_square_images_say_so(name: str, norm: str, shape: tuple[int, ...]) -> None:
+def test_classes_for_square_images_say_so(name, norm, shape):
     x, module = inputs(shape), network(shape, 3)
     threat_model = ThreatModel(norm=norm, epsilon=0.5)
     with pytest.raises(AttackError, match=r"square images of at least \d x \d"):
         run(name, module, x, module(x).argmax(1), threat_model=threat_model)
 
 
-def test_small_images_are_refused_where_they_do_not_work() -> None:
+def test_small_images_are_refused_where_they_do_not_work():
     x, module = inputs((1, 4, 4)), network((1, 4, 4), 3)
     y = module(x).argmax(1)
     with pytest.raises(AttackError, match="at least 5 x 5"):
@@ -201,7 +184,7 @@ def test_small_images_are_refused_where_they_do_not_work() -> None:
         ("SparseFool(steps=2)", "l1"),
     ],
 )
-def test_inputs_of_any_shape_are_images(name: str, norm: str, shape: tuple[int, ...]) -> None:
+def test_inputs_of_any_shape_are_images(name, norm, shape):
     x, module = inputs(shape), network(shape, 3)
     y = module(x).argmax(1)
     candidates = run(name, module, x, y, threat_model=ThreatModel(norm=norm, epsilon=0.3))
@@ -213,23 +196,22 @@ def test_inputs_of_any_shape_are_images(name: str, norm: str, shape: tuple[int, 
 class Modes(nn.Module):
     """A network with a dropout that is meant to be random, noting the modes of its parts."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm, self.dropout, self.linear = nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Linear(64, 3)
-        self.seen: set[tuple[bool, bool, bool]] = set()
+        self.seen = set()
 
     @property
-    def modes(self) -> tuple[bool, bool, bool]:
+    def modes(self):
         return self.training, self.norm.training, self.dropout.training
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.seen.add(self.modes)
-        out: Tensor = self.linear(self.dropout(self.norm(x)).flatten(1))
-        return out
+        return self.linear(self.dropout(self.norm(x)).flatten(1))
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_modes_are_those_of_the_target(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_are_those_of_the_target(direct, monkeypatch):
     x, y = inputs((1, 8, 8)), torch.zeros(4, dtype=torch.int64)
     module = Modes().eval()
     module.dropout.train()
@@ -246,11 +228,9 @@ def test_modes_are_those_of_the_target(direct: bool, monkeypatch: pytest.MonkeyP
     ("shape", "bounds", "needed"),
     [((1, 8, 8), (0.0, 1.0), False), ((8, 8), (0.0, 1.0), True), ((1, 8, 8), (-1.0, 1.0), False)],
 )
-def test_nothing_is_put_around_a_network_that_needs_nothing(
-    shape: tuple[int, ...], bounds: tuple[float, float], needed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_put_around_a_network_that_needs_nothing(shape, bounds, needed, monkeypatch):
     x, module = inputs(shape, bounds), network(shape, 3)
-    models: list[nn.Module] = []
+    models = []
     forward = torchattacks.FGSM.forward
     monkeypatch.setattr(
         torchattacks.FGSM, "forward", lambda self, *a: (models.append(self.model), forward(self, *a))[1]
@@ -261,7 +241,7 @@ def test_nothing_is_put_around_a_network_that_needs_nothing(
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_train_mode_is_kept_where_an_object_asks_for_it(wrapped: bool) -> None:
+def test_train_mode_is_kept_where_an_object_asks_for_it(wrapped):
     x, y = inputs((1, 8, 8)), torch.zeros(4, dtype=torch.int64)
     module = Modes().eval()
     before = {key: value.clone() for key, value in module.state_dict().items()}
@@ -277,9 +257,9 @@ def test_train_mode_is_kept_where_an_object_asks_for_it(wrapped: bool) -> None:
     assert "model_training=True" in adapted.description
 
 
-def test_nothing_is_printed_for_a_target_without_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_for_a_target_without_parameters(capsys):
     class Bare(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return torch.stack([x.flatten(1).sum(1), x.flatten(1).square().sum(1)], 1)
 
     x = inputs((1, 8, 8))
@@ -289,7 +269,7 @@ def test_nothing_is_printed_for_a_target_without_parameters(capsys: pytest.Captu
     assert "Failed to set device" in capsys.readouterr().out
 
 
-def test_seeds_from_the_clock_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_from_the_clock_are_replaced(monkeypatch):
     clock = iter(range(0, 10**9, 1000))
     monkeypatch.setattr("time.time", lambda: float(next(clock)))
     x, module = inputs((1, 8, 8)), network((1, 8, 8), 3)
@@ -301,7 +281,7 @@ def test_seeds_from_the_clock_are_replaced(monkeypatch: pytest.MonkeyPatch) -> N
         assert torch.equal(run(name, module, x, y), run(name, module, x, y))
 
 
-def test_warnings_of_sparsefool_stay_inside() -> None:
+def test_warnings_of_sparsefool_stay_inside():
     x, module = inputs((1, 8, 8)), network((1, 8, 8), 3)
     y = module(x).argmax(1)
     with warnings.catch_warnings(record=True) as caught:
@@ -311,7 +291,7 @@ def test_warnings_of_sparsefool_stay_inside() -> None:
 
 
 @pytest.mark.parametrize("name", ["EADL1", "EADEN"])
-def test_candidates_of_ead_stay_in_bounds(name: str) -> None:
+def test_candidates_of_ead_stay_in_bounds(name):
     settings = {"initial_const": 10.0, "lr": 0.1, "max_iterations": 20, "binary_search_steps": 2}
     # The first step is taken on the clean image as well, so values near the bounds leave them.
     x, module = inputs((1, 8, 8)).round() * 0.98 + 0.01, network((1, 8, 8), 3)
@@ -324,7 +304,7 @@ def test_candidates_of_ead_stay_in_bounds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["DeepFool", "FAB", "Square(n_queries=50)", "APGD(steps=2)", "SparseFool"])
-def test_rows_that_are_misclassified_already_are_returned(name: str) -> None:
+def test_rows_that_are_misclassified_already_are_returned(name):
     x, module = inputs((1, 8, 8)), network((1, 8, 8), 3)
     y = module(x).argmax(1)
     y[1] = (y[1] + 1) % 3
@@ -338,11 +318,11 @@ def test_rows_that_are_misclassified_already_are_returned(name: str) -> None:
 class LateGradient(nn.Module):
     """Row 1 has no gradient the first time it is needed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         brightness = x.flatten(1).mean(1)
         logits = torch.stack([brightness, 0.9 - brightness], 1)
         self.calls += 1
@@ -351,7 +331,7 @@ class LateGradient(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["BIM", "MIFGSM", "NIFGSM", "SINIFGSM(m=1)", "UPGD", "DIFGSM(diversity_prob=0)"])
-def test_one_step_without_gradient_stops_momentum_as_listed(name: str) -> None:
+def test_one_step_without_gradient_stops_momentum_as_listed(name):
     x = torch.tensor([0.3, 0.35, 0.4]).view(3, 1, 1, 1).expand(3, 1, 8, 8).clone()
     y = torch.ones(3, dtype=torch.int64)
     candidates = run(name, LateGradient(), x, y, classes=2, threat_model=ThreatModel(norm="linf", epsilon=0.02))
@@ -359,9 +339,9 @@ def test_one_step_without_gradient_stops_momentum_as_listed(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "norm"), [("DeepFool", "l2"), ("SparseFool", "l1")])
-def test_a_row_without_gradient_becomes_nan_as_listed_and_harms_no_other(name: str, norm: str) -> None:
+def test_a_row_without_gradient_becomes_nan_as_listed_and_harms_no_other(name, norm):
     class FlatAt(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             brightness = x.flatten(1).mean(1)
             logits = torch.stack([brightness, 0.9 - brightness], 1)
             flat = (brightness - 0.35).abs() < 1e-3
@@ -373,7 +353,7 @@ def test_a_row_without_gradient_becomes_nan_as_listed_and_harms_no_other(name: s
     assert torch.isnan(candidates).flatten(1).any(1).tolist() == [False, True, False]
 
 
-def test_fab_leaves_the_ball_where_the_boundary_is_far() -> None:
+def test_fab_leaves_the_ball_where_the_boundary_is_far():
     x, module = inputs((1, 8, 8)), Recorder(network((1, 8, 8), 3))
     threat_model = ThreatModel(norm="linf", epsilon=0.0005)
     run("FAB", module, x, predicted(module.module, x), threat_model=threat_model)

@@ -1,21 +1,17 @@
 """What the catalogues state of every attack of every library, measured by a network that records its queries."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.verify import verify
 from robust_ext.models.binarized import BinarizedClassifier
-from robust_ext.registry.base import AttackListing, adapters
+from robust_ext.registry.base import adapters
 from tests.adapters.common import LIBRARIES, UNIT, Recorder, cases, predicted, run, usable
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("uncompiled_brendel_bethge")]
@@ -30,7 +26,7 @@ IN_UNIT_BOUNDS = (
 LISTED = {library: usable(library) for library in LIBRARIES}
 
 
-def every(*, when: Any = lambda library, listing: True) -> Any:
+def every(*, when=lambda library, listing: True):
     chosen = [
         case
         for library in LIBRARIES
@@ -42,7 +38,7 @@ def every(*, when: Any = lambda library, listing: True) -> Any:
 class Network(nn.Module):
     """A small network of images in any bounds: the same problem, stretched."""
 
-    def __init__(self, channels: int, classes: int, bounds: tuple[float, float]) -> None:
+    def __init__(self, channels, classes, bounds):
         super().__init__()
         self.bounds = bounds
         with torch.random.fork_rng(devices=[]):
@@ -51,26 +47,25 @@ class Network(nn.Module):
         self.layers = nn.Sequential(*layers)
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         low, high = self.bounds
-        out: Tensor = self.layers((x - low) / (high - low))
-        return out
+        return self.layers((x - low) / (high - low))
 
 
 class Stubborn(nn.Module):
     """Class 0 everywhere, by far, with gradients."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module):
         super().__init__()
         self.module = module
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.module(x).tanh()
+    def forward(self, x):
+        logits = self.module(x).tanh()
         return logits + 8 * (torch.arange(logits.shape[1]) == 0)
 
 
-def images(channels: int = 1, bounds: tuple[float, float] = UNIT, seed: int = 0) -> Tensor:
+def images(channels=1, bounds=UNIT, seed=0):
     """Four smooth images, each unlike the others also when it is scaled, shifted by a pixel, or noisy."""
     ramp = torch.linspace(0, 1, SIDE)
     rows, columns = ramp.view(-1, 1).expand(SIDE, SIDE), ramp.expand(SIDE, SIDE)
@@ -80,19 +75,17 @@ def images(channels: int = 1, bounds: tuple[float, float] = UNIT, seed: int = 0)
     return (0.1 + 0.7 * patterns[:, None] + noise) * (bounds[1] - bounds[0]) + bounds[0]
 
 
-def build(library: str, listing: AttackListing) -> Attack:
+def build(library, listing):
     return adapters()[library].build_attack(listing.name, listing.trial, name=listing.name)
 
 
-def threat(attack: Attack, bounds: tuple[float, float] = UNIT, epsilon: float | None = None) -> ThreatModel:
+def threat(attack, bounds=UNIT, epsilon=None):
     norm = attack.traits.norms[0]
     width = bounds[1] - bounds[0]
     return ThreatModel(norm=norm, epsilon=(epsilon or EPSILONS[norm]) * width, bounds=bounds)
 
 
-def attacked(
-    library: str, listing: AttackListing, *, classes: int = 3, bounds: tuple[float, float] = UNIT, **more: Any
-) -> tuple[Tensor, Tensor, Recorder]:
+def attacked(library, listing, *, classes=3, bounds=UNIT, **more):
     """The candidates of four images, the images, and what was queried."""
     attack, x = build(library, listing), images(listing.channels, bounds)
     network = Network(listing.channels, classes, bounds)
@@ -109,14 +102,14 @@ def attacked(
     return candidates, x, recorder
 
 
-def states() -> tuple[Any, Any, list[int]]:
-    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+def states():
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
 
 @every()
 def test_the_same_seed_gives_the_same_candidates_and_global_generators_are_left_alone(
-    library: str, listing: AttackListing, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    library, listing, capfd, monkeypatch
+):
     clock = iter(range(10**9))
     monkeypatch.setattr("time.time", lambda: float(next(clock)))
     random_state, before = np.random.RandomState, states()
@@ -138,9 +131,7 @@ def test_the_same_seed_gives_the_same_candidates_and_global_generators_are_left_
 
 @every()
 @pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0)], ids=str)
-def test_the_same_problem_in_other_bounds_is_as_hard(
-    library: str, listing: AttackListing, bounds: tuple[float, float]
-) -> None:
+def test_the_same_problem_in_other_bounds_is_as_hard(library, listing, bounds):
     unit, x, first = attacked(library, listing)
     candidates, inputs, second = attacked(library, listing, bounds=bounds)
     width = bounds[1] - bounds[0]
@@ -160,25 +151,25 @@ def test_the_same_problem_in_other_bounds_is_as_hard(
 
 
 @every()
-def test_two_classes_are_enough(library: str, listing: AttackListing) -> None:
+def test_two_classes_are_enough(library, listing):
     assert bool(torch.isfinite(attacked(library, listing, classes=2)[0]).all())
 
 
-def alike(points: Tensor, x: Tensor) -> Tensor:
+def alike(points, x):
     """The input that each point is most like, whatever its scale, brightness and margin."""
     inner = [part[..., 1:-1, 1:-1].flatten(1) for part in (points, x)]
     centered = [part - part.mean(1, keepdim=True) for part in inner]
     return nn.functional.cosine_similarity(centered[0][:, None], centered[1][None], dim=2).argmax(1)
 
 
-def distances(points: Tensor, x: Tensor, norm: str) -> Tensor:
+def distances(points, x, norm):
     """To the nearest input, ``(M,)``."""
     apart = (points.flatten(1)[:, None] - x.flatten(1)[None]).double()
     return apart.norm(p={"linf": torch.inf, "l2": 2.0, "l1": 1.0}[norm], dim=2).amin(1).nan_to_num()
 
 
 @every()
-def test_queries_are_of_the_samples_that_batching_allows(library: str, listing: AttackListing) -> None:
+def test_queries_are_of_the_samples_that_batching_allows(library, listing):
     traits = listing.traits
     _, x, recorder = attacked(library, listing, classes=5, wrong=True)
     flat = x.flatten(1).double()
@@ -203,14 +194,14 @@ def test_queries_are_of_the_samples_that_batching_allows(library: str, listing: 
         assert all(whole)
 
 
-def farthest(library: str, listing: AttackListing, epsilon: float) -> float:
+def farthest(library, listing, epsilon):
     _, x, recorder = attacked(library, listing, epsilon=epsilon)
     norm = listing.traits.norms[0]
     return max((float(distances(points, x, norm).max()) for points in recorder.queries), default=0.0)
 
 
 @every(when=lambda library, listing: not listing.traits.minimum_norm)
-def test_what_is_given_epsilon_leaves_the_ball_only_where_stated(library: str, listing: AttackListing) -> None:
+def test_what_is_given_epsilon_leaves_the_ball_only_where_stated(library, listing):
     epsilon = {"linf": 0.02, "l2": 0.1, "l1": 0.6}[listing.traits.norms[0]]
     if not listing.traits.leaves_ball:
         assert farthest(library, listing, epsilon) <= epsilon * (1 + 1e-3)
@@ -220,7 +211,7 @@ def test_what_is_given_epsilon_leaves_the_ball_only_where_stated(library: str, l
 
 
 @every(when=lambda library, listing: listing.traits.minimum_norm and not listing.traits.leaves_ball)
-def test_minimum_norm_attacks_stay_near_what_they_return_where_stated(library: str, listing: AttackListing) -> None:
+def test_minimum_norm_attacks_stay_near_what_they_return_where_stated(library, listing):
     candidates, x, recorder = attacked(library, listing)
     norm = listing.traits.norms[0]
     final = distances(candidates, x, norm)
@@ -233,7 +224,7 @@ def test_minimum_norm_attacks_stay_near_what_they_return_where_stated(library: s
 
 
 @every()
-def test_samples_on_which_it_fails_come_back_as_stated(library: str, listing: AttackListing) -> None:
+def test_samples_on_which_it_fails_come_back_as_stated(library, listing):
     labels = torch.zeros(4, dtype=torch.int64)
     candidates, x, _ = attacked(library, listing, around=Stubborn, labels=labels)
     if listing.traits.failure in ("input", "start", "zeros", "raises"):
@@ -243,7 +234,7 @@ def test_samples_on_which_it_fails_come_back_as_stated(library: str, listing: At
         assert all(not torch.equal(*pair) for pair in zip(candidates, x, strict=True))
 
 
-def mixed(library: str, listing: AttackListing, seed: int, kept: Tensor) -> Tensor:
+def mixed(library, listing, seed, kept):
     """Candidates of the images that are kept and of others beside them, one of which is misclassified already."""
     network, x = Network(listing.channels, 3, UNIT), images(listing.channels)
     others = images(listing.channels, seed=seed).roll(seed, 3)
@@ -255,7 +246,7 @@ def mixed(library: str, listing: AttackListing, seed: int, kept: Tensor) -> Tens
 
 
 @every(when=lambda library, listing: not listing.traits.batch_dependent)
-def test_samples_influence_one_another_only_where_stated(library: str, listing: AttackListing) -> None:
+def test_samples_influence_one_another_only_where_stated(library, listing):
     # Later samples get other draws where an earlier one is done sooner.
     for row in range(4) if listing.traits.seeds == "none" else (0,):
         kept = torch.arange(4) == row
@@ -277,7 +268,7 @@ def test_samples_influence_one_another_only_where_stated(library: str, listing: 
         ("torchattacks", "APGDT", {"steps": 20, "norm": "L2", "seed": 0, "eps": 1.5}),
     ],
 )
-def test_stopping_rules_and_draws_are_shared_where_stated(library: str, name: str, settings: dict[str, Any]) -> None:
+def test_stopping_rules_and_draws_are_shared_where_stated(library, name, settings):
     listing = next(listing for listing in LISTED[library] if listing.name == name)
     assert listing.traits.batch_dependent
     listing = replace(listing, trial=settings)
@@ -288,7 +279,7 @@ def test_stopping_rules_and_draws_are_shared_where_stated(library: str, name: st
 
 
 # As deep a search as finds the planted planes.
-DEEP: dict[str, dict[str, Any]] = {
+DEEP = {
     "alma": {"num_steps": 300},
     "carlini_wagner_linf": {"max_iterations": 20},
     "pdgd": {"num_steps": 100},
@@ -308,14 +299,14 @@ TOO_WEAK = _NAMES.split()
 
 
 @every()
-def test_binarized_problems_are_solved(library: str, listing: AttackListing) -> None:
+def test_binarized_problems_are_solved(library, listing):
     """A boundary planted near each image; samples go together or one at a time, as batching states."""
     attack = build(library, replace(listing, trial={**listing.trial, **DEEP.get(listing.name, {})}))
     x = images(listing.channels)
     weight = torch.randn(4, x[0].numel(), generator=torch.Generator().manual_seed(8))
     batching = "full" if listing.traits.batching == "full" else "any"
-    outcomes: list[str] = []
-    for rows in torch.arange(4).split(1 if listing.traits.batching == "single" else 4):  # type: ignore[no-untyped-call]
+    outcomes = []
+    for rows in torch.arange(4).split(1 if listing.traits.batching == "single" else 4):
         count = len(rows)
         module = BinarizedClassifier(
             nn.Flatten(),

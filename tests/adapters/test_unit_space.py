@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,13 +8,13 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 
 
-def space(bounds: tuple[float, float], norm: str = "linf") -> UnitSpace:
+def space(bounds, norm="linf"):
     module = nn.Linear(5, 2).eval()
     target = Target(module=module, bounds=bounds, classes=2, input_shape=(5,), device=torch.device("cpu"))
     return UnitSpace(target, ThreatModel(norm=norm, epsilon=0.1, bounds=bounds))
 
 
-def test_unit_bounds_are_left_alone() -> None:
+def test_unit_bounds_are_left_alone():
     unit = space((0.0, 1.0))
     x, candidates = torch.rand(3, 5), torch.rand(3, 5)
     assert isinstance(unit.target.module, nn.Linear)
@@ -29,7 +27,7 @@ def test_unit_bounds_are_left_alone() -> None:
 @given(
     st.tuples(st.floats(-300, 300), st.floats(0.01, 500)), st.sampled_from(["linf", "l2", "l1"]), st.integers(0, 10**6)
 )
-def test_points_and_distances_are_stretched(ends: tuple[float, float], norm: str, seed: int) -> None:
+def test_points_and_distances_are_stretched(ends, norm, seed):
     bounds = (ends[0], ends[0] + ends[1])
     unit = space(bounds, norm)
     generator = torch.Generator().manual_seed(seed)
@@ -39,13 +37,8 @@ def test_points_and_distances_are_stretched(ends: tuple[float, float], norm: str
     assert float(entered.max()) <= 1
     assert unit.target.bounds == (0.0, 1.0)
     magnitude = max(map(abs, bounds))
-    original = unit.target.module.module  # type: ignore[union-attr]
-    torch.testing.assert_close(
-        unit.target.module(entered),
-        original(x),
-        rtol=1e-4,
-        atol=1e-5 * (1 + magnitude),  # type: ignore[operator]
-    )
+    original = unit.target.module.module
+    torch.testing.assert_close(unit.target.module(entered), original(x), rtol=1e-4, atol=1e-5 * (1 + magnitude))
     # What is not moved is exactly the input; what is moved by epsilon there is moved by epsilon here.
     assert torch.equal(unit.leave(entered, x), x)
     moved = entered.clone()

@@ -1,13 +1,8 @@
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from robust_ext.attacks import Attack, CallableAttack
+from robust_ext.attacks import CallableAttack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -16,11 +11,11 @@ from robust_ext.registry import as_attack, as_module
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.25)
 
 
-def shifted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def shifted(model, x, y):
     return x + 0.25
 
 
-def run(attack: Attack) -> Tensor:
+def run(attack):
     target = Target(module=nn.Linear(3, 2), bounds=(0.0, 1.0), classes=2, input_shape=(3,), device=torch.device("cpu"))
     labels = torch.zeros(2, dtype=torch.int64)
     return attack.search(
@@ -28,7 +23,7 @@ def run(attack: Attack) -> Tensor:
     )
 
 
-def test_an_attack_is_returned_or_renamed_as_a_copy() -> None:
+def test_an_attack_is_returned_or_renamed_as_a_copy():
     attack = CallableAttack(shifted)
     assert as_attack(attack) is attack
     renamed = as_attack(attack, name="other")
@@ -36,14 +31,14 @@ def test_an_attack_is_returned_or_renamed_as_a_copy() -> None:
     assert torch.equal(run(renamed), torch.full((2, 3), 0.25))
 
 
-def test_a_callable_becomes_an_attack() -> None:
+def test_a_callable_becomes_an_attack():
     attack = as_attack(shifted)
     assert attack.name == "shifted"
     assert torch.equal(run(attack), torch.full((2, 3), 0.25))
 
 
-def test_extras_and_defaults_of_a_callable_are_accepted() -> None:
-    def scaled(model: nn.Module, x: Tensor, y: Tensor, *, epsilon: float, factor: float = 2.0) -> Tensor:
+def test_extras_and_defaults_of_a_callable_are_accepted():
+    def scaled(model, x, y, *, epsilon, factor=2.0):
         return x + factor * epsilon
 
     assert torch.equal(run(as_attack(scaled)), torch.full((2, 3), 0.5))
@@ -52,12 +47,12 @@ def test_extras_and_defaults_of_a_callable_are_accepted() -> None:
 @pytest.mark.parametrize(
     "function", [lambda model, x: x, lambda model, x, y, steps: x, lambda: None, lambda model, x, y, *, steps: x]
 )
-def test_callables_of_another_form_are_refused(function: Any) -> None:
+def test_callables_of_another_form_are_refused(function):
     with pytest.raises(InvalidArgumentError, match=r"\(model, x, y\) -> x_adv"):
         as_attack(function)
 
 
-def test_strings_name_attacks_in_files(tmp_path: Path) -> None:
+def test_strings_name_attacks_in_files(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def add(model, x, y):\n    return x + 1\n\ndef make(by):\n    return lambda model, x, y: x + by\n")
     assert as_attack(f"{file}:add").name == f"{file}:add"
@@ -65,30 +60,30 @@ def test_strings_name_attacks_in_files(tmp_path: Path) -> None:
     assert torch.equal(run(as_attack(f"{file}:make(by=3)")), torch.full((2, 3), 3.0))
 
 
-def test_a_misspelled_library_is_recognised() -> None:
+def test_a_misspelled_library_is_recognised():
     with pytest.raises(InvalidArgumentError, match=r"did you mean foolbox\?"):
         as_attack("foolbxo:LinfPGD")
 
 
 @pytest.mark.parametrize("thing", [3, None, object(), (1, 2), CallableAttack, nn.Linear, "pathlib:Path", "math:pi"])
-def test_anything_else_is_refused_with_what_is_accepted(thing: object) -> None:
+def test_anything_else_is_refused_with_what_is_accepted(thing):
     with pytest.raises(InvalidArgumentError, match="callable") as caught:
         as_attack(thing, argument="--attack")
     assert str(caught.value).startswith("--attack: got ")
 
 
-def test_a_string_that_names_a_string_is_refused() -> None:
+def test_a_string_that_names_a_string_is_refused():
     with pytest.raises(InvalidArgumentError, match="it names a string"):
         as_attack("os:sep")
 
 
-def test_a_module_is_its_own_module() -> None:
+def test_a_module_is_its_own_module():
     module = nn.Linear(3, 2)
     adapted = as_module(module)
     assert adapted.module is module
     assert adapted.bounds is None
 
 
-def test_models_of_no_library_are_refused() -> None:
+def test_models_of_no_library_are_refused():
     with pytest.raises(InvalidArgumentError, match=r"--model: got int, expected a torch\.nn\.Module"):
         as_module(3, argument="--model")

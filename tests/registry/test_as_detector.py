@@ -1,7 +1,5 @@
 """Whatever detects becomes a detector: objects, scores, factories, text, and detectors of other libraries."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib
@@ -10,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.detectors import Detector
@@ -21,7 +19,7 @@ from robust_ext.registry.detector import as_detector
 
 
 class Largest(Detector):
-    def __init__(self, classifier: nn.Module, *, factor: float = 1.0) -> None:
+    def __init__(self, classifier, *, factor=1.0):
         super().__init__(classifier)
         self.factor = factor
 
@@ -30,28 +28,28 @@ class Largest(Detector):
 
 
 class Brightness(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x.flatten(1).mean(1)
 
 
-def network(seed: int = 0) -> nn.Sequential:
+def network(seed=0):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
 
 
-def data(count: int, seed: int = 0) -> Tensor:
+def data(count, seed=0):
     return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
-def brightness(x: Tensor) -> Tensor:
+def brightness(x):
     return x.flatten(1).mean(1)
 
 
 # Objects, scores, factories.
 
 
-def test_a_detector_is_returned_if_it_watches_the_classifier() -> None:
+def test_a_detector_is_returned_if_it_watches_the_classifier():
     classifier, x = network(), data(4)
     detector = Largest(classifier)
     assert as_detector(detector, classifier) is detector
@@ -67,7 +65,7 @@ def test_a_detector_is_returned_if_it_watches_the_classifier() -> None:
 
 
 @pytest.mark.parametrize("score", [brightness, Brightness().eval(), lambda batch: batch.flatten(1).mean(1)])
-def test_a_score_is_wrapped(score) -> None:
+def test_a_score_is_wrapped(score):
     classifier, x = network(), data(60)
     detector = as_detector(score, classifier)
     assert isinstance(detector, ScoreDetector)
@@ -79,8 +77,8 @@ def test_a_score_is_wrapped(score) -> None:
     torch.testing.assert_close(gradient, torch.full_like(x, 1 / 64))
 
 
-def test_scores_say_what_they_are() -> None:
-    def score(x: Tensor) -> Tensor:
+def test_scores_say_what_they_are():
+    def score(x):
         return torch.from_numpy(x.numpy().mean((1, 2, 3))) + torch.rand(())
 
     score.differentiable = False
@@ -90,12 +88,12 @@ def test_scores_say_what_they_are() -> None:
     assert not detector.score(data(2).requires_grad_()).requires_grad
 
 
-def test_scores_of_another_shape_are_refused_when_asked() -> None:
+def test_scores_of_another_shape_are_refused_when_asked():
     with pytest.raises(ModelError, match=r"returned shape \(2, 3\) for 2 inputs"):
         as_detector(network(), network()).score(data(2))
 
 
-def test_modules_move_along_and_code_is_not_saved(tmp_path) -> None:
+def test_modules_move_along_and_code_is_not_saved(tmp_path):
     score = nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.Flatten(0)).eval()
     detector = as_detector(score, network())
     detector.threshold = torch.tensor(0.25)
@@ -115,7 +113,7 @@ def test_modules_move_along_and_code_is_not_saved(tmp_path) -> None:
         lambda model: lambda x: -model(x).amax(1) * 2,
     ],
 )
-def test_a_factory_is_called_with_the_classifier(factory) -> None:
+def test_a_factory_is_called_with_the_classifier(factory):
     classifier, x = network(), data(5)
     detector = as_detector(factory, classifier)
     assert detector.classifier is classifier
@@ -136,7 +134,7 @@ def test_a_factory_is_called_with_the_classifier(factory) -> None:
         (lambda model: 3, "got int, expected a Detector"),
     ],
 )
-def test_other_things_are_refused(obj, message: str) -> None:
+def test_other_things_are_refused(obj, message):
     with pytest.raises(InvalidArgumentError, match=message):
         as_detector(obj, network())
     with pytest.raises(InvalidArgumentError, match="classifier: got str, expected a torch"):
@@ -169,7 +167,7 @@ def score(x):
 """
 
 
-def test_text_names_any_of_these(tmp_path) -> None:
+def test_text_names_any_of_these(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
     classifier, x = network(), data(3)
     top = -classifier(x).amax(1)
@@ -199,7 +197,7 @@ def test_text_names_any_of_these(tmp_path) -> None:
 # Adapters.
 
 
-def test_adapters_are_asked(monkeypatch) -> None:
+def test_adapters_are_asked(monkeypatch):
     class Theirs:
         pass
 
@@ -216,14 +214,14 @@ def test_adapters_are_asked(monkeypatch) -> None:
     assert isinstance(as_detector(brightness, network()), ScoreDetector)
 
 
-def test_pytorch_ood_scores_are_taken_as_they_are() -> None:
+def test_pytorch_ood_scores_are_taken_as_they_are():
     class Energy:
         """As of pytorch-ood: ``predict``, which a call leads to, is higher for outliers."""
 
-        def __init__(self, model: nn.Module, t: float = 1.0) -> None:
+        def __init__(self, model, t=1.0):
             self.model, self.t = model, t
 
-        def predict(self, x: Tensor) -> Tensor:
+        def predict(self, x):
             return -self.t * torch.logsumexp(self.model(x) / self.t, 1)
 
     Energy.__module__ = "pytorch_ood.detector"
@@ -250,7 +248,7 @@ def theirs():
     )
 
 
-def wrapped(theirs, module: nn.Module, *, shape: tuple[int, ...], classes: int):
+def wrapped(theirs, module, *, shape, classes):
     return theirs.make_classifier.PyTorchClassifier(
         module,
         loss=nn.CrossEntropyLoss(),
@@ -261,7 +259,7 @@ def wrapped(theirs, module: nn.Module, *, shape: tuple[int, ...], classes: int):
     )
 
 
-def art_detectors(theirs, classifier: nn.Module):
+def art_detectors(theirs, classifier):
     """Each of ART's detectors for torch, fitted to tell bright noise from dark."""
     clean, bad = data(80).numpy() * 0.5, data(80, 1).numpy() * 0.5 + 0.5
     both, kinds = np.concatenate([clean, bad]), np.eye(2, dtype=np.float32)[np.repeat([0, 1], 80)]
@@ -285,7 +283,7 @@ def art_detectors(theirs, classifier: nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["input", "activation", "scan", "beyond"])
-def test_art_detectors_decide_as_art_does(theirs, kind: str) -> None:
+def test_art_detectors_decide_as_art_does(theirs, kind):
     classifier = network()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -319,7 +317,7 @@ def test_art_detectors_decide_as_art_does(theirs, kind: str) -> None:
     assert detector.calibrate(x[:30], false_positive_rate=0.1).achieved <= 0.1
 
 
-def test_art_detectors_are_resolved_through_the_adapter(theirs, monkeypatch) -> None:
+def test_art_detectors_are_resolved_through_the_adapter(theirs, monkeypatch):
     classifier = network()
     original = art_detectors(theirs, classifier)["input"]
     monkeypatch.setattr(libraries, "adapters", lambda: {"art": SimpleNamespace(adapt_detector=theirs.adapt)})
@@ -329,7 +327,7 @@ def test_art_detectors_are_resolved_through_the_adapter(theirs, monkeypatch) -> 
     assert theirs.adapt(brightness, classifier) is None
 
 
-def test_art_detectors_of_another_network_are_refused(theirs) -> None:
+def test_art_detectors_of_another_network_are_refused(theirs):
     found = art_detectors(theirs, network())
     for kind in ("activation", "scan", "beyond"):
         with pytest.raises(InvalidArgumentError, match="beside another network, Sequential, expected one made with an"):
@@ -340,7 +338,7 @@ def test_art_detectors_of_another_network_are_refused(theirs) -> None:
 
 def own_detector(theirs, report):
     class Own(theirs.EvasionDetector):
-        def fit(self, x, y, batch_size=128, nb_epochs=20, **kwargs) -> None:
+        def fit(self, x, y, batch_size=128, nb_epochs=20, **kwargs):
             pass
 
         def detect(self, x, batch_size=128, **kwargs):
@@ -349,7 +347,7 @@ def own_detector(theirs, report):
     return theirs.adapt(Own(), network())
 
 
-def test_art_detectors_of_ones_own(theirs) -> None:
+def test_art_detectors_of_ones_own(theirs):
     x = data(6)
     bright = x.mean((1, 2, 3)) > x.mean((1, 2, 3)).median()
     decided = own_detector(theirs, lambda a: ({}, a.mean((1, 2, 3)) > float(x.mean((1, 2, 3)).median())))
@@ -364,7 +362,7 @@ def test_art_detectors_of_ones_own(theirs) -> None:
         own_detector(theirs, lambda a: ({}, [True])).score(x)
 
 
-def test_art_detectors_that_are_not_fitted_say_so(theirs) -> None:
+def test_art_detectors_that_are_not_fitted_say_so(theirs):
     found = art_detectors(theirs, network())["beyond"]
     found.threshold = None
     detector = theirs.adapt(found, nn.Sequential(found.target_model))

@@ -1,13 +1,11 @@
 """Every attack of every library is built and run, and becomes what docs/attacks.md states."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from robust_ext.core.errors import MissingDependencyError
-from robust_ext.registry.base import AttackListing, adapters
+from robust_ext.registry.base import adapters
 from robust_ext.reports.conformance import matrix_page
 from robust_ext.testing.conformance import TARGETS, conformance_row
 
@@ -15,15 +13,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "attacks.md"
 LIBRARIES = ("adv_lib", "art", "foolbox", "robust_ext", "torchattacks")
 
 
-def listings(library: str) -> list[AttackListing]:
+def listings(library):
     try:
         return adapters()[library].list_attacks()
     except MissingDependencyError:
         return []
 
 
-def documented() -> dict[tuple[str, str, str], str]:
-    outcomes: dict[tuple[str, str, str], str] = {}
+def documented():
+    outcomes = {}
     library = ""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
@@ -47,7 +45,7 @@ CASES = [
 ]
 
 
-def test_the_page_is_what_the_command_writes() -> None:
+def test_the_page_is_what_the_command_writes():
     missing = [library for library in LIBRARIES if not LISTED[library]]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
@@ -55,7 +53,7 @@ def test_the_page_is_what_the_command_writes() -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_nearly_all_run(library: str) -> None:
+def test_nearly_all_run(library):
     for target in TARGETS:
         outcomes = [outcome for (name, _, met), outcome in OUTCOMES.items() if (name, met) == (library, target)]
         assert set(outcomes) <= {"ran", "refused"}
@@ -68,7 +66,7 @@ def test_nearly_all_run(library: str) -> None:
 @pytest.mark.usefixtures("uncompiled_brendel_bethge")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("library", "listing", "target"), CASES)
-def test_it_becomes_what_the_page_says(library: str, listing: AttackListing, target: str) -> None:
+def test_it_becomes_what_the_page_says(library, listing, target):
     row = conformance_row(library, listing, target)
     assert row.outcome == OUTCOMES[library, listing.name, target], row.reason
     if row.outcome == "ran" and not listing.traits.batch_dependent and listing.traits.seeds == "none":

@@ -1,11 +1,9 @@
 """The matrix sees what goes wrong: attacks made for that are run in it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from robust_ext.attacks.base import Attack, AttackTraits, CallableAttack
+from robust_ext.attacks.base import AttackTraits, CallableAttack
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.registry.base import Adapter, AttackListing
 from robust_ext.reports.conformance import matrix_page, matrix_table
@@ -50,7 +48,7 @@ FUNCTIONS = {function.__name__: function for function in (pgd, nothing, shuffled
 class Fake(Adapter):
     name = "fake"
 
-    def __init__(self, *listings: AttackListing) -> None:
+    def __init__(self, *listings):
         self.listings = list(listings)
 
     def list_attacks(self):
@@ -58,7 +56,7 @@ class Fake(Adapter):
             raise MissingDependencyError("fake is not installed")
         return self.listings
 
-    def build_attack(self, attack, settings, *, name) -> Attack:
+    def build_attack(self, attack, settings, *, name):
         if attack == "picky":
             raise InvalidArgumentError("attack", "picky", "something else")
         if attack == "reluctant":
@@ -84,7 +82,7 @@ def run(monkeypatch):
     return one
 
 
-def ordered(**more) -> AttackTraits:
+def ordered(**more):
     return AttackTraits(batching="full", **more)
 
 

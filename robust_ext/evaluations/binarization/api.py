@@ -74,6 +74,7 @@ def binarization_test(
 
     Example:
         >>> import torch
+        >>> from torch import nn
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
         >>> x, threat_model = torch.rand(12, 1, 4, 4), ThreatModel(norm="linf", epsilon=0.1)
         >>> binarization_test(model, lambda model, x, y: x, x, threat_model, inner_points=50).verdict

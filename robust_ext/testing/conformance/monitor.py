@@ -7,19 +7,11 @@ from torch import Tensor, nn
 
 
 class BatchMonitor(nn.Module):
-    """A binarized classifier that checks to which sample each queried point belongs.
+    """A binarized classifier that checks to which of the inputs ``(N, ...)`` each queried point belongs.
 
     In a batch in order, a point that is far closer to another sample's input than to its own is out of order. In
-    batches of any samples, a point about as close to two inputs cannot be attributed to either.
-
-    Args:
-        module: The classifier.
-        inputs: Where the samples begin, ``(N, ...)``.
-        batching: ``"full"`` or ``"any"``.
-        norm: In which closeness is measured.
-
-    Attributes:
-        violation: What was wrong, in words; empty while nothing was.
+    batches of any samples, a point about as close to two inputs cannot be attributed to either. ``violation`` is what
+    was wrong, in words; empty while nothing was.
     """
 
     def __init__(self, module: nn.Module, inputs: Tensor, *, batching: str, norm: str) -> None:

@@ -17,11 +17,7 @@ EPSILONS = {"linf": 0.15, "l2": 1.0, "l1": 2.0}
 
 
 class Grey(nn.Module):
-    """A network of one channel, as one of several, by their mean.
-
-    Args:
-        network: From inputs ``(N, 1, H, W)``.
-    """
+    """A network of one channel, as one of several, by their mean."""
 
     def __init__(self, network: nn.Sequential) -> None:
         super().__init__()
