@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from robust_ext import ThreatModel, robust_accuracy
+from robust_ext.cli.loading import load_model
+from robust_ext.datasets import load_dataset
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = {
     "by_hand.py": ("verdict", "passed"),
@@ -25,16 +29,24 @@ EXAMPLES = {
 }
 
 
+SHARED = ROOT.parent / "shared"
+
+
 def run_script(*arguments, folder):
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    """What Python prints when it is run with these arguments in this folder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def need(*parts):
+    """A file or folder that is not part of the project, without which a test is skipped."""
+    path = SHARED.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"{'/'.join(parts)} is not on this machine")
+    return path
 
 
 @pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
@@ -52,41 +64,24 @@ def test_example(name, tmp_path, monkeypatch, capsys):
     assert printed.startswith(beginning)
     assert held in printed
     if name == "by_hand.py":
-        done = run_script(script, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(beginning)
+        assert run_script(script, folder=tmp_path).startswith(beginning)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_every_example_is_run_or_needs_files():
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert scripts == {
-        *EXAMPLES,
-        "networks.py",
-        "resnet20_recipes.py",
-        "train_detected.py",
-        "detectors.py",
-        "train_mead.py",
-    }
-
-
-def unpacked_cifar(folder):
-    """The shared copies of CIFAR-10, in their standard layout."""
-    shared = ROOT.parent / "shared"
-    if not (shared / "data" / "unpack_cifar10.py").exists():
-        pytest.skip("the CIFAR-10 images and the ResNet-20 are not on this machine")
-    done = run_script(shared / "data" / "unpack_cifar10.py", folder, "--train", "5", folder=folder)
-    assert done.returncode == 0, done.stderr
-    return shared / "models" / "cifar10_resnet20.safetensors"
+    needy = {f"{name}.py" for name in ("networks", "resnet20_recipes", "train_detected", "detectors", "train_mead")}
+    assert scripts == {*EXAMPLES, *needy}
 
 
 @pytest.mark.slow
 def test_recipes_on_a_resnet(tmp_path):
-    weights = unpacked_cifar(tmp_path)
+    weights = need("models", "cifar10_resnet20.safetensors")
+    # Into the standard layout.
+    run_script(need("data", "unpack_cifar10.py"), tmp_path, "--train", "5", folder=tmp_path)
     script = ROOT / "examples" / "resnet20_recipes.py"
-    done = run_script(script, "--weights", weights, "--data-root", tmp_path, "--samples", "16", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    scores = {line[:42].strip(): float(line.split("score ")[1].split()[0]) for line in done.stdout.splitlines()}
+    printed = run_script(script, "--weights", weights, "--data-root", tmp_path, "--samples", "16", folder=tmp_path)
+    scores = {line[:42].strip(): float(line.split("score ")[1].split()[0]) for line in printed.splitlines()}
     strong = [score for name, score in scores.items() if name.endswith(("x eps/8", "difference"))]
     weak = [score for name, score in scores.items() if not name.endswith(("x eps/8", "difference"))]
     assert len(scores) == 5
@@ -96,18 +91,9 @@ def test_recipes_on_a_resnet(tmp_path):
 
 def test_published_networks_load_and_work():
     """The architectures in examples/ reproduce the published accuracy on the first test images."""
-    import numpy as np
-
-    from robust_ext.cli.loading import load_model
-    from robust_ext.datasets import load_dataset
-
-    shared = ROOT.parent / "shared"
-    if not (shared / "models").exists():
-        pytest.skip("the published networks are not on this machine")
-    mnist = load_dataset("mnist", root=shared / "data")
-    inputs, labels = mnist.take(np.arange(500))
-    spec = f"{ROOT / 'examples' / 'networks.py'}:wong_kolter_mnist"
-    network = load_model(spec, weights=str(shared / "models" / "mnist_wong_kolter_linf_0.1.safetensors"))
+    weights = need("models", "mnist_wong_kolter_linf_0.1.safetensors")
+    inputs, labels = load_dataset("mnist", root=need("data")).take(range(500))
+    network = load_model(f"{ROOT / 'examples' / 'networks.py'}:wong_kolter_mnist", weights=str(weights))
     with torch.no_grad():
         assert float((network(inputs).argmax(1) == labels).float().mean()) > 0.95
 
@@ -116,15 +102,11 @@ def test_published_networks_load_and_work():
 @pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
 def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
     """A network trained against l2 holds out where a plainly trained one falls."""
-    from robust_ext import ThreatModel, robust_accuracy
-    from robust_ext.cli.loading import load_model
-    from robust_ext.datasets import load_dataset
 
     def trained(norm: str) -> object:
         weights = tmp_path / f"{norm}.safetensors"
         size = ("--norm", norm, "--eps", "0.5", "--images", "1000", "--epochs", "8")
-        done = run_script(ROOT / "examples" / "train_robust.py", *size, "--out", weights, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
+        run_script(ROOT / "examples" / "train_robust.py", *size, "--out", weights, folder=tmp_path)
         return load_model(f"{ROOT / 'examples' / 'networks.py'}:pooled(side=8, kernel=2)", weights=str(weights))
 
     inputs, labels = load_dataset("digits").take(range(100))
@@ -139,42 +121,30 @@ def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
 @pytest.mark.slow
 def test_networks_for_detectors_are_trained(tmp_path):
     """On fewer images than the script's default, so with less accuracy; the parts have fast tests of their own."""
-    shared = ROOT.parent / "shared"
-    if not (shared / "data").exists():
-        pytest.skip("the MNIST images are not on this machine")
     script = ROOT / "examples" / "train_detected.py"
-    done = run_script(script, "--data-root", shared / "data", "--out", tmp_path, "--images", "4000", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    accuracy = {line.split()[0]: float(line.split()[2]) for line in done.stdout.splitlines()}
+    printed = run_script(script, "--data-root", need("data"), "--out", tmp_path, "--images", "4000", folder=tmp_path)
+    accuracy = {line.split()[0]: float(line.split()[2]) for line in printed.splitlines()}
     assert accuracy["plain"] > 0.9
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "mnist_plain.safetensors",
-        "mnist_trapdoor.safetensors",
-        "mnist_triggers.safetensors",
-    }
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"mnist_{part}.safetensors" for part in ("plain", "trapdoor", "triggers")}
 
 
 @pytest.mark.slow
 def test_the_network_of_mead_is_trained_and_its_detectors_are_judged(tmp_path):
     """The script and the command of docs/mead.md on few images: what fools the network more is seen more."""
-    shared = ROOT.parent / "shared"
-    if not (shared / "data").exists():
-        pytest.skip("the MNIST images are not on this machine")
     weights = tmp_path / "mead.safetensors"
     size = ("--images", "6000", "--epochs", "2", "--batch-size", "32")
     script = ROOT / "examples" / "train_mead.py"
-    done = run_script(script, "--data-root", shared / "data", "--out", weights, *size, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[-1]) > 0.85
+    printed = run_script(script, "--data-root", need("data"), "--out", weights, *size, folder=tmp_path)
+    assert float(printed.split()[-1]) > 0.85
     out = tmp_path / "run"
     model = ("--model", f"{ROOT / 'examples' / 'networks.py'}:mead_mnist", "--weights", weights)
-    data = ("--data", "mnist", "--data-root", shared / "data", "--samples", "30")
+    data = ("--data", "mnist", "--data-root", need("data"), "--samples", "30")
     sizes = ("--train-samples", "600", "--adversarial-samples", "150", "--calibration-samples", "100")
     arms = ("--arm", "linf:0.125,0.3125=robust_ext:ObjectivePGD(steps=20, step_size=0.02)")
     detectors = ("--detector", "nss", "--detector", "fs", "--detector", "lid")
     command = ("-m", "robust_ext.cli", "mead", *model, *data, *sizes, *arms, *detectors, "--out", out, "--no-progress")
-    done = run_script(*command, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_script(*command, folder=tmp_path)
     content = json.loads((out / "result.json").read_text())
     auroc = {
         (entry["name"], row["group"]): row["auroc"]

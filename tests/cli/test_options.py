@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import typer.main
-from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from robust_ext.cli import app as cli
@@ -37,7 +36,7 @@ RUN = (
 )
 TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
 OTHERS = {
-    "binarization": (*("attack", "eps", "norm", "detector", "detector_samples", "calibrate", "calibration_samples"),),
+    "binarization": ("attack", "eps", "norm", "detector", "detector_samples", "calibrate", "calibration_samples"),
     "mead": ("detector", "suite", "arm", *TRAINING),
     "robust-accuracy": ("attack", "eps", "norm"),
     "test-time": ("defense", "defense_weights", "surrogate", "eps", "norm"),
@@ -63,19 +62,6 @@ def other_value(kind, info, default):
     else:
         value = 7 if isinstance(default, str) else default + 3
     return value, [str(value)]
-
-
-@pytest.fixture
-def files(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from robust_ext.demo.network import digits_network\n"
-        "from robust_ext.detectors import Detector\n"
-        "def make():\n    return digits_network(trained=False)\n"
-        "class Unsure(Detector):\n"
-        "    def score_of(self, seen):\n        return seen.logits.amax(1)\n"
-    )
-    save_file({key: value + 1 for key, value in digits_network().state_dict().items()}, tmp_path / "w.safetensors")
-    return tmp_path
 
 
 @pytest.fixture
@@ -202,25 +188,17 @@ def test_options_of_test_time(invoke, files):
 
 def test_options_of_mead(invoke, monkeypatch):
     made = {}
-    monkeypatch.setattr(
-        "robust_ext.cli.mead.find_detectors",
-        lambda names, module, clean, labels, **keywords: (
-            made.update(names=names, clean=clean, **keywords) or {"a": None}
-        ),
-    )
+
+    def find_detectors(names, module, clean, labels, **keywords):
+        made.update(names=names, clean=clean, **keywords)
+        return {"a": None}
+
+    monkeypatch.setattr("robust_ext.cli.mead.find_detectors", find_detectors)
     call = invoke("mead")
     assert call.positional[1] == ["quick"]
-    own = [
-        "--detector",
-        "lid",
-        "--suite",
-        "white-box",
-        "--arm",
-        "linf:0.1,0.2=robust_ext:APGD()",
-        "--train-data",
-        "digits",
-    ]
-    call = invoke("mead", *own, "--preset", "mnist", "--adversarial-samples", "11")
+    attacks = ["--suite", "white-box", "--arm", "linf:0.1,0.2=robust_ext:APGD()"]
+    training = ["--train-data", "digits", "--preset", "mnist", "--adversarial-samples", "11"]
+    call = invoke("mead", "--detector", "lid", *attacks, *training)
     suite, *arms = call.positional[1]
     assert suite == "white-box"
     assert [(arm.norm, arm.epsilon) for arm in arms] == [("linf", 0.1), ("linf", 0.2)]

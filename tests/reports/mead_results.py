@@ -12,7 +12,6 @@ import numpy as np
 from robust_ext.evaluations.mead import MeadSettings
 from robust_ext.evaluations.mead.summary import ArmResult, ArmScorer, arm_row, score_detector
 
-OBJECTIVES = ("ace", "kl", "gini", "fisher-rao")
 SHORT = {"ace": "ACE", "kl": "KL", "gini": "Gini", "fisher-rao": "FR"}
 SUITE = {"l1": (5, 10, 15, 20, 25, 30, 40), "l2": (0.125, 0.25, 0.3125, 0.5, 1, 1.5, 2)}
 LINF = (0.03125, 0.0625, 0.125, 0.25, 0.3125, 0.5)
@@ -41,20 +40,19 @@ def suite() -> list[Arm]:
     for norm, epsilons in (*SUITE.items(), ("linf", LINF)):
         for epsilon in epsilons:
             group = f"{norm} {epsilon:g}"
+            place: dict[str, Any] = {"group": group, "norm": norm, "epsilon": epsilon}
             for algorithm in ("pgd", "bim", "fgsm") if norm == "linf" else ("pgd",):
-                for objective in OBJECTIVES:
+                for objective in SHORT:
                     name = f"{algorithm.upper()}-{SHORT[objective]} {group}"
-                    arms.append(
-                        Arm(
-                            name=name, group=group, norm=norm, epsilon=epsilon, objective=objective, algorithm=algorithm
-                        )
-                    )
+                    arms.append(Arm(name=name, objective=objective, algorithm=algorithm, **place))
             if group == "linf 0.3125":
-                arms += [
-                    Arm(name=f"{name} {group}", group=group, norm=norm, epsilon=epsilon) for name in ("Square", "CWinf")
-                ]
+                arms += [Arm(name=f"{name} {group}", **place) for name in ("Square", "CWinf")]
     arms += [Arm(name=name, group=name, norm="l2") for name in ("DeepFool", "CW2", "HopSkipJump")]
     return [*arms, Arm(name="Spatial", group="Spatial")]
+
+
+def arms_of(*groups: str) -> list[Arm]:
+    return [arm for arm in suite() if arm.group in groups]
 
 
 def adaptive(detector: str, arms: Sequence[Arm]) -> list[Arm]:
@@ -72,27 +70,18 @@ def make(
     detectors: Sequence[str],
     *,
     samples: int,
-    seed: int = 0,
     white_box: Sequence[str] = (),
     combines: dict[str, list[str]] | None = None,
     rates: dict[str, float] | None = None,
     unscored: int = 0,
     published: bool = False,
 ) -> dict[str, Any]:
-    """A result of these arms and detectors.
+    """A result of these arms, which are not adaptive, others adaptive to the detectors of ``white_box``, and detectors.
 
-    Args:
-        arms: Those that are not adaptive.
-        detectors: Names.
-        samples: How many.
-        seed: Of the draws.
-        white_box: Detectors that further arms are adaptive to.
-        combines: Members, by detector.
-        rates: By group, how often its arms succeed; 0.3 to 0.95 otherwise.
-        unscored: How many scores of the first detector's first arm are no numbers.
-        published: Whether the public code's numbers are part of it.
+    ``combines`` holds members by detector, ``rates`` by group how often its arms succeed (0.3 to 0.95 otherwise);
+    ``unscored`` of the first detector's scores of the first arm are no numbers.
     """
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     everything = [*arms, *(arm for name in white_box for arm in adaptive(name, arms))]
     chances = [(rates or {}).get(arm.group, draw.uniform(0.3, 0.95)) for arm in everything]
     success = draw.random((len(everything), samples)) < np.array(chances)[:, None]
@@ -167,8 +156,8 @@ def _add_intervals(row: dict[str, Any]) -> None:
 
 def small_result(**changes: Any) -> dict[str, Any]:
     """Two detectors, three groups of arms of two norms and one of no norm; ``changes`` replaces whole values."""
-    kept = {"l1 5", "linf 0.125", "linf 0.3125", "Spatial"}
-    result = make([arm for arm in suite() if arm.group in kept], ["nss", "lid"], samples=60, white_box=["lid"])
+    arms = arms_of("l1 5", "linf 0.125", "linf 0.3125", "Spatial")
+    result = make(arms, ["nss", "lid"], samples=60, white_box=["lid"])
     assert changes.keys() <= result.keys()
     return {**result, **changes}
 

@@ -18,6 +18,20 @@ CALIBRATION = {
 VERSIONS = {"robust_ext": "0.1.0", "torch": "2.5.1"}
 
 
+def shown(value: float | None) -> str:
+    """A share as tables and pages write it."""
+    return "-" if value is None else f"{value * 100:.1f}"
+
+
+def every_float(value: Any) -> set[float]:
+    """Every number anywhere in a result."""
+    if isinstance(value, dict):
+        return every_float(list(value.values()))
+    if isinstance(value, list):
+        return set().union(*map(every_float, value))
+    return {value} if isinstance(value, float) else set()
+
+
 def make_attack(name: str, **changes: Any) -> dict[str, Any]:
     """The entry of one attack in a binarization test; ``changes`` replaces whole values."""
     entry: dict[str, Any] = {

@@ -35,10 +35,9 @@ def test_harder_settings_lie_to_the_right():
     for svg in plots:
         for element in svg.iter("{http://www.w3.org/2000/svg}text"):
             places[svg.get("aria-label"), "".join(element.itertext())] = float(element.get("x") or "nan")
-    kappa = "Test score and R-ASR against 1 - kappa (harder to the right)"
-    inner = "Test score and R-ASR against inner points (harder to the right)"
-    assert places[kappa, "0.01"] < places[kappa, "0.0001"]
-    assert places[inner, "999"] < places[inner, "4999"]
+    for axis, easy, hard in (("1 - kappa", "0.01", "0.0001"), ("inner points", "999", "4999")):
+        label = f"Test score and R-ASR against {axis} (harder to the right)"
+        assert places[label, easy] < places[label, hard]
 
 
 def test_the_run_itself_is_marked_on_the_hardness_curve():
@@ -59,9 +58,9 @@ def test_a_calibration_without_a_choice():
 
 
 def test_intervals_are_called_what_they_are():
-    assert "Thin lines: 95% intervals" in Page(report_page(make_result([make_attack("pgd")]))).text
-    settings = {"threshold": 0.95, "confidence": 0.99}
-    assert "Thin lines: 99% intervals" in Page(report_page(make_result([make_attack("pgd")], settings=settings))).text
+    for settings, per_cent in (({}, 95), ({"confidence": 0.99}, 99)):
+        result = make_result([make_attack("pgd")], settings={"threshold": 0.95, **settings})
+        assert f"Thin lines: {per_cent}% intervals" in Page(report_page(result)).text
 
 
 @pytest.mark.parametrize("count", [1, 8])

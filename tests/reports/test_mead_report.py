@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from robust_ext.reports import report_page, report_text
 from robust_ext.reports.mead_heat import colour, heat_maps
-from tests.reports.mead_results import large_result, make, small_result, suite
+from tests.reports.mead_results import arms_of, make, small_result
 from tests.reports.pages import Page, plot, spans, svgs, words
+from tests.reports.results import every_float, shown
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -27,52 +29,28 @@ def small_page(small):
     return report_page(small)
 
 
-@pytest.fixture(scope="module")
-def large():
-    return large_result(3)
-
-
-@pytest.fixture(scope="module")
-def large_page(large):
-    return report_page(large)
-
-
-def shown(value):
-    return "-" if value is None else f"{value * 100:.1f}"
-
-
 def entry(detector, group, **keys):
-    keys = {"objective": None, "algorithm": None, **keys}
-    rows = [*detector["results"], *detector["white_box"]]
-    (row,) = [
-        row
-        for row in rows
-        if row["group"] == group
-        and row["scenario"] == keys.get("scenario", "blind")
-        and (row["objective"], row["algorithm"]) == (keys["objective"], keys["algorithm"])
-    ]
+    keys = {"group": group, "scenario": "blind", "objective": None, "algorithm": None, **keys}
+    (row,) = [row for row in (*detector["results"], *detector["white_box"]) if keys.items() <= row.items()]
     return row
 
 
-def every_float(value):
-    """Every number anywhere in a result."""
-    if isinstance(value, dict):
-        return set().union(*map(every_float, value.values()), set())
-    if isinstance(value, list):
-        return set().union(*map(every_float, value), set())
-    return {value} if isinstance(value, float) else set()
+def cells_of(heat):
+    return [cell for _, row in heat.rows for cell in row if cell is not None]
 
 
-def test_every_share_is_one_of_the_result(large, large_page):
-    page = Page(large_page)
+def test_every_share_is_one_of_the_result_and_the_page_is_not_too_large(large):
+    text = report_page(large)
+    page = Page(text)
     assert len(page.data) > 1500
     assert set(page.data) <= every_float(large)
+    assert len(text.encode()) < 1_000_000
 
 
 def test_heat_maps_hold_every_arm_once(large):
     for detector in large["detectors"]:
         maps = heat_maps(large, detector)
-        cells = [cell for heat in maps for _, row in heat.rows for cell in row if cell is not None]
+        cells = [cell for heat in maps for cell in cells_of(heat)]
         assert len(cells) == len(detector["arms"])
         expected = [
             f"{row['arm']}: AUROC {shown(row['auroc'])}, {row['positives']} positives" for row in detector["arms"]
@@ -91,9 +69,8 @@ def test_cells_with_few_positives_have_no_colour(large):
     rough = {row["arm"] for row in large["detectors"][0]["arms"] if row["positives"] < 20}
     assert rough
     for heat in heat_maps(large, large["detectors"][0]):
-        for _, row in heat.rows:
-            for cell in filter(None, row):
-                assert (cell.colour is None) == (cell.title.split(": AUROC")[0] in rough)
+        for cell in cells_of(heat):
+            assert (cell.colour is None) == (cell.title.split(": AUROC")[0] in rough)
 
 
 def test_arms_of_one_name_and_epsilon_keep_rows_of_their_own():
@@ -133,8 +110,7 @@ def test_curves_are_those_of_the_lowest_group(small, small_page):
 
 
 def test_a_curve_goes_where_its_points_are():
-    arms = [arm for arm in suite() if arm.group == "Spatial"]
-    result = make(arms, ["nss"], samples=40)
+    result = make(arms_of("Spatial"), ["nss"], samples=40)
     whole = result["detectors"][0]["results"][0]
     whole["curve"] = {"fpr": [0.0, 0.25, 1.0], "tpr": [0.0, 0.75, 1.0]}
     svg = plot(report_page(result), "ROC curves")
@@ -150,9 +126,9 @@ def test_a_curve_goes_where_its_points_are():
 
 
 def test_attribution_bars_are_as_long_as_the_shares():
-    arms = [arm for arm in suite() if arm.group == "l1 5"]
+    arms = arms_of("l1 5")
     result = make(arms, ["nss"], samples=40, rates={"l1 5": 0.9})
-    whole = next(row for row in result["detectors"][0]["results"] if row["objective"] is row["algorithm"] is None)
+    whole = entry(result["detectors"][0], "l1 5")
     names = [arm.name for arm in arms]
     whole["attribution"] = dict(zip(names, [0.1, 0.2, 0.3, 0.4], strict=True))
     svg = plot(report_page(result), "Attribution by group, past detector nss")
@@ -203,22 +179,16 @@ def test_shared_runs_and_refused_arms():
 
 @pytest.mark.parametrize("name", ["x" * 4000, "long name " * 300, "攻撃 😀" * 200])
 def test_long_names_do_not_break_the_page(name):
-    arms = [arm for arm in suite() if arm.group == "l1 5"]
-    renamed = [type(arm)(**{**vars(arm), "name": f"{name} {arm.name}"}) for arm in arms]
+    renamed = [replace(arm, name=f"{name} {arm.name}") for arm in arms_of("l1 5")]
     text = report_page(make(renamed, [name], samples=40, rates={"l1 5": 0.9}))
     for svg in svgs(text):
         assert max(map(len, words(svg)), default=0) < 60
     assert name.strip() in " ".join(Page(text).text.split())
 
 
-def test_is_not_too_large(large_page):
-    assert len(large_page.encode()) < 1_000_000
-
-
 def test_without_positives():
-    arms = [arm for arm in suite() if arm.group in ("l1 5", "linf 0.125", "Spatial")]
     rates = {"l1 5": 0, "linf 0.125": 0, "Spatial": 0}
-    text = report_page(make(arms, ["nss", "lid"], samples=30, white_box=["nss"], rates=rates))
+    text = report_page(make(arms_of(*rates), ["nss", "lid"], samples=30, white_box=["nss"], rates=rates))
     page = Page(text)
     assert "No attack succeeded often enough to judge a detector." in page.text
     assert set(page.data) == {0.0}, "the coverage is the only number left"
@@ -227,7 +197,7 @@ def test_without_positives():
 
 
 def test_without_anything_optional():
-    result = make([arm for arm in suite() if arm.group == "Spatial"], ["nss"], samples=50)
+    result = make(arms_of("Spatial"), ["nss"], samples=50)
     detector = result["detectors"][0]
     detector |= {"threshold": None, "threshold_fpr": None, "achieved_fpr": None}
     for row in detector["results"]:
@@ -242,10 +212,15 @@ def test_without_anything_optional():
 
 
 def test_numbers_of_the_public_code():
-    arms = [arm for arm in suite() if arm.group == "linf 0.5"]
+    arms = arms_of("linf 0.5")
     result = make(arms, ["nss"], samples=50, published=True)
     whole = entry(result["detectors"][0], "linf 0.5")
-    page = Page(report_page(result))
-    (row,) = page.rows_of("linf 0.5")
-    assert row[-2] == f"{shown(whole['published']['auroc'])} and {shown(whole['published']['fpr_at_95_tpr'])}"
-    assert "public code" not in Page(report_page(make(arms, ["nss"], samples=50))).text
+    (row,) = Page(report_page(result)).rows_of("linf 0.5")
+    published = [shown(whole["published"][key]) for key in ("auroc", "fpr_at_95_tpr")]
+    assert row[-2] == " and ".join(published)
+    text = report_text(result)
+    assert "published" in text
+    assert " / ".join(published) in text
+    without = make(arms, ["nss"], samples=50)
+    assert "public code" not in Page(report_page(without)).text
+    assert "published" not in report_text(without)

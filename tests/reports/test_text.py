@@ -12,8 +12,8 @@ from robust_ext.reports.mead_heat import colour
 from robust_ext.reports.mead_views import norm_title, short_arm
 from robust_ext.reports.text import WIDTH
 from robust_ext.reports.wording import count, percent, plain, share, shorten
-from tests.reports.mead_results import large_result, make, small_result, suite
-from tests.reports.results import make_adaptive, make_attack, make_result, make_robust_accuracy
+from tests.reports.mead_results import arms_of, make, small_result
+from tests.reports.results import every_float, make_adaptive, make_attack, make_result, make_robust_accuracy, shown
 
 
 def columns_of(text):
@@ -23,11 +23,10 @@ def columns_of(text):
 
 
 def test_targets_are_in_the_rows_when_they_differ():
-    rows = report_text(make_result([make_attack("pgd", target="one"), make_attack("pgd", target="two")])).splitlines()[
-        2:4
-    ]
-    assert "pgd on one" in rows[0]
-    assert "pgd on two" in rows[1]
+    result = make_result([make_attack("pgd", target="one"), make_attack("pgd", target="two")])
+    _, _, first, second, *_ = report_text(result).splitlines()
+    assert "pgd on one" in first
+    assert "pgd on two" in second
 
 
 def test_missing_values_are_dashes():
@@ -60,8 +59,7 @@ def test_is_never_too_wide(name, number):
 
 @pytest.mark.parametrize("name", LONG)
 def test_other_kinds_are_never_too_wide(name):
-    arms = [arm for arm in suite() if arm.group in ("linf 0.125", "Spatial")]
-    mead = make(arms, [name, "nss"], samples=40, white_box=[name], published=True)
+    mead = make(arms_of("linf 0.125", "Spatial"), [name, "nss"], samples=40, white_box=[name], published=True)
     for result in ({**mead, "suite": name}, make_robust_accuracy(name, "ddn"), make_adaptive(name, "Square")):
         assert max(map(columns_of, report_text(result).splitlines())) <= WIDTH
     assert "…" in report_text(mead)
@@ -118,22 +116,10 @@ def test_words(word, given, shown):
     assert word(*given) == shown
 
 
-@pytest.fixture(scope="module")
-def large():
-    return large_result(3)
-
-
-def shown(value):
-    return "-" if value is None else f"{value * 100:.1f}"
-
-
-def numbers_of(value):
-    """Every number anywhere in a result, as the table writes shares."""
-    if isinstance(value, dict):
-        return set().union(*map(numbers_of, value.values()), set())
-    if isinstance(value, list):
-        return set().union(*map(numbers_of, value), set())
-    return {shown(value)} if isinstance(value, float) else set()
+def average(result, detector, norm, objective):
+    key = (detector["name"], norm, objective)
+    (found,) = [one for one in result["averages"] if (one["detector"], one["norm"], one["objective"]) == key]
+    return found
 
 
 def block(text, title):
@@ -149,11 +135,7 @@ def test_summary_rows_are_the_means_given(large):
     assert set(rule) == {"-"}
     assert len(rows) == len(large["detectors"])
     for row, detector in zip(rows, large["detectors"], strict=True):
-        (mean,) = [
-            one
-            for one in large["averages"]
-            if (one["detector"], one["norm"], one["objective"]) == (detector["name"], "all", None)
-        ]
+        mean = average(large, detector, "all", None)
         blind = [one for one in detector["results"] if one["objective"] is None and one["algorithm"] is None]
         lowest = min((one for one in blind if one["positives"] >= 20), key=lambda one: one["auroc"])
         known = [one for one in detector["white_box"] if one["scenario"] == "all"]
@@ -170,21 +152,11 @@ def test_averages_stand_under_their_objectives(large):
         _, objectives, numbers, _, *rows = block(text, f"{detector['name']}: averages by norm")
         assert objectives.split() == ["MEAD", "ACE", "KL", "Gini", "FR"]
         assert numbers.split() == ["AUROC", "FPR95"] * 5
-        norms = {
-            "l1 average": "l1",
-            "l2 average": "l2",
-            "linf average": "linf",
-            "no norm": None,
-            "mean of these": "all",
-        }
+        norms = {**{f"{norm} average": norm for norm in ("l1", "l2", "linf")}, "no norm": None, "mean of these": "all"}
         for row, (title, norm) in zip(rows, norms.items(), strict=True):
             expected = []
             for objective in (None, "ace", "kl", "gini", "fisher-rao"):
-                (mean,) = [
-                    one
-                    for one in large["averages"]
-                    if (one["detector"], one["norm"], one["objective"]) == (detector["name"], norm, objective)
-                ]
+                mean = average(large, detector, norm, objective)
                 expected += [shown(mean["auroc"]), shown(mean["fpr_at_95_tpr"])]
             assert row.startswith(title)
             assert row[len(title) :].split() == expected
@@ -197,7 +169,7 @@ def test_every_number_is_one_of_the_result(large):
     # A group's name may hold an epsilon of one decimal.
     epsilons = {f"{arm['epsilon']:g}" for arm in large["arms"] if arm["epsilon"] is not None}
     assert len(found) > 200
-    assert found <= numbers_of(large) | epsilons
+    assert found <= {*map(shown, every_float(large)), *epsilons}
 
 
 def test_notes_say_what_is_rough_and_left_out(large):
@@ -206,46 +178,31 @@ def test_notes_say_what_is_rough_and_left_out(large):
     assert "l1 10 (0)." in text
     assert "nss: Scores that are no numbers (NaN) were left out in 1 row, up to 3 in one." in text
     assert "Rows without a number are not part of the averages: l1 average, 1 of 7." in text
-    clean = report_text(make([arm for arm in suite() if arm.group == "linf 0.5"], ["nss"], samples=90))
+    clean = report_text(make(arms_of("linf 0.5"), ["nss"], samples=90))
     assert not re.search("Fewer|NaN|Rows without", clean)
     assert "white-box" not in clean
 
 
 def test_rows_without_positives_have_dashes():
-    arms = [arm for arm in suite() if arm.group in ("l1 5", "Spatial")]
-    text = report_text(make(arms, ["nss"], samples=30, rates={"l1 5": 0, "Spatial": 0}))
+    text = report_text(make(arms_of("l1 5", "Spatial"), ["nss"], samples=30, rates={"l1 5": 0, "Spatial": 0}))
     assert re.search(r"^nss +- +- +- +- +-$", text, flags=re.MULTILINE)
     assert re.search(r"^l1 5 +0 +0\.0 +- +- +- +-$", text, flags=re.MULTILINE)
     assert re.search(r"^l1 average( +-){10}$", text, flags=re.MULTILINE)
 
 
 def test_one_detector_and_one_arm():
-    text = report_text(make([arm for arm in suite() if arm.group == "Spatial"], ["nss"], samples=50))
+    text = report_text(make(arms_of("Spatial"), ["nss"], samples=50))
     assert "1 arm in 1 group;" in text
     assert block(text, "nss: averages")[1].split() == ["MEAD"]
     row = next(line for line in text.splitlines() if line.startswith("Spatial"))
     assert row.endswith("-"), "an only arm has all of the attribution"
 
 
-def test_numbers_of_the_public_code_are_beside_ours():
-    arms = [arm for arm in suite() if arm.group == "linf 0.5"]
-    result = make(arms, ["nss"], samples=50, published=True)
-    entry = result["detectors"][0]["results"][0]
-    text = report_text(result)
-    assert "published" in text
-    assert f"{shown(entry['published']['auroc'])} / {shown(entry['published']['fpr_at_95_tpr'])}" in text
-    assert "published" not in report_text(make(arms, ["nss"], samples=50))
-
-
 def test_more_objectives_than_fit_go_on_below():
     result = small_result()
     more = [f"objective-{number}" for number in range(9)]
-    extra = [
-        {**row, "objective": name, "auroc": 0.123 + number / 100}
-        for row in result["averages"]
-        if row["objective"] == "ace"
-        for number, name in enumerate(more)
-    ]
+    aces = [row for row in result["averages"] if row["objective"] == "ace"]
+    extra = [{**row, "objective": name, "auroc": 0.123 + n / 100} for row in aces for n, name in enumerate(more)]
     text = report_text({**result, "averages": result["averages"] + extra})
     for number, name in enumerate(more):
         assert name in text
