@@ -74,16 +74,13 @@ def test_splits(tmp_path):
     assert load_dataset(str(tmp_path / "test"), split="train").images.max() == 2
 
 
-def test_missing_split(tmp_path):
-    write(tmp_path / "val" / "a" / "0.png", pixels(1))
-    expected = "got folders val, expected a folder test; "
-    check_refused([expected, f"name the folder itself: {tmp_path / 'val'}"], tmp_path)
-
-
-def test_class_called_as_a_split(tmp_path):
-    write(tmp_path / "train" / "0.png", pixels(1))
-    write(tmp_path / "car" / "0.png", pixels(1))
-    assert load_dataset(str(tmp_path)).class_names == ("car", "train")
+def test_missing_split_and_class_called_as_a_split(tmp_path):
+    for file in ("missing/val/a/0.png", "cars/train/0.png", "cars/car/0.png"):
+        write(tmp_path / file, pixels(1))
+    missing = tmp_path / "missing"
+    parts = ["got folders val, expected a folder test; ", f"name the folder itself: {missing / 'val'}"]
+    check_refused(parts, missing)
+    assert load_dataset(str(tmp_path / "cars")).class_names == ("car", "train")
 
 
 def test_other_files_are_left_out(tmp_path):
@@ -95,15 +92,12 @@ def test_other_files_are_left_out(tmp_path):
     assert len(load_dataset("a/..", root=tmp_path)) == 1
 
 
-def test_sizes_differ(tmp_path):
+def test_other_sizes_and_depths(tmp_path):
     write(tmp_path / "a" / "0.png", pixels(1))
     write(tmp_path / "b" / "1.png", pixels(1, size=(6, 7)))
     first, second = tmp_path / "a" / "0.png", tmp_path / "b" / "1.png"
     check_refused([f"{second}: got 7 x 6 pixels, expected 5 x 6 as in {first}; resize"], tmp_path)
-
-
-def test_more_than_8_bits(tmp_path):
-    write(tmp_path / "a" / "0.png", np.full((4, 4), 40_000, np.uint16))
+    write(first, np.full((4, 4), 40_000, np.uint16))
     check_refused(["0.png: got pixels of mode I;16, expected 8 bits"], tmp_path)
 
 

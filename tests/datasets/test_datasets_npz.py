@@ -44,10 +44,8 @@ def test_channels_at_either_end(tmp_path, channels, last):
     images = np.random.default_rng(0).integers(0, 256, (4, channels, 6, 5), dtype=np.uint8)
     data = load(tmp_path, x=np.moveaxis(images, 1, -1) if last else images, y=LABELS)
     np.testing.assert_array_equal(data.images, images)
-
-
-def test_grey_images_without_channels(tmp_path):
-    assert load(tmp_path, x=IMAGES[:, 0], y=LABELS).images.shape == (4, 1, 6, 5)
+    # Grey images without channels.
+    np.testing.assert_array_equal(load(tmp_path, x=images[:, 0], y=LABELS).images, images[:, :1])
 
 
 @pytest.mark.parametrize(

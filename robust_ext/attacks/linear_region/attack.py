@@ -146,17 +146,10 @@ class LinearRegion(NativeAttack):
         targeted: bool = False,
         watch: Watch | None = None,
     ) -> LinearRegionResult:
-        """Search, and return the distances and the history too.
+        """Search, and return the distances and the history too; for the arguments see :meth:`NativeAttack.search`.
 
-        Args:
-            target: As all that follow, see :meth:`NativeAttack.search`.
-            inputs: Floating point, taken as float32.
-            labels: The true classes, or the classes to aim at.
-            threat_model: Gives the norm.
-            generator: CPU generator; each row draws one seed from it.
-            targeted: Whether to aim at the labels.
-            watch: Called after each hop and round with the nearest points found so far (the input where there is none)
-                and minus their distances.
+        Inputs of any floating point dtype are taken as float32. ``watch`` is called after each hop and round with the
+        nearest points found so far (the input where there is none) and minus their distances.
 
         Returns:
             Candidates, distances and history. An input that is adversarial as it is comes back with distance 0.
