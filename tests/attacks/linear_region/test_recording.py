@@ -43,6 +43,19 @@ def drawn(rows: int, *, seed: int = 0, dtype: torch.dtype = torch.float64, shape
     return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """A network with drawn weights and statistics, so that no normalisation is the identity."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = build().eval()
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.3)  # type: ignore[union-attr]
+                module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+                nn.init.uniform_(module.bias, -0.5, 0.5)
+    return network
+
+
 def product(regions: Regions, z: Tensor) -> tuple[Tensor, Tensor]:
     """The linear parts alone, ``C z`` and ``A z``."""
     (constraints, logits), (offsets, biases) = regions.forward(z), regions.forward(torch.zeros_like(z))
@@ -138,11 +151,8 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "adaptive_max_pool1d": lambda x: F.adaptive_max_pool1d(x.flatten(2), 7),
     "global max pool": lambda x: nn.AdaptiveMaxPool2d(1)(x),
 }
-NORM = nn.BatchNorm2d(4).double().eval()
+NORM = seeded(lambda: nn.BatchNorm2d(4).double())
 nn.init.uniform_(NORM.weight, -1, 1)
-nn.init.uniform_(NORM.bias, -1, 1)
-NORM.running_mean.uniform_(-1, 1)  # type: ignore[union-attr, operator]
-NORM.running_var.uniform_(0.5, 2)  # type: ignore[union-attr, operator]
 
 
 def filters(*shape: int) -> Tensor:
@@ -282,23 +292,14 @@ class Residual(nn.Module):
         return self.out(torch.flatten(self.pool(hidden), 1))
 
 
-def residual() -> Residual:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = Residual()
-        nn.init.uniform_(network.norm.running_mean, -0.5, 0.5)  # type: ignore[arg-type]
-        nn.init.uniform_(network.norm.running_var, 0.5, 1.5)  # type: ignore[arg-type]
-    return network.eval()
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_skips_shared_modules_and_memory_formats(channels_last: bool) -> None:
-    network, points = residual().double(), drawn(3)
+    network, points = seeded(Residual).double(), drawn(3)
     if channels_last:
         network = network.to(memory_format=torch.channels_last)
         points = points.contiguous(memory_format=torch.channels_last)
     check_regions(network, points)
-    regions, plain = record(network, points), record(residual().double(), drawn(3))
+    regions, plain = record(network, points), record(seeded(Residual).double(), drawn(3))
     assert regions.pattern() == plain.pattern()
     assert [name for name, _ in regions.layers] == ["relu", "relu", "max_pool2d"]
     assert regions.constraints == 2 * 4 * 30 + 4 * 6 * 4
@@ -307,7 +308,7 @@ def test_skips_shared_modules_and_memory_formats(channels_last: bool) -> None:
 
 
 def test_no_trace_is_left_on_the_network() -> None:
-    network = residual()
+    network = seeded(Residual)
     network.norm.weight.requires_grad_(False)
     network.out.weight.grad = torch.ones_like(network.out.weight)
     before = copy.deepcopy(network.state_dict())
@@ -328,7 +329,7 @@ def test_no_trace_is_left_on_the_network() -> None:
 
 def test_one_forward_pass_is_made() -> None:
     counter = PassCounter()
-    counted = Counted(residual(), counter)
+    counted = Counted(seeded(Residual), counter)
     points = drawn(3, dtype=torch.float32)
     regions = record(counted, points)
     regions.adjoint(*regions.forward(points))
@@ -467,7 +468,7 @@ def test_points_that_are_no_batch_are_refused(points: object) -> None:
 
 
 def test_inference_mode_outside_is_fine_and_inside_is_refused() -> None:
-    network, points = residual().double(), drawn(2)
+    network, points = seeded(Residual).double(), drawn(2)
     with torch.inference_mode():
         inside = record(network, points.clone())
     assert inside.pattern() == record(network, points).pattern()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
+import runpy
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -15,31 +13,9 @@ from torch.nn import functional as F
 from robust_ext.attacks.linear_region.network.recording import record
 from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.core.errors import InvalidArgumentError
-from tests.attacks.linear_region.test_recording import check_adjoint, product
+from tests.attacks.linear_region.test_recording import check_adjoint, product, seeded
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "networks.py"
-
-
-def published() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("networks", EXAMPLES)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """A network with drawn weights and statistics, so that no normalisation is the identity."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = build().eval()
-        for module in network.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.running_mean.normal_(0, 0.3)  # type: ignore[union-attr]
-                module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
-                nn.init.uniform_(module.bias, -0.5, 0.5)
-    return network
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -210,7 +186,7 @@ NETWORKS = {"wong_kolter_mnist": (1, 28, 28), "mead_mnist": (1, 28, 28), "resnet
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_published_networks(name: str, dtype: torch.dtype, tolerance: float) -> None:
-    network = seeded(getattr(published(), name)).to(dtype)
+    network = seeded(runpy.run_path(str(EXAMPLES))[name]).to(dtype)
     x = drawn(2, *NETWORKS[name], dtype=dtype)
     regions = record(network, x)
     constraints, logits = regions.forward(x)
