@@ -14,7 +14,7 @@ from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching
-from robust_ext.attacks.native import NativeAttack
+from robust_ext.attacks.native import NativeAttack, Step
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
 from robust_ext.attacks.random_search import RandomSearch
@@ -32,6 +32,7 @@ Bounds = tuple[float, float]
 MADE: dict[str, NativeAttack] = {
     "APGD": APGD(steps=12, restarts=2),
     "APGD from the input": APGD(steps=8, loss="margin", start="input"),
+    "APGD on DLR": APGD(steps=6, loss="dlr", restarts=2),
     "APGD at targets": APGD(steps=6, loss="targeted-dlr", target_classes=2),
     "ObjectivePGD": ObjectivePGD(steps=8),
     "ObjectivePGD KL": ObjectivePGD(objective="kl", algorithm="bim", steps=6, best=True),
@@ -139,19 +140,32 @@ def target_of(module: nn.Module, shape: tuple[int, ...], classes: int = 4, bound
     )
 
 
+def labels_of(x: Tensor) -> Tensor:
+    """How the network that :func:`search` attacks by default classifies inputs."""
+    return predicted(Rowwise(x[:1].numel()), x)
+
+
+def rowwise_problem(
+    *, rows: int = 6, shape: tuple[int, ...] = (2, 3, 4), classes: int = 5, bounds: Bounds = (0.0, 1.0)
+) -> tuple[Target, Tensor, Tensor]:
+    """A small network as target, with inputs and the labels that it gives them."""
+    module, inputs = Rowwise(torch.Size(shape).numel(), classes), images(rows, shape, bounds)
+    return target_of(module, shape, classes, bounds), inputs, predicted(module, inputs)
+
+
 def search(
     attack: NativeAttack,
-    module: nn.Module,
     x: Tensor,
     y: Tensor,
     threat_model: ThreatModel,
     *,
+    module: nn.Module | None = None,
     classes: int = 4,
     seed: int = 0,
     **extras: Any,
 ) -> tuple[Tensor, PassCounter]:
     """The candidates, and how many rows went forward and back."""
-    target = target_of(module, tuple(x.shape[1:]), classes, threat_model.bounds)
+    target = target_of(module or Rowwise(x[:1].numel()), tuple(x.shape[1:]), classes, threat_model.bounds)
     generator = torch.Generator().manual_seed(seed)
     return attack.search(target, x, y, threat_model=threat_model, generator=generator, **extras), target.counter
 
@@ -161,3 +175,10 @@ def attacked(attack: NativeAttack, problem: Problem, *, seed: int = 0, **extras:
     given = {"target": problem.target, "inputs": problem.inputs, "labels": problem.labels, **extras}
     generator = torch.Generator().manual_seed(seed)
     return attack.search(threat_model=problem.threat_model, generator=generator, **given)
+
+
+def watched(attack: NativeAttack, problem: Problem, **extras: Any) -> list[Step]:
+    """The steps of an attack on a problem with a detector."""
+    steps: list[Step] = []
+    attacked(attack, problem, watch=steps.append, **extras)
+    return steps

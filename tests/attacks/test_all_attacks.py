@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
-import types
-import typing
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from robust_ext.attacks._common.objectives import DIVERGENCES, OBJECTIVES
+from robust_ext.attacks._common.rows import STARTS
 from robust_ext.attacks.apgd import APGD
-from robust_ext.attacks.bpda_attack import BPDAAttack
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.catalogue import ATTACKS
-from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.logit_matching import LogitMatching
 from robust_ext.attacks.native import NativeAttack, Step
-from robust_ext.attacks.objective_pgd import ObjectivePGD
+from robust_ext.attacks.objective_pgd import ALGORITHMS, PROJECTIONS, ObjectivePGD
+from robust_ext.attacks.random_search import RandomSearch
+from robust_ext.attacks.rays import RayS
 from robust_ext.attacks.running import run_attack
-from robust_ext.attacks.spatial import SpatialTransformation
+from robust_ext.attacks.square import Square
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
-from robust_ext.core.settings import SettingInfo, declared, default_of, setting_types
-from robust_ext.core.threat import NORMS
+from robust_ext.core.random import stream
+from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.models.defended import Defended
 from robust_ext.registry import as_attack
 from robust_ext.testing.defenses import Problem, small_defense
-from tests.attacks.problems import MADE, attacked
+from tests.attacks.problems import MADE, Bounds, Rowwise, attacked, predicted, rowwise_problem, watched
 
 every = pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 BLACK_BOX = [name for name, made in MADE.items() if not made.traits.gradients]
@@ -72,9 +73,13 @@ def test_candidates_are_allowed_and_layouts_make_no_difference(made: NativeAttac
         assert torch.equal(attacked(made, problem, inputs=problem.inputs.double()), out)
 
 
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", MADE)
-def test_a_row_gets_the_same_alone_and_in_any_batch(name: str) -> None:
-    problem, made = small_defense(6), MADE[name]
+def test_a_row_gets_the_same_alone_and_in_any_batch(name: str, norm: str) -> None:
+    made = MADE[name]
+    if norm not in made.traits.norms:
+        pytest.skip(f"not for {norm}")
+    problem = small_defense(6, norm=norm, epsilon={"linf": 0.3, "l2": 0.6, "l1": 1.5}[norm])
     # Adam divides by roots of small numbers, in which other sums of a batch of another size would show.
     slack = 1e-4 if isinstance(made, CarliniWagnerLinf) else 0
     together = attacked(made, problem)
@@ -120,14 +125,92 @@ def test_runs_as_other_attacks_do(made: NativeAttack) -> None:
 
 @every
 def test_watched_steps_are_numbered_and_of_the_batch(made: NativeAttack) -> None:
-    problem, seen = small_defense(4), list[Step]()
-    attacked(made, problem, watch=seen.append)
+    problem = small_defense(4)
+    seen = watched(made, problem)
     assert [step.number for step in seen] == list(range(len(seen)))
     assert len(seen) <= seen[0].total == seen[-1].total
     assert all(step.points.shape == problem.inputs.shape and step.loss.shape == (4,) for step in seen)
     assert all(step.gradient is None or step.gradient.shape == problem.inputs.shape for step in seen)
     if not made.traits.leaves_ball:
         assert all(bool(problem.threat_model.contains(step.points, problem.inputs).all()) for step in seen)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    made=st.builds(
+        APGD,
+        loss=st.sampled_from(list(OBJECTIVES)),
+        steps=st.sampled_from([1, 2, 9, 30]),
+        start=st.sampled_from(STARTS),
+    )
+    | st.builds(
+        ObjectivePGD,
+        objective=st.sampled_from(list(DIVERGENCES)),
+        algorithm=st.sampled_from(ALGORITHMS),
+        rel_step_size=st.sampled_from([None, 0.3]),
+        start=st.sampled_from([None, *STARTS]),
+        best=st.booleans(),
+        projection=st.sampled_from(PROJECTIONS),
+    )
+    | st.builds(Square, queries=st.just(20), p=st.floats(0.01, 1), stop_early=st.just(False))
+    | st.builds(RandomSearch, points=st.just(20)),
+    norm=st.sampled_from(NORMS),
+    bounds=st.sampled_from([(0.0, 1.0), (-3.0, 1.5), (0.0, 255.0)]),
+    epsilon=st.sampled_from([1e-7, 0.01, 0.5, 100.0]) | st.floats(0.01, 3),
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
+    rows=st.integers(0, 4),
+    targeted=st.booleans(),
+)
+def test_every_point_lies_in_ball_and_bounds_and_nothing_is_touched(
+    made: NativeAttack, norm: str, bounds: Bounds, epsilon: float, shape: tuple[int, ...], rows: int, targeted: bool
+) -> None:
+    target, inputs, labels = rowwise_problem(rows=rows, shape=shape, bounds=bounds)
+    targeted = targeted and getattr(made, "objective", "ace") == "ace"
+    labels = (labels + targeted) % 5
+    inputs[:1, :, 0], inputs[1:2, :, :, -1] = bounds
+    before, state, seen = inputs.clone(), torch.get_rng_state(), list[Step]()
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    given: dict[str, Any] = {"threat_model": threat_model, "targeted": targeted, "watch": seen.append}
+    out = made.search(target, inputs, labels, generator=stream(0), **given)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(inputs, before)
+    assert all(parameter.grad is None for parameter in target.module.parameters())
+    tried = [step.points for step in seen]
+    if isinstance(made, Square):
+        assert len(seen) == (20 if rows else 0)
+    if isinstance(made, APGD):
+        result = made.run(target, inputs, labels, generator=stream(0), **given)
+        assert torch.equal(result.candidates, out)
+        assert torch.equal(result.found, (predicted(target.module, out) == labels) == targeted)
+        tried.append(result.best_points)
+    for points in (out, *tried):
+        assert (points.shape, points.dtype, points.requires_grad) == (inputs.shape, torch.float32, False)
+        assert bool(((points >= bounds[0]) & (points <= bounds[1])).all())
+        assert bool(threat_model.contains(points, inputs).all())
+
+
+@every
+def test_other_norms_are_refused(made: NativeAttack) -> None:
+    made.check(threat_model=ThreatModel(norm="linf", epsilon=1), detector=True)
+    for norm in set(NORMS) - set(made.traits.norms):
+        with pytest.raises(AttackRefusedError, match=f"works for linf.*, not for {norm}"):
+            made.check(threat_model=ThreatModel(norm=norm, epsilon=1), detector=True)
+
+
+def test_classes_that_cannot_be_aimed_at_are_refused() -> None:
+    with pytest.raises(AttackRefusedError, match=r"RayS: .*aim"):
+        attacked(MADE["RayS"], small_defense(2), targeted=True)
+
+
+@pytest.mark.parametrize("made", [APGD(steps=3), RayS(queries=70), Transfer(surrogates={"a": Rowwise(12)}, steps=3)])
+def test_candidates_are_those_of_the_result(made: Any) -> None:
+    problem = small_defense(4)
+    given = {} if isinstance(made, RayS) else {"generator": stream(0)}
+    result = made.run(problem.target, problem.inputs, problem.labels, threat_model=problem.threat_model, **given)
+    out = made.search(
+        problem.target, problem.inputs, problem.labels, threat_model=problem.threat_model, generator=stream(0)
+    )
+    assert torch.equal(out, result.candidates)
 
 
 @every
@@ -160,7 +243,9 @@ def test_logits_that_are_no_numbers_are_no_success(made: NativeAttack, bad: floa
             return problem.defended.classifier(x) * torch.tensor([1.0, bad, bad, 1.0])
 
     problem = small_defense(3)
-    out = attacked(made, changed(problem, Mute()))
+    seen: list[Step] = []
+    out = attacked(made, changed(problem, Mute()), watch=seen.append)
+    assert all(bool(step.points.isfinite().all()) for step in seen)
     if math.isnan(bad) and not isinstance(made, ObjectivePGD):
         assert torch.equal(out, problem.inputs)
     assert bool(out.isfinite().all())
@@ -203,85 +288,3 @@ def test_each_is_built_by_name_and_named() -> None:
         assert built.named("mine").name == "mine"
         assert built.traits.minimum_norm == attack_class.traits.minimum_norm
         assert built.description == attack_class().description == repr(attack_class())
-
-
-# ---- Settings.
-
-REQUIRED: dict[type, dict[str, Any]] = {
-    Transfer: {"surrogates": {"a": nn.Identity()}},
-    BPDAAttack: {"attack": APGD()},
-}
-SETTINGS = [
-    pytest.param(each, name, info, id=f"{each.__name__} {name}")
-    for each in (*ATTACKS, Transfer, BPDAAttack)
-    for name, info in declared(each).items()
-]
-
-
-def outside(kinds: set[Any], info: SettingInfo) -> list[Any]:
-    """Values that are not accepted, those just outside of the range among them."""
-    if bool in kinds:
-        return [1, "yes"]
-    if info.choices is not None:
-        return ["nonsense", 3]
-    numeric = kinds & {int, float}
-    step: float = 1 if int in kinds else 1e-9
-    values: list[Any] = [math.nan, math.inf, "8", True] if numeric else []
-    if int in kinds:
-        values += [1.5]
-    for end, sign in ((info.minimum, -1), (info.maximum, 1)):
-        values += [] if end is None else [end + sign * step]
-    return values + [end for end in (info.above, info.below) if end is not None]
-
-
-def kinds_of(attack_class: type, name: str) -> set[Any]:
-    kind = setting_types(attack_class)[name]
-    return set(typing.get_args(kind)) if isinstance(kind, types.UnionType) else {kind}
-
-
-@pytest.mark.parametrize(("attack_class", "name", "info"), SETTINGS)
-def test_values_outside_what_is_declared_are_refused_by_name(attack_class: Any, name: str, info: SettingInfo) -> None:
-    assert info.help
-    required = REQUIRED.get(attack_class, {})
-    for value in outside(kinds_of(attack_class, name), info):
-        with pytest.raises(InvalidArgumentError, match=f"^{name}: got .*expected "):
-            attack_class(**{**required, name: value})
-
-
-@pytest.mark.parametrize(("attack_class", "name", "info"), SETTINGS)
-def test_the_description_differs_for_all_settings(attack_class: Any, name: str, info: SettingInfo) -> None:
-    kinds, default = kinds_of(attack_class, name), default_of(attack_class, name)
-    if not kinds & {bool, int, float, str} or info.check is not None or default is dataclasses.MISSING:
-        pytest.skip("no plain value")
-    plain = attack_class(**REQUIRED.get(attack_class, {}))
-    if info.choices is not None:
-        other = next(choice for choice in info.choices if choice != getattr(plain, name))
-    elif bool in kinds:
-        other = not default
-    else:
-        # An even step, as some numbers have to be odd; the trial value of large ones may be below others.
-        other = 7 if default is None else default + 2 if int in kinds else default * 0.9 if default else 1e-4
-    made = attack_class(**{**REQUIRED.get(attack_class, {}), name: other})
-    assert made.description != plain.description
-    assert made.description == replace(plain, **{name: other}).description
-
-
-@pytest.mark.parametrize(
-    ("attack_class", "chosen", "message"),
-    [
-        (ObjectivePGD, {"algorithm": "fgsm", "steps": 2}, "steps: got 2, expected 1, or nothing, for FGSM"),
-        (CarliniWagnerLinf, {"largest_const": 1e-6}, "largest_const: got 1e-06, expected at least initial_const"),
-        (
-            SpatialTransformation,
-            {"translation_steps": 4},
-            "translation_steps: got 4, expected an odd integer, as 3",
-        ),
-        (SpatialTransformation, {"rotation_steps": 30}, "rotation_steps: got 30, expected an odd integer"),
-        (FeatureMatching, {"features": 3}, "features: got 3, expected names of layers"),
-        (FeatureMatching, {"features": []}, "features: got "),
-        (FeatureMatching, {"features": ["1", 2]}, "features: got "),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(attack_class: Any, chosen: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"^{message}"):
-        attack_class(**chosen)

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.objectives import OBJECTIVES
@@ -19,17 +17,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS, ThreatModel
-from tests.attacks.problems import Rowwise, images, predicted, target_of
-
-BOUNDS = (0.0, 1.0)
-
-
-def problem(
-    *, rows: int = 6, shape: tuple[int, ...] = (2, 3, 4), classes: int = 5, bounds: tuple[float, float] = BOUNDS
-) -> tuple[Target, Tensor, Tensor]:
-    module = Rowwise(torch.Size(shape).numel(), classes)
-    inputs = images(rows, shape, bounds)
-    return target_of(module, shape, classes, bounds), inputs, predicted(module, inputs)
+from tests.attacks.problems import rowwise_problem, target_of
 
 
 def attack(
@@ -45,55 +33,10 @@ def attack(
     return built.run(*parts, threat_model=threat_model, generator=stream(seed), targeted=targeted, watch=watch)  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    norm=st.sampled_from(NORMS),
-    loss=st.sampled_from(list(OBJECTIVES)),
-    bounds=st.sampled_from([BOUNDS, (-2.5, 3.0), (0.0, 255.0)]),
-    epsilon=st.sampled_from([1e-7, 0.01, 0.5, 100.0]),
-    shape=st.sampled_from([(1,), (7,), (1, 3, 5)]),
-    rows=st.integers(1, 4),
-    steps=st.sampled_from([1, 2, 9, 30]),
-    start=st.sampled_from(["random", "input"]),
-    targeted=st.booleans(),
-)
-def test_results_are_allowed_and_nothing_is_touched(
-    norm: str,
-    loss: str,
-    bounds: tuple[float, float],
-    epsilon: float,
-    shape: tuple[int, ...],
-    rows: int,
-    steps: int,
-    start: str,
-    targeted: bool,
-) -> None:
-    parts = problem(rows=rows, shape=shape, bounds=bounds)
-    target, inputs, labels = parts
-    if targeted:
-        labels = (labels + 1) % 5
-    before = inputs.clone()
-    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
-    state = torch.random.get_rng_state()
-    result = attack((target, inputs, labels), threat_model, loss=loss, steps=steps, start=start, targeted=targeted)
-    assert torch.equal(state, torch.random.get_rng_state())
-    assert torch.equal(inputs, before)
-    assert all(parameter.grad is None for parameter in target.module.parameters())
-    for points in (result.candidates, result.best_points):
-        assert points.shape == inputs.shape
-        assert points.dtype == torch.float32
-        assert not points.requires_grad
-        assert bool(((points >= bounds[0]) & (points <= bounds[1])).all())
-        assert bool(threat_model.contains(points, inputs).all())
-    with torch.no_grad():
-        same = target.module(result.candidates).argmax(1) == labels
-    assert torch.equal(result.found, same if targeted else ~same)
-
-
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
 def test_losses_are_those_of_the_best_points(norm: str, loss: str) -> None:
-    parts = problem()
+    parts = rowwise_problem()
     result = attack(parts, ThreatModel(norm=norm, epsilon=0.3), loss=loss, steps=20)
     with torch.no_grad():
         losses = OBJECTIVES[loss].untargeted(parts[0].module(result.best_points), parts[2])
@@ -106,7 +49,7 @@ def test_losses_are_those_of_the_best_points(norm: str, loss: str) -> None:
 @pytest.mark.parametrize("loss", list(OBJECTIVES))
 @pytest.mark.parametrize("start", ["random", "input"])
 def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm: str, loss: str, start: str) -> None:
-    target, inputs, labels = problem()
+    target, inputs, labels = rowwise_problem()
     counter = PassCounter()
     queried: list[Tensor] = []
     counted = Counted(target.module, counter)
@@ -126,25 +69,8 @@ def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm: str, los
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("loss", list(OBJECTIVES))
-def test_a_row_alone_is_as_in_its_batch(norm: str, loss: str) -> None:
-    target, inputs, labels = problem(rows=3)
-    threat_model = ThreatModel(norm=norm, epsilon=0.2)
-    together = attack((target, inputs, labels), threat_model, loss=loss, steps=12, restarts=2)
-    for row in range(3):
-        generator = stream(0)
-        for _ in range(row):
-            torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64)
-        alone = APGD(loss=loss, steps=12, restarts=2).run(
-            target, inputs[row : row + 1], labels[row : row + 1], threat_model=threat_model, generator=generator
-        )
-        torch.testing.assert_close(alone.candidates[0], together.candidates[row], rtol=0, atol=1e-6)
-        assert bool(alone.found[0]) == bool(together.found[row])
-
-
-@pytest.mark.parametrize("norm", NORMS)
 def test_stopping_early_solves_the_same_rows_with_fewer_passes(norm: str) -> None:
-    parts = problem(rows=40)
+    parts = rowwise_problem(rows=40)
     threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.4, "l1": 1.0}[norm])
     full = attack(parts, threat_model, steps=20, restarts=2)
     early = attack(parts, threat_model, steps=20, restarts=2, stop_early=True)
@@ -176,7 +102,7 @@ def test_an_adversarial_point_counts_even_where_another_has_a_higher_loss() -> N
 
 
 def test_on_failure_the_best_point_comes_back() -> None:
-    parts = problem()
+    parts = rowwise_problem()
     result = attack(parts, ThreatModel(norm="linf", epsilon=1e-3), loss="margin", steps=20)
     assert not bool(result.found.any())
     assert torch.equal(result.candidates, result.best_points)
@@ -187,7 +113,7 @@ def test_on_failure_the_best_point_comes_back() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm: str, caplog: pytest.LogCaptureFixture) -> None:
-    target, inputs, labels = problem(rows=4)
+    target, inputs, labels = rowwise_problem(rows=4)
 
     class Broken(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -227,7 +153,7 @@ def test_zero_gradients_leave_rows_where_they_are_and_are_reported(norm: str, ca
 
 @pytest.mark.parametrize(("loss", "fewest"), [("dlr", 3), ("targeted-dlr", 4)])
 def test_losses_need_their_classes_and_padding_gives_them(loss: str, fewest: int) -> None:
-    parts = problem(classes=2, rows=20)
+    parts = rowwise_problem(classes=2, rows=20)
     threat_model = ThreatModel(norm="linf", epsilon=0.15)
     with pytest.raises(InvalidArgumentError, match=rf"at least {fewest} classes .* choose loss='margin'"):
         attack(parts, threat_model, loss=loss)
@@ -241,7 +167,7 @@ def test_losses_need_their_classes_and_padding_gives_them(loss: str, fewest: int
 
 @pytest.mark.parametrize("stop_early", [False, True])
 def test_watching_shows_every_evaluation(stop_early: bool) -> None:
-    target, inputs, labels = problem()
+    target, inputs, labels = rowwise_problem()
     shown: list[Step] = []
     threat_model = ThreatModel(norm="linf", epsilon=0.001)
     attack((target, inputs, labels), threat_model, steps=4, restarts=2, watch=shown.append, stop_early=stop_early)
@@ -255,9 +181,3 @@ def test_watching_shows_every_evaluation(stop_early: bool) -> None:
         assert (step.gradient is None) == (step.number % 5 == 4)
         if step.gradient is not None:
             torch.testing.assert_close(step.gradient, gradient)
-
-
-def test_traits_follow_the_settings() -> None:
-    assert APGD().traits.batching == "full"
-    assert APGD(stop_early=True).traits.batching == "any"
-    assert APGD(loss="targeted-dlr").traits.minimum_classes == 4

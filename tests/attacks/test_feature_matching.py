@@ -11,18 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.feature_matching import FeatureMatching, feature_map
-from robust_ext.attacks.native import Step
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.detectors import Detector, Observation
 from robust_ext.models.defended import Defended
-from robust_ext.testing.defenses import Problem, small_defense
-from tests.attacks.problems import attacked
-
-
-def attack(made: FeatureMatching, problem: Problem, **extras: Any) -> tuple[Tensor, list[Step]]:
-    steps = list[Step]()
-    return attacked(made, problem, watch=steps.append, **extras), steps
+from robust_ext.testing.defenses import small_defense
+from tests.attacks.problems import attacked, watched
 
 
 def identity(x: Tensor) -> Tensor:
@@ -35,10 +29,9 @@ def test_with_the_inputs_for_features_it_ends_at_the_nearest_point_to_the_refere
     problem = small_defense(8, norm=norm, epsilon={"linf": 0.2, "l2": 0.5, "l1": 1.5}[norm], references=1)
     assert problem.target.references is not None
     reference = problem.target.references[:, 0]
-    steps: list[Step] = []
     for size, count in ((0.05, 100), (0.005, 400)):
         made = FeatureMatching(features=identity, distance=distance, weight=0, steps=count, rel_step_size=size)
-        steps = attack(made, problem)[1]
+        steps = watched(made, problem)
         last = steps[-1].points
         if distance == "l2" and norm == "linf":
             # Clipping is the projection onto a cube.
@@ -67,7 +60,7 @@ def test_the_loss_is_the_one_stated(distance: str, weight: float, reference: str
     made = FeatureMatching(
         features=["1", "2"], distance=distance, weight=weight, reference=reference, confidence=0.2, steps=4
     )
-    _, steps = attack(made, problem)
+    steps = watched(made, problem)
     for row in range(6):
         layers = [network[:2], network[:3]]
         scales = [float(layer(references[row]).norm(dim=1).mean()) for layer in layers]
@@ -99,7 +92,7 @@ def test_the_loss_is_the_one_stated(distance: str, weight: float, reference: str
 
 def test_the_gradient_is_that_of_the_loss() -> None:
     problem = small_defense(4, epsilon=0.3)
-    _, steps = attack(FeatureMatching(features="2", steps=3, samples=2), problem)
+    steps = watched(FeatureMatching(features="2", steps=3, samples=2), problem)
     for step, after in pairwise(steps):
         assert step.gradient is not None
         expected = (step.points + 0.04 * problem.threat_model.epsilon * step.gradient.sign()).clamp(0, 1)
@@ -165,17 +158,17 @@ def test_a_detector_without_gradients_is_passed_by_its_features() -> None:
     target = replace(problem.target, defended=defended, classes=2, references=torch.full((5, 1, 1, 3, 4), 0.1))
     changed = replace(problem, target=target, defended=defended, inputs=inputs, labels=torch.zeros(5).long())
     assert bool(detector.decide(inputs).all())
-    out, _ = attack(FeatureMatching(features=identity, steps=60), changed)
+    out = attacked(FeatureMatching(features=identity, steps=60), changed)
     assert bool(changed.successes(out).all())
     # Three of the values are not enough.
-    out, _ = attack(FeatureMatching(steps=60), changed)
+    out = attacked(FeatureMatching(steps=60), changed)
     assert torch.equal(changed.successes(out), out.flatten(1).sum(1) <= 7.5)
 
 
 def test_features_without_gradients() -> None:
     problem = small_defense(2)
     with pytest.raises(AttackRefusedError, match="features give no gradients; name others"):
-        attack(FeatureMatching(features=lambda x: x.detach().flatten(1)), problem)
+        attacked(FeatureMatching(features=lambda x: x.detach().flatten(1)), problem)
 
 
 def test_targeted_goes_to_the_class_aimed_at() -> None:
@@ -187,6 +180,6 @@ def test_targeted_goes_to_the_class_aimed_at() -> None:
         classes, passes = network(pool).argmax(1), ~problem.defended.decide(pool)[1]
     of_aim = torch.stack([pool[(classes == label) & passes][:2] for label in wide.labels])
     wide = replace(wide, target=replace(problem.target, references=of_aim))
-    out, _ = attack(FeatureMatching(features="2", steps=60), wide, targeted=True)
+    out = attacked(FeatureMatching(features="2", steps=60), wide, targeted=True)
     predicted, rejected = problem.defended.decide(out)
     assert int(((predicted == wide.labels) & ~rejected).sum()) >= 12

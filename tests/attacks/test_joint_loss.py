@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from robust_ext.attacks.joint_loss import JointLoss, _Weights
-from robust_ext.attacks.native import Step
 from robust_ext.core.threat import NORMS
 from robust_ext.testing.defenses import linear_defense, small_defense
-from tests.attacks.problems import attacked
+from tests.attacks.problems import attacked, watched
 
 
 @pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
@@ -58,8 +57,7 @@ def test_weights_are_in_units_of_the_first_gradients() -> None:
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_loss_shown_has_the_gradient_shown(norm: str) -> None:
     problem = small_defense(6, norm=norm, epsilon={"linf": 0.2, "l2": 0.5, "l1": 1.5}[norm])
-    steps: list[Step] = []
-    attacked(JointLoss(steps=8, restarts=1, loss="ce"), problem, watch=steps.append)
+    steps = watched(JointLoss(steps=8, restarts=1, loss="ce"), problem)
     generator = torch.Generator().manual_seed(1)
     for step in steps:
         assert step.gradient is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,17 +11,11 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.logit_matching import LogitMatching, _draw
-from robust_ext.attacks.native import Step
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.odds import OddsDetector
 from robust_ext.models.defended import Defended
 from robust_ext.testing.defenses import Problem, Rowwise, small_defense
-from tests.attacks.problems import attacked
-
-
-def attack(made: Any, problem: Problem, **extras: Any) -> tuple[Tensor, list[Step]]:
-    steps = list[Step]()
-    return attacked(made, problem, watch=steps.append, **extras), steps
+from tests.attacks.problems import attacked, watched
 
 
 def two_networks(rows: int) -> Problem:
@@ -49,7 +42,7 @@ def test_the_loss_without_noise_is_the_one_stated(logits: str, reference: str, t
     made = LogitMatching(
         logits=logits, reference=reference, level=0, samples=1, steps=6, margin_weight=0.7, confidence=0.1
     )
-    _, steps = attack(made, problem, targeted=targeted)
+    steps = watched(made, problem, targeted=targeted)
     references = problem.target.references
     assert references is not None
     classifier, network = problem.defended.classifier, problem.defended.detector.classifier
@@ -97,7 +90,7 @@ def test_the_loss_is_averaged_over_the_noise(bounds: tuple[float, float]) -> Non
         made = LogitMatching(
             logits="classifier", noise=noise, level=level, samples=250, steps=1, margin_weight=0, start="input"
         )
-        _, (step,) = attack(made, changed)
+        (step,) = watched(made, changed)
         plain = ((middle - middle - 0.1).flatten(1) @ weight.T).square().sum(1)
         expected = -(plain + variance * (level * width) ** 2 * weight.square().sum()) / 2
         # The rows are the same and draw each its own noise.
@@ -121,7 +114,7 @@ def test_points_are_evaluated_as_often_as_chosen(monkeypatch: pytest.MonkeyPatch
     queried: list[Tensor] = []
     both = problem.defended.both
     monkeypatch.setattr(problem.defended, "both", lambda x: (queried.append(x.clone()), both(x))[1])
-    _, steps = attack(LogitMatching(steps=7, samples=1, check_every=3), problem)
+    steps = watched(LogitMatching(steps=7, samples=1, check_every=3), problem)
     assert len(queried) == 4
     assert all(torch.equal(queried[number], steps[3 * number].points) for number in range(3))
 
@@ -144,7 +137,7 @@ def test_an_odds_detector_is_passed_more_often_than_by_an_attack_that_ignores_it
     problem = replace(small, target=target, defended=defended, threat_model=ThreatModel(norm="linf", epsilon=0.3))
     found = {}
     for made in (APGD(steps=40), LogitMatching(steps=60, rel_step_size=0.04, samples=8, level=0.05)):
-        out, _ = attack(made, problem)
+        out = attacked(made, problem)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             found[made.name] = int(problem.successes(out).sum())

@@ -6,36 +6,20 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.objectives import DIVERGENCES
 from robust_ext.attacks._common.projections import project
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ALGORITHMS, ObjectivePGD
-from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, Target
 from robust_ext.core.threat import NORMS, ThreatModel
-from tests.attacks import problems
-from tests.attacks.problems import Rowwise, images, predicted
+from tests.attacks.problems import Rowwise, rowwise_problem, target_of
 
 BOUNDS = (0.0, 1.0)
 NAMES = list(DIVERGENCES)
-
-
-def problem(
-    *, rows: int = 6, shape: tuple[int, ...] = (2, 3, 4), bounds: tuple[float, float] = BOUNDS
-) -> tuple[Target, Tensor, Tensor]:
-    module = Rowwise(torch.Size(shape).numel(), 5)
-    inputs = images(rows, shape, bounds)
-    return problems.target_of(module, shape, 5, bounds), inputs, predicted(module, inputs)
-
-
-def target_of(module: nn.Module, shape: tuple[int, ...]) -> Target:
-    return problems.target_of(module, shape, 5)
 
 
 def attack(
@@ -67,7 +51,7 @@ def foolbox_points(name: str, parts: tuple[Target, Tensor, Tensor], epsilon: flo
 @pytest.mark.parametrize("algorithm", ["pgd", "bim"])
 def test_cross_entropy_ascends_as_in_foolbox(norm: str, name: str, epsilon: float, step: float, algorithm: str) -> None:
     """Across the bounds, too."""
-    parts = problem(rows=8)
+    parts = rowwise_problem(rows=8)
     theirs = foolbox_points(name, parts, epsilon, steps=40, abs_stepsize=step)
     chosen = {"algorithm": algorithm, "steps": 40, "step_size": step, "start": "input", "projection": "scaled"}
     ours = attack(parts, ThreatModel(norm=norm, epsilon=epsilon), **chosen)
@@ -80,7 +64,7 @@ def test_cross_entropy_ascends_as_in_foolbox(norm: str, name: str, epsilon: floa
 
 
 def test_both_projections_are_one_in_an_l2_ball_away_from_the_bounds() -> None:
-    target, inputs, labels = problem(rows=8)
+    target, inputs, labels = rowwise_problem(rows=8)
     inputs = 0.3 + 0.4 * inputs
     chosen = {"steps": 40, "step_size": 0.03, "start": "input"}
     nearest, scaled = (
@@ -95,7 +79,7 @@ def test_both_projections_are_one_in_an_l2_ball_away_from_the_bounds() -> None:
 
 
 def test_fgsm_is_foolboxes() -> None:
-    parts = problem()
+    parts = rowwise_problem()
     theirs = foolbox_points("LinfFastGradientAttack", parts, 0.1)
     ours = attack(parts, ThreatModel(norm="linf", epsilon=0.1), algorithm="fgsm")
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
@@ -105,7 +89,7 @@ def test_fgsm_is_foolboxes() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_step_is_along_the_gradient_by_finite_differences(name: str, norm: str) -> None:
     """The first step in the middle of the ball, of length step_size in the norm, along differences of the objective."""
-    target, inputs, labels = problem(rows=3)
+    target, inputs, labels = rowwise_problem(rows=3)
     target.module.double()
     inputs = (0.4 + 0.2 * inputs).double()
     threat_model = ThreatModel(norm=norm, epsilon=0.2)
@@ -129,51 +113,10 @@ def test_each_step_is_along_the_gradient_by_finite_differences(name: str, norm: 
     torch.testing.assert_close(seen[0].loss.double(), value(points), rtol=1e-5, atol=1e-7)
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    norm=st.sampled_from(NORMS),
-    objective=st.sampled_from(NAMES),
-    algorithm=st.sampled_from(ALGORITHMS),
-    bounds=st.sampled_from([BOUNDS, (-2.5, 3.0), (0.0, 255.0)]),
-    epsilon=st.sampled_from([1e-7, 0.01, 0.3]),
-    shape=st.sampled_from([(1,), (7,), (1, 3, 5)]),
-    rows=st.integers(0, 4),
-    start=st.sampled_from([None, "random", "input"]),
-    best=st.booleans(),
-    projection=st.sampled_from(["nearest", "scaled"]),
-)
-def test_results_are_allowed_and_nothing_is_touched(
-    norm: str,
-    objective: str,
-    algorithm: str,
-    bounds: tuple[float, float],
-    epsilon: float,
-    shape: tuple[int, ...],
-    rows: int,
-    start: str | None,
-    best: bool,
-    projection: str,
-) -> None:
-    target, inputs, labels = problem(rows=rows, shape=shape, bounds=bounds)
-    before, state = inputs.clone(), torch.random.get_rng_state()
-    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
-    chosen = {"objective": objective, "algorithm": algorithm, "start": start, "best": best, "projection": projection}
-    steps = None if algorithm == "fgsm" else 5
-    found = attack((target, inputs, labels), threat_model, steps=steps, **chosen)
-    assert torch.equal(state, torch.random.get_rng_state())
-    assert torch.equal(inputs, before)
-    assert all(parameter.grad is None for parameter in target.module.parameters())
-    assert found.shape == inputs.shape
-    assert found.dtype == torch.float32
-    assert not found.requires_grad
-    assert bool(((found >= bounds[0]) & (found <= bounds[1])).all())
-    assert bool(threat_model.contains(found, inputs).all())
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("best", [False, True])
 def test_passes_are_the_steps_and_every_query_is_the_batch(name: str, best: bool) -> None:
-    target, inputs, labels = problem()
+    target, inputs, labels = rowwise_problem()
     assert isinstance(target.module, Counted)
     module, counter = target.module.module, target.counter
     assert isinstance(module, Rowwise)
@@ -194,7 +137,7 @@ def test_passes_are_the_steps_and_every_query_is_the_batch(name: str, best: bool
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", NAMES)
 def test_objectives_rise(name: str, norm: str) -> None:
-    target, inputs, labels = problem()
+    target, inputs, labels = rowwise_problem()
     epsilon = {"linf": 0.1, "l2": 0.5, "l1": 2.0}[norm]
     seen: list[Step] = []
     chosen = {"objective": name, "steps": 40, "step_size": epsilon / 20, "watch": seen.append}
@@ -203,7 +146,7 @@ def test_objectives_rise(name: str, norm: str) -> None:
 
 
 def test_best_is_the_misclassified_point_of_highest_objective() -> None:
-    target, inputs, labels = problem(rows=20)
+    target, inputs, labels = rowwise_problem(rows=20)
     threat_model = ThreatModel(norm="linf", epsilon=0.12)
     # Gini leads to undecided points, on either side of the boundary.
     chosen = {"objective": "gini", "steps": 25, "step_size": 0.05}
@@ -225,7 +168,7 @@ def test_best_is_the_misclassified_point_of_highest_objective() -> None:
 
 
 def test_aims_lower_cross_entropy_and_the_others_have_none() -> None:
-    target, inputs, labels = problem()
+    target, inputs, labels = rowwise_problem()
     aims, threat_model = (labels + 1) % 5, ThreatModel(norm="linf", epsilon=0.5)
     found = attack((target, inputs, aims), threat_model, targeted=True, best=True)
     with torch.no_grad():
@@ -281,17 +224,3 @@ def test_defaults_are_the_papers() -> None:
     assert {key for key, each in built.items() if not each.starts_at_random} == {
         (one, name) for one in ("bim", "fgsm") for name in ("ace", "gini")
     }
-
-
-def test_it_runs_as_an_attack_with_its_traits() -> None:
-    target, inputs, labels = problem()
-    built = ObjectivePGD(objective="fisher-rao", algorithm="bim", steps=3)
-    assert built.name == "BIM-FISHER-RAO"
-    assert (built.traits.batching, built.traits.batch_dependent, built.traits.failure) == ("full", False, "last")
-    assert built.traits.seeds == "generator"
-    assert ObjectivePGD(algorithm="bim").traits.seeds == "none"
-    threat_model = ThreatModel(norm="l2", epsilon=0.3)
-    found = run_attack(built, target, inputs, labels, threat_model=threat_model, generator=stream(0))
-    assert torch.equal(
-        found, attack((target, inputs, labels), threat_model, objective="fisher-rao", algorithm="bim", steps=3)
-    )

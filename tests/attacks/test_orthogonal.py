@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from robust_ext.attacks._common.objectives import cross_entropy, margin
-from robust_ext.attacks.native import Step
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD, without_component
 from robust_ext.core.threat import NORMS
 from robust_ext.testing.defenses import Problem, linear_defense, small_defense
-from tests.attacks.problems import attacked
+from tests.attacks.problems import attacked, watched
 
 
 def gradients(problem: Problem, points: Tensor, loss: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,8 +32,7 @@ def gradients(problem: Problem, points: Tensor, loss: Any) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("loss", ["margin", "ce"])
 def test_steps_leave_the_other_gradient_alone(norm: str, confidence: float, loss: str) -> None:
     problem = small_defense(12, norm=norm, epsilon=0.2 if norm == "linf" else 0.5)
-    steps: list[Step] = []
-    attacked(OrthogonalPGD(steps=40, loss=loss, confidence=confidence), problem, watch=steps.append)
+    steps = watched(OrthogonalPGD(steps=40, loss=loss, confidence=confidence), problem)
     sides, orthogonal = set(), 0
     for step in steps:
         gained, of_loss, of_score = gradients(problem, step.points, margin if loss == "margin" else cross_entropy)
@@ -61,8 +59,7 @@ def test_selective_steps_at_the_detector_never_raise_its_score(norm: str, kind: 
         pytest.skip("steps of signs are for linf")
     epsilon = {"linf": 0.2, "l2": 0.5, "l1": 1.5}[norm]
     problem = small_defense(12, norm=norm, epsilon=epsilon)
-    steps: list[Step] = []
-    attacked(SelectivePGD(steps=60, step=kind), problem, watch=steps.append)
+    steps = watched(SelectivePGD(steps=60, step=kind), problem)
     aimed = 0
     for step, after in pairwise(steps):
         gained, of_loss, of_score = gradients(problem, step.points, margin)
@@ -77,8 +74,7 @@ def test_selective_steps_at_the_detector_never_raise_its_score(norm: str, kind: 
 
 def test_a_linear_score_falls_at_every_step_at_the_detector() -> None:
     problem = linear_defense(60, 6)
-    steps: list[Step] = []
-    attacked(SelectivePGD(steps=80), problem, watch=steps.append)
+    steps = watched(SelectivePGD(steps=80), problem)
     falls = 0
     for step, after in pairwise(steps):
         logits, score = problem.defended.both(step.points)
@@ -138,9 +134,8 @@ def test_step_lengths(attack_class: Any) -> None:
     problem = small_defense(6, epsilon=5.0)
     width = problem.inputs[0].numel()
     for kind, decay in (("l2", True), ("l2", False), ("sign", False)):
-        steps: list[Step] = []
         made = attack_class(steps=10, rel_step_size=0.002, step=kind, decay=decay, start="input")
-        attacked(made, problem, watch=steps.append)
+        steps = watched(made, problem)
         for step, after in pairwise(steps):
             assert step.gradient is not None
             free = ((after.points > 0) & (after.points < 1)).flatten(1).all(1)

@@ -8,103 +8,79 @@ import torch
 from scipy.stats import beta, binom, binomtest
 from torch import Tensor, nn
 
-from robust_ext.attacks.native import Step
+from robust_ext.attacks.native import NativeAttack, Step
 from robust_ext.attacks.random_search import RandomSearch
+from robust_ext.attacks.square import Square
 from robust_ext.core.threat import NORMS, ThreatModel
-from robust_ext.testing.networks import Centred
-from tests.attacks import problems
-from tests.attacks.problems import Bounds
+from robust_ext.testing.networks import margins
+from tests.attacks.problems import Linear, Recorder, Rowwise, images, labels_of, predicted, search, target_of
+
+X = images(3, (1, 3, 4))
 
 
-class Linear(nn.Module):
-    """Class 1 where ``weight . x > threshold``."""
-
-    def __init__(self, weight: Tensor, threshold: float) -> None:
-        super().__init__()
-        self.register_buffer("weight", weight)
-        self.threshold = threshold
-        self.batches: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.batches.append(x)
-        along = x.flatten(1) @ self.weight - self.threshold
-        return torch.stack([-along, along], 1)
-
-
-def search(
-    attack: RandomSearch, module: nn.Module, x: Tensor, y: Tensor, threat_model: ThreatModel, seed: int, **extras: Any
+def run(
+    attack: NativeAttack, module: nn.Module, x: Tensor, threat_model: ThreatModel, seed: int = 0, **extras: Any
 ) -> Tensor:
-    return problems.search(attack, module, x, y, threat_model, seed=seed, **extras)[0]
+    """Candidates for rows of class 0."""
+    return search(attack, x, torch.zeros(len(x)).long(), threat_model, module=module, seed=seed, **extras)[0]
 
 
-def images(count: int, bounds: Bounds) -> Tensor:
-    return problems.images(count, (1, 3, 4), bounds)
-
-
-def network(bounds: tuple[float, float] = (0.0, 1.0)) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)
-        return nn.Sequential(Centred(bounds), *layers).eval()
+def recorder(weight: Tensor, threshold: float) -> Recorder:
+    return Recorder(Linear(weight, threshold))
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.0, 2.0)])
 @pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize(
+    "attack", [RandomSearch(points=30), Square(queries=20), Square(queries=20, restarts=3)], ids=repr
+)
 def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(
-    norm: str, bounds: tuple[float, float], targeted: bool
+    attack: NativeAttack, norm: str, targeted: bool
 ) -> None:
-    module = network(bounds)
-    x = images(7, bounds)
-    epsilon = {"linf": 0.1, "l2": 0.2, "l1": 0.3}[norm] * (bounds[1] - bounds[0])
-    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
-    y = module(x).argsort(1)[:, 2 if targeted else 3]
-    queried: list[Tensor] = []
-    module.register_forward_pre_hook(lambda _, arguments: queried.append(arguments[0].clone()))
-    out = search(RandomSearch(points=30), module, x, y, threat_model, 3, targeted=targeted)
-    rounds = list(queried)
-    assert all(points.shape == x.shape for points in rounds)
-    assert all(bool(threat_model.contains(points, x).all()) for points in rounds)
+    epsilon = {"linf": 0.1, "l2": 0.4, "l1": 2.5}[norm] * (2 if isinstance(attack, RandomSearch) else 1)
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=(-1.0, 1.0))
+    x = images(12, (2, 5, 6), (-1.0, 1.0))
+    y = Rowwise(60)(x).argsort(1)[:, 2 if targeted else 3]
+    seen: list[Step] = []
+    out, passes = search(attack, x, y, threat_model, targeted=targeted, watch=seen.append)
+    assert passes.forward == 12 * len(seen)
+    assert [(step.number, step.total) for step in seen] == [(number, len(seen)) for number in range(len(seen))]
+    sign = -1 if targeted else 1
+    values = [(-sign * margins(Rowwise(60)(step.points), y)).tolist() for step in seen]
     solved = 0
-    for row in range(len(x)):
+    for row in range(12):
         kept, highest = x[row], -math.inf
-        for points in rounds:
-            logits = module(points[row : row + 1])[0].tolist()
-            others = [value for column, value in enumerate(logits) if column != int(y[row])]
-            margin = (logits[int(y[row])] - max(others)) * (1 if targeted else -1)
-            if margin > highest:
-                kept, highest = points[row], margin
-            if margin > 0:
-                solved += 1
-                break
+        for step, value in zip(seen, values, strict=True):
+            assert float(step.loss[row]) == pytest.approx(value[row], abs=1e-5)
+            if highest > 0:
+                assert torch.equal(step.points[row], kept)
+            if value[row] > highest:
+                kept, highest = step.points[row], value[row]
         assert torch.equal(out[row], kept)
-    assert bool(threat_model.contains(out, x).all())
-    assert 0 < solved < len(x)
+        solved += highest > 0
+    assert 0 < solved < 12
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("outer", ["corners", "surface"])
 def test_inner_and_outer_points_take_turns(norm: str, outer: str) -> None:
     threat_model = ThreatModel(norm=norm, epsilon=0.25, bounds=(-5.0, 5.0))
-    module = Linear(torch.zeros(12), 1.0)
-    x = images(3, (0.0, 1.0))
-    search(RandomSearch(points=25, outer=outer), module, x, torch.zeros(3, dtype=torch.int64), threat_model, 0)
-    far = torch.stack([threat_model.distance(points, x) for points in module.batches])
+    module = recorder(torch.zeros(1), 1.0)
+    run(RandomSearch(points=25, outer=outer), module, X, threat_model)
+    far = torch.stack([threat_model.distance(points, X) for points in module.batches])
     on_surface = (far - 0.25).abs() < 1e-6
     assert far.shape == (25, 3)
     assert on_surface.all(1).tolist() == [False, True] * 12 + [False]
     assert on_surface.any(1).tolist() == [False, True] * 12 + [False]
-    corner = (module.batches[1] - x).abs().flatten(1)
+    corner = (module.batches[1] - X).abs().flatten(1)
     assert bool((corner.amax(1) - corner.amin(1) < 1e-6).all()) == (outer == "corners" and norm != "l1")
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.25, 5), (1 / 3, 6), (0.9, 18), (1.0, 20)])
 def test_the_share_of_outer_points(share: float, expected: int) -> None:
     threat_model = ThreatModel(norm="linf", epsilon=0.25)
-    module = Linear(torch.zeros(12), 1.0)
-    x = torch.full((1, 1, 3, 4), 0.5)
-    attack = RandomSearch(points=20, outer_share=share)
-    search(attack, module, x, torch.zeros(1, dtype=torch.int64), threat_model, 0)
+    module, x = recorder(torch.zeros(1), 1.0), torch.full((1, 1, 3, 4), 0.5)
+    run(RandomSearch(points=20, outer_share=share), module, x, threat_model)
     corners = [bool(((points - x).abs() == 0.25).all()) for points in module.batches]
     assert sum(corners) == expected
 
@@ -114,9 +90,7 @@ def trials(
 ) -> int:
     """How many of many equal rows at zero are solved; each draws points of its own."""
     module = Linear(weight, threshold)
-    x = torch.zeros(rows, len(weight))
-    out = search(attack, module, x, torch.zeros(rows, dtype=torch.int64), threat_model, 11)
-    return int((module(out).argmax(1) == 1).sum())
+    return int(predicted(module, run(attack, module, torch.zeros(rows, len(weight)), threat_model, seed=11)).sum())
 
 
 def assert_rate(hits: int, rows: int, probability: float) -> None:
@@ -157,44 +131,37 @@ def test_success_rate_of_both_kinds_in_turn() -> None:
 
 
 def test_batches_that_share_a_generator_equal_one_batch() -> None:
-    module, x = network(), images(6, (0.0, 1.0))
-    y = module(x).argmax(1)
-    threat_model = ThreatModel(norm="l2", epsilon=0.3)
-    target = problems.target_of(module, (1, 3, 4))
+    x, attack, threat_model = images(6, (1, 3, 4)), RandomSearch(points=20), ThreatModel(norm="l2", epsilon=0.3)
+    y, target = labels_of(x), target_of(Rowwise(12), (1, 3, 4))
     generator = torch.Generator().manual_seed(5)
     parts = [
-        RandomSearch(points=20).search(target, a, b, threat_model=threat_model, generator=generator)
+        attack.search(target, a, b, threat_model=threat_model, generator=generator)
         for a, b in zip(x.split(4), y.split(4), strict=True)
     ]
-    assert torch.equal(torch.cat(parts), search(RandomSearch(points=20), module, x, y, threat_model, 5))
+    assert torch.equal(torch.cat(parts), search(attack, x, y, threat_model, seed=5)[0])
 
 
 def test_equal_rows_get_points_of_their_own() -> None:
-    module, x = network(), images(1, (0.0, 1.0)).expand(5, -1, -1, -1)
-    threat_model = ThreatModel(norm="l2", epsilon=0.01)
-    out = search(RandomSearch(points=3), module, x, module(x).argmax(1), threat_model, 0)
+    x = images(1, (1, 3, 4)).expand(5, -1, -1, -1)
+    out, _ = search(RandomSearch(points=3), x, labels_of(x), ThreatModel(norm="l2", epsilon=0.01))
     assert len(out.unique(dim=0)) == 5
 
 
 def test_more_points_go_on_where_fewer_stop() -> None:
-    threat_model = ThreatModel(norm="l1", epsilon=0.5)
-    modules = [Linear(torch.zeros(12), 1.0) for _ in range(2)]
+    modules = [recorder(torch.zeros(1), 1.0) for _ in range(2)]
     for module, points in zip(modules, (13, 27), strict=True):
-        x = images(2, (0.0, 1.0))
-        search(RandomSearch(points=points), module, x, torch.zeros(2, dtype=torch.int64), threat_model, 4)
+        run(RandomSearch(points=points), module, X, ThreatModel(norm="l1", epsilon=0.5), seed=4)
     few, many = (module.batches for module in modules)
     assert (len(few), len(many)) == (13, 27)
     assert all(torch.equal(a, b) for a, b in zip(few, many, strict=False))
 
 
 def test_ends_when_all_rows_are_solved() -> None:
-    module = Linear(torch.ones(1), -5.0)
+    module, seen = recorder(torch.ones(1), -5.0), list[Step]()
     threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=(-2.0, 2.0))
-    seen: list[Step] = []
-    x = torch.zeros(4, 1)
-    search(RandomSearch(), module, x, torch.zeros(4, dtype=torch.int64), threat_model, 0, watch=seen.append)
+    run(RandomSearch(), module, torch.zeros(4, 1), threat_model, watch=seen.append)
     assert len(module.batches) == 1
     assert [(step.number, step.total) for step in seen] == [(0, 400)]
     assert torch.equal(seen[0].points, module.batches[0])
-    torch.testing.assert_close(seen[0].loss, 2 * (module.batches[0].squeeze(1) + 5))
+    torch.testing.assert_close(seen[0].loss, module.batches[0].squeeze(1) + 5)
     assert seen[0].gradient is None

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.rays import RayS, RaysResult
-from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.threat import ThreatModel
 from tests.attacks.problems import Bounds, Linear, Recorder, Rowwise, images, predicted, right_digits, target_of
 
@@ -270,26 +268,3 @@ def test_finds_nearer_points_than_art_hop_skip_jump() -> None:
     assert theirs.rows / 5 > 500
     assert ours.rows <= theirs.rows
     assert float(found.distances.median()) < 0.9 * float(linf(points, x).median())
-
-
-def test_as_an_attack_it_returns_the_candidates_and_refuses_what_it_cannot_do() -> None:
-    x = images(4, (1, 4, 4))
-    network = network_of(16)
-    y = predicted(network, x)
-    target = target_of(network, (1, 4, 4))
-    threat_model = ThreatModel(norm="linf", epsilon=0.1)
-    generator = torch.Generator().manual_seed(0)
-    out = RayS(queries=70).search(target, x, y, threat_model=threat_model, generator=generator)
-    assert torch.equal(out, run(network, x, y, epsilon=0.1, queries=70).candidates)
-    with pytest.raises(AttackRefusedError, match=r"RayS: .*aim"):
-        RayS().search(target, x, y, threat_model=threat_model, generator=generator, targeted=True)
-    for norm in ("l2", "l1"):
-        with pytest.raises(AttackRefusedError, match="linf"):
-            RayS().check(threat_model=ThreatModel(norm=norm, epsilon=1))
-    RayS().check(threat_model=threat_model)
-
-
-def test_traits_follow_the_treatment_of_rows() -> None:
-    traits = RayS().traits
-    assert (traits.batching, traits.minimum_norm, traits.leaves_ball, traits.seeds) == ("full", True, True, "none")
-    assert RayS(keep_rows=False).traits == dataclasses.replace(traits, batching="any")

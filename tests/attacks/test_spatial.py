@@ -15,30 +15,20 @@ from torch import Tensor, nn
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.spatial import SpatialTransformation, transform
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.core.threat import ThreatModel
 from tests.attacks import problems
-from tests.attacks.problems import Bounds, Rowwise, images
+from tests.attacks.problems import Bounds, Rowwise, images, labels_of
 
 SHAPES = [(1, 6, 6), (3, 5, 8), (2, 9, 4), (1, 1, 1)]
 
 
 def search(
-    attack: SpatialTransformation,
-    x: Tensor,
-    y: Tensor,
-    *,
-    module: nn.Module | None = None,
-    bounds: Bounds = (0.0, 1.0),
-    **extras: Any,
+    attack: SpatialTransformation, x: Tensor, y: Tensor, *, bounds: Bounds = (0.0, 1.0), **extras: Any
 ) -> tuple[Tensor, int]:
     """The candidates, and how many rows went forward."""
     threat_model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
-    out, passes = problems.search(attack, module or Rowwise(x[:1].numel()), x, y, threat_model, **extras)
+    out, passes = problems.search(attack, x, y, threat_model, **extras)
     return out, passes.forward
-
-
-def predicted(x: Tensor) -> Tensor:
-    return problems.predicted(Rowwise(x[:1].numel()), x)
 
 
 def each(down: float, right: float, degrees: float) -> Tensor:
@@ -129,7 +119,7 @@ def test_grid_keeps_what_a_loop_over_all_transforms_keeps(
 ) -> None:
     x = images(6, shape, bounds)
     network = Rowwise(x[:1].numel(), 4)
-    y = (predicted(x) + targeted) % 4
+    y = (labels_of(x) + targeted) % 4
     attack = SpatialTransformation(
         translation=2, rotation=40, translation_steps=3, rotation_steps=5, loss=loss, pad="edge"
     )
@@ -168,7 +158,7 @@ def test_the_defaults_are_the_grid_of_the_paper() -> None:
     seen: list[Step] = []
     x = images(1, (1, 20, 20))
     attack = SpatialTransformation()
-    _, forward = search(attack, x, predicted(x), watch=seen.append)
+    _, forward = search(attack, x, labels_of(x), watch=seen.append)
     assert forward == attack.queries == len(seen) == 5 * 5 * 31
     assert [step.number for step in seen] == list(range(775))
     assert {step.total for step in seen} == {775}
@@ -188,7 +178,7 @@ def test_no_transform_is_tried_twice(fixed: dict[str, Any], queries: int) -> Non
     x = images(2, (1, 5, 5))
     attack = SpatialTransformation(**fixed)
     seen: list[Step] = []
-    _, forward = search(attack, x, predicted(x), watch=seen.append)
+    _, forward = search(attack, x, labels_of(x), watch=seen.append)
     assert forward == 2 * queries == 2 * attack.queries
     assert all(step.points.shape == x.shape for step in seen)
 
@@ -213,7 +203,7 @@ def test_random_motions_fill_the_allowed_range() -> None:
 def test_equal_rows_draw_motions_of_their_own_and_other_seeds_draw_others() -> None:
     x = images(1, (1, 6, 6)).expand(5, -1, -1, -1)
     attack = SpatialTransformation(translation=2, mode="random", samples=1)
-    first, second = (search(attack, x, predicted(x), seed=seed)[0] for seed in (0, 1))
+    first, second = (search(attack, x, labels_of(x), seed=seed)[0] for seed in (0, 1))
     assert len(torch.cat([first, second]).unique(dim=0)) == 10
 
 
@@ -223,7 +213,7 @@ def test_solves_the_rows_that_foolbox_solves(translation: float, rotation: float
     # Both at once would differ, as Foolbox moves images first and turns them then.
     foolbox = pytest.importorskip("foolbox")
     x = images(30, (1, 7, 7))
-    y = predicted(x)
+    y = labels_of(x)
     # Of 7 pixels Foolbox moves an image by 6.
     theirs = foolbox.attacks.SpatialAttack(
         max_translation=translation * 7 / 6,
@@ -234,16 +224,9 @@ def test_solves_the_rows_that_foolbox_solves(translation: float, rotation: float
     )
     _, _, expected = theirs(foolbox.PyTorchModel(Rowwise(49, 4).eval(), bounds=(0, 1), device="cpu"), x, y)
     attack = SpatialTransformation(translation=translation, rotation=rotation, translation_steps=3, rotation_steps=5)
-    solved = predicted(search(attack, x, y)[0]) != y
+    solved = labels_of(search(attack, x, y)[0]) != y
     assert torch.equal(solved, expected)
     assert 0 < int(solved.sum()) < 30
-
-
-def test_it_runs_for_every_norm_and_leaves_the_ball() -> None:
-    for mode, seeds in (("grid", "none"), ("random", "generator")):
-        traits = SpatialTransformation(mode=mode).traits
-        assert (traits.norms, traits.leaves_ball, traits.gradients, traits.seeds) == (NORMS, True, False, seeds)
-        assert (traits.batching, traits.one_by_one, traits.failure) == ("full", False, "best")
 
 
 def test_wrong_padding_raises() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,77 +14,9 @@ from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, Linf
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.square import Square, window_share
-from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.core.threat import ThreatModel
 from robust_ext.testing.networks import margins
-from tests.attacks import problems
-from tests.attacks.problems import Linear, Rowwise, images, right_digits
-
-
-def search(
-    attack: Square, x: Tensor, y: Tensor, threat_model: ThreatModel, *, module: nn.Module | None = None, **extras: Any
-) -> tuple[Tensor, int]:
-    """The candidates, and how many rows went forward."""
-    out, passes = problems.search(attack, module or Rowwise(x[:1].numel()), x, y, threat_model, **extras)
-    return out, passes.forward
-
-
-def predicted(x: Tensor) -> Tensor:
-    return problems.predicted(Rowwise(x[:1].numel()), x)
-
-
-@given(
-    norm=st.sampled_from(NORMS),
-    shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
-    bounds=st.sampled_from([(0.0, 1.0), (-3.0, 1.5)]),
-    epsilon=st.floats(0.01, 3),
-    p=st.floats(0.01, 1),
-    seed=st.integers(0, 99),
-)
-@settings(deadline=None, max_examples=30)
-def test_every_point_lies_in_ball_and_bounds(
-    norm: str, shape: tuple[int, int, int], bounds: tuple[float, float], epsilon: float, p: float, seed: int
-) -> None:
-    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
-    x = images(3, shape, bounds)
-    x[0, :, 0] = bounds[0]
-    x[1, :, :, -1] = bounds[1]
-    seen: list[Step] = []
-    attack = Square(queries=20, p=p, stop_early=False)
-    out, forward = search(attack, x, predicted(x), threat_model, seed=seed, watch=seen.append)
-    assert forward == 3 * 20
-    for points in [*(step.points for step in seen), out]:
-        assert points.shape == x.shape
-        assert bool(threat_model.contains(points, x).all())
-        assert bounds[0] <= float(points.min()) <= float(points.max()) <= bounds[1]
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("targeted", [False, True])
-@pytest.mark.parametrize("restarts", [1, 3])
-def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(norm: str, targeted: bool, restarts: int) -> None:
-    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.4, "l1": 2.5}[norm], bounds=(-1.0, 1.0))
-    x = images(12, (2, 5, 6), (-1.0, 1.0))
-    y = Rowwise(60, 4)(x).argsort(1)[:, 2 if targeted else 3]
-    seen: list[Step] = []
-    attack = Square(queries=20, restarts=restarts)
-    out, forward = search(attack, x, y, threat_model, targeted=targeted, watch=seen.append)
-    assert forward == 12 * len(seen)
-    assert [step.total for step in seen] == [20 * restarts] * len(seen)
-    assert [step.number for step in seen] == list(range(20 * restarts))
-    sign = -1 if targeted else 1
-    values = [(-sign * margins(Rowwise(60, 4)(step.points), y)).tolist() for step in seen]
-    solved = 0
-    for row in range(12):
-        kept, highest = x[row], -math.inf
-        for step, value in zip(seen, values, strict=True):
-            assert float(step.loss[row]) == pytest.approx(value[row], abs=1e-5)
-            if highest > 0:
-                assert torch.equal(step.points[row], kept)
-            if value[row] > highest:
-                kept, highest = step.points[row], value[row]
-        assert torch.equal(out[row], kept)
-        solved += highest > 0
-    assert 0 < solved < 12
+from tests.attacks.problems import Linear, Rowwise, images, labels_of, right_digits, search
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -93,7 +24,7 @@ def test_each_point_changes_windows_of_the_best_so_far(norm: str) -> None:
     threat_model = ThreatModel(norm=norm, epsilon=0.2, bounds=(-5.0, 5.0))
     x = images(4, (3, 12, 10))
     seen: list[Step] = []
-    y = predicted(x)
+    y = labels_of(x)
     search(Square(queries=60, p=0.3, stop_early=False), x, y, threat_model, watch=seen.append)
     best, highest = seen[0].points.clone(), seen[0].loss.clone()
     raised = 0
@@ -116,7 +47,7 @@ def test_points_in_linf_are_corners_of_ball_and_bounds(bounds: tuple[float, floa
     threat_model = ThreatModel(norm="linf", epsilon=0.3, bounds=bounds)
     x = images(3, (2, 6, 5))
     seen: list[Step] = []
-    search(Square(queries=40, stop_early=False), x, predicted(x), threat_model, watch=seen.append)
+    search(Square(queries=40, stop_early=False), x, labels_of(x), threat_model, watch=seen.append)
     low, high = (x - 0.3).clamp(*bounds), (x + 0.3).clamp(*bounds)
     for step in seen:
         assert bool(((step.points - low).abs() < 1e-6).logical_or((step.points - high).abs() < 1e-6).all())
@@ -130,7 +61,7 @@ def test_points_in_l2_use_all_of_epsilon_where_the_bounds_are_far(shape: tuple[i
     threat_model = ThreatModel(norm="l2", epsilon=2.0, bounds=(-50.0, 50.0))
     x = images(3, shape)
     seen: list[Step] = []
-    search(Square(queries=60, stop_early=False), x, predicted(x), threat_model, watch=seen.append)
+    search(Square(queries=60, stop_early=False), x, labels_of(x), threat_model, watch=seen.append)
     for step in seen:
         far = threat_model.distance(step.points, x)
         torch.testing.assert_close(far, torch.full_like(far, 2.0), rtol=1e-5, atol=0)
@@ -289,7 +220,7 @@ def test_solves_its_share_of_what_apgd_solves(norm: str, epsilon: float, share: 
     network, x, y = right_digits(60)
     threat_model = ThreatModel(norm=norm, epsilon=epsilon)
     out, _ = search(Square(queries=300), x, y, threat_model, module=network, classes=10)
-    by_gradient, _ = problems.search(APGD(steps=50), network, x, y, threat_model, classes=10)
+    by_gradient, _ = search(APGD(steps=50), x, y, threat_model, module=network, classes=10)
     found = network(out).argmax(1) != y
     expected = network(by_gradient).argmax(1) != y
     assert 10 < int(expected.sum()) < 50
@@ -300,18 +231,18 @@ def test_equal_rows_and_runs_get_windows_of_their_own() -> None:
     x = images(1, (1, 4, 30)).expand(5, -1, -1, -1)
     threat_model = ThreatModel(norm="linf", epsilon=0.01)
     seen: list[Step] = []
-    search(Square(queries=2, restarts=2, stop_early=False), x, predicted(x), threat_model, watch=seen.append)
+    search(Square(queries=2, restarts=2, stop_early=False), x, labels_of(x), threat_model, watch=seen.append)
     assert len(torch.cat([seen[0].points, seen[2].points]).unique(dim=0)) == 10
 
 
 def test_ends_when_all_rows_are_solved_unless_it_is_to_go_on() -> None:
     x = images(3, (1, 4, 4))
-    y = (predicted(x) + 1) % 4
+    y = (labels_of(x) + 1) % 4
     threat_model = ThreatModel(norm="linf", epsilon=1e-6)
-    assert search(Square(queries=50, restarts=3), x, y, threat_model)[1] == 3
+    assert search(Square(queries=50, restarts=3), x, y, threat_model)[1].forward == 3
     first, _ = search(Square(queries=1), x, y, threat_model)
-    on, forward = search(Square(queries=50, restarts=3, stop_early=False), x, y, threat_model)
-    assert forward == 3 * 150
+    on, passes = search(Square(queries=50, restarts=3, stop_early=False), x, y, threat_model)
+    assert passes.forward == 3 * 150
     before, after = (margins(Rowwise(16, 4).double()(points.double()), y) for points in (first, on))
     assert bool((after < before).all())
 
@@ -344,7 +275,7 @@ def test_a_misclassified_point_is_kept_before_one_of_higher_loss() -> None:
 def test_cross_entropy_finds_other_points_than_the_margin() -> None:
     x = images(5, (1, 6, 6))
     threat_model = ThreatModel(norm="linf", epsilon=0.02)
-    y = predicted(x)
+    y = labels_of(x)
     by_margin, by_ce = (search(Square(queries=80, loss=loss), x, y, threat_model)[0] for loss in ("margin", "ce"))
     network = Rowwise(36, 4).requires_grad_(False)
     losses = [nn.functional.cross_entropy(network(points), y, reduction="none") for points in (by_margin, by_ce, x)]

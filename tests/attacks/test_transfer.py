@@ -91,7 +91,7 @@ def test_it_beats_apgd_on_a_target_that_masks_its_gradients() -> None:
     network, x, y = right_digits(40)
     masked = Masked(network)
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
-    direct = predicted(masked, search(APGD(steps=20), masked, x, y, threat_model, classes=10)[0]) != y
+    direct = predicted(masked, search(APGD(steps=20), x, y, threat_model, module=masked, classes=10)[0]) != y
     attack = Transfer(surrogates={"static": network}, steps=20)
     found = transfer(attack, masked, x, y, threat_model=threat_model, classes=10)
     assert int(found.found.sum()) >= int(direct.sum()) + 5
