@@ -66,13 +66,6 @@ def split_defense(defense: AdaptiveDefense, inputs: Tensor, *, layer: str | None
 
     Raises ModelError for batch-level defenses and for probabilities, SplitError where the logits are not those of one
     linear layer that is called once; without ``layer`` it is found.
-
-    Example:
-        >>> from robust_ext.defenses.anti_adversary import AntiAdversary
-        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-        >>> parts = split_defense(AntiAdversary(network), torch.rand(2, 1, 2, 2))
-        >>> parts.layer, parts.features(torch.rand(5, 1, 2, 2)).shape
-        ('classifier.3', torch.Size([5, 8]))
     """
     name = type(defense).__name__
     if defense.output != "logits":

@@ -57,11 +57,6 @@ def split(
 
     The linear ``layer`` that makes the logits is found when left out. Raises SplitError where there is no such layer,
     or the parts differ from the model by more than ``tolerance`` relative to the largest logit.
-
-    Example:
-        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
-        >>> split(model, torch.rand(2, 1, 2, 2)).layer
-        '3'
     """
     if isinstance(model, (tuple, list)):
         if len(model) != 2 or not all(isinstance(part, nn.Module) for part in model):

@@ -41,11 +41,6 @@ def fit_directions(features: Tensor, planted: Tensor, *, kind: str = "logistic",
     ``"max-margin"``, scikit-learn's hard-margin support vector machine without ``C``. ``C`` weighs the losses against
     the penalty ``||w||^2 / 2``, as in scikit-learn's ``LogisticRegression``: from about 10 on the direction hardly
     changes; smaller values give easier tests. Whether the directions separate, :func:`place_boundary` finds out.
-
-    Example:
-        >>> rows = torch.tensor([[[0.0, 0.0], [0.0, 1.0], [1.0, 0.5]]])
-        >>> fit_directions(rows, torch.tensor([False, False, True])).weight.round(decimals=3).abs()
-        tensor([[1., 0.]], dtype=torch.float64)
     """
     check_choice("kind", kind, READOUTS)
     check_number("C", C, minimum=0, open_minimum=True)

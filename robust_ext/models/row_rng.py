@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -65,15 +66,8 @@ def seeds_of(rows: int, generator: torch.Generator | None = None) -> Tensor:
     return torch.randint(_MOST, (rows,), generator=generator)
 
 
-class _Given:
-    """Seeds for whatever defenses a batch will meet, and how many of them have taken theirs."""
-
-    def __init__(self, seeds: Tensor) -> None:
-        self.seeds = seeds
-        self.taken = 0
-
-
-_given: ContextVar[_Given | None] = ContextVar("robust_ext_row_seeds", default=None)
+# Seeds for whatever defenses a batch will meet, and what counts those that have taken theirs.
+_given: ContextVar[tuple[Tensor, Iterator[int]] | None] = ContextVar("robust_ext_row_seeds", default=None)
 
 
 @contextmanager
@@ -82,7 +76,7 @@ def row_seeds(seeds: Tensor) -> Iterator[None]:
 
     Entering again with the same seeds repeats the draws, also where several defenses are called in a row.
     """
-    token = _given.set(_Given(seeds))
+    token = _given.set((seeds, count()))
     try:
         yield
     finally:
@@ -94,12 +88,12 @@ def given_seeds(rows: int) -> Tensor | None:
     given = _given.get()
     if given is None:
         return None
-    if len(given.seeds) != rows:
+    seeds, taken = given
+    if len(seeds) != rows:
         raise ModelError(
-            f"test-time defense: got a batch of {rows} rows where seeds were given for {len(given.seeds)}; modules "
+            f"test-time defense: got a batch of {rows} rows where seeds were given for {len(seeds)}; modules "
             "around a random defense must pass on the batch row for row"
         )
-    number, given.taken = given.taken, given.taken + 1
-    if number == 0:
-        return given.seeds
-    return torch.tensor([derive_seed(seed, "call", number) for seed in given.seeds.tolist()], dtype=torch.int64)
+    if (number := next(taken)) == 0:
+        return seeds
+    return torch.tensor([derive_seed(seed, "call", number) for seed in seeds.tolist()], dtype=torch.int64)

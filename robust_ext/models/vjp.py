@@ -43,7 +43,7 @@ def row_gradient(loss: Callable[[Tensor], Tensor], point: Tensor, *, differentia
                 f"inner loss: got shape {tuple(losses.shape)} for {len(point)} rows, expected one loss for each row, "
                 f"shape ({len(point)},); neither average nor sum over the batch"
             )
-        (gradient,) = _differentiate(losses, [inner], torch.ones_like(losses), create_graph=keep)
+        (gradient,) = _differentiate(losses, [inner], torch.ones_like(losses), create_graph=keep, retain_graph=keep)
     if gradient is None:
         raise ModelError("inner loss: does not depend on the point; it must be computed from the argument it is given")
     return gradient
@@ -110,23 +110,11 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def _differentiate(
-    value: Tensor,
-    leaves: Sequence[Tensor],
-    cotangent: Tensor,
-    *,
-    create_graph: bool = False,
-    retain_graph: bool = False,
+    value: Tensor, leaves: Sequence[Tensor], cotangent: Tensor, *, create_graph: bool = False, retain_graph: bool
 ) -> list[Tensor | None]:
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     if not value.requires_grad or not wanted:
         return [None] * len(leaves)
-    found = torch.autograd.grad(
-        value,
-        wanted,
-        cotangent,
-        create_graph=create_graph,
-        retain_graph=retain_graph or create_graph,
-        allow_unused=True,
-    )
-    gradients = iter(found)
+    kept: dict[str, bool] = {"create_graph": create_graph, "retain_graph": retain_graph}
+    gradients = iter(torch.autograd.grad(value, wanted, cotangent, allow_unused=True, **kept))
     return [next(gradients) if leaf.requires_grad else None for leaf in leaves]

@@ -100,18 +100,12 @@ def test_passes_are_those_of_the_paper() -> None:
     assert defense(runs=1).with_steps(0).trace(data(2)).state == {}
 
 
-def test_noise_has_its_width_and_depends_on_the_row_alone() -> None:
+def test_noise_has_its_width() -> None:
     model = defense(steps=0, runs=1, clip=False, seed=4, bounds=(-1, 1))
     x = torch.zeros(500, 2, 3, dtype=torch.float64)
     noise = model.trace(x).final
     assert abs(float(noise.std()) - 0.5) < 0.03
     assert abs(float(noise.mean())) < 0.03
-    some = defense(seed=4)
-    with some.seeded(4, fixed=True):
-        whole = some(data(6))
-        torch.testing.assert_close(some(data(6)[:2]), whole[:2])
-        assert torch.equal(some(data(6)), whole)
-    assert not torch.equal(some(data(6)), some(data(6)))
 
 
 def test_unrolled_gradients() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +125,15 @@ def test_it_can_be_saved(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_refused(net: nn.Sequential, training: tuple[Tensor, Tensor]) -> None:
     x, labels = training
-    with pytest.raises(InvalidArgumentError, match="layers: got fc"):
-        DiscriminatorTraining(layers=["fc"]).fit(net, x, labels)
-    with pytest.raises(InvalidArgumentError, match="labels"):
-        DiscriminatorTraining().fit(net, x, labels[:3])
-    with pytest.raises(InvalidArgumentError, match="batch_size: got 1"):
-        DiscriminatorTraining(batch_size=1)
-    with pytest.raises(InvalidArgumentError, match="channels"):
-        Discriminator([3], layers=["a", "b"])
-    with pytest.raises(InvalidArgumentError, match="channels"):
-        Discriminator([])
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: DiscriminatorTraining(layers=["fc"]).fit(net, x, labels), "layers: got fc"),
+        (lambda: DiscriminatorTraining().fit(net, x, labels[:3]), "labels"),
+        (lambda: DiscriminatorTraining(batch_size=1), "batch_size: got 1"),
+        (lambda: Discriminator([3], layers=["a", "b"]), "channels"),
+        (lambda: Discriminator([]), "channels"),
+    ]
+    for make, words in cases:
+        with pytest.raises(InvalidArgumentError, match=words):
+            make()
     with pytest.raises(ModelError, match="got activations"):
         Discriminator([3])(torch.zeros(2, 4))

@@ -112,6 +112,14 @@ def test_gradients_by_bpda_and_by_expectation() -> None:
     assert plain.shape == checked.shape == x.shape
 
 
+def test_groups_stay_together_where_each_row_has_views_of_its_own() -> None:
+    model, x, seeds = defense(augment=RandomViews(shared=False)), data(6), torch.arange(6)
+    whole = model.trace(x, seeds=seeds).final
+    torch.testing.assert_close(whole[3:], model.trace(x[3:], seeds=seeds[3:]).final)
+    mixed = model.trace(x[[0, 4, 5]], seeds=seeds[[0, 4, 5]]).final
+    assert not torch.allclose(mixed[0], whole[0])
+
+
 def test_what_is_wrong_is_refused() -> None:
     assert defense(random_start=False, steps=0).trace(data(3)).final.equal(data(3))
     with pytest.raises(InvalidArgumentError, match="2 views or more"):

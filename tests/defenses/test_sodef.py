@@ -18,7 +18,7 @@ from robust_ext.defenses.training.stable_head import StableHead, StableHeadTrain
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.features import split
-from tests.models.cases import data
+from tests.models.cases import data, network
 
 MATRIX = np.array([[-0.3, 1.0, 0.0], [-1.0, -0.2, 0.4], [0.1, 0.0, -0.7]])
 
@@ -39,15 +39,10 @@ class Clock(nn.Module):
         return time.expand_as(state)
 
 
-def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    with seeded_globals(0):
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).eval().to(dtype)
-
-
 def defense(dtype: torch.dtype = torch.float32, **settings: Any) -> SODEF:
     net = network(dtype)
     with seeded_globals(1):
-        head = StableHead(5, 3, dimension=4, hidden=8).to(dtype)
+        head = StableHead(8, 3, dimension=4, hidden=8).to(dtype)
     return SODEF(net, net[:3], head, **{"solver": "rk4", **settings})
 
 

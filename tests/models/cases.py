@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.random import seeded_globals
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG
 from robust_ext.models.vjp import row_gradient
@@ -40,6 +42,16 @@ class Descent(Purifier):
     def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         gradient = row_gradient(lambda p: self.classifier(p).square().sum(1), point, differentiable=True)
         return point - state["scale"][:, None, None] * gradient + 0.01 * rng.normal(x, "step", number)
+
+
+class Controlled(AdaptiveDefense):
+    """Does its part in the readout, by a state found from the input."""
+
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
+        return Solution(x, (x,), {"control": -0.5 * x.sin()})
+
+    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        return super().readout(point + state["control"], {})
 
 
 def quantise(x: Tensor) -> Tensor:

@@ -11,39 +11,11 @@ from robust_ext.core.errors import ModelError, SplitError
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_features import DefendedFeatures, binarized_defense, split_defense
-from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
 from robust_ext.models.features import split
-from robust_ext.models.purifier import Purifier
-from robust_ext.models.row_rng import RowRNG
-from robust_ext.models.vjp import row_gradient
-from tests.models.cases import data, network
-
-
-class Descent(Purifier):
-    """Random, and asks the whole classifier in every step."""
-
-    random = True
-    needs_gradients = True
-    factor = 0.1
-
-    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return x + 0.2 * rng.uniform(x, "start"), {"half": x.flatten(1).mean(1)}
-
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        return point - self.factor * row_gradient(lambda p: self.classifier(p).square().sum(1), point)
-
-
-class Controlled(AdaptiveDefense):
-    """Does its part in the readout, by a state."""
-
-    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
-        return Solution(x, (x,), {"control": -0.5 * x.sin()})
-
-    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        return super().readout(point + state["control"], {})
+from tests.models.cases import Controlled, Descent, data, network
 
 
 class Together(Controlled):
@@ -153,7 +125,7 @@ def test_settings_are_distinguished_and_copies_work() -> None:
     features = split_defense(Descent(network(), steps=3), x).features
     other = split_defense(Descent(network(), steps=2), x).features
     stronger = Descent(network(), steps=3)
-    stronger.factor = 0.2
+    stronger.noise = 0.2
     assert len({str(features), str(other), str(split_defense(stronger, x).features)}) == 3
     torch.testing.assert_close(copy.deepcopy(features)(x), features(x))
 
@@ -169,12 +141,12 @@ def test_what_is_no_defense_is_none() -> None:
 def test_what_is_wrong_is_refused() -> None:
     x, net = data(4), network()
     with pytest.raises(ModelError, match="Together: treats rows together"):
-        split_defense(Together(net, group_size=2), x)
-    with pytest.raises(ModelError, match="Together: treats rows together"):
         DefendedFeatures(Together(net, group_size=2), "classifier.3")
-    with pytest.raises(ModelError, match="Probable: returns probabilities"):
-        split_defense(Probable(net), x)
-    with pytest.raises(SplitError, match="Twice, at its end: "):
-        split_defense(Twice(net), x)
-    with pytest.raises(SplitError, match=r"Controlled, at its end: layer: got 'defense\.nowhere'"):
-        split_defense(Controlled(net), x, layer="nowhere")
+    for defense, layer, error, words in (
+        (Together(net, group_size=2), None, ModelError, "Together: treats rows together"),
+        (Probable(net), None, ModelError, "Probable: returns probabilities"),
+        (Twice(net), None, SplitError, "Twice, at its end: "),
+        (Controlled(net), "nowhere", SplitError, r"Controlled, at its end: layer: got 'defense\.nowhere'"),
+    ):
+        with pytest.raises(error, match=words):
+            split_defense(defense, x, layer=layer)

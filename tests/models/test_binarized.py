@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.core.threat import ThreatModel
+from robust_ext.core.random import seeded_globals, stream
+from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
 
 SIZE, FEATURES = 6, 4
 
 
 def network() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seeded_globals(3):
         return nn.Sequential(nn.Flatten(), nn.Linear(SIZE, FEATURES), nn.Tanh()).eval()
 
 
@@ -35,6 +35,13 @@ def parts(count: int) -> dict[str, Tensor]:
 
 def classifier(count: int, rows: str = "any") -> BinarizedClassifier:
     return BinarizedClassifier(network(), **parts(count), batching=rows)
+
+
+def of_references(references: Tensor, norm: str) -> BinarizedClassifier:
+    """Only the problems of its rows matter."""
+    rows = {name: torch.zeros(len(references)) for name in ("threshold", "scale", "offset")}
+    flat = {"weight": torch.ones_like(references), "anchor": references}
+    return BinarizedClassifier(nn.Identity(), references=references, norm=norm, **flat, **rows)
 
 
 def by_hand(x: Tensor, problem: int, count: int) -> list[float]:
@@ -142,9 +149,7 @@ def test_references_that_are_much_alike_are_distinguished(distance: float) -> No
     references[2, 300] += distance
     threat_model = ThreatModel(norm="linf", epsilon=distance / 10, bounds=(-1, 3))
     assert identifiable(references, threat_model)
-    flat = {"weight": torch.ones(3, 784), "anchor": references}
-    rows = {name: torch.zeros(3) for name in ("threshold", "scale", "offset")}
-    module = BinarizedClassifier(nn.Identity(), references=references, norm="linf", **flat, **rows)
+    module = of_references(references, "linf")
     assert module.problems(references).tolist() == [0, 1, 2]  # type: ignore[union-attr]
     for i in range(3):
         points = threat_model.sample_corners(references[i], 30, generator=torch.Generator().manual_seed(i))
@@ -176,7 +181,7 @@ def worst_margin(references: Tensor, threat_model: ThreatModel) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    norm=st.sampled_from(["linf", "l2", "l1"]),
+    norm=st.sampled_from(NORMS),
     epsilon=st.floats(0.01, 1.5),
     count=st.integers(2, 4),
     size=st.integers(1, 6),
@@ -195,19 +200,15 @@ def test_identifiable_agrees_with_a_search_over_the_balls(
         assert margin < 0.01 * epsilon
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-def test_duplicates_are_not_identifiable(norm: str) -> None:
-    threat_model = ThreatModel(norm=norm, epsilon=1e-6)
-    references = torch.rand(4, 1, 3, generator=torch.Generator().manual_seed(1))
-    assert identifiable(references, threat_model)
-    assert not identifiable(torch.cat([references, references[1:2]]), threat_model)
-    assert not identifiable(references[:1].repeat(2, 1, 1), threat_model)
-
-
-def test_a_single_reference_is_identifiable() -> None:
-    threat_model = ThreatModel(norm="linf", epsilon=100)
-    assert identifiable(torch.rand(1, 3), threat_model)
-    assert identifiable(torch.rand(0, 3), threat_model)
+def test_single_references_are_identifiable_and_duplicates_are_not() -> None:
+    wide, references = ThreatModel(norm="linf", epsilon=100), torch.rand(4, 1, 3, generator=stream(1))
+    assert identifiable(references[:1], wide)
+    assert identifiable(references[:0], wide)
+    for norm in NORMS:
+        threat_model = ThreatModel(norm=norm, epsilon=1e-6)
+        assert identifiable(references, threat_model)
+        assert not identifiable(torch.cat([references, references[1:2]]), threat_model)
+        assert not identifiable(references[:1].repeat(2, 1, 1), threat_model)
 
 
 @pytest.mark.parametrize(("norm", "distance"), [("linf", 1.0), ("l2", 1.25**0.5), ("l1", 1.5)])
@@ -217,23 +218,16 @@ def test_the_limit_of_identifiable_is_half_the_distance(norm: str, distance: flo
     assert not identifiable(references, ThreatModel(norm=norm, epsilon=distance / 2))
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+@pytest.mark.parametrize("norm", NORMS)
 def test_rows_in_the_ball_belong_to_their_reference(norm: str) -> None:
-    references = torch.rand(4, 12, generator=torch.Generator().manual_seed(0))
-    free = ThreatModel(norm=norm, epsilon=1.0)
-    closest = min(
-        float(free.distance(references[i : i + 1], references[j : j + 1]))
-        for i, j in itertools.combinations(range(4), 2)
-    )
+    references, free = torch.rand(4, 12, generator=stream(0)), ThreatModel(norm=norm, epsilon=1.0)
+    pairs = itertools.combinations(references, 2)
+    closest = min(float(free.distance(one[None], other[None])) for one, other in pairs)
     threat_model = ThreatModel(norm=norm, epsilon=closest / 2.01)
     assert identifiable(references, threat_model)
-    zeros = {name: torch.zeros(4) for name in ("threshold", "scale", "offset")}
-    flat = {"weight": torch.ones(4, 12), "anchor": references}
-    module = BinarizedClassifier(nn.Identity(), references=references, norm=norm, **flat, **zeros)
-    for i in range(4):
-        for j in range(4):
-            # The point of the ball that is furthest towards another reference.
-            way = references[j] - references[i]
-            size = float(free.distance(way[None], torch.zeros(1, 12)))
-            point = references[i] + way * (threat_model.epsilon / size if size else 0.0)
-            assert module.problems(point[None]).tolist() == [i]  # type: ignore[union-attr]
+    module = of_references(references, norm)
+    for i, j in itertools.permutations(range(4), 2):
+        # The point of the ball that is furthest towards another reference.
+        way = references[j] - references[i]
+        point = references[i] + way * threat_model.epsilon / float(free.distance(way[None], torch.zeros(1, 12)))
+        assert module.problems(point[None]).tolist() == [i]  # type: ignore[union-attr]

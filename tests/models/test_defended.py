@@ -9,6 +9,12 @@ from robust_ext.detectors import Detector, Observation
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.defended import Defended, SuccessMargin
 from robust_ext.models.features import LayerInput
+from tests.models.cases import data
+from tests.models.cases import network as wide_network
+
+
+def network() -> nn.Sequential:
+    return wide_network(width=5)
 
 
 class Hidden(Detector):
@@ -18,16 +24,6 @@ class Hidden(Detector):
 
     def score_of(self, seen: Observation) -> Tensor:
         return seen.layers["1"][:, 0]
-
-
-def network() -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).eval()
-
-
-def data(count: int) -> Tensor:
-    return torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(1))
 
 
 def calibrated(classifier: nn.Module) -> Hidden:

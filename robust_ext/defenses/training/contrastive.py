@@ -73,10 +73,6 @@ def contrastive_losses(embeddings: Tensor, *, temperature: float = 0.2, positive
     divided by the temperature; the mean is taken over a row's views. ``positives`` names which view is to be found:
     ``"first"``, the first other one of the row, as in the authors' code, where the rest count as wrong; ``"all"``:
     each, and the mean is taken.
-
-    Example:
-        >>> contrastive_losses(torch.eye(2).expand(2, 2, 2), temperature=1.0)
-        tensor([0.5514, 0.5514])
     """
     check_choice("positives", positives, POSITIVES)
     if embeddings.dim() != 3 or len(embeddings) < 2:

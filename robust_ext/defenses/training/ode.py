@@ -20,12 +20,7 @@ SOLVERS = ("dopri5", "rk4")
 
 
 class StableField(nn.Module):
-    """The velocity ``sin(-W3 sin(-W2 sin(-W1 z)))``, with biases; the same at all times (Kang et al. 2021).
-
-    Example:
-        >>> StableField(4, hidden=8)(torch.tensor(0.0), torch.zeros(2, 4)).shape
-        torch.Size([2, 4])
-    """
+    """The velocity ``sin(-W3 sin(-W2 sin(-W1 z)))``, with biases; the same at all times (Kang et al. 2021)."""
 
     def __init__(self, dimension: int = 64, *, hidden: int = 256) -> None:
         super().__init__()
@@ -67,13 +62,6 @@ def integrate(
     result varies with the batch by about the tolerance (relative and absolute); its gradients come from the adjoint
     equation, solved backwards in time in constant memory, or from the graph of the steps. ``"rk4"`` is classic
     Runge-Kutta of order 4 with ``steps`` equal steps, each row on its own, differentiated through the steps.
-
-    Example:
-        >>> class Decay(nn.Module):
-        ...     def forward(self, time, state):
-        ...         return -state
-        >>> integrate(Decay(), torch.ones(1, 1), time=1.0, solver="rk4").item()
-        0.3678...
     """
     check_choice("solver", solver, SOLVERS)
     if solver == "rk4":

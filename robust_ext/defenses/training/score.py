@@ -25,10 +25,6 @@ class ScoreNetwork(TrainedPart):
     """Convolutions of 3x3 that estimate the noise in images; the score is minus the noise over its variance.
 
     It has ``depth`` hidden layers of ``width`` channels; ``noise`` is the standard deviation for images in [0, 1].
-
-    Example:
-        >>> ScoreNetwork(1, width=4)(torch.rand(2, 1, 5, 7)).shape
-        torch.Size([2, 1, 5, 7])
     """
 
     def __init__(self, channels: int, *, width: int = 32, depth: int = 3, noise: float = 0.25) -> None:

@@ -36,12 +36,7 @@ class View:
     grey: bool = False
 
     def apply(self, x: Tensor) -> Tensor:
-        """The view ``(N, C, H, W)`` of images in [0, 1]; images without three channels keep their hue and saturation.
-
-        Example:
-            >>> View(crop=(0, 0, 1, 2), flip=True).apply(torch.tensor([[[[0.0, 1.0], [0.5, 0.5]]]])).squeeze()
-            tensor([[1., 0.], [1., 0.]])
-        """
+        """The view ``(N, C, H, W)`` of images in [0, 1]; those without three channels keep their hue and saturation."""
         top, left, height, width = self.crop
         out = x[..., top : top + height, left : left + width]
         out = nn.functional.interpolate(out, x.shape[-2:], mode="bilinear", align_corners=False)
