@@ -16,17 +16,12 @@ def text(result: Mapping[str, Any]) -> str:
     """A row an attack, the worst cases, the gain, and warnings."""
     rows: list[Line] = [("attack", "category", "static", "defended", "deviation", "seconds")]
     rows.append(("none", "clean", *(percent(result[one]["clean_accuracy"]) for one in _SIDES), "", ""))
-    for static, defended in zip(*(result[one]["attacks"] for one in _SIDES), strict=True):
-        rows.append(
-            (
-                plain(defended["name"]),
-                plain(defended["category"]),
-                percent(static["robust_accuracy"]),
-                percent(defended["robust_accuracy"]),
-                percent(defended["deviation"]) if result["random"] else "",
-                seconds(defended["seconds"]),
-            )
-        )
+    for pair in zip(*(result[one]["attacks"] for one in _SIDES), strict=True):
+        defended = pair[1]
+        accuracies = (percent(one["robust_accuracy"]) for one in pair)
+        deviation = percent(defended["deviation"]) if result["random"] else ""
+        words = (plain(defended["name"]), plain(defended["category"]))
+        rows.append((*words, *accuracies, deviation, seconds(defended["seconds"])))
     worst = [percent(result[one]["worst_case"]["robust_accuracy"]) for one in _SIDES]
     rows.append(("worst case", "all", *worst, "", ""))
     sentences = [

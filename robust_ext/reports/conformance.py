@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from robust_ext.registry.base import AttackListing
@@ -37,14 +37,13 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _totals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def _totals(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each library and target: how many ran, were refused and failed."""
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    for row in rows:
-        counts.setdefault((row["library"], row["target"]), Counter())[row["outcome"]] += 1
+    counts = Counter((f"{row['library']} on the {row['target']} target", row["outcome"]) for row in rows)
+    kinds = ("ran", "refused", "failed")
     return [
-        f"{library} on the {target} target: {count['ran']} ran, {count['refused']} refused, {count['failed']} failed"
-        for (library, target), count in counts.items()
+        f"{place}: {', '.join(f'{counts[place, kind]} {kind}' for kind in kinds)}"
+        for place in dict.fromkeys(place for place, _ in counts)
     ]
 
 

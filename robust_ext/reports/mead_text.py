@@ -83,7 +83,7 @@ def _averages_block(averages: Averages, columns: Sequence[str | None]) -> list[s
 
 def _groups(detector: Row) -> list[str]:
     """A row a group and scenario: AUROC, the lowest objective, and the arm with the largest attribution."""
-    published = any("published" in row for row in detector["results"])
+    public = ("auroc", "fpr_at_95_tpr")
     head = ("group", "positives", "coverage", "AUROC", "FPR95", "lowest single", "published", "attribution")
     rows: list[Line] = [head]
     for group in groups_of(detector):
@@ -98,21 +98,16 @@ def _groups(detector: Row) -> list[str]:
                     f"{percent(row['auroc'])} {views.percent_interval(row['auroc_interval'])}".rstrip(),
                     percent(row["fpr_at_95_tpr"]),
                     _objective(group.lowest) if words == "blind" else "",
-                    _published(row),
+                    " / ".join(percent(numbers[key]) for key in public) if (numbers := row.get("published")) else "-",
                     f"{percent(attributed[1])} {views.short_arm(attributed[0], group.name, detector['name'])}"
                     if attributed
                     else "-",
                 )
             )
-    if not published:
+    if not any("published" in row for row in detector["results"]):
         rows = [row[:-2] + row[-1:] for row in rows]
     return table(rows, words=(0, len(rows[0]) - 1)) if len(rows) > 1 else []
 
 
 def _objective(lowest: tuple[str, float] | None) -> str:
     return "-" if lowest is None else f"{shorten(objective_title(lowest[0]), _TITLE)} {percent(lowest[1])}"
-
-
-def _published(row: Row) -> str:
-    numbers = row.get("published")
-    return f"{percent(numbers['auroc'])} / {percent(numbers['fpr_at_95_tpr'])}" if numbers else "-"

@@ -165,11 +165,7 @@ def _unscored(_: Mapping[str, Any], detector: Row) -> str | None:
 
 
 def _left_out(result: Mapping[str, Any], detector: Row) -> str | None:
-    skipped = list(_skipped(averages_of(result, detector["name"])))
-    return f"Rows without a number are not part of the averages: {'; '.join(skipped)}." if skipped else None
-
-
-def _skipped(averages: Averages) -> Iterable[str]:
+    averages, skipped = averages_of(result, detector["name"]), []
     for norm in norms_of(averages):
         columns: dict[str, list[str]] = {}
         for (of_norm, objective), row in averages.items():
@@ -178,4 +174,6 @@ def _skipped(averages: Averages) -> Iterable[str]:
                 columns.setdefault(left_out, []).append(objective_title(objective))
         for left_out, titles in columns.items():
             if left_out:
-                yield f"{norm_title(norm)}, {left_out}" + (f" ({', '.join(titles)})" if len(columns) > 1 else "")
+                of = f" ({', '.join(titles)})" if len(columns) > 1 else ""
+                skipped.append(f"{norm_title(norm)}, {left_out}{of}")
+    return f"Rows without a number are not part of the averages: {'; '.join(skipped)}." if skipped else None

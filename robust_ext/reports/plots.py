@@ -237,12 +237,9 @@ def draw(
     # Comments repeat the texts, and the style sheet would hold for the whole page.
     svg = re.sub(r"<!--.*?-->|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
-    opening = re.search(r'viewBox="[^"]*"', svg)
-    if opening is None:
-        raise RuntimeError("matplotlib wrote an SVG without a viewBox")
-    attributes = f'{opening[0]} xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    opened = f'<svg {attributes} role="img" aria-label="{html.escape(label)}">'
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    opened = f'{spaces} role="img" aria-label="{html.escape(label)}">'
     # A function, as a backslash in the label would be read as an escape.
-    svg = re.sub(r"<svg[^>]*>", lambda _: opened, svg, count=1)
+    svg = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', lambda match: f"<svg {match[1]} {opened}", svg, count=1)
     svg = re.sub(r">name-(\d+)<", lambda match: f">{html.escape(names[int(match[1])])}<", svg)
     return Markup(svg.strip())

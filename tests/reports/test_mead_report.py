@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from robust_ext.reports import report_page, report_text
-from robust_ext.reports.mead_heat import colour, heat_maps
+from robust_ext.reports.mead_page import colour, heat_maps
 from tests.reports.mead_results import arms_of, make, small_result
 from tests.reports.pages import Page, plot, spans, svgs, words
 from tests.reports.results import every_float, shown

@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 
 from robust_ext.reports import report_text
-from robust_ext.reports.mead_heat import colour
+from robust_ext.reports.mead_page import colour
 from robust_ext.reports.mead_views import norm_title, short_arm
 from robust_ext.reports.text import WIDTH
 from robust_ext.reports.wording import count, percent, plain, share, shorten
