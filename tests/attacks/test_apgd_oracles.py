@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,20 +15,25 @@ from scipy.optimize import linprog, minimize_scalar
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.apgd_steps import checkpoints
-from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.apgd import APGD, ApgdResult
 from robust_ext.attacks.native import Step
 from robust_ext.core.random import seeded_globals, stream
-from robust_ext.core.target import Target, frozen
+from robust_ext.core.target import frozen
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from tests.attacks.problems import target_of
 
 # Of 300 rows: from seed to seed the numbers of all these attacks differ by up to about this many.
 LUCK = 6
 
 
-def target_of(module: nn.Module, shape: tuple[int, ...], classes: int, bounds: tuple[float, float]) -> Target:
-    return Target(module=module, bounds=bounds, classes=classes, input_shape=shape, device=torch.device("cpu"))
+def run(
+    made: APGD, module: nn.Module, x: Tensor, labels: Tensor, threat_model: ThreatModel, **extras: Any
+) -> ApgdResult:
+    """The result for targets of ten classes, or of as many as ``classes``."""
+    target = target_of(module, tuple(x.shape[1:]), extras.pop("classes", 10), threat_model.bounds)
+    return made.run(target, x, labels, threat_model=threat_model, generator=stream(0), **extras)
 
 
 def largest_gain(weights: np.ndarray, x: np.ndarray, threat_model: ThreatModel) -> float:
@@ -70,13 +76,8 @@ def test_linear_classifiers_are_attacked_as_well_as_can_be(
             out = x @ weights
             return torch.stack([-out, out], 1)
 
-    result = APGD(steps=100, loss=loss, start=start).run(
-        target_of(Linear(), (90,), 2, bounds),
-        x,
-        torch.zeros(8, dtype=torch.int64),
-        threat_model=threat_model,
-        generator=stream(0),
-    )
+    made = APGD(steps=100, loss=loss, start=start)
+    result = run(made, Linear(), x, torch.zeros(8).long(), threat_model, classes=2)
     gains = ((result.best_points.double() - x.double()) * weights.double()).sum(1)
     best = [largest_gain(weights.double().numpy(), row.double().numpy(), threat_model) for row in x]
     # Float32 rounds the points, and for cross-entropy near its ends the loss as well.
@@ -107,14 +108,8 @@ def test_targets_are_reached_exactly_where_a_linear_program_reaches_them(norm: s
         expected.append(gain > abs(float(row.double() @ weights.double() - 0.5)))
     assert 3 < sum(expected) < 27
     for targeted in (False, True):
-        result = APGD(steps=60, loss=loss).run(
-            target_of(module, (40,), 4, (0.0, 1.0)),
-            x,
-            1 - decided if targeted else decided,
-            threat_model=threat_model,
-            generator=stream(0),
-            targeted=targeted,
-        )
+        labels = 1 - decided if targeted else decided
+        result = run(APGD(steps=60, loss=loss), module, x, labels, threat_model, classes=4, targeted=targeted)
         assert result.found.tolist() == expected
 
 
@@ -174,14 +169,8 @@ def test_the_path_is_that_of_the_algorithm_written_down_plainly() -> None:
             return torch.stack([torch.zeros_like(out), out], 1)
 
     shown: list[Step] = []
-    APGD(steps=50, loss="margin", start="input").run(
-        target_of(Bowl(), (12,), 2, (0.0, 1.0)),
-        x,
-        torch.zeros(4, dtype=torch.int64),
-        threat_model=ThreatModel(norm="linf", epsilon=0.1),
-        generator=stream(0),
-        watch=shown.append,
-    )
+    made, threat_model = APGD(steps=50, loss="margin", start="input"), ThreatModel(norm="linf", epsilon=0.1)
+    run(made, Bowl(), x, torch.zeros(4).long(), threat_model, classes=2, watch=shown.append)
     assert len(shown) == 51
     sizes = set()
     for row in range(4):
@@ -208,17 +197,10 @@ def left(network: nn.Module, candidates: Tensor, inputs: Tensor, labels: Tensor,
     return int((~found).sum())
 
 
-def ours(digits: tuple[nn.Module, Tensor, Tensor], threat_model: ThreatModel, loss: str, steps: int = 50) -> int:
-    network, inputs, labels = digits
-    with frozen(network):
-        result = APGD(steps=steps, loss=loss).run(
-            target_of(network, (1, 8, 8), 10, (0.0, 1.0)),
-            inputs,
-            labels,
-            threat_model=threat_model,
-            generator=stream(0),
-        )
-    return left(network, result.candidates, inputs, labels, threat_model)
+def ours(digits: tuple[nn.Module, Tensor, Tensor], threat_model: ThreatModel, loss: str) -> int:
+    with frozen(digits[0]):
+        result = run(APGD(steps=50, loss=loss), *digits, threat_model)
+    return left(digits[0], result.candidates, *digits[1:], threat_model)
 
 
 @pytest.mark.parametrize("loss", ["ce", "dlr"])

@@ -30,13 +30,12 @@ LABELS = torch.tensor([0, 1])
 MODULE = nn.Linear(3, 2)
 
 
-def target() -> Target:
-    return Target(module=MODULE, bounds=(0.0, 1.0), classes=2, input_shape=(3,), device=torch.device("cpu"))
+TARGET = Target(module=MODULE, bounds=(0.0, 1.0), classes=2, input_shape=(3,), device=torch.device("cpu"))
 
 
 def run(attack: Attack, seed: int = 0, inputs: Tensor = INPUTS, labels: Tensor = LABELS) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return run_attack(attack, target(), inputs, labels, threat_model=THREAT_MODEL, generator=generator)
+    return run_attack(attack, TARGET, inputs, labels, threat_model=THREAT_MODEL, generator=generator)
 
 
 def moved(model: nn.Module, x: Tensor, y: Tensor, by: float = 0.125) -> Tensor:
@@ -98,44 +97,18 @@ def test_callables_of_every_kind_are_attacks(attack: Any, by: float, name: str) 
 def test_what_a_callable_names_as_parameter_is_what_the_run_has() -> None:
     given_to: dict[str, Any] = {}
 
-    def attack(
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        epsilon: float,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-        **others: Any,
-    ) -> Tensor:
+    def attack(model, x, y, epsilon, *, threat_model, generator, **others) -> Tensor:
         given_to.update(model=model, labels=y, epsilon=epsilon, threat_model=threat_model, others=others)
         given_to["generator"] = generator
         return x
 
-    mine = target()
     generator = torch.Generator().manual_seed(3)
-    run_attack(as_attack(attack), mine, INPUTS, LABELS, threat_model=THREAT_MODEL, generator=generator)
-    assert given_to["model"] is mine.module
+    run_attack(as_attack(attack), TARGET, INPUTS, LABELS, threat_model=THREAT_MODEL, generator=generator)
+    assert given_to["model"] is MODULE
     assert given_to["generator"] is generator
     assert given_to["threat_model"] is THREAT_MODEL
     assert (given_to["epsilon"], given_to["others"]) == (0.5, {})
     assert torch.equal(given_to["labels"], LABELS)
-
-
-def by_torch(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return torch.rand_like(x)
-
-
-def by_numpy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return torch.from_numpy(np.random.rand(*x.shape)).float()
-
-
-def by_python(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return torch.tensor([[random.random() for _ in row] for row in x])
-
-
-def by_generator(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(x.shape, generator=generator)
 
 
 def reseeding(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
@@ -146,13 +119,22 @@ def reseeding(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator
     return start
 
 
+DRAWS: dict[str, Callable[..., Tensor]] = {
+    "torch": lambda model, x, y: torch.rand_like(x),
+    "numpy": lambda model, x, y: torch.from_numpy(np.random.rand(*x.shape)).float(),
+    "python": lambda model, x, y: torch.tensor([[random.random() for _ in row] for row in x]),
+    "generator": lambda model, x, y, generator: torch.rand(x.shape, generator=generator),
+    "reseeding": reseeding,
+}
+
+
 def state() -> bytes:
     kind, keys, *rest = np.random.get_state()
     numpy_state = kind, np.asarray(keys).tobytes(), rest
     return pickle.dumps((random.getstate(), numpy_state, torch.random.get_rng_state().numpy().tobytes()))
 
 
-@pytest.mark.parametrize("function", [by_torch, by_numpy, by_python, by_generator, reseeding])
+@pytest.mark.parametrize("function", DRAWS.values(), ids=DRAWS)
 @given(seed=st.integers(0, 2**31), before=st.integers(0, 2**31))
 @settings(max_examples=20)
 def test_randomness_of_every_kind_follows_the_generator(
@@ -193,9 +175,7 @@ def test_tensors_of_the_caller_stay_as_they_were() -> None:
 
     inputs, labels = INPUTS.clone(), LABELS.clone()
     attack = as_attack(greedy)
-    candidates = attack.search(
-        target(), inputs, labels, threat_model=THREAT_MODEL, generator=torch.Generator().manual_seed(0)
-    )
+    candidates = attack.search(TARGET, inputs, labels, threat_model=THREAT_MODEL, generator=torch.Generator())
     assert torch.equal(candidates.detach(), INPUTS * 2)
     assert torch.equal(inputs, INPUTS)
     assert torch.equal(labels, LABELS)
@@ -206,9 +186,8 @@ def test_candidates_that_carry_a_graph_are_verified_without_it() -> None:
     def attached(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return x.requires_grad_() * 1.5
 
-    mine = target()
     candidates = run(as_attack(attached))
-    verified = verify(candidates, INPUTS, LABELS, module=mine.module, threat_model=THREAT_MODEL, attack="attached")
+    verified = verify(candidates, INPUTS, LABELS, module=MODULE, threat_model=THREAT_MODEL, attack="attached")
     assert not verified.candidates.requires_grad
     assert torch.equal(verified.candidates, INPUTS * 1.5)
 
@@ -227,9 +206,8 @@ def test_candidates_that_carry_a_graph_are_verified_without_it() -> None:
 )
 def test_what_is_no_batch_of_candidates_is_refused_by_name(returned: Callable[[Tensor], Any], expected: str) -> None:
     attack = as_attack(lambda model, x, y: returned(x), name="mine")
-    mine = target()
     with pytest.raises(AttackError, match=expected):
-        verify(run(attack), INPUTS, LABELS, module=mine.module, threat_model=THREAT_MODEL, attack=attack.name)
+        verify(run(attack), INPUTS, LABELS, module=MODULE, threat_model=THREAT_MODEL, attack=attack.name)
 
 
 class ForwardAttack(nn.Module):
@@ -243,13 +221,8 @@ def test_what_a_partial_sets_is_kept_and_described() -> None:
 
     chosen = as_attack(partial(shift, epsilon=2.0))
     assert chosen.description.endswith("shift(epsilon=2.0)")
-    x = torch.zeros(2, 3)
-    target = Target(module=nn.Linear(3, 2), bounds=(0.0, 1.0), classes=2, input_shape=(3,), device=torch.device("cpu"))
-    common = {"threat_model": ThreatModel(norm="linf", epsilon=0.5), "generator": torch.Generator()}
-    labels = torch.zeros(2, dtype=torch.int64)
-    assert float(chosen.search(target, x, labels, **common).max()) == 2.0
-    assert float(as_attack(shift).search(target, x, labels, **common).max()) == 0.5
-    assert float(as_attack(ForwardAttack()).search(target, x, labels, **common).max()) == 0.5
+    for attack, by in ((chosen, 2.0), (as_attack(shift), 0.5), (as_attack(ForwardAttack()), 0.5)):
+        assert torch.equal(run(attack), INPUTS + by)
 
 
 def test_extras_in_the_wrong_place_are_refused() -> None:

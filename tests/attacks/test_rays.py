@@ -228,43 +228,34 @@ def test_targets_that_never_give_another_label_give_the_inputs_back(bad: bool) -
     assert found.queries.tolist() == [1 + 1 + 1 + 2 + 3 + 6] * 3
 
 
-def linf(a: Tensor, b: Tensor) -> Tensor:
-    return (a - b).flatten(1).abs().amax(1)
-
-
-def test_finds_nearer_points_than_foolbox_hop_skip_jump() -> None:
-    foolbox = pytest.importorskip("foolbox")
-    network, x, y = right_digits(60)
-    x, y = x[:20], y[:20]
-    theirs, ours = Recorder(network), Recorder(network)
-    attack = foolbox.attacks.HopSkipJumpAttack(
-        steps=12, initial_gradient_eval_steps=20, max_gradient_eval_steps=1000, constraint="linf"
-    )
+def hop_skip_jump(host: str, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     torch.manual_seed(0)
-    points, _, success = attack(foolbox.PyTorchModel(theirs, bounds=(0, 1), device="cpu"), x, y, epsilons=None)
-    assert bool(success.all())
-    found = run(ours, x, y, classes=10, queries=theirs.rows // 20, stop=False)
-    assert 600 < theirs.rows / 20 < 1400
-    assert ours.rows <= theirs.rows
-    assert bool((predicted(network, found.candidates) != y).all())
-    assert float(found.distances.median()) < 0.9 * float(linf(points, x).median())
-
-
-def test_finds_nearer_points_than_art_hop_skip_jump() -> None:
+    np.random.seed(0)
+    if host == "foolbox":
+        foolbox = pytest.importorskip("foolbox")
+        attack = foolbox.attacks.HopSkipJumpAttack(
+            steps=12, initial_gradient_eval_steps=20, max_gradient_eval_steps=1000, constraint="linf"
+        )
+        points, _, success = attack(foolbox.PyTorchModel(module, bounds=(0, 1), device="cpu"), x, y, epsilons=None)
+        assert bool(success.all())
+        return points
     evasion = pytest.importorskip("art.attacks.evasion")
     classification = pytest.importorskip("art.estimators.classification")
+    given = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0, 1), "device_type": "cpu"}
+    estimator = classification.PyTorchClassifier(module, loss=nn.CrossEntropyLoss(), **given)
+    most = {"max_iter": 10, "max_eval": 1000, "init_eval": 20, "init_size": 100}
+    attack = evasion.HopSkipJump(estimator, norm=np.inf, verbose=False, **most)
+    return torch.from_numpy(attack.generate(x.numpy(), np.eye(10)[y.numpy()]))
+
+
+@pytest.mark.parametrize(("host", "rows"), [("foolbox", 20), ("art", 5)])
+def test_finds_nearer_points_than_hop_skip_jump(host: str, rows: int) -> None:
     network, x, y = right_digits(60)
-    x, y = x[:5], y[:5]
+    x, y = x[:rows], y[:rows]
     theirs, ours = Recorder(network), Recorder(network)
-    estimator = classification.PyTorchClassifier(
-        theirs, loss=nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1), device_type="cpu"
-    )
-    attack = evasion.HopSkipJump(
-        estimator, norm=np.inf, max_iter=10, max_eval=1000, init_eval=20, init_size=100, verbose=False
-    )
-    np.random.seed(0)
-    points = torch.from_numpy(attack.generate(x.numpy(), np.eye(10)[y.numpy()]))
-    found = run(ours, x, y, classes=10, queries=theirs.rows // 5, stop=False)
-    assert theirs.rows / 5 > 500
+    points = hop_skip_jump(host, theirs, x, y)
+    found = run(ours, x, y, classes=10, queries=theirs.rows // rows, stop=False)
+    assert 500 < theirs.rows / rows < 1400
     assert ours.rows <= theirs.rows
-    assert float(found.distances.median()) < 0.9 * float(linf(points, x).median())
+    assert bool((predicted(network, found.candidates) != y).all())
+    assert float(found.distances.median()) < 0.9 * float((points - x).flatten(1).abs().amax(1).median())

@@ -22,16 +22,10 @@ SHAPE = (1, 4, 4)
 THREAT = ThreatModel(norm="linf", epsilon=0.15)
 
 
-class Masked(nn.Module):
+class Rounds(nn.Module):
     """Rounded logits: the decisions of a network, and no gradient."""
 
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.inner(x)
+    def forward(self, logits: Tensor) -> Tensor:
         return (logits * 4).round() / 4
 
 
@@ -66,20 +60,14 @@ def problem(count: int = 8) -> tuple[nn.Module, Tensor, Tensor]:
 def test_from_the_target_itself_it_is_as_strong_as_apgd(epsilon: float) -> None:
     network, x, y = right_digits(40)
     threat_model = ThreatModel(norm="linf", epsilon=epsilon)
-    found = transfer(
-        Transfer(surrogates={"itself": network}, steps=20), network, x, y, threat_model=threat_model, classes=10
-    )
+    made = Transfer(surrogates={"itself": network}, steps=20)
+    found = transfer(made, network, x, y, threat_model=threat_model, classes=10)
     seed = draw_seed(torch.Generator().manual_seed(0))
     solved = torch.zeros_like(found.found)
     for loss in ("ce", "margin", "targeted-dlr"):
         attack = APGD(steps=20, loss=loss, target_classes=3)
-        points = attack.search(
-            target_of(network, (1, 8, 8), 10),
-            x,
-            y,
-            threat_model=threat_model,
-            generator=stream(seed, "itself", attack.name),
-        )
+        target, draws = target_of(network, (1, 8, 8), 10), stream(seed, "itself", attack.name)
+        points = attack.search(target, x, y, threat_model=threat_model, generator=draws)
         solved |= predicted(network, points) != y
     assert torch.equal(found.found, solved)
     assert torch.equal(found.found, predicted(network, found.candidates) != y)
@@ -89,7 +77,7 @@ def test_from_the_target_itself_it_is_as_strong_as_apgd(epsilon: float) -> None:
 
 def test_it_beats_apgd_on_a_target_that_masks_its_gradients() -> None:
     network, x, y = right_digits(40)
-    masked = Masked(network)
+    masked = nn.Sequential(network, Rounds()).eval()
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     direct = predicted(masked, search(APGD(steps=20), x, y, threat_model, module=masked, classes=10)[0]) != y
     attack = Transfer(surrogates={"static": network}, steps=20)
@@ -194,16 +182,6 @@ def test_points_of_a_source_do_not_depend_on_the_others() -> None:
     assert not torch.equal(alone.batches[0], among.batches[1])
 
 
-def test_as_an_attack_it_returns_the_candidates() -> None:
-    network, x, y = problem()
-    attack = Transfer(surrogates={"a": network}, steps=3)
-    out = attack.search(target_of(network, SHAPE), x, y, threat_model=THREAT, generator=stream(0))
-    result = attack.run(target_of(network, SHAPE), x, y, threat_model=THREAT, generator=stream(0))
-    assert torch.equal(out, result.candidates)
-    assert result.sources == (("a", "APGD-CE"), ("a", "APGD-MARGIN"), ("a", "APGD-TARGETED-DLR"))
-    assert (attack.traits.batching, attack.traits.gradients, attack.traits.failure) == ("full", False, "best")
-
-
 def test_surrogates_are_run_in_eval_mode_and_left_as_they_were() -> None:
     network, x, y = problem()
     training, first = small_network(SHAPE, 4).train(), APGD(steps=3)
@@ -230,6 +208,7 @@ def test_no_rows_and_one_row() -> None:
     network, x, y = problem()
     attack = Transfer(surrogates={"a": network}, steps=2)
     none = transfer(attack, network, x[:0], y[:0])
+    assert none.sources == (("a", "APGD-CE"), ("a", "APGD-MARGIN"), ("a", "APGD-TARGETED-DLR"))
     assert none.candidates.shape == (0, *SHAPE)
     assert none.fooled.shape == (3, 0)
     one = transfer(attack, network, x[:1], y[:1])
@@ -240,9 +219,8 @@ def test_no_rows_and_one_row() -> None:
 def test_attacks_of_other_kinds_are_taken() -> None:
     network, x, y = problem()
     function = CallableAttack(lambda model, x, y: x - 0.05, name="darker")
-    found = transfer(
-        Transfer(surrogates={"a": network}, attacks=[as_attack("robust_ext:APGD(steps=2)"), function]), network, x, y
-    )
+    attacks = [as_attack("robust_ext:APGD(steps=2)"), function]
+    found = transfer(Transfer(surrogates={"a": network}, attacks=attacks), network, x, y)
     assert [name for _, name in found.sources] == ["robust_ext:APGD(steps=2)", "darker"]
     broken = CallableAttack(lambda model, x, y: x[:1], name="broken")
     with pytest.raises(AttackError, match=r"broken: returned shape \(1, 1, 4, 4\)"):
