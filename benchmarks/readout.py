@@ -31,7 +31,7 @@ def main() -> None:
     network, inputs = load(arguments)
     settings = BinarizationSettings(threat_model=THREAT)
     measured = measure(Forward(split(network, inputs[:2]).features, 64), inputs, range(len(inputs)), settings)
-    features = torch.cat([measured.inner_features, measured.planted_features], 1)
+    features = measured.features
     planted = torch.arange(features.shape[1]) > settings.inner_points
     warnings.simplefilter("ignore")
     for C in (1.0, 10.0, 100.0):

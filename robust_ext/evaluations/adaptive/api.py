@@ -6,12 +6,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
@@ -20,7 +18,7 @@ from robust_ext.engine.task import drive
 from robust_ext.evaluations.adaptive.content import make_content
 from robust_ext.evaluations.adaptive.options import AdaptiveOptions
 from robust_ext.evaluations.adaptive.plan import Step, as_steps
-from robust_ext.evaluations.adaptive.probes import looks_like_probabilities, measure_cost, zero_gradients
+from robust_ext.evaluations.adaptive.probes import measure_cost, probe_outputs
 from robust_ext.evaluations.adaptive.protocol import plan_runs
 from robust_ext.evaluations.adaptive.result import AdaptiveResult
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
@@ -105,7 +103,7 @@ def _evaluate(
     for run in runs:
         run.check()
     some, their_labels = given.rows(runs[0].blocks[0])
-    warnings = _probe(defense, some, their_labels)
+    warnings = probe_outputs(defense, some, their_labels)
     outcomes = drive(run_all(runs, out=out, progress=progress, title="test time"))
     if outcomes is None:
         return AdaptiveResult({})
@@ -122,18 +120,3 @@ def _static_model(defense: object, classifier: object) -> object:
     raise InvalidArgumentError(
         "classifier", None, "the static model that is defended, as only an AdaptiveDefense brings its own"
     )
-
-
-def _probe(defense: AdaptiveDefense, inputs: Tensor, labels: Tensor) -> list[str]:
-    """Warnings that a few inputs suffice for."""
-    with torch.no_grad(), seeded_globals(0):
-        logits = defense(inputs)
-    warnings = []
-    if looks_like_probabilities(logits):
-        warnings.append("The defense returns probabilities where logits are expected: losses on them saturate.")
-    share = zero_gradients(defense, inputs, labels)
-    if share is None:
-        warnings.append("The defense has no gradients of its own: plain white-box attacks on it mean nothing.")
-    elif share > 0:
-        warnings.append(f"The defense's own gradients are zero on {share:.0%} of the samples looked at.")
-    return warnings

@@ -17,19 +17,14 @@ from robust_ext.evaluations.adaptive.plan import CATEGORIES
 from robust_ext.evaluations.adaptive.protocol import StepRun
 
 Floats = NDArray[np.float64]
-_RESAMPLES = 2000
 
 
 def make_content(
     outcomes: Sequence[Outcome[StepRun]], *, cost: Mapping[str, Any], warnings: Sequence[str], total: float
 ) -> dict[str, Any]:
-    """Everything ``result.json`` holds.
+    """Everything ``result.json`` holds, of the outcomes of the clean inputs and then the steps.
 
-    Args:
-        outcomes: The clean inputs first, then the steps.
-        cost: Of a prediction of the defense over one of the static model.
-        warnings: Those that are known already.
-        total: Seconds of this call.
+    ``cost`` is of a prediction, ``warnings`` those that are known already, ``total`` the seconds of this call.
     """
     ran = [one for one in outcomes if one.refusal is None]
     run = ran[0].run
@@ -89,9 +84,8 @@ def _worst(right: Floats) -> NDArray[np.intp]:
     An attack's share over all samples counts as one more prediction: few predictions of one sample mean little, and
     ties go to the attack that is stronger elsewhere.
     """
-    repeats = right.shape[2]
     overall = right.mean((1, 2))[:, None]
-    found: NDArray[np.intp] = np.argmin((right.sum(2) + overall) / (repeats + 1), 0)
+    found: NDArray[np.intp] = np.argmin((right.sum(2) + overall) / (right.shape[2] + 1), 0)
     return found
 
 
@@ -146,7 +140,7 @@ def _by(names: Sequence[str], worst: NDArray[np.intp], left: Floats) -> dict[str
 def _gain(differences: Floats, seed: int) -> dict[str, Any]:
     """Robust accuracy of the defense less that of the static model, with a bootstrap interval over samples."""
     draw = np.random.default_rng(derive_seed(seed, "test time gain"))
-    rows = draw.integers(len(differences), size=(_RESAMPLES, len(differences)))
+    rows = draw.integers(len(differences), size=(2000, len(differences)))
     low, high = np.quantile(differences[rows].mean(1), [0.025, 0.975])
     return {"robust_accuracy": float(differences.mean()), "interval": [float(low), float(high)]}
 
@@ -156,14 +150,13 @@ def _categories(ran: Sequence[Outcome[StepRun]], first: Floats, second: Floats) 
     kinds = ["clean" if one.run.step is None else one.run.step.category for one in ran]
     rows = []
     for kind in dict.fromkeys(kinds[1:]):
-        alone = [place for place, other in enumerate(kinds) if other in (kind, "clean")]
-        others = [place for place, other in enumerate(kinds) if other != kind]
-        rows.append({"category": kind, "alone": _left(first, second, alone), "without": _left(first, second, others)})
+        places = {
+            "alone": [place for place, other in enumerate(kinds) if other in (kind, "clean")],
+            "without": [place for place, other in enumerate(kinds) if other != kind],
+        }
+        left = {key: float(_worst_case(first[at], second[at])[1].mean()) for key, at in places.items()}
+        rows.append({"category": kind, **left})
     return rows
-
-
-def _left(first: Floats, second: Floats, places: list[int]) -> float:
-    return float(_worst_case(first[places], second[places])[1].mean())
 
 
 def _warnings(content: Mapping[str, Any]) -> list[str]:

@@ -70,18 +70,10 @@ def as_steps(
     threat_model: ThreatModel,
     surrogates: Mapping[str, nn.Module],
 ) -> list[Step]:
-    """Steps of attacks as an evaluation is given them.
+    """Steps of attacks as :func:`robust_ext.evaluate_defense` takes them.
 
-    Args:
-        attacks: ``"recommended"`` (or None), a :class:`Step`, anything :func:`robust_ext.as_attack` takes (run on the
-            defense with its own gradients), or a list of these.
-        defense: What is attacked.
-        settings: How hard.
-        threat_model: Of the claim.
-        surrogates: Networks by name from which points are transferred besides those of the static model.
-
-    Raises:
-        InvalidArgumentError: There is none, or two have one name.
+    Attacks that are no steps are run on the defense with its own gradients. None at all, or two of one name, raise
+    InvalidArgumentError.
     """
     steps: list[Step] = []
     for one in attacks if isinstance(attacks, (list, tuple)) else [attacks]:

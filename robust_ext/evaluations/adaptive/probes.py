@@ -14,24 +14,18 @@ from robust_ext.core.target import PassCounter, count_calls
 from robust_ext.models.adaptive import AdaptiveDefense
 
 
-def measure_cost(defense: AdaptiveDefense, inputs: Tensor, *, rounds: int = 3) -> dict[str, Any]:
-    """Cost of a prediction of the defense, measured on some inputs.
+def measure_cost(defense: AdaptiveDefense, inputs: Tensor) -> dict[str, Any]:
+    """Cost of a prediction, measured on a batch ``(n, ...)`` that the defense takes, the fastest of some rounds.
 
-    Args:
-        defense: The defense.
-        inputs: A batch ``(n, ...)`` it takes.
-        rounds: The fastest of so many is taken, of either.
-
-    Returns:
-        ``seconds_ratio``, of the defense over the static model; rows that go ``forward`` and ``backward`` through the
-        classifier for each input.
+    ``seconds_ratio`` is that of the defense over the static model; ``forward`` and ``backward`` are rows through the
+    classifier for each input.
     """
     counter = PassCounter()
     with torch.no_grad(), seeded_globals(0):
         with count_calls(defense.classifier, counter):
             defense(inputs)
-        defended = _fastest(lambda: defense(inputs), rounds)
-        static = _fastest(lambda: defense.classifier(inputs), rounds)
+        defended = _fastest(lambda: defense(inputs))
+        static = _fastest(lambda: defense.classifier(inputs))
     return {
         "seconds_ratio": defended / static,
         "forward": counter.forward / len(inputs),
@@ -39,14 +33,24 @@ def measure_cost(defense: AdaptiveDefense, inputs: Tensor, *, rounds: int = 3) -
     }
 
 
-def zero_gradients(module: nn.Module, inputs: Tensor, labels: Tensor) -> float | None:
-    """Share of inputs at which the cross-entropy has no gradient, or one that is not finite; None without a graph.
+def probe_outputs(defense: AdaptiveDefense, inputs: Tensor, labels: Tensor) -> list[str]:
+    """Warnings that a few inputs ``(n, ...)`` suffice for."""
+    with torch.no_grad(), seeded_globals(0):
+        logits = defense(inputs)
+    warnings = []
+    inside = bool(((logits >= 0) & (logits <= 1)).all())
+    if inside and bool(((logits.double().sum(1) - 1).abs() < 1e-4).all()):
+        warnings.append("The defense returns probabilities where logits are expected: losses on them saturate.")
+    share = _zero_gradients(defense, inputs, labels)
+    if share is None:
+        warnings.append("The defense has no gradients of its own: plain white-box attacks on it mean nothing.")
+    elif share > 0:
+        warnings.append(f"The defense's own gradients are zero on {share:.0%} of the samples looked at.")
+    return warnings
 
-    Args:
-        module: From inputs to logits.
-        inputs: ``(n, ...)``.
-        labels: int64 ``(n,)``.
-    """
+
+def _zero_gradients(module: nn.Module, inputs: Tensor, labels: Tensor) -> float | None:
+    """Share of inputs at which the cross-entropy has no gradient, or one that is not finite; None without a graph."""
     points = inputs.clone().requires_grad_(True)
     with torch.enable_grad(), seeded_globals(0):
         logits = module(points)
@@ -60,16 +64,10 @@ def zero_gradients(module: nn.Module, inputs: Tensor, labels: Tensor) -> float |
     return float(((size == 0) | ~torch.isfinite(size)).double().mean())
 
 
-def looks_like_probabilities(logits: Tensor) -> bool:
-    """Whether all rows lie in [0, 1] and sum to one."""
-    inside = bool(((logits >= 0) & (logits <= 1)).all())
-    return inside and bool(((logits.double().sum(1) - 1).abs() < 1e-4).all())
-
-
-def _fastest(call: Callable[[], object], rounds: int) -> float:
-    best = float("inf")
-    for _ in range(rounds):
+def _fastest(call: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(3):
         begun = time.perf_counter()
         call()
-        best = min(best, time.perf_counter() - begun)
-    return best
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)

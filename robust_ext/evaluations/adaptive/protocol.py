@@ -34,12 +34,6 @@ class StepRun(Run):
 
     Records hold the ``outcome`` of the verification, ``static`` (whether the static model is right) and ``right`` (of
     each prediction of the defense).
-
-    Args:
-        given: The static model and the samples.
-        defense: The defense; its ``classifier`` is the static model.
-        settings: Of the evaluation.
-        step: The step.
     """
 
     given: EvaluationInputs
@@ -63,11 +57,7 @@ class StepRun(Run):
         )
 
     def check(self) -> None:
-        """Raise where the step cannot be run on the defense.
-
-        Raises:
-            AttackRefusedError: The attack does not fit, or sends batches that a batch-level defense does not take.
-        """
+        """Raise AttackRefusedError where the attack does not fit, or sends batches that the defense does not take."""
         step = self.step
         if step is None:
             return
@@ -83,14 +73,8 @@ class StepRun(Run):
         given, name, first = self.given, self.title, self.given.ids[rows[0]]
         inputs, labels = given.rows(rows)
         if self.step is None:
-            verified = verify(
-                inputs,
-                inputs,
-                labels,
-                module=self.defense.classifier,
-                threat_model=given.threat_model,
-                attack=name,
-            )
+            static_model, threat_model = self.defense.classifier, given.threat_model
+            verified = verify(inputs, inputs, labels, module=static_model, threat_model=threat_model, attack=name)
             nothing = {"attack": 0.0, "verify": 0.0}
             attempt = Attempt(verified=verified, seconds=nothing, passes={"forward": 0, "backward": 0})
         else:
@@ -169,8 +153,7 @@ def _identity(step: Step) -> dict[str, Any]:
     found = {name: getattr(step, name) for name in ("name", "category", "exposure", "averaged")}
     found["attack"] = describe(step.attack)
     if isinstance(step.attack, Transfer):
-        networks = step.attack.surrogates.items()
-        found["surrogates"] = {name: model_digest(one) for name, one in networks}
+        found["surrogates"] = {name: model_digest(one) for name, one in step.attack.surrogates.items()}
     return found
 
 

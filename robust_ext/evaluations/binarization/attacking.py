@@ -22,14 +22,7 @@ from robust_ext.models.binarized import BinarizedClassifier, identifiable
 
 @dataclass
 class Attacked:
-    """What one attack did to a group of problems.
-
-    Args:
-        records: One a problem, by id: ``outcome``, ``planted``, ``references``, ``distance``, ``reach``, ``canary``.
-        candidates: Verified candidates by id, ``(...)`` each.
-        seconds: ``{"attack", "verify"}``.
-        passes: Rows through the network, ``{"forward", "backward"}``.
-    """
+    """What one attack did to a group of problems: a record and the verified candidate ``(...)`` of each, by id."""
 
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
     candidates: dict[int, Tensor] = field(default_factory=dict)
@@ -39,33 +32,19 @@ class Attacked:
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemAttack:
-    """An attack on planted problems.
-
-    Args:
-        attack: The attack.
-        features: The network's features, counted.
-        settings: Of the test.
-        canaries: Ids of samples that are also posed with the wrong label.
-        defense: The detector beside the network, where there is one.
-    """
+    """An attack on planted problems, with a detector or without."""
 
     attack: Attack
     features: Counted
     settings: BinarizationSettings
-    canaries: frozenset[int] = frozenset()
+    canaries: frozenset[int] = frozenset()  # Ids of samples that are also posed with the wrong label.
     defense: Defense | None = None
 
     def run(self, problems: Problems) -> Work[Attacked]:
-        """Run the attack on separable problems and verify what it returns.
+        """Run the attack on separable problems, together where its treatment of rows allows, and verify candidates.
 
-        Problems are attacked together where the attack's treatment of rows allows, else one at a time.
-
-        Args:
-            problems: All of them separable.
-
-        Returns:
-            Per problem ``outcome``: one of :data:`robust_ext.engine.verify.OUTCOMES`, or ``"not_planted"`` where no
-            planted point is adversarial through the whole model.
+        An ``outcome`` is one of :data:`robust_ext.engine.verify.OUTCOMES`, or ``"not_planted"`` where no planted point
+        is adversarial through the whole model.
         """
         result, traits = Attacked(), self.attack.traits
         before = self.features.counter.snapshot()

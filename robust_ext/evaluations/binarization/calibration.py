@@ -22,8 +22,6 @@ from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
-KAPPAS = (0.9999, 0.999, 0.99, 0.9, 0.5, 0.0)
-
 
 def calibrate(
     features: Counted,
@@ -38,34 +36,22 @@ def calibrate(
     """Find the hardest setting at which the best attack is near perfect, and the curves on the way there.
 
     Kappa is eased first, with all inner points; when no kappa suffices, a third and a tenth of the inner points are
-    tried. At the kappa that is chosen, the score against the number of inner points completes the picture.
-
-    Args:
-        features: The network's features, counted.
-        readout: What makes its logits of them.
-        attacks: By name; the best of them counts.
-        inputs: Clean samples on the network's device.
-        samples: Their ids.
-        settings: Of the test; its kappa is one of those tried.
-        forward: How points are measured.
-
-    Returns:
-        ``chosen`` (``{"kappa", "inner_points"}``, or None when nothing was easy enough), ``rows`` (see :func:`_row`),
-        ``seconds`` and ``passes``.
+    tried. At the ``chosen`` kappa (None when nothing was easy enough) the score against the number of inner points
+    completes the picture.
     """
     begin, before = time.perf_counter(), features.counter.snapshot()
-    kappas = sorted({*KAPPAS, settings.kappa}, reverse=True)
+    kappas = sorted({0.9999, 0.999, 0.99, 0.9, 0.5, 0.0, settings.kappa}, reverse=True)
     counts = sorted({max(1, settings.inner_points // part) for part in (1, 3, 10)}, reverse=True)
     measured = measure(forward, inputs, samples, settings)
     problems = {count: fit(measured, readout, settings, inner_points=count) for count in counts}
-    hardest = [_at(settings, kappas[0], count).boundary_position for count in counts]
+    hardest = [replace(settings, kappa=kappas[0]).boundary_position] * len(counts)
     reach, _ = random_reach(forward, list(problems.values()), hardest, settings)
     random = dict(zip(counts, reach.unbind(1), strict=True))
     rows: list[dict[str, Any]] = []
     chosen: dict[str, Any] | None = None
 
     def score(kappa: float, count: int) -> Work[float]:
-        tried, best = _at(settings, kappa, count), 0.0
+        tried, best = replace(settings, kappa=kappa, inner_points=count), 0.0
         for name, attack in attacks.items():
             posed = ProblemAttack(attack=attack, features=features, settings=tried)
             row = yield from _row(name, posed, problems[count], random[count])
@@ -91,11 +77,7 @@ def calibrate(
 def apply(settings: BinarizationSettings, calibration: Mapping[str, Any] | None) -> BinarizationSettings:
     """The settings that a calibration chose; unchanged when there is none, or when it chose nothing."""
     chosen = None if calibration is None else calibration["chosen"]
-    return settings if chosen is None else _at(settings, chosen["kappa"], chosen["inner_points"])
-
-
-def _at(settings: BinarizationSettings, kappa: float, inner_points: int) -> BinarizationSettings:
-    return replace(settings, kappa=kappa, inner_points=inner_points)
+    return settings if chosen is None else replace(settings, **chosen)
 
 
 def _row(name: str, posed: ProblemAttack, problems: Problems, random: Tensor) -> Work[dict[str, Any]]:

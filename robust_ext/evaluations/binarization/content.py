@@ -19,16 +19,9 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
     run, attacks = outcome.run, []
     for name, attack in run.attacks.items():
         mine = _until_decided(name, run, outcome.records)
-        attacks.append(
-            summarise_attack(
-                name,
-                mine,
-                [entry for entry in outcome.timings if entry["block"] < len(mine)],
-                run.settings,
-                description=describe(attack),
-                target=current_context().target,
-            )
-        )
+        timings = [entry for entry in outcome.timings if entry["block"] < len(mine)]
+        words = {"description": describe(attack), "target": current_context().target}
+        attacks.append(summarise_attack(name, mine, timings, run.settings, **words))
     return {
         "kind": "binarization",
         "verdict": overall([attack["verdict"] for attack in attacks]),
@@ -55,12 +48,7 @@ def _until_decided(name: str, run: BinarizationRun, records: Sequence[Record]) -
 
 
 def combine_tests(contents: Mapping[str, Mapping[str, Any]], described: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``result.json`` holds of the regular and the inverted test together.
-
-    Args:
-        contents: Of each test.
-        described: Settings that both share.
-    """
+    """What ``result.json`` holds of the regular and the inverted test together, and of settings that both share."""
     regular = contents["regular"]
     attacks = []
     for number, attack in enumerate(regular["attacks"]):

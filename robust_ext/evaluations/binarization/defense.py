@@ -6,7 +6,7 @@ the inverted test they are to be detected. Planted points and references are red
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,17 +27,14 @@ _BLOCK = 16
 # Runs of an attack on the original classifier, where random points are never detected.
 _ATTACKS = 8
 
+_Key = tuple[int, int, str, str, str]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Defense:
-    """A detector beside the network that is tested.
+    """A detector with a threshold beside the network that is tested; inverted, it rejects what it lets pass.
 
-    Args:
-        detector: With a threshold; it watches the network.
-        inverted: Whether to reject what it lets pass (the inverted test).
-        exposure: What attacks on logits are shown: ``"classifier"``, ``"reject"`` (a class for being rejected) or
-            ``"margin"`` (class 1 only where misclassified and not rejected).
-        draws: How often a random detector is queried; the majority decides.
+    Exposure and draws of a random detector are those of :class:`BinarizationSettings`.
     """
 
     detector: Detector
@@ -51,12 +48,7 @@ class Defense:
         return TESTS[self.inverted]
 
     def rejects(self, points: Tensor, *, seed: int) -> Tensor:
-        """Which points ``(n, ...)`` are rejected, bool ``(n,)``; a random detector is queried several times.
-
-        Args:
-            points: In bounds, on the detector's device.
-            seed: Of a random detector's draws.
-        """
+        """Which points ``(n, ...)`` are rejected, bool ``(n,)``; a random detector is queried several times."""
         times = self.draws if self.detector.random else 1
         with seeded_globals(seed):
             votes = torch.stack([self.detector.decide(points) for _ in range(times)]).sum(0)
@@ -92,19 +84,12 @@ class Defense:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Points to plant for one sample.
+    """Points to plant for one sample."""
 
-    Args:
-        planted: ``(N_b, ...)``; None where no point was found that is not rejected.
-        references: ``(N_r, ...)``, outside the ball; None likewise.
-        source: ``"random"``, or ``"attack"`` where random points were all rejected.
-        tries: Points queried.
-    """
-
-    planted: Tensor | None
-    references: Tensor | None
-    source: str
-    tries: int
+    planted: Tensor | None  # (N_b, ...); None where no point was found that is not rejected.
+    references: Tensor | None  # (N_r, ...), outside the ball; None likewise.
+    source: str  # "random", or "attack" where random points were all rejected.
+    tries: int  # Points queried.
 
 
 def draw_accepted(x: Tensor, sample: int, settings: BinarizationSettings, defense: Defense) -> Drawn:
@@ -112,97 +97,59 @@ def draw_accepted(x: Tensor, sample: int, settings: BinarizationSettings, defens
 
     Random points come first. In the inverted test, where none is detected among ``settings.planting_tries``, points
     that an attack on the original classifier found are tried (the paper takes such examples from the first).
-
-    Args:
-        x: The clean sample.
-        sample: Its id.
-        settings: Of the test.
-        defense: The detector.
     """
     tries = 0
     for source in ("random", "attack") if defense.inverted else ("random",):
-        parts: list[Tensor | None] = []
+        parts: list[Tensor] = []
         for purpose, count, radius in (
             ("boundary", settings.boundary_points, 1.0),
             ("reference", settings.reference_points, settings.reference_distance),
         ):
-            found, queried = _accepted(x, sample, settings, defense, purpose, count, radius, source)
-            parts.append(found)
-            tries += queried
-            if found is None:
+            threat_model = settings.threat_model
+            ball = replace(threat_model, epsilon=threat_model.epsilon * radius)
+            key = (settings.seed, sample, purpose, defense.test, source)
+            if source == "random":
+                candidates = _random_points(x, settings, ball, key)
+            else:
+                candidates = _attacked_points(x, defense.detector.classifier, ball, key)
+            kept = [x[None][:0]]
+            block = 0
+            while sum(map(len, kept)) < count and (points := next(candidates, None)) is not None:
+                good = points[defense.accepts(points, seed=derive_seed(*key, "detector", block))]
+                # In the ball for what is planted; never in it for references, which would give the planted point away.
+                distance = threat_model.distance(good, x[None].expand_as(good)) / threat_model.epsilon
+                kept.append(good[distance > 1.02] if radius > 1 else good[distance <= 1 + 1e-5])
+                tries += len(points)
+                block += 1
+            found = torch.cat(kept)[:count]
+            if len(found) < count:
                 break
-        if all(part is not None for part in parts):
+            parts.append(found)
+        else:
             return Drawn(parts[0], parts[1], source, tries)
     return Drawn(None, None, source, tries)
 
 
-def _accepted(
-    x: Tensor,
-    sample: int,
-    settings: BinarizationSettings,
-    defense: Defense,
-    purpose: str,
-    count: int,
-    radius: float,
-    source: str,
-) -> tuple[Tensor | None, int]:
-    """``count`` points that are not rejected, or None, and how many were queried."""
-    key: tuple[int | str, ...] = (sample, purpose, defense.test, source)
-    kept: list[Tensor] = []
-    queried = found = block = 0
-    candidates = _random_points if source == "random" else _attacked_points
-    while found < count and (points := candidates(x, settings, defense, radius, block, key)) is not None:
-        seed = derive_seed(settings.seed, *key, "detector", block)
-        good = points[defense.accepts(points, seed=seed)]
-        # In the ball for what is planted; never in it for references, which would give the planted point away.
-        distance = settings.threat_model.distance(good, x[None].expand_as(good)) / settings.threat_model.epsilon
-        good = good[distance > 1.02] if radius > 1 else good[distance <= 1 + 1e-5]
-        kept.append(good)
-        queried += len(points)
-        found += len(good)
-        block += 1
-    return (torch.cat(kept)[:count] if found >= count else None) if count else x[None][:0], queried
+def _random_points(x: Tensor, settings: BinarizationSettings, ball: ThreatModel, key: _Key) -> Iterator[Tensor]:
+    draw = ball.sample_corners if settings.corners else ball.sample_surface
+    for block, start in enumerate(range(0, settings.planting_tries, _BLOCK)):
+        yield draw(x, min(_BLOCK, settings.planting_tries - start), generator=stream(*key, block))
 
 
-def _ball(settings: BinarizationSettings, radius: float) -> ThreatModel:
-    return replace(settings.threat_model, epsilon=settings.threat_model.epsilon * radius)
-
-
-def _random_points(
-    x: Tensor, settings: BinarizationSettings, defense: Defense, radius: float, block: int, key: tuple[int | str, ...]
-) -> Tensor | None:
-    if block * _BLOCK >= settings.planting_tries:
-        return None
-    ball = _ball(settings, radius)
-    draw: Callable[..., Tensor] = ball.sample_corners if settings.corners else ball.sample_surface
-    return draw(x, min(_BLOCK, settings.planting_tries - block * _BLOCK), generator=stream(settings.seed, *key, block))
-
-
-def _attacked_points(
-    x: Tensor, settings: BinarizationSettings, defense: Defense, radius: float, block: int, key: tuple[int | str, ...]
-) -> Tensor | None:
-    if block:
-        return None
-    network = defense.detector.classifier
+def _attacked_points(x: Tensor, network: nn.Module, ball: ThreatModel, key: _Key) -> Iterator[Tensor]:
     rows = x[None].repeat(_ATTACKS, *[1] * x.dim())
     with torch.no_grad():
         logits = network(rows[:1])
-    target = Target(
-        module=network,
-        bounds=settings.threat_model.bounds,
-        classes=logits.shape[1],
-        input_shape=tuple(x.shape),
-        device=x.device,
-    )
-    labels = logits.argmax(1).expand(_ATTACKS).clone()
+    shape, classes = tuple(x.shape), logits.shape[1]
+    target = Target(module=network, bounds=ball.bounds, classes=classes, input_shape=shape, device=x.device)
     path: list[Tensor] = []
     APGD(steps=40, loss="margin").run(
         target,
         rows,
-        labels,
-        threat_model=_ball(settings, radius),
-        generator=stream(settings.seed, *key, block),
+        logits.argmax(1).expand(_ATTACKS).clone(),
+        threat_model=ball,
+        generator=stream(*key, 0),
         watch=lambda step: path.append(step.points.clone()),
     )
     # The path too: what is detected best need not be where the loss is highest.
-    return torch.cat(path[::4])
+    yield torch.cat(path[::4])

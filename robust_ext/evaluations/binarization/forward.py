@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -25,17 +25,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Forward:
-    """Features of many points.
+    """Features of many points."""
 
-    Args:
-        module: From inputs ``(M, ...)`` to features ``(M, F)``.
-        rows: Most rows of a batch.
-        channels_last: Whether images are laid out channels last.
-    """
-
-    module: nn.Module
-    rows: int
-    channels_last: bool = False
+    module: nn.Module  # From inputs (M, ...) to features (M, F).
+    rows: int  # Most of a batch.
+    channels_last: bool = False  # How images are laid out.
 
     def __call__(self, points: Tensor) -> Tensor:
         """The features of ``(M, ...)``, without gradients, in batches of nearly equal size."""
@@ -52,37 +46,24 @@ class Forward:
 
 
 def choose_forward(features: Counted, inputs: Tensor, *, rows: int | str, fold: bool) -> Forward:
-    """Decide how points are measured: by the network and the inputs alone, so that every run decides alike.
+    """Decide how points like the inputs ``(n, ...)`` are measured: by network and inputs alone, so every run alike.
 
     (Batches of other sizes differ in their last bits. What is fastest at the moment would make the records of two runs
     differ too.)
-
-    Args:
-        features: The network's features.
-        inputs: Some inputs ``(n, ...)`` on its device, n of at least 1.
-        rows: Rows of a batch, or ``"auto"``.
-        fold: Whether a folded copy may be used.
     """
-    chosen = _auto_rows(inputs) if rows == "auto" else int(rows)
+    if rows == "auto":
+        # A power of two, 64 for CIFAR's images on a CPU, where caches limit it; more on a GPU and for less input.
+        budget, least, most = (2**24, 16, 1024) if inputs.is_cuda else (2**18, 8, 256)
+        size = max(1, inputs[:1].numel())
+        rows = min(most, max(least, 1 << (max(1, budget // size).bit_length() - 1)))
     twin = folded_twin(features, inputs) if fold else None
-    return Forward(features, chosen) if twin is None else Forward(twin.module, chosen, twin.channels_last)
-
-
-def _auto_rows(inputs: Tensor) -> int:
-    """A power of two, 64 for CIFAR's images on a CPU, where caches limit it; more on a GPU and for less input."""
-    budget, least, most = (2**24, 16, 1024) if inputs.is_cuda else (2**18, 8, 256)
-    size = max(1, inputs[:1].numel())
-    return min(most, max(least, 1 << (max(1, budget // size).bit_length() - 1)))
+    return Forward(features, int(rows)) if twin is None else replace(twin, rows=int(rows))
 
 
 def folded_twin(features: Counted, inputs: Tensor) -> Forward | None:
-    """A faster copy of the features that gives the same result, counted like them; None where there is none.
+    """A faster copy of the features, counted like them; None where it gives other results on inputs ``(n, ...)``.
 
     Only networks with batch normalisation are copied, and only on a CPU, where it pays.
-
-    Args:
-        features: The network's features.
-        inputs: Some inputs ``(n, ...)``; the copy is compared on them, and on noise in their range.
     """
     normalised = any(isinstance(part, nn.BatchNorm2d) for part in features.modules())
     if inputs.is_cuda or inputs.dim() != 4 or not normalised:

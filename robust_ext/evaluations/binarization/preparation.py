@@ -29,9 +29,7 @@ def counted_parts(
 ) -> tuple[Counted, nn.Module, torch.device]:
     """The network's features (counted) and readout, verified, and its device.
 
-    Raises:
-        InvalidArgumentError: The model is of no known kind, or states other bounds than the threat model.
-        ModelError: It is no classifier to logits, or cannot be split.
+    Models of no known kind or of other bounds raise InvalidArgumentError, those that cannot be split ModelError.
     """
     if not len(inputs):
         raise InvalidArgumentError("inputs", "no samples", "at least one sample")
@@ -51,25 +49,11 @@ def counted_parts(
 
 
 def prepare_detector(
-    detector: object,
-    model: object,
-    inputs: Tensor,
-    *,
-    data: Tensor | None,
-    settings: BinarizationSettings,
+    detector: object, model: object, inputs: Tensor, *, data: Tensor | None, settings: BinarizationSettings
 ) -> tuple[Detector, Calibration | None]:
-    """A detector of a model with a threshold, and how it got that here.
+    """A detector of a model with a threshold, and how it got that here, where clean inputs ``data`` gave it one.
 
-    Args:
-        detector: Anything :func:`as_detector` takes.
-        model: What it is beside.
-        inputs: Some inputs on the model's device, to see whether it is.
-        data: Clean inputs for a detector without a threshold.
-        settings: Of the test.
-
-    Raises:
-        InvalidArgumentError: The detector has no threshold, and there is nothing to calibrate it on.
-        ModelError: It detects all of the inputs, or its scores are of no use.
+    Without a threshold and data, InvalidArgumentError; where it detects all of the inputs, ModelError.
     """
     network = nn.Sequential(*model).eval() if isinstance(model, tuple) else as_module(model).module
     found, calibration = as_detector(detector, network, inputs=inputs[:_PROBES]), None

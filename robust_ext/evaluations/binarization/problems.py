@@ -27,55 +27,29 @@ _BLOCK = 256
 
 @dataclass(frozen=True)
 class Measured:
-    """Features of the drawn points of B samples.
-
-    Args:
-        samples: Ids of the samples.
-        inputs: Clean samples ``(B, ...)``.
-        planted: Boundary points ``(B, N_b, ...)``.
-        inner_features: ``(B, 1 + N_i, F)``, the clean sample's first.
-        planted_features: ``(B, N_b, F)``.
-        references: Points of class 1 outside the ball, ``(B, N_r, ...)``.
-        reference_features: ``(B, N_r, F)``.
-    """
+    """Features of the drawn points of B samples, beside what :class:`Problems` keep of them."""
 
     samples: tuple[int, ...]
     inputs: Tensor
     planted: Tensor
-    inner_features: Tensor
-    planted_features: Tensor
     references: Tensor
-    reference_features: Tensor
+    features: Tensor  # (B, 1 + N_i + N_b + N_r, F): the clean sample, inner points, planted points, references.
 
 
 @dataclass(frozen=True)
 class Problems:
-    """B fitted problems. Positions along a direction count from the planted point closest to the inner ones.
+    """B fitted problems. Positions along a direction, float64, count from the planted point closest to inner ones."""
 
-    Args:
-        samples: Ids of the samples.
-        inputs: Clean samples ``(B, ...)``.
-        planted: Planted points ``(B, N_b, ...)``.
-        references: Points of class 1 outside the ball, ``(B, N_r, ...)``.
-        weight: Unit directions, float64 ``(B, F)``.
-        anchor: Features of that closest planted point, float64 ``(B, F)``.
-        gap: Distance along the direction from the closest inner point to it, float64 ``(B,)``; above 0 when separable.
-        lowest: Lowest position of any point, float64 ``(B,)``.
-        highest: Highest position.
-        logit_low: Lowest logit of the original network on these points, float64 ``(B,)``.
-        logit_high: Highest.
-    """
-
-    samples: tuple[int, ...]
-    inputs: Tensor
-    planted: Tensor
-    references: Tensor
-    weight: Tensor
-    anchor: Tensor
-    gap: Tensor
-    lowest: Tensor
+    samples: tuple[int, ...]  # Ids.
+    inputs: Tensor  # Clean samples (B, ...).
+    planted: Tensor  # (B, N_b, ...).
+    references: Tensor  # Points of class 1 outside the ball, (B, N_r, ...).
+    weight: Tensor  # Unit directions, float64 (B, F).
+    anchor: Tensor  # Features of that closest planted point, float64 (B, F).
+    gap: Tensor  # Distance along the direction from the closest inner point to it, (B,); above 0 when separable.
+    lowest: Tensor  # Lowest and highest position of any point, (B,).
     highest: Tensor
-    logit_low: Tensor
+    logit_low: Tensor  # Lowest and highest logit of the original network on these points, float64 (B,).
     logit_high: Tensor
 
     @property
@@ -113,15 +87,7 @@ class Problems:
         batching: str = "any",
         norm: str = "l2",
     ) -> BinarizedClassifier:
-        """The binarized classifier of these problems.
-
-        Args:
-            features: The network's features.
-            position: Where the boundary lies between the closest inner point (0) and the closest planted one (1).
-            logit_scale: ``"original"`` or ``"unit"``, see :class:`BinarizationSettings`.
-            batching: See :class:`BinarizedClassifier`.
-            norm: Likewise.
-        """
+        """The binarized classifier, its boundary between the closest inner (0) and the closest planted point (1)."""
         threshold = -(1 - position) * self.gap
         largest = torch.maximum((self.lowest - threshold).abs(), (self.highest - threshold).abs())
         if logit_scale == "original":
@@ -150,46 +116,26 @@ def measure(
     samples: Sequence[int],
     settings: BinarizationSettings,
     *,
-    inner_points: int | None = None,
     planted: Tensor | None = None,
     references: Tensor | None = None,
 ) -> Measured:
-    """Draw the points of each sample and send them through the features.
+    """Draw the points of each sample ``(B, ...)`` and send them through the features.
 
-    Args:
-        forward: Makes features of points.
-        inputs: Clean samples ``(B, ...)`` on the network's device.
-        samples: Their ids, which with the seed decide every draw.
-        settings: Of the test.
-        inner_points: Instead of ``settings.inner_points``.
-        planted: Points to plant, ``(B, N_b, ...)``; drawn when left out.
-        references: Points outside the ball that are class 1 too, ``(B, N_r, ...)``; none when left out.
+    Ids and seed decide every draw; ``planted`` ``(B, N_b, ...)`` and ``references`` ``(B, N_r, ...)`` may be given.
     """
-    inner = settings.inner_points if inner_points is None else inner_points
     if planted is None:
         planted = torch.stack([draw_planted(x, sample, settings) for x, sample in zip(inputs, samples, strict=True)])
     if references is None:
         references = inputs[:, None][:, :0]
-    count = planted.shape[1]
-    inner_features, planted_features, reference_features = [], [], []
+    features = []
     for x, sample, corners, outside in zip(inputs, samples, planted, references, strict=True):
         # Block by block, so that large images and many points do not fill the memory; what is left joins the last.
-        blocks = list(_inner_blocks(x, sample, settings, inner))
+        blocks = list(_inner_blocks(x, sample, settings, settings.inner_points))
         rows = [forward(draw()) for draw in blocks[:-1]]
         rest = forward(torch.cat([blocks[-1](), x[None], corners, outside]))
-        last = rest.shape[0] - 1 - count - len(outside)
-        inner_features.append(torch.cat([rest[last : last + 1], *rows, rest[:last]]))
-        planted_features.append(rest[last + 1 : last + 1 + count])
-        reference_features.append(rest[last + 1 + count :])
-    return Measured(
-        samples=tuple(samples),
-        inputs=inputs,
-        planted=planted,
-        inner_features=torch.stack(inner_features),
-        planted_features=torch.stack(planted_features),
-        references=references,
-        reference_features=torch.stack(reference_features),
-    )
+        clean = len(rest) - 1 - len(corners) - len(outside)
+        features.append(torch.cat([rest[clean : clean + 1], *rows, rest[:clean], rest[clean + 1 :]]))
+    return Measured(tuple(samples), inputs, planted, references, torch.stack(features))
 
 
 def draw_planted(x: Tensor, sample: int, settings: BinarizationSettings) -> Tensor:
@@ -227,24 +173,20 @@ def _blocks(count: int) -> Iterator[tuple[int, int]]:
 def fit(
     measured: Measured, readout: nn.Module, settings: BinarizationSettings, *, inner_points: int | None = None
 ) -> Problems:
-    """Fit the readouts of measured samples.
+    """Fit the readouts of measured samples, with the first ``inner_points`` alone where so many are given.
 
-    Args:
-        measured: Features of the points.
-        readout: The network's own, for the range of its logits.
-        settings: Of the test.
-        inner_points: Use only the first so many inner points.
+    The network's own readout gives the range of its logits.
     """
-    last = measured.inner_features.shape[1] if inner_points is None else 1 + inner_points
-    inner, planted = measured.inner_features[:, :last], measured.planted_features
-    first = last + planted.shape[1]
-    count, size = first + measured.reference_features.shape[1], inner.shape[2]
-    classes = torch.arange(count, device=inner.device) >= last
+    samples, total, size = measured.features.shape
+    outer = measured.planted.shape[1] + measured.references.shape[1]
+    last = total - outer if inner_points is None else 1 + inner_points
+    first, count = last + measured.planted.shape[1], last + outer
+    classes = torch.arange(count, device=measured.features.device) >= last
     step = max(1, _SOLVE_BYTES // (8 * count * max(size, 1)))
     columns: list[list[Tensor]] = []
-    for start in range(0, inner.shape[0], step):
-        parts = (inner, planted, measured.reference_features)
-        rows = torch.cat([part[start : start + step] for part in parts], 1)
+    for start in range(0, samples, step):
+        rows = measured.features[start : start + step]
+        rows = rows if count == total else torch.cat([rows[:, :last], rows[:, total - outer :]], 1)
         direction = _separate(rows, classes, settings)
         along = _along(rows, direction)
         # From what lies in the ball alone: a boundary that heeds the references too would leave out what is planted.

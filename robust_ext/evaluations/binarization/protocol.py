@@ -38,19 +38,7 @@ _EXAMPLES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class BinarizationRun(Run):
-    """One binarization test.
-
-    Args:
-        features: The network's features, counted.
-        readout: What makes its logits of them.
-        device: Of the network.
-        attacks: By name.
-        inputs: Clean samples ``(N, ...)``, on the CPU or on the device.
-        ids: Of the samples.
-        given: Settings of the test, before a calibration chooses others.
-        defense: The detector of a regular or inverted test.
-        calibrations: What the calibration found; empty before, and without one.
-    """
+    """One binarization test."""
 
     kind: ClassVar[str] = "binarization"
     shared: ClassVar[bool] = True
@@ -59,11 +47,11 @@ class BinarizationRun(Run):
     readout: nn.Module
     device: torch.device
     attacks: Mapping[str, Attack]
-    inputs: Tensor
+    inputs: Tensor  # Clean samples (N, ...), on the CPU or on the device.
     ids: Sequence[int]
-    given: BinarizationSettings
+    given: BinarizationSettings  # Before a calibration chooses others.
     defense: Defense | None = None
-    calibrations: list[dict[str, Any]] = field(default_factory=list)
+    calibrations: list[dict[str, Any]] = field(default_factory=list)  # Empty before, and without one.
 
     @property
     def calibration(self) -> dict[str, Any] | None:
@@ -141,9 +129,11 @@ class BinarizationRun(Run):
         """Plant something for each of these samples, and run every undecided attack on it."""
         undecided, settings = self._undecided(store.records()), self.settings
         before, clock = self.features.counter.snapshot(), _Clock()
-        samples = [self.ids[index] for index in rows]
+        samples, defense = [self.ids[index] for index in rows], self.defense
         inputs = self.inputs[rows.start : rows.stop].to(self.device)
-        drawn = self._draw(inputs, samples)
+        drawn = None
+        if defense is not None:
+            drawn = [draw_accepted(x, id_, settings, defense) for x, id_ in zip(inputs, samples, strict=True)]
         problems, reach, draws = self._pose(inputs, samples, drawn, clock)
         spent = self.features.counter.since(before)
         timing: dict[str, Any] = {
@@ -159,7 +149,7 @@ class BinarizationRun(Run):
             results[name] = yield from self._posed(name).run(problems)
             timing["attacks"][name] = {"seconds": results[name].seconds, "passes": results[name].passes}
         if problems is not None and rows[0] == 0:
-            save_examples(store, _examples(problems, results, settings.threat_model.bounds))
+            _save_examples(store, problems, results, settings.threat_model.bounds)
         records: list[dict[str, Any]] = []
         plantings: Sequence[Drawn | None] = drawn or [None] * len(samples)
         for index, sample, planting in zip(rows, samples, plantings, strict=True):
@@ -187,19 +177,12 @@ class BinarizationRun(Run):
             defense=self.defense,
         )
 
-    def _draw(self, inputs: Tensor, samples: Sequence[int]) -> list[Drawn] | None:
-        if self.defense is None:
-            return None
-        return [draw_accepted(x, id_, self.settings, self.defense) for x, id_ in zip(inputs, samples, strict=True)]
-
     def _pose(
         self, inputs: Tensor, samples: Sequence[int], drawn: Sequence[Drawn] | None, clock: _Clock
     ) -> tuple[Problems | None, dict[int, float], dict[int, int]]:
         """The problems that are separable; the random attack's reach and number of points, by id."""
         usable = [row for row in range(len(samples)) if drawn is None or drawn[row].planted is not None]
         if not usable:
-            for phase in ("features", "readout", "random"):
-                clock.stop(phase)
             return None, {}, {}
         measured = measure(
             self.forward,
@@ -236,7 +219,7 @@ class _PassesShown:
 
 class _Clock:
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds = {"features": 0.0, "readout": 0.0, "random": 0.0}
         self._start = time.perf_counter()
 
     def stop(self, phase: str) -> None:
@@ -249,41 +232,27 @@ def _stacked(parts: Sequence[Tensor | None]) -> Tensor:
     return torch.stack([part for part in parts if part is not None])
 
 
-def _examples(problems: Problems, results: Mapping[str, Attacked], bounds: tuple[float, float]) -> list[Example]:
-    return [
-        Example(
-            attack=name,
-            sample=sample,
-            outcome=result.records[sample]["outcome"],
-            clean=problems.inputs[row].cpu().numpy(),
-            candidate=result.candidates[sample].cpu().numpy(),
-            bounds=bounds,
-        )
-        for name, result in results.items()
-        for row, sample in enumerate(problems.samples[:_EXAMPLES])
-    ]
-
-
-def save_examples(store: Store, examples: Sequence[Example]) -> None:
+def _save_examples(
+    store: Store, problems: Problems, results: Mapping[str, Attacked], bounds: tuple[float, float]
+) -> None:
     """Keep examples for the report; those kept before are replaced."""
-    about = [{"attack": e.attack, "sample": e.sample, "outcome": e.outcome, "bounds": e.bounds} for e in examples]
-    arrays: dict[str, Any] = {f"clean{i}": e.clean for i, e in enumerate(examples)}
-    arrays |= {f"candidate{i}": e.candidate for i, e in enumerate(examples)}
+    about: list[dict[str, Any]] = []
+    arrays: dict[str, Any] = {}
+    for name, result in results.items():
+        for row, sample in enumerate(problems.samples[:_EXAMPLES]):
+            arrays[f"clean{len(about)}"] = problems.inputs[row].cpu().numpy()
+            arrays[f"candidate{len(about)}"] = result.candidates[sample].cpu().numpy()
+            outcome = result.records[sample]["outcome"]
+            about.append({"attack": name, "sample": sample, "outcome": outcome, "bounds": bounds})
     store.save("examples", about=np.array(json.dumps(about)), **arrays)
 
 
 def load_examples(store: Store) -> list[Example]:
     """The examples that are kept; none where there are none."""
     kept = store.load("examples")
+    if kept is None:
+        return []
     return [
-        Example(
-            attack=one["attack"],
-            sample=one["sample"],
-            outcome=one["outcome"],
-            clean=kept[f"clean{i}"],
-            candidate=kept[f"candidate{i}"],
-            bounds=(one["bounds"][0], one["bounds"][1]),
-        )
-        for i, one in enumerate([] if kept is None else json.loads(str(kept["about"])))
-        if kept is not None
+        Example(**about | {"bounds": tuple(about["bounds"])}, clean=kept[f"clean{i}"], candidate=kept[f"candidate{i}"])
+        for i, about in enumerate(json.loads(str(kept["about"])))
     ]

@@ -30,19 +30,11 @@ def random_reach(
     *,
     defense: Defense | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attack problems at random; a problem is left when every version of it has been solved.
+    """Attack versions of the same B problems (other readouts) at random, each until all its versions are solved.
 
-    Args:
-        forward: Makes features of points.
-        problems: Versions of the same B problems (other readouts on the same samples), at least one.
-        positions: Where the boundary of each version lies; a point solves it when its reach is above.
-        settings: Of the test.
-        defense: A detector; it is queried at points that solve a version, and those it rejects are taken out.
-
-    Returns:
-        The best reach of each problem in each version, float64 ``(B, versions)`` (up to where it was left), and the
-        number of points drawn for each, int64 ``(B,)``. Problems that are not separable are not attacked: their reach
-        is minus infinity.
+    A point solves a version when its reach is above the version's position and a detector does not reject it. Returns
+    the best reach up to there, float64 ``(B, versions)``, minus infinity where a version is not separable and so not
+    attacked, and the number of points drawn for each problem, int64 ``(B,)``.
     """
     first = problems[0]
     device = first.inputs.device
@@ -52,7 +44,8 @@ def random_reach(
     separable = torch.stack([version.separable for version in problems], 1)
     alive = [i for i in range(len(first.samples)) if bool(separable[i].any())]
     for number, (inner, corners) in enumerate(_rounds(settings)):
-        for group in _groups(alive, max(1, forward.rows // (inner + corners))):
+        size = max(1, forward.rows // (inner + corners))
+        for group in (alive[start : start + size] for start in range(0, len(alive), size)):
             points = torch.cat(
                 [_draw(first.inputs[i], first.samples[i], settings, number, inner, corners) for i in group]
             )
@@ -80,10 +73,6 @@ def _rounds(settings: BinarizationSettings) -> list[tuple[int, int]]:
     count = -(-total // _ROUND)
     edges = [(settings.random_inner * i // count, settings.random_corners * i // count) for i in range(count + 1)]
     return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(edges)]
-
-
-def _groups(rows: list[int], size: int) -> list[list[int]]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def _draw(x: Tensor, sample: int, settings: BinarizationSettings, number: int, inner: int, corners: int) -> Tensor:

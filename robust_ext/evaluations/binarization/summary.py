@@ -24,37 +24,21 @@ def summarise_attack(
     description: str,
     target: str,
 ) -> dict[str, Any]:
-    """Everything about one attack, as documented for ``result.json``.
-
-    Args:
-        name: The attack.
-        records: Of the samples it was run on, in order.
-        timings: Of the same groups.
-        settings: Of the test.
-        description: Its settings in words.
-        target: What was attacked, in words.
-    """
+    """Everything about one attack, as documented for ``result.json``, of records and timings of the same groups."""
     attacked = [record for record in records if name in record["attacks"]]
     planted = [record for record in attacked if record["attacks"][name]["outcome"] != "not_planted"]
     mine = [record["attacks"][name] for record in planted]
     outcomes = {outcome: sum(entry["outcome"] == outcome for entry in mine) for outcome in OUTCOMES}
     posed = [entry["canary"] for entry in mine if entry["canary"] is not None]
     canaries = {"planted": len(posed), "repaired": posed.count("repaired")}
-    judgement = judge(
-        found=outcomes["found"],
-        random_found=sum(_reached(record["random_reach"], settings.boundary_position) for record in planted),
-        samples=len(planted),
-        canaries=canaries["planted"],
-        repaired=canaries["repaired"],
-        settings=settings,
-    )
+    random_found = sum(_reached(record["random_reach"], settings.boundary_position) for record in planted)
     hardness = _hardness(planted, mine, settings) if planted else []
     planting = _planting(name, records, attacked)
     return {
         "name": name,
         "description": description,
         "target": target,
-        **judgement.to_dict(),
+        **judge(outcomes["found"], random_found, len(planted), **canaries, settings=settings),
         "samples": len(planted),
         "not_separable": sum(
             not record["separable"] and record.get("planting", {}).get("found", True) for record in records
@@ -130,13 +114,7 @@ def _reached(reach: float | None, position: float) -> bool:
 
 
 def decided_after(name: str, groups: Sequence[Sequence[Record]], settings: BinarizationSettings) -> int | None:
-    """After how many groups of samples the score of an attack is decided; None while it is not.
-
-    Args:
-        name: The attack.
-        groups: Records by group, in order, without holes.
-        settings: Of the test.
-    """
+    """After how many groups of samples, in order and without holes, an attack's score is decided; None while not."""
     found = trials = 0
     for number, group in enumerate(groups, 1):
         entries = [record["attacks"][name] for record in group if name in record["attacks"]]

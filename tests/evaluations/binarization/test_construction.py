@@ -55,8 +55,8 @@ def test_the_boundary_lies_at_kappa(network, digits, linf):
     module = problems.classifier(parts.features, position=settings.boundary_position)
     for i in range(4):
         direction = problems.weight[i]
-        inner = (measured.inner_features[i].double() @ direction).max()
-        planted = (measured.planted_features[i].double() @ direction).min()
+        inner = (measured.features[i, :101].double() @ direction).max()
+        planted = (measured.features[i, 101:].double() @ direction).min()
         anchor = problems.anchor[i] @ direction
         boundary = anchor + module.threshold[i].double()
         assert float((boundary - inner) / (planted - inner)) == pytest.approx(0.75, abs=1e-5)

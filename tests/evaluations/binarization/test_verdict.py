@@ -11,22 +11,16 @@ from scipy import stats
 
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.verdict import VERDICTS, Judgement, judge, overall, overall_reason
+from robust_ext.evaluations.binarization.verdict import VERDICTS, judge, overall, overall_reason
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
 
 def judged(
-    found: int, random_found: int, samples: int, *, canaries: int = 8, repaired: int = 0, **options: Any
-) -> Judgement:
-    return judge(
-        found=found,
-        random_found=random_found,
-        samples=samples,
-        canaries=canaries,
-        repaired=repaired,
-        settings=BinarizationSettings(threat_model=LINF, **options),
-    )
+    found: int, random_found: int, samples: int, *, planted: int = 8, repaired: int = 0, **options: Any
+) -> dict[str, Any]:
+    rules = BinarizationSettings(threat_model=LINF, **options)
+    return judge(found, random_found, samples, planted=planted, repaired=repaired, settings=rules)
 
 
 @pytest.mark.parametrize(
@@ -76,24 +70,32 @@ def test_the_rules(
     found: int, random_found: int, samples: int, options: dict[str, Any], verdict: str, reason: str
 ) -> None:
     judgement = judged(found, random_found, samples, **options)
-    assert judgement.verdict == verdict
-    assert reason in judgement.reason
-    assert judgement.reason.endswith(".")
+    assert judgement["verdict"] == verdict
+    assert reason in judgement["reason"]
+    assert judgement["reason"].endswith(".")
 
 
 @pytest.mark.parametrize(("samples", "sure"), [(61, False), (62, True), (512, True)])
 def test_doubt_ends_where_the_sequential_test_decides(samples: int, sure: bool) -> None:
-    assert ("so few samples" not in judged(samples, 0, samples).reason) == sure
+    assert ("so few samples" not in judged(samples, 0, samples)["reason"]) == sure
 
 
 def test_numbers_of_a_judgement() -> None:
     judgement = judged(19, 4, 20, confidence=0.9)
-    assert (judgement.score, judgement.random_score) == (0.95, 0.2)
-    assert judgement.score_interval == pytest.approx((stats.beta.ppf(0.05, 19, 2), stats.beta.ppf(0.95, 20, 1)))
-    assert judgement.random_score_interval == pytest.approx((stats.beta.ppf(0.05, 4, 17), stats.beta.ppf(0.95, 5, 16)))
-    assert "It found 19 of 20 planted examples (0.95); random search found 0.20" in judgement.reason
+    assert (judgement["score"], judgement["random_score"]) == (0.95, 0.2)
+    assert judgement["score_interval"] == pytest.approx((stats.beta.ppf(0.05, 19, 2), stats.beta.ppf(0.95, 20, 1)))
+    assert judgement["random_score_interval"] == pytest.approx(
+        (stats.beta.ppf(0.05, 4, 17), stats.beta.ppf(0.95, 5, 16))
+    )
+    assert "It found 19 of 20 planted examples (0.95); random search found 0.20" in judgement["reason"]
     nothing = judged(0, 0, 0)
-    assert nothing.score is nothing.score_interval is nothing.random_score is nothing.random_score_interval is None
+    assert (
+        nothing["score"]
+        is nothing["score_interval"]
+        is nothing["random_score"]
+        is nothing["random_score_interval"]
+        is None
+    )
 
 
 @settings(deadline=None, max_examples=300)
@@ -104,8 +106,8 @@ def test_numbers_of_a_judgement() -> None:
 def test_what_passes_has_earned_it(counts: tuple[int, int, int], repaired: int) -> None:
     found, random_found, samples = counts
     judgement = judged(found, random_found, samples, repaired=repaired)
-    assert judgement.verdict in VERDICTS
-    if judgement.verdict == "passed":
+    assert judgement["verdict"] in VERDICTS
+    if judgement["verdict"] == "passed":
         assert samples >= 10
         assert repaired < 2
         assert found / samples >= 0.95
@@ -114,15 +116,15 @@ def test_what_passes_has_earned_it(counts: tuple[int, int, int], repaired: int) 
             0.975, random_found + 1, samples - random_found
         )
     if repaired >= 2 or (samples >= 10 and found / samples < 0.95):
-        assert judgement.verdict == "failed"
+        assert judgement["verdict"] == "failed"
     # A stronger attack is never judged worse, an easier test never better.
     rank = {"failed": 0, "inconclusive": 1, "passed": 2}
     if found < samples:
         better = judged(found + 1, random_found, samples, repaired=repaired)
-        assert rank[better.verdict] >= rank[judgement.verdict]
+        assert rank[better["verdict"]] >= rank[judgement["verdict"]]
     if random_found < samples:
         easier = judged(found, random_found + 1, samples, repaired=repaired)
-        assert rank[easier.verdict] <= rank[judgement.verdict]
+        assert rank[easier["verdict"]] <= rank[judgement["verdict"]]
 
 
 @pytest.mark.parametrize(
