@@ -40,13 +40,19 @@ def cases(listings, library):
     return params
 
 
-def conv_network(shape, classes=5):
+def conv_network(shape, classes=5, filters=4):
     """A small convolutional network, in eval mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        values = 4 * (shape[1] - 2) * (shape[2] - 2)
-        layers = nn.Conv2d(shape[0], 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(values, classes)
+        values = filters * (shape[1] - 2) * (shape[2] - 2)
+        layers = nn.Conv2d(shape[0], filters, 3), nn.ReLU(), nn.Flatten(), nn.Linear(values, classes)
         return nn.Sequential(*layers).eval()
+
+
+def network_in(bounds, shape, classes=5, filters=4):
+    """The same network for images in other bounds."""
+    width, network = bounds[1] - bounds[0], conv_network(shape, classes, filters)
+    return network if bounds == UNIT else Stretched(network, (-bounds[0] / width, (1 - bounds[0]) / width))
 
 
 def uniform(count, shape, bounds=UNIT):

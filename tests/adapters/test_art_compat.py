@@ -15,7 +15,7 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from tests.adapters import common
-from tests.adapters.common import UNIT, require
+from tests.adapters.common import UNIT, network_in, predicted, require, uniform
 
 art = require("art")
 evasion = art.attacks.evasion
@@ -26,29 +26,19 @@ NUMPY_2 = int(np.__version__.split(".")[0]) >= 2
 OnNumpy2 = pytest.mark.skipif(not NUMPY_2, reason="numpy 1 still has it")
 
 
-class Network(nn.Module):
-    def __init__(self, classes=5, channels=1, bounds=UNIT):
-        super().__init__()
-        self.bounds = bounds
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.first = nn.Conv2d(channels, 4, 3)
-            self.last = nn.Linear(4 * 6 * 6, classes)
-
-    def forward(self, x):
-        x = (x - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
-        return self.last(self.first(x).relu().flatten(1))
-
-
 def network(classes=5, channels=1, bounds=UNIT):
-    return Network(classes, channels, bounds).eval()
+    return network_in(bounds, (channels, 8, 8), classes)
+
+
+def problem(*, channels=1, bounds=UNIT, **given):
+    """A network, four images, and what it predicts for them."""
+    module = network(channels=channels, bounds=bounds, **given)
+    return module, *batch(module, channels=channels, bounds=bounds)
 
 
 def batch(module, *, channels=1, bounds=UNIT):
-    x = torch.rand(4, channels, 8, 8, generator=torch.Generator().manual_seed(1))
-    x = x * (bounds[1] - bounds[0]) + bounds[0]
-    with torch.no_grad():
-        return x, module(x).argmax(1)
+    x = uniform(4, (channels, 8, 8), bounds)
+    return x, predicted(module, x)
 
 
 def run(attack, module, x, y, threat_model, seed=3):
@@ -78,8 +68,7 @@ def classifier(module, *, bounds=UNIT, channels=1, classes=5):
 )
 def test_float64_is_cast_for_the_network(name, given_settings):
     # Upstream: on numpy 2 these two send float64 to float32 networks.
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     with seeded_globals(0), pytest.raises(RuntimeError, match=r"dtype|type"):
         getattr(evasion, name)(classifier(module), verbose=False, **given_settings).generate(x.numpy(), y.numpy())
     attack = as_attack((getattr(evasion, name), {k: v for k, v in given_settings.items() if k != "targeted"}))
@@ -92,8 +81,7 @@ def test_float64_is_cast_for_the_network(name, given_settings):
 )
 def test_generators_of_their_own_are_seeded(text, monkeypatch):
     # Upstream: RandomState() takes its seed from the system.
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     threat_model = ThreatModel(norm="l2", epsilon=1.0)
     first, second = (run(as_attack(text), module, x, y, threat_model) for _ in range(2))
     assert torch.equal(first, second)
@@ -107,8 +95,7 @@ def test_generators_of_their_own_are_seeded(text, monkeypatch):
 )
 def test_random_starts_do_not_pass_for_tries(name, monkeypatch):
     # Upstream: for rows that do not succeed, the last random start comes back.
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     attack = as_attack((getattr(evasion, name), {"max_iter": 3, "nb_random_init": 1}))
     threat_model = ThreatModel(norm="linf", epsilon=1e-3)
     assert torch.equal(run(attack, module, x, y, threat_model), x)
@@ -134,8 +121,7 @@ def test_deepfool_does_not_overshoot_by_the_width_of_the_bounds():
 def test_sum_and_shift_of_colours_are_clipped_to_the_bounds_at_hand():
     # Upstream: the laser clips to [0, 1] whatever clip_values are.
     bounds = (-1.0, 1.0)
-    module = network(channels=3, bounds=bounds)
-    x, y = batch(module, channels=3, bounds=bounds)
+    module, x, y = problem(channels=3, bounds=bounds)
     attack = as_attack("art:LaserAttack(iterations=30)")
     candidates = run(attack, module, x, y, ThreatModel(norm="l2", epsilon=2.0, bounds=bounds))
     changed = (candidates != x).flatten(1).any(1)
@@ -147,8 +133,7 @@ def test_sum_and_shift_of_colours_are_clipped_to_the_bounds_at_hand():
 
 def test_what_needs_probabilities_is_given_them():
     # Upstream: on logits VAT raises, and NewtonFool hardly ever reaches the boundary.
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     with pytest.raises(TypeError, match="probabilities"):
         evasion.VirtualAdversarialMethod(classifier(module), verbose=False).generate(x.numpy(), y.numpy())
     run(as_attack("art:VirtualAdversarialMethod(max_iter=1)"), module, x, y, ThreatModel(norm="l2", epsilon=1.0))
@@ -163,8 +148,7 @@ def test_what_needs_probabilities_is_given_them():
 @OnNumpy2
 def test_geoda_runs_on_numpy_2_and_keeps_off_the_current_folder(tmp_path, monkeypatch):
     # Upstream: np.mat is gone, and the basis is written to the current folder and read from there.
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     monkeypatch.chdir(tmp_path)
     with seeded_globals(0), pytest.raises(AttributeError, match="mat"):
         evasion.GeoDA(classifier(module), sub_dim=4, verbose=False).generate(x.numpy(), y.numpy())
@@ -191,8 +175,7 @@ def test_geoda_does_not_look_for_ever_for_a_point_to_begin_at():
 @OnNumpy2
 def test_the_laser_moves_on_numpy_2():
     # Upstream: np.asfarray is gone.
-    module = network(channels=3)
-    x, y = batch(module, channels=3)
+    module, x, y = problem(channels=3)
     attacks = art.attacks.evasion.laser_attack.laser_attack
     beam = attacks.LaserBeam.from_array
     generator = attacks.LaserBeamGenerator(beam([380, 0, 1, 1]), beam([780, 3, 8, 8]))
@@ -204,8 +187,7 @@ def test_the_laser_moves_on_numpy_2():
 
 def test_the_numpy_patch_can_be_made():
     # Upstream: a numpy float32 among the clip values is taken for a patch, and there is none yet.
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     with pytest.raises(AttributeError, match="patch"):
         evasion.AdversarialPatchNumpy(classifier(module))
     attack = as_attack("art:AdversarialPatchNumpy(max_iter=30, scale_min=0.8, scale_max=0.9)")
@@ -218,8 +200,7 @@ def test_the_numpy_patch_can_be_made():
 
 def test_targets_are_the_runners_up_where_an_attack_aims():
     # Upstream: the attack inside the targeted universal perturbation moves away from the target by default.
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     with torch.no_grad():
         second = module(x).scatter(1, y[:, None], -torch.inf).argmax(1)
     attack = as_attack("art:TargetedUniversalPerturbation(max_iter=3)")
@@ -236,8 +217,7 @@ def test_targets_are_the_runners_up_where_an_attack_aims():
 
 def test_layers_keep_no_hooks():
     # Upstream: get_activations leaves a hook behind at each call.
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     guide = x.flip(0).numpy()
     estimator = classifier(module)
     evasion.FeatureAdversariesPyTorch(estimator, delta=0.1, step_size=0.05, max_iter=2, layer=-1).generate(
@@ -254,16 +234,14 @@ def test_layers_keep_no_hooks():
 
 
 def test_features_come_nearer_to_those_of_points_of_another_class():
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     candidates = run(as_attack("art:FeatureAdversariesPyTorch"), module, x, y, ThreatModel(norm="linf", epsilon=0.5))
     assert bool((module(candidates).argmax(1) != y).any())
 
 
 def test_no_bars_are_shown(capfd, monkeypatch):
     # Upstream: the attack inside another shows its own.
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     attack, threat_model = as_attack("art:UniversalPerturbation(max_iter=2)"), ThreatModel(norm="l2", epsilon=1.0)
     run(attack, module, x, y, threat_model)
     assert capfd.readouterr().err == ""
@@ -274,8 +252,7 @@ def test_no_bars_are_shown(capfd, monkeypatch):
 
 def test_several_random_starts_warn_of_nothing():
     # Upstream: PGD hands tensors to numpy, which numpy 2 calls deprecated; warnings are errors here.
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     run(as_attack("art:ProjectedGradientDescent(max_iter=2, num_random_init=2)"), module, x, y, threat_model)
 
@@ -294,8 +271,7 @@ def test_progress_is_shown_again_afterwards():
 @pytest.mark.parametrize("name", ["ThresholdAttack", "PixelAttack"])
 def test_two_classes_are_padded(name):
     # Upstream: with labels and two classes, numbers are taken for columns.
-    module = network(classes=2)
-    x, y = batch(module)
+    module, x, y = problem(classes=2)
     with pytest.raises(ValueError, match="binary classification"):
         getattr(evasion, name)(classifier(module, classes=2), th=10, es=1).generate(x.numpy(), y.numpy())
     epsilon = {"ThresholdAttack": ("linf", 0.5), "PixelAttack": ("l1", 10.0)}[name]
@@ -316,8 +292,7 @@ def test_two_classes_are_padded(name):
 )
 def test_what_compares_three_classes_runs_on_two(text, error):
     # Upstream: the third largest logit, and a class among the others, are taken for granted.
-    module = network(classes=2)
-    x, y = batch(module)
+    module, x, y = problem(classes=2)
     attack = as_attack(text)
     given_settings = {**attack.settings, "targeted": False}
     host = attack.made_of(classifier(module, classes=2), verbose=False, **given_settings)
@@ -348,8 +323,7 @@ def test_thresholds_stay_within_epsilon(epsilon, values, grid):
 
 def test_conjugate_gradients_find_less_than_gradients_in_linf():
     # Upstream: in linf they never take the sign of their direction, so that most values hardly move.
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     threat_model = ThreatModel(norm="linf", epsilon=0.2)
     found = {}
     for name in ("AutoConjugateGradient", "AutoProjectedGradientDescent"):
@@ -361,8 +335,7 @@ def test_conjugate_gradients_find_less_than_gradients_in_linf():
 @pytest.mark.skipif(importlib.util.find_spec("cv2") is None, reason="GRAPHITE needs cv2")
 def test_graphite_ends_where_the_input_passes_for_its_target():
     # Upstream: with an empty mask it goes on for ever.
-    module = network(classes=3)
-    x, y = batch(module)
+    module, x, y = problem(classes=3)
     attack = as_attack("art:GRAPHITEWhiteboxPyTorch(num_xforms=2, steps=2, first_steps=3)")
     wrong = (y + 1) % 3
     assert run(attack, module, x, wrong, ThreatModel(norm="l2", epsilon=1.0)).shape == x.shape

@@ -20,7 +20,7 @@ from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.registry.model import as_module
-from tests.adapters.common import UNIT, Stretched, conv_network, drawn_seed, predicted, run, uniform, usable
+from tests.adapters.common import UNIT, Stretched, conv_network, drawn_seed, network_in, predicted, run, uniform, usable
 
 SHAPE, CLASSES = (3, 8, 8), 10
 EPSILON = {"linf": 0.2, "l2": 1.0, "l1": 5.0}
@@ -200,8 +200,7 @@ def test_candidates_are_the_librarys_own(library, case, bounds):
     width = bounds[1] - bounds[0]
     made_of = attack_of(library, name)
     attack = as_attack((made_of, settings))
-    fitted = Stretched(conv_network(SHAPE, CLASSES), (-bounds[0] / width, (1 - bounds[0]) / width))
-    model = model_of(library, conv_network(SHAPE, CLASSES) if bounds == UNIT else fitted, bounds)
+    model = model_of(library, network_in(bounds, SHAPE, CLASSES), bounds)
     module, x = as_module(model).module.eval(), uniform(6, SHAPE, bounds)
     y, before = predicted(module, x), x.clone()
     threat_model = ThreatModel(norm=norm, epsilon=EPSILON[norm] * width, bounds=bounds)

@@ -12,7 +12,7 @@ from robust_ext.core.errors import AttackError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from tests.adapters import common
-from tests.adapters.common import AsItIs, Recorder, predicted, require
+from tests.adapters.common import AsItIs, Recorder, predicted, require, uniform
 
 torchattacks = require("torchattacks")
 adapter = importlib.import_module("robust_ext.adapters.torchattacks.attack")
@@ -31,9 +31,14 @@ def network(shape, classes, *, bias=0.0):
     return module
 
 
-def inputs(shape, bounds=(0.0, 1.0), rows=4):
-    x = torch.rand(rows, *shape, generator=torch.Generator().manual_seed(1))
-    return x * (bounds[1] - bounds[0]) + bounds[0]
+def inputs(shape=(1, 8, 8), bounds=(0.0, 1.0), rows=4):
+    return uniform(rows, shape, bounds)
+
+
+def problem(shape=(1, 8, 8), classes=3, **given):
+    """Four inputs, what a network predicts for them, and the network."""
+    x, module = inputs(shape), network(shape, classes, **given)
+    return x, predicted(module, x), module
 
 
 def run(attack, module, x, y, *, classes=3, threat_model=LINF, direct=False):
@@ -60,9 +65,7 @@ def test_bounds_other_than_zero_and_one(name, bounds, monkeypatch):
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_losses_on_further_logits_have_classes_enough(classes):
-    x = inputs((1, 8, 8))
-    module = network((1, 8, 8), classes)
-    y = module(x).argmax(1)
+    x, y, module = problem((1, 8, 8), classes)
     needs = {"APGD(loss='dlr', steps=3)": 3, "UPGD(loss='dlr', steps=3)": 3, "APGDT(steps=3)": 4}
     needs["AutoAttack(version='rand')"] = 3
     for name, needed in needs.items():
@@ -101,9 +104,7 @@ def test_jsma_aims_at_the_next_class_of_the_target(classes):
     ],
 )
 def test_margins_do_not_depend_on_a_constant_in_the_logits(name, settings, norm, bias):
-    x = inputs((1, 8, 8))
-    module = network((1, 8, 8), 2, bias=bias)
-    y = module(x).argmax(1)
+    x, y, module = problem((1, 8, 8), 2, bias=bias)
     attack = as_attack((getattr(torchattacks, name), settings))
     candidates = run(attack, module, x, y, classes=2, threat_model=ThreatModel(norm=norm, epsilon=2.0))
     assert bool((module(candidates).argmax(1) != y).all())
@@ -122,8 +123,7 @@ def one_step(x, y, module):
 @pytest.mark.parametrize("channels", [1, 2])
 def test_classes_for_three_channels_run_on_fewer(channels):
     shape = (channels, 9, 9)
-    x, module = inputs(shape), network(shape, 3)
-    y = module(x).argmax(1)
+    x, y, module = problem(shape)
     # One step of each, written down for any number of channels.
     gradient = one_step(x, y, module)
     kernel = torch.full((channels, 1, 3, 3), 1 / 8)
@@ -160,8 +160,7 @@ def test_classes_for_square_images_say_so(name, norm, shape):
 
 
 def test_small_images_are_refused_where_they_do_not_work():
-    x, module = inputs((1, 4, 4)), network((1, 4, 4), 3)
-    y = module(x).argmax(1)
+    x, y, module = problem((1, 4, 4))
     with pytest.raises(AttackError, match="at least 5 x 5"):
         run("Square", module, x, y, threat_model=ThreatModel(norm="l2", epsilon=0.5))
     with pytest.raises(ZeroDivisionError):
@@ -185,8 +184,7 @@ def test_small_images_are_refused_where_they_do_not_work():
     ],
 )
 def test_inputs_of_any_shape_are_images(name, norm, shape):
-    x, module = inputs(shape), network(shape, 3)
-    y = module(x).argmax(1)
+    x, y, module = problem(shape)
     candidates = run(name, module, x, y, threat_model=ThreatModel(norm=norm, epsilon=0.3))
     assert candidates.shape == x.shape
     assert bool(torch.isfinite(candidates).all())
@@ -212,7 +210,7 @@ class Modes(nn.Module):
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_modes_are_those_of_the_target(direct, monkeypatch):
-    x, y = inputs((1, 8, 8)), torch.zeros(4, dtype=torch.int64)
+    x, y = inputs(), torch.zeros(4, dtype=torch.int64)
     module = Modes().eval()
     module.dropout.train()
     run("PGD(steps=2)", module, x, y, direct=direct)
@@ -242,7 +240,7 @@ def test_nothing_is_put_around_a_network_that_needs_nothing(shape, bounds, neede
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_train_mode_is_kept_where_an_object_asks_for_it(wrapped):
-    x, y = inputs((1, 8, 8)), torch.zeros(4, dtype=torch.int64)
+    x, y = inputs(), torch.zeros(4, dtype=torch.int64)
     module = Modes().eval()
     before = {key: value.clone() for key, value in module.state_dict().items()}
     attack = torchattacks.PGD(network((1, 8, 8), 3), steps=2)
@@ -262,7 +260,7 @@ def test_nothing_is_printed_for_a_target_without_parameters(capsys):
         def forward(self, x):
             return torch.stack([x.flatten(1).sum(1), x.flatten(1).square().sum(1)], 1)
 
-    x = inputs((1, 8, 8))
+    x = inputs()
     run("AutoAttack(version='rand')", Bare().eval(), x, Bare()(x).argmax(1), classes=2)
     assert capsys.readouterr().out == ""
     torchattacks.FGSM(Bare())
@@ -272,8 +270,7 @@ def test_nothing_is_printed_for_a_target_without_parameters(capsys):
 def test_seeds_from_the_clock_are_replaced(monkeypatch):
     clock = iter(range(0, 10**9, 1000))
     monkeypatch.setattr("time.time", lambda: float(next(clock)))
-    x, module = inputs((1, 8, 8)), network((1, 8, 8), 3)
-    y = module(x).argmax(1)
+    x, y, module = problem()
     settings = {"version": "rand", "eps": 0.1}
     by_hand = [torchattacks.AutoAttack(module, **settings)(x, y) for _ in range(2)]
     assert not torch.equal(*by_hand)
@@ -282,8 +279,7 @@ def test_seeds_from_the_clock_are_replaced(monkeypatch):
 
 
 def test_warnings_of_sparsefool_stay_inside():
-    x, module = inputs((1, 8, 8)), network((1, 8, 8), 3)
-    y = module(x).argmax(1)
+    x, y, module = problem()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run("SparseFool(steps=2)", module, x, y, threat_model=ThreatModel(norm="l1", epsilon=3.0))
@@ -294,7 +290,7 @@ def test_warnings_of_sparsefool_stay_inside():
 def test_candidates_of_ead_stay_in_bounds(name):
     settings = {"initial_const": 10.0, "lr": 0.1, "max_iterations": 20, "binary_search_steps": 2}
     # The first step is taken on the clean image as well, so values near the bounds leave them.
-    x, module = inputs((1, 8, 8)).round() * 0.98 + 0.01, network((1, 8, 8), 3)
+    x, module = inputs().round() * 0.98 + 0.01, network((1, 8, 8), 3)
     y = module(x).argmax(1)
     by_hand = getattr(torchattacks, name)(module, **settings)(x, y)
     assert not bool(((by_hand >= 0) & (by_hand <= 1)).all())
@@ -305,8 +301,7 @@ def test_candidates_of_ead_stay_in_bounds(name):
 
 @pytest.mark.parametrize("name", ["DeepFool", "FAB", "Square(n_queries=50)", "APGD(steps=2)", "SparseFool"])
 def test_rows_that_are_misclassified_already_are_returned(name):
-    x, module = inputs((1, 8, 8)), network((1, 8, 8), 3)
-    y = module(x).argmax(1)
+    x, y, module = problem()
     y[1] = (y[1] + 1) % 3
     attack = as_attack(f"torchattacks:{name}")
     threat_model = ThreatModel(norm=attack.traits.norms[0], epsilon=0.3)
@@ -354,7 +349,7 @@ def test_a_row_without_gradient_becomes_nan_as_listed_and_harms_no_other(name, n
 
 
 def test_fab_leaves_the_ball_where_the_boundary_is_far():
-    x, module = inputs((1, 8, 8)), Recorder(network((1, 8, 8), 3))
+    x, module = inputs(), Recorder(network((1, 8, 8), 3))
     threat_model = ThreatModel(norm="linf", epsilon=0.0005)
     run("FAB", module, x, predicted(module.module, x), threat_model=threat_model)
     farthest = max(float(torch.cdist(q.flatten(1), x.flatten(1), p=torch.inf).amin(1).max()) for q in module.queries)

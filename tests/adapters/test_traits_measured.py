@@ -12,7 +12,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.verify import verify
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.registry.base import adapters
-from tests.adapters.common import LIBRARIES, UNIT, Recorder, cases, predicted, run, usable
+from tests.adapters.common import LIBRARIES, UNIT, Recorder, cases, network_in, predicted, run, usable
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("uncompiled_brendel_bethge")]
 
@@ -35,21 +35,9 @@ def every(*, when=lambda library, listing: True):
     return pytest.mark.parametrize(("library", "listing"), chosen)
 
 
-class Network(nn.Module):
+def network_of(channels, classes, bounds):
     """A small network of images in any bounds: the same problem, stretched."""
-
-    def __init__(self, channels, classes, bounds):
-        super().__init__()
-        self.bounds = bounds
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            layers = nn.Conv2d(channels, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 6 * 6, classes)
-        self.layers = nn.Sequential(*layers)
-        self.eval()
-
-    def forward(self, x):
-        low, high = self.bounds
-        return self.layers((x - low) / (high - low))
+    return network_in(bounds, (channels, SIDE, SIDE), classes, filters=6)
 
 
 class Stubborn(nn.Module):
@@ -88,7 +76,7 @@ def threat(attack, bounds=UNIT, epsilon=None):
 def attacked(library, listing, *, classes=3, bounds=UNIT, **more):
     """The candidates of four images, the images, and what was queried."""
     attack, x = build(library, listing), images(listing.channels, bounds)
-    network = Network(listing.channels, classes, bounds)
+    network = network_of(listing.channels, classes, bounds)
     y = predicted(network, x)
     recorder = Recorder(more.pop("around", lambda module: module)(network)).eval()
     if more.pop("wrong", False):
@@ -236,7 +224,7 @@ def test_samples_on_which_it_fails_come_back_as_stated(library, listing):
 
 def mixed(library, listing, seed, kept):
     """Candidates of the images that are kept and of others beside them, one of which is misclassified already."""
-    network, x = Network(listing.channels, 3, UNIT), images(listing.channels)
+    network, x = network_of(listing.channels, 3, UNIT), images(listing.channels)
     others = images(listing.channels, seed=seed).roll(seed, 3)
     batch = torch.where(kept.view(-1, 1, 1, 1), x, others)
     y = predicted(network, batch)
