@@ -55,6 +55,13 @@ def network_in(bounds, shape, classes=5, filters=4):
     return network if bounds == UNIT else Stretched(network, (-bounds[0] / width, (1 - bounds[0]) / width))
 
 
+def art_classifier(module, shape, classes=5, **settings):
+    """An ART classifier of a network, on the CPU, of inputs in [0, 1] unless ``clip_values`` states otherwise."""
+    fixed = {"loss": nn.CrossEntropyLoss(), "input_shape": shape, "nb_classes": classes, "device_type": "cpu"}
+    make = import_module("art.estimators.classification").PyTorchClassifier
+    return make(module, **{"clip_values": UNIT, **fixed, **settings})
+
+
 def uniform(count, shape, bounds=UNIT):
     """Inputs drawn from all of the bounds."""
     return torch.rand(count, *shape, generator=torch.Generator().manual_seed(1)) * (bounds[1] - bounds[0]) + bounds[0]

@@ -76,12 +76,10 @@ def record(attack, threat_model):
 
 
 @pytest.mark.parametrize(("name", "settings", "rows"), VARIANTS)
-def test_rows_are_as_measured(name, settings, rows):
-    attack = attack_of(name, **settings)
+def test_rows_and_the_ball_are_as_measured(name, settings, rows):
+    attack, (x, _) = attack_of(name, **settings), batch()
     assert attack.traits.batching == rows
-    threat_model = threat_model_of(attack)
-    x, _ = batch()
-    batches = record(attack, threat_model)
+    batches = record(attack, threat_model_of(attack))
     assert batches
     whole = all(len(points) == ROWS for points in batches)
     # The l0 attacks go through the whole box at once, where the nearest input means nothing.
@@ -89,14 +87,8 @@ def test_rows_are_as_measured(name, settings, rows):
         nearest = [torch.cdist(points.flatten(1), x.flatten(1)).argmin(1).tolist() for points in batches]
         whole = all(order == list(range(ROWS)) for order in nearest)
     assert whole == (rows == "full")
-
-
-@pytest.mark.parametrize(("name", "settings", "rows"), VARIANTS)
-def test_outside_is_as_measured(name, settings, rows):
-    attack = attack_of(name, **settings)
     # An attack that is given epsilon stays in a ball of any size; one that is not leaves a small one.
     threat_model = threat_model_of(attack, epsilon=1e-3)
-    x, _ = batch()
     order = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}[threat_model.norm]
     points = torch.cat(record(attack, threat_model)).double().flatten(1)
     farthest = torch.cdist(points, x.double().flatten(1), p=order).amin(1).max()

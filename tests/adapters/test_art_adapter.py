@@ -16,7 +16,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.registry.model import as_module
 from tests.adapters import common
-from tests.adapters.common import UNIT, Recorder, conv_network, drawn_seed, predicted, require, uniform
+from tests.adapters.common import UNIT, Recorder, art_classifier, conv_network, drawn_seed, predicted, require, uniform
 
 art = require("art")
 evasion = art.attacks.evasion
@@ -45,20 +45,16 @@ def batch(bounds=UNIT, classes=5):
     return x, predicted(network(classes), x)
 
 
+X, Y = batch()
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+
+
 def run(attack, x, y, threat_model, module=None, classes=5):
     return common.run(attack, module or network(classes), x, y, threat_model, classes=classes)
 
 
-def classifier(module=None, *, clip_values=(0.0, 1.0), **settings):
-    return art.estimators.classification.PyTorchClassifier(
-        model=network() if module is None else module,
-        loss=nn.CrossEntropyLoss(),
-        input_shape=SHAPE,
-        nb_classes=5,
-        clip_values=clip_values,
-        device_type="cpu",
-        **settings,
-    )
+def classifier(module=None, **settings):
+    return art_classifier(network() if module is None else module, SHAPE, **settings)
 
 
 def host(name, x, y, bounds, settings):
@@ -103,13 +99,12 @@ def test_ordered_attacks_ask_for_whole_batches_only():
 
 
 def test_probes_at_construction_do_not_reach_the_target():
-    x, y = batch()
     module = Recorder(network()).eval()
     attack = as_attack("art:AutoProjectedGradientDescent(max_iter=3, nb_random_init=1, loss_type='cross_entropy')")
-    target = Target(module=module, bounds=(0.0, 1.0), classes=5, input_shape=SHAPE, device=torch.device("cpu"))
-    attack._make(target, AttackContext(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=0.1)))
+    target = Target(module=module, bounds=UNIT, classes=5, input_shape=SHAPE, device=torch.device("cpu"))
+    attack._make(target, AttackContext(inputs=X, threat_model=LINF))
     assert module.sizes == []
-    run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1), module=module)
+    run(attack, X, Y, LINF, module=module)
     assert module.sizes[0] == 6
 
 
@@ -147,24 +142,22 @@ def test_square_in_l2_divides_by_zero_quietly():
 
 
 def test_objects_are_bound_anew_with_their_settings():
-    x, y = batch()
     module = Recorder(network()).eval()
     other = Recorder(network()).eval()
     mine = evasion.ProjectedGradientDescent(classifier(other), max_iter=4, eps_step=0.02, verbose=False)
     attack = as_attack(mine)
-    candidates = run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1), module=module)
+    candidates = run(attack, X, Y, LINF, module=module)
     settings = {"max_iter": 4, "eps_step": 0.02, "eps": 0.1, "verbose": False}
-    assert torch.equal(candidates, host("ProjectedGradientDescent", x, y, (0.0, 1.0), settings))
+    assert torch.equal(candidates, host("ProjectedGradientDescent", X, Y, UNIT, settings))
     assert other.sizes == []
     assert mine.eps == 0.3
     assert attack.name == "ProjectedGradientDescent"
 
 
 def test_objects_do_not_drag_their_old_estimator_along():
-    x, y = batch()
     other = Recorder(network()).eval()
     square = evasion.SquareAttack(classifier(other), max_iter=5, verbose=False)
-    run(as_attack(square), x, y, ThreatModel(norm="linf", epsilon=0.1))
+    run(as_attack(square), X, Y, LINF)
     assert other.sizes == []
     assert as_attack(square).settings == {"max_iter": 5, "verbose": False}
     auto = evasion.AutoAttack(classifier(other), eps=0.2)
@@ -173,7 +166,7 @@ def test_objects_do_not_drag_their_old_estimator_along():
 
 
 def test_steps_follow_epsilon_and_the_bounds_where_they_are_left_out():
-    def step(text, epsilon, bounds=(0.0, 1.0)):
+    def step(text, epsilon, bounds=UNIT):
         x, _ = batch(bounds)
         scene = AttackContext(inputs=x, threat_model=ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds))
         return as_attack(text)._completed(scene)["eps_step"]
@@ -191,20 +184,18 @@ def test_steps_follow_epsilon_and_the_bounds_where_they_are_left_out():
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "multiprocess", None)
-    x, y = batch()
     with pytest.raises(MissingDependencyError, match="pip install multiprocess"):
-        run(as_attack("art:AutoAttack"), x, y, ThreatModel(norm="linf", epsilon=0.1))
+        run(as_attack("art:AutoAttack"), X, Y, LINF)
 
 
 def test_attacks_of_others_go_one_row_at_a_time():
     class Mine(evasion.FastGradientMethod):
         pass
 
-    x, y = batch()
     attack = as_attack(Mine)
     assert attack.traits.batching == "single"
-    expected = host("FastGradientMethod", x, y, (0.0, 1.0), {"eps": 0.1})
-    assert torch.equal(run(attack, x, y, ThreatModel(norm="linf", epsilon=0.1)), expected)
+    expected = host("FastGradientMethod", X, Y, UNIT, {"eps": 0.1})
+    assert torch.equal(run(attack, X, Y, LINF), expected)
 
 
 def test_preprocessing_is_kept_and_differentiated():

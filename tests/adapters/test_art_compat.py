@@ -15,7 +15,7 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from tests.adapters import common
-from tests.adapters.common import UNIT, network_in, predicted, require, uniform
+from tests.adapters.common import UNIT, art_classifier, network_in, predicted, require, uniform
 
 art = require("art")
 evasion = art.attacks.evasion
@@ -47,15 +47,8 @@ def run(attack, module, x, y, threat_model, seed=3):
     return common.run(attack, module, x, y, threat_model, classes=classes, seed=seed, direct=False)
 
 
-def classifier(module, *, bounds=UNIT, channels=1, classes=5):
-    return art.estimators.classification.PyTorchClassifier(
-        model=module,
-        loss=nn.CrossEntropyLoss(),
-        input_shape=(channels, 8, 8),
-        nb_classes=classes,
-        clip_values=bounds,
-        device_type="cpu",
-    )
+def classifier(module, *, bounds=UNIT, classes=5):
+    return art_classifier(module, (1, 8, 8), classes, clip_values=bounds)
 
 
 @OnNumpy2

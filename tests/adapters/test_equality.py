@@ -20,7 +20,18 @@ from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.registry.model import as_module
-from tests.adapters.common import UNIT, Stretched, conv_network, drawn_seed, network_in, predicted, run, uniform, usable
+from tests.adapters.common import (
+    UNIT,
+    Stretched,
+    art_classifier,
+    conv_network,
+    drawn_seed,
+    network_in,
+    predicted,
+    run,
+    uniform,
+    usable,
+)
 
 SHAPE, CLASSES = (3, 8, 8), 10
 EPSILON = {"linf": 0.2, "l2": 1.0, "l1": 5.0}
@@ -134,15 +145,8 @@ def model_of(library, module, bounds, *, plain=False):
         preprocessing = {"mean": [0.3], "std": [0.7], "axis": -3}
         return foolbox.PyTorchModel(module, bounds=bounds, device="cpu", preprocessing=None if plain else preprocessing)
     if library == "art":
-        return sys.modules["art"].estimators.classification.PyTorchClassifier(
-            model=module,
-            loss=nn.CrossEntropyLoss(),
-            input_shape=SHAPE,
-            nb_classes=CLASSES,
-            clip_values=bounds,
-            preprocessing=(0.0, 1.0) if plain else (np.array([0.3]), np.array([0.7])),
-            device_type="cpu",
-        )
+        preprocessing = (0.0, 1.0) if plain else (np.array([0.3]), np.array([0.7]))
+        return art_classifier(module, SHAPE, CLASSES, clip_values=bounds, preprocessing=preprocessing)
     return module
 
 

@@ -16,6 +16,7 @@ from robust_ext.detectors.dla import DLADetector
 from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.registry import base as libraries
 from robust_ext.registry.detector import as_detector
+from tests.adapters.common import art_classifier
 
 
 class Largest(Detector):
@@ -29,7 +30,7 @@ class Largest(Detector):
 
 class Brightness(nn.Module):
     def forward(self, x):
-        return x.flatten(1).mean(1)
+        return brightness(x)
 
 
 def network(seed=0):
@@ -64,7 +65,14 @@ def test_a_detector_is_returned_if_it_watches_the_classifier():
             as_detector(detector, other, inputs=x, argument="guard")
 
 
-@pytest.mark.parametrize("score", [brightness, Brightness().eval(), lambda batch: batch.flatten(1).mean(1)])
+@pytest.mark.parametrize(
+    "score",
+    [
+        brightness,
+        Brightness().eval(),
+        lambda batch: batch.flatten(1).mean(1),
+    ],
+)
 def test_a_score_is_wrapped(score):
     classifier, x = network(), data(60)
     detector = as_detector(score, classifier)
@@ -126,7 +134,7 @@ def test_a_factory_is_called_with_the_classifier(factory):
     [
         (3, "detector: got int, expected a Detector, a callable score"),
         (None, "detector: got NoneType"),
-        (Brightness().train(), r"Brightness in train mode, expected a score in eval mode; call its eval\(\)"),
+        (nn.Flatten(0).train(), r"Flatten in train mode, expected a score in eval mode; call its eval\(\)"),
         (DLADetector, r"DLADetector\(classifier.*layers.*missing a required argument: 'layers'"),
         (lambda model: "abc", "<lambda>, which made 'abc', expected a Detector"),
         (lambda model: Largest, "<lambda>, which made the class Largest, expected a Detector"),
@@ -243,30 +251,22 @@ def theirs():
     pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
     part = importlib.import_module("robust_ext.adapters.art.detector")
     evasion = importlib.import_module("art.defences.detector.evasion")
-    return SimpleNamespace(
-        adapt=part.adapt_detector, make_classifier=part.art.estimators.classification, **vars(evasion)
-    )
+    return SimpleNamespace(adapt=part.adapt_detector, **vars(evasion))
 
 
-def wrapped(theirs, module, *, shape, classes):
-    return theirs.make_classifier.PyTorchClassifier(
-        module,
-        loss=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.Adam(module.parameters(), 0.01),
-        input_shape=shape,
-        nb_classes=classes,
-        device_type="cpu",
-    )
+def wrapped(module, *, shape, classes):
+    optimizer = torch.optim.Adam(module.parameters(), 0.01)
+    return art_classifier(module, shape, classes, optimizer=optimizer, clip_values=None)
 
 
 def art_detectors(theirs, classifier):
     """Each of ART's detectors for torch, fitted to tell bright noise from dark."""
     clean, bad = data(80).numpy() * 0.5, data(80, 1).numpy() * 0.5 + 0.5
     both, kinds = np.concatenate([clean, bad]), np.eye(2, dtype=np.float32)[np.repeat([0, 1], 80)]
-    estimator = wrapped(theirs, classifier, shape=(1, 8, 8), classes=3)
-    pixels = wrapped(theirs, nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), shape=(1, 8, 8), classes=2)
+    estimator = wrapped(classifier, shape=(1, 8, 8), classes=3)
+    pixels = wrapped(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), shape=(1, 8, 8), classes=2)
     by_input = theirs.BinaryInputDetector(pixels)
-    units = wrapped(theirs, nn.Sequential(nn.Linear(16, 2)), shape=(16,), classes=2)
+    units = wrapped(nn.Sequential(nn.Linear(16, 2)), shape=(16,), classes=2)
     by_units = theirs.BinaryActivationDetector(estimator, units, layer=2)
     for detector in (by_input, by_units):
         detector.fit(both, kinds, nb_epochs=15, batch_size=32)
