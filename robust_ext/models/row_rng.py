@@ -51,9 +51,7 @@ class RowRNG:
         drawn = [int(torch.randint(below, (), generator=stream(seed, *keys))) for seed in self.seeds]
         return torch.tensor(drawn, dtype=torch.int64)
 
-    def _fill(
-        self, like: Tensor, draw: Callable[[torch.Size, torch.Generator], Tensor], keys: tuple[int | str, ...]
-    ) -> Tensor:
+    def _fill(self, like: Tensor, draw: Callable[..., Tensor], keys: tuple[int | str, ...]) -> Tensor:
         if len(like) != len(self.seeds):
             raise InvalidArgumentError("like", f"{len(like)} rows", f"{len(self.seeds)} rows, one for each seed")
         if not self.seeds:

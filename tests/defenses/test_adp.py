@@ -124,10 +124,6 @@ def test_unrolled_gradients() -> None:
     (inner,) = torch.autograd.grad(held.logits(final, {})[:, 0].sum(), final)
     (found,) = torch.autograd.grad(trace.logits[:, 0].sum(), x)
     torch.testing.assert_close(found, inner * factor.detach())
-    again = defense(runs=1, checkpoint=True, **settings)
-    (checked,) = torch.autograd.grad(again.trace(x, seeds=seeds).logits[:, 0].sum(), x)
-    torch.testing.assert_close(checked, found)
-    assert all(p.grad is None for p in held.parameters())
 
 
 def test_the_identity_takes_the_mean_of_all_runs() -> None:

@@ -17,7 +17,7 @@ from robust_ext.defenses.catalogue import DEFENSES, NAMED, TRAINED
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.bpda import BPDA, trajectory_gradient
 from robust_ext.models.eot import EoT
-from tests.defenses.cases import GROUPED, QUICK, SHAPE, data, gradient, make, network, of_digits, quick, seeds
+from tests.defenses.cases import GROUPED, SHAPE, data, gradient, make, network, of_digits, quick, seeds
 
 ALL = pytest.mark.parametrize("name", NAMED)
 SIGNED = ("hd", "anti-adversary", "imf", "aid", "soap")
@@ -292,8 +292,3 @@ def test_digits_are_still_classified_until_foolbox_comes(name: str) -> None:
         _, points, _ = attack(model, x, labels, epsilons=0.35)
         assert float((points - x).abs().max()) <= 0.3501
         assert accuracy(points) < 0.25
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_the_quick_settings_are_settings(name: str) -> None:
-    assert set(QUICK[name]) <= set(declared(NAMED[name]))

@@ -147,30 +147,6 @@ def test_without_the_wrappers_no_gradient_arrives(library: str, listing: AttackL
     assert attacked(library, listing, "plain")[1].largest == 0
 
 
-def test_hosts_that_differentiate_by_parameters_too_find_none() -> None:
-    foolbox = pytest.importorskip("foolbox")
-    inputs, labels = digits(1)
-    onehot = np.eye(10, dtype=np.float32)[labels.numpy()]
-
-    def gradients(module: nn.Module, network: nn.Module) -> tuple[Tensor, Tensor, bool]:
-        """What ART and Foolbox get, and whether they left something on the parameters."""
-        by_art = torch.from_numpy(art_classifier(module).loss_gradient(inputs.numpy(), onehot))
-        attack = foolbox.attacks.LinfFastGradientAttack(random_start=False)
-        model = foolbox.PyTorchModel(module, bounds=(0, 1), device="cpu")
-        by_foolbox = attack(model, inputs, labels, epsilons=0.1)[1]
-        return by_art, by_foolbox - inputs, any(p.grad is not None for p in network.parameters())
-
-    bare = digits_network()
-    assert gradients(bare, bare)[2]
-    for wrap in ("bpda", "eot"):
-        behind = digits_network()
-        by_art, by_foolbox, left = gradients(WRAPPED[wrap](behind), behind)
-        assert bool((by_art != 0).any())
-        assert bool((by_foolbox != 0).any())
-        assert not left
-        assert all(parameter.requires_grad for parameter in behind.parameters())
-
-
 def test_arts_own_way_around_a_torch_preprocessor_is_dead_and_this_one_is_not() -> None:
     evasion = pytest.importorskip("art.attacks.evasion")
     preprocessor = importlib.import_module("art.defences.preprocessor.preprocessor")

@@ -132,9 +132,6 @@ def test_parts_of_another_classifier(name, files):
     other = nn.Sequential(nn.Flatten(), nn.Linear(27, 6), nn.ReLU(), nn.Linear(6, 4)).eval()
     with pytest.raises(InvalidArgumentError, match="trained for this classifier"):
         named_defense(name, other, torch.rand(2, 3, 3, 3), weights=files[name])
-
-
-def test_other_classes_are_refused(files):
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 4)).eval()
     with pytest.raises(InvalidArgumentError, match="a head of 10 classes"):
         named_defense("sodef", other, torch.rand(2, 1, 8, 8), weights=files["sodef"])
@@ -148,8 +145,14 @@ def test_parts_come_back_as_they_were(net, images, tmp_path):
     assert again.views.shared is False
     x = torch.rand(3, 128)
     assert torch.equal(head(x), again(x))
-    with pytest.raises(DataError, match="holds a ContrastiveHead"):
-        StableHead.load(tmp_path / "part")
+    for content in (None, b"", b"\x00" * 20):
+        if content is not None:
+            (tmp_path / "part").write_bytes(content)
+        words = "holds a ContrastiveHead" if content is None else ""
+        with pytest.raises(DataError, match=f"no file written by StableHead.*{words}"):
+            StableHead.load(tmp_path / "part")
+    with pytest.raises(DataError, match="no file written by StableHead"):
+        StableHead.load(tmp_path / "missing")
 
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_defense.py"

@@ -107,9 +107,6 @@ def test_gradients_by_bpda_and_by_expectation() -> None:
     averaged = EoT(BPDA(model), draws=4, chunk=2, seed=0)
     (mean,) = torch.autograd.grad(averaged(x)[:, 1].sum(), x)
     torch.testing.assert_close(mean, found)
-    (plain,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
-    (checked,) = torch.autograd.grad(defense(seed=0, checkpoint=True)(x)[:, 1].sum(), x)
-    assert plain.shape == checked.shape == x.shape
 
 
 def test_groups_stay_together_where_each_row_has_views_of_its_own() -> None:

@@ -32,13 +32,6 @@ class Linear(nn.Module):
         return state @ self.matrix.T
 
 
-class Clock(nn.Module):
-    """Velocity t, so that the state at t is t^2 / 2 later."""
-
-    def forward(self, time: Tensor, state: Tensor) -> Tensor:
-        return time.expand_as(state)
-
-
 def defense(dtype: torch.dtype = torch.float32, **settings: Any) -> SODEF:
     net = network(dtype)
     with seeded_globals(1):
@@ -67,7 +60,14 @@ def test_a_linear_equation_ends_where_the_exponential_does(settings: dict[str, A
 
 
 def test_times_are_those_of_the_steps_and_the_order_is_four() -> None:
-    end = integrate(Clock(), torch.zeros(1, 2, dtype=torch.float64), time=3.0, solver="rk4", steps=2)
+    # Velocity t, so that the state at t is t^2 / 2 later.
+    end = integrate(
+        lambda time, state: time.expand_as(state),
+        torch.zeros(1, 2, dtype=torch.float64),
+        time=3.0,
+        solver="rk4",
+        steps=2,
+    )
     torch.testing.assert_close(end, torch.full((1, 2), 4.5, dtype=torch.float64))
     start = torch.ones(1, 3, dtype=torch.float64)
     exact = start @ torch.tensor(scipy.linalg.expm(5.0 * MATRIX)).T
