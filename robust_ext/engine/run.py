@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _PATIENCE = 0.5
 
 R = TypeVar("R", bound="Run")
+R_co = TypeVar("R_co", bound="Run", covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +95,10 @@ class Run(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome(Generic[R]):
+class Outcome(Generic[R_co]):
     """What a run left."""
 
-    run: R
+    run: R_co
     store: Store
     records: Sequence[Record] = field(default=())  # One a sample
     timings: Sequence[Record] = field(default=())  # One a block

@@ -25,7 +25,7 @@ from robust_ext.engine.run_folder import Store
 from robust_ext.engine.store import Floats, Record
 from robust_ext.engine.task import Check, Task, Work
 from robust_ext.evaluations.arms import Arm
-from robust_ext.evaluations.detectors import NamedDetector
+from robust_ext.evaluations.detectors import NamedDetector, has_threshold
 from robust_ext.models.defended import Defended
 
 # Clean inputs of other classes that a detector lets pass, for attacks that imitate some.
@@ -102,7 +102,7 @@ class ArmRun(ScoredRun):
     def prepare(self, store: Store) -> Work[None]:
         """Raise where the attack does not fit the detector."""
         detector = self.adaptive_to
-        if detector is not None and not detector.calibrated:
+        if detector is not None and not has_threshold(detector.detector):
             raise AttackRefusedError(
                 f"{self.title}: detector {detector.name} has no threshold, which attacks that are adaptive to it need; "
                 "give clean inputs to calibrate it on"
@@ -163,18 +163,26 @@ def plan_clean(
 
 
 def plan_runs(arms: Sequence[Arm], clean: ScoredRun) -> list[ArmRun]:
-    """The runs of arms: one each; one for all budgets of a minimum-norm attack; one a detector if adaptive."""
+    """The runs of arms: one each; one for all budgets of a minimum-norm attack; one a detector if adaptive.
+
+    Raises where an attack does not fit. One that is adaptive may be refused by one detector and not by another, which
+    goes into the result.
+    """
     given = clean.given
     grouped: dict[tuple[str, str, ThreatModel], list[Arm]] = {}
     for arm in arms:
         model = arm.threat_model(bounds=given.bounds, values=given.inputs[0].numel())
         # By label too: two functions may have one description.
         grouped.setdefault((arm.short, describe(arm.resolved), model), []).append(arm)
-    return [
+    runs = [
         _arm_run(found, model, detector, clean)
         for (_, _, model), found in grouped.items()
         for detector in (clean.detectors if found[0].resolved.traits.detector else (None,))
     ]
+    for run in runs:
+        if run.adaptive_to is None:
+            run.attack.check(threat_model=run.threat_model)
+    return runs
 
 
 def _arm_run(arms: Sequence[Arm], model: ThreatModel, detector: NamedDetector | None, clean: ScoredRun) -> ArmRun:

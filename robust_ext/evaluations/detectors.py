@@ -25,11 +25,6 @@ class NamedDetector:
     detector: Detector
     digest: str  # Its fingerprint, see detector_digest
 
-    @property
-    def calibrated(self) -> bool:
-        """Whether it has a threshold, which attacks that are adaptive to it need."""
-        return has_threshold(self.detector)
-
 
 def detector_digest(detector: Detector) -> str:
     """Fingerprint of a detector: its weights, threshold and settings, and those of its classifier."""

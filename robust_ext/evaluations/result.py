@@ -10,6 +10,9 @@ from typing import Any
 from typing_extensions import Self
 
 from robust_ext import reports
+from robust_ext.engine.context import current_context
+from robust_ext.engine.identity import versions
+from robust_ext.engine.inputs import EvaluationInputs
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,25 @@ class EvaluationResult:
         if folder is not None:
             self.save(folder)
         return self
+
+
+def framed(
+    kind: str,
+    given: EvaluationInputs,
+    *,
+    settings: Mapping[str, Any],
+    seed: int,
+    seconds: Mapping[str, float],
+    **parts: Any,
+) -> dict[str, Any]:
+    """The parts of ``result.json``, with what those of all labelled samples hold."""
+    return {
+        "kind": kind,
+        "samples": len(given.ids),
+        "clean_accuracy": float(given.correct.mean()),
+        **parts,
+        "settings": {**settings, "bounds": list(given.bounds), **given.described, **current_context().origins},
+        "versions": versions(),
+        "seed": seed,
+        "seconds": dict(seconds),
+    }

@@ -113,9 +113,9 @@ def make(
     entries, averages = [], []
     for name in detectors:
         threshold = float(np.quantile(natural[name], 0.95))
-        rows = score_detector(scorer, name, results, threshold=threshold)
-        averages += rows.averages
-        for row in (*rows.results, *rows.white_box, *rows.arms):
+        rows, of_norms, _ = score_detector(scorer, name, results, threshold=threshold)
+        averages += of_norms
+        for row in (*rows["results"], *rows["white_box"], *rows["arms"]):
             _add_intervals(row)
         entries.append(
             {
@@ -128,7 +128,7 @@ def make(
                 "threshold": threshold,
                 "threshold_fpr": 0.05,
                 "achieved_fpr": float((natural[name] > threshold).mean()),
-                **{"results": rows.results, "white_box": rows.white_box, "arms": rows.arms},
+                **rows,
             }
         )
     return {

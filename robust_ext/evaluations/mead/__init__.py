@@ -2,8 +2,6 @@
 
 from robust_ext.evaluations.arms import Arm as Arm
 from robust_ext.evaluations.mead.api import mead as mead
-from robust_ext.evaluations.mead.averages import Average as Average
-from robust_ext.evaluations.mead.averages import average as average
 from robust_ext.evaluations.mead.fitting import fit_detector as fit_detector
 from robust_ext.evaluations.mead.fitting import load_detector as load_detector
 from robust_ext.evaluations.mead.metric import ArmLabel as ArmLabel
@@ -12,7 +10,9 @@ from robust_ext.evaluations.mead.metric import multi_armed as multi_armed
 from robust_ext.evaluations.mead.published import PublishedCurve as PublishedCurve
 from robust_ext.evaluations.mead.published import published_curve as published_curve
 from robust_ext.evaluations.mead.result import MeadResult as MeadResult
+from robust_ext.evaluations.mead.roc import Average as Average
 from robust_ext.evaluations.mead.roc import Detection as Detection
+from robust_ext.evaluations.mead.roc import average as average
 from robust_ext.evaluations.mead.settings import MeadSettings as MeadSettings
 from robust_ext.evaluations.mead.suites import load_suite as load_suite
 from robust_ext.evaluations.mead.suites import suite_names as suite_names

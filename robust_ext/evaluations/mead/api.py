@@ -13,11 +13,11 @@ from typing_extensions import Unpack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
-from robust_ext.engine.run import run_all
+from robust_ext.engine.run import Outcome, run_all
 from robust_ext.engine.task import drive
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
 from robust_ext.evaluations.detectors import as_detectors
-from robust_ext.evaluations.mead.content import Scored, make_content, pick_examples
+from robust_ext.evaluations.mead.content import make_content, pick_examples
 from robust_ext.evaluations.mead.options import MeadOptions
 from robust_ext.evaluations.mead.result import MeadResult
 from robust_ext.evaluations.mead.settings import MeadSettings
@@ -104,15 +104,10 @@ def _evaluate(
     )
     clean = plan_clean(given, batch_size=settings.batch_size, seed=settings.seed, detectors=beside)
     runs = plan_runs(arms, clean)
-    for run in runs:
-        # Those that are adaptive may be refused by one detector and not by another, which goes into the result.
-        if run.adaptive_to is None:
-            run.attack.check(threat_model=run.threat_model)
     outcomes = drive(run_all([*runs, clean], out=out, progress=progress, title="mead"))
     if outcomes is None:
         return MeadResult({})
-    natural = Scored.of(outcomes[clean.key])
-    left = [cast("Scored[ArmRun]", Scored.of(outcomes[run.key])) for run in runs]
+    natural, left = outcomes[clean.key], [cast("Outcome[ArmRun]", outcomes[run.key]) for run in runs]
     suite = ", ".join(suites) or "arms"
     content = make_content(natural, left, arms, settings, suite=suite, detector_data=detector_data, begun=begun)
     return MeadResult(content, examples=pick_examples(left, given, beside)).saved(out)

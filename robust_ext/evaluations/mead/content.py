@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,24 +15,22 @@ from torch import Tensor
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.detectors.combining import combine
-from robust_ext.engine.context import current_context
-from robust_ext.engine.identity import versions
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun
 from robust_ext.evaluations.arms import Arm
-from robust_ext.evaluations.detectors import NamedDetector
+from robust_ext.evaluations.detectors import NamedDetector, has_threshold
 from robust_ext.evaluations.mead.metric import Bools
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.summary import (
     ArmResult,
     ArmScorer,
-    DetectorRows,
     arm_row,
     outcomes_of,
     score_detector,
 )
+from robust_ext.evaluations.result import framed
 from robust_ext.reports import Example
 
 logger = logging.getLogger(__name__)
@@ -41,29 +38,10 @@ logger = logging.getLogger(__name__)
 # Images of what slipped through, in all and of one detector.
 _EXAMPLES, _EXAMPLES_EACH = 12, 3
 
-R = TypeVar("R", bound=ScoredRun)
-R_co = TypeVar("R_co", bound=ScoredRun, covariant=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored(Generic[R_co]):
-    """What a run left, and the scores of it."""
-
-    outcome: Outcome[R_co]
-    scores: Mapping[str, Floats]  # Of each detector, float64 (N,); none where the run was refused
-    seconds: Mapping[str, float]  # What they took
-
-    @staticmethod
-    def of(outcome: Outcome[R]) -> Scored[R]:
-        """With the scores that its store holds."""
-        found = {} if outcome.refusal is not None else outcome.run.scores(outcome.store)
-        scores = {name: scores for name, (scores, _) in found.items()}
-        return Scored(outcome=outcome, scores=scores, seconds={name: took for name, (_, took) in found.items()})
-
 
 def make_content(
-    natural: Scored[ScoredRun],
-    left: Sequence[Scored[ArmRun]],
+    natural: Outcome[ScoredRun],
+    left: Sequence[Outcome[ArmRun]],
     arms: Sequence[Arm],
     settings: MeadSettings,
     *,
@@ -72,55 +50,51 @@ def make_content(
     begun: float,
 ) -> dict[str, Any]:
     """Everything ``result.json`` holds."""
-    run, given = natural.outcome.run, natural.outcome.run.given
-    scores = dict(natural.scores)
-    results = _arm_results(left, arms)
-    detectors = [_detector(one, [natural, *left], settings) for one in run.detectors]
+    run, given = natural.run, natural.run.given
+    of_clean, *of_arms = scored = [_scores(one) for one in (natural, *left)]
+    scores, results = {name: found for name, (found, _) in of_clean.items()}, _arm_results(left, of_arms, arms)
+    detectors = [_detector(one, sum(of[one.name][1] for of in scored if of), settings) for one in run.detectors]
     if settings.combine:
         detectors += _combine(scores, results, run, settings, detector_data)
     scorer = ArmScorer(natural=scores, correct=given.correct, settings=settings)
-    rows = {one["name"]: _score(scorer, one, results) for one in detectors}
-    attribution = {arm.name: {name: of.attribution.get(arm.name) for name, of in rows.items()} for arm in results}
-    return {
-        "kind": "mead",
-        "samples": len(given.ids),
-        "clean_accuracy": float(given.correct.mean()),
-        "suite": suite,
-        "naturals": settings.naturals,
-        "detectors": detectors,
-        "averages": [average for of in rows.values() for average in of.averages],
-        "arms": [arm_row(one, attribution[one.name], len(given.ids)) for one in results],
-        "refused": _refused(left),
-        "settings": {
-            **settings.to_dict(),
-            "combine": list(settings.combine),
-            "bounds": list(given.bounds),
-            "detectors": {one.name: one.digest for one in run.detectors},
-            **given.described,
-            **current_context().origins,
-        },
-        "versions": versions(),
-        "seed": settings.seed,
-        "seconds": {
-            **{phase: sum(one.outcome.total("seconds", phase) for one in left) for phase in ("attack", "verify")},
+    averages, attribution = [], {}
+    for entry in detectors:
+        rows, of_norms, shares = score_detector(scorer, entry["name"], results, threshold=entry["threshold"])
+        entry |= rows
+        averages += of_norms
+        attribution[entry["name"]] = shares
+        unscored = sum(row["unscored"] for row in rows["results"] if row["objective"] is row["algorithm"] is None)
+        if unscored:
+            logger.warning("%s scored NaN %d times; these scores are left out", entry["name"], unscored)
+    return framed(
+        "mead",
+        given,
+        suite=suite,
+        naturals=settings.naturals,
+        detectors=detectors,
+        averages=averages,
+        arms=[
+            arm_row(one, {name: shares.get(one.name) for name, shares in attribution.items()}, len(given.ids))
+            for one in results
+        ],
+        refused=_refused(left),
+        settings={**settings.to_dict(), "detectors": {one.name: one.digest for one in run.detectors}},
+        seed=settings.seed,
+        seconds={
+            **{phase: sum(one.total("seconds", phase) for one in left) for phase in ("attack", "verify")},
             "score": sum(entry["seconds"] for entry in detectors),
             # Of this call alone, where the others are of all processes and of earlier calls in the same folder.
             "total": time.perf_counter() - begun,
         },
-    }
+    )
 
 
-def _score(scorer: ArmScorer, entry: dict[str, Any], results: Sequence[ArmResult]) -> DetectorRows:
-    """The rows of a detector, added to its entry."""
-    rows = score_detector(scorer, entry["name"], results, threshold=entry["threshold"])
-    entry |= {"results": rows.results, "white_box": rows.white_box, "arms": rows.arms}
-    unscored = sum(row["unscored"] for row in rows.results if row["objective"] is row["algorithm"] is None)
-    if unscored:
-        logger.warning("%s scored NaN %d times; these scores are left out", entry["name"], unscored)
-    return rows
+def _scores(one: Outcome[ScoredRun]) -> dict[str, tuple[Floats, float]]:
+    """Each detector's scores of a run, float64 ``(N,)``, and their seconds; none where the run was refused."""
+    return {} if one.refusal is not None else one.run.scores(one.store)
 
 
-def _detector(one: NamedDetector, left: Sequence[Scored[ScoredRun]], settings: MeadSettings) -> dict[str, Any]:
+def _detector(one: NamedDetector, seconds: float, settings: MeadSettings) -> dict[str, Any]:
     detector, threshold = one.detector, one.detector.threshold
     shown = ", ".join(f"{name}={value!r}" for name, value in detector.settings.items())
     return {
@@ -129,32 +103,33 @@ def _detector(one: NamedDetector, left: Sequence[Scored[ScoredRun]], settings: M
         "differentiable": detector.differentiable,
         "random": detector.random,
         "combines": None,
-        "seconds": sum(scored.seconds.get(one.name, 0.0) for scored in left),
+        "seconds": seconds,
         "threshold": None if threshold.dim() or bool(threshold.isnan()) else float(threshold),
-        "threshold_fpr": settings.detector_fpr if one.calibrated else None,
+        "threshold_fpr": settings.detector_fpr if has_threshold(detector) else None,
     }
 
 
-def _refused(left: Sequence[Scored[ArmRun]]) -> list[dict[str, Any]]:
+def _refused(left: Sequence[Outcome[ArmRun]]) -> list[dict[str, Any]]:
     return [
-        {"arms": [arm.name for arm in run.arms], "detector": run.adaptive_to.name, "reason": one.outcome.refusal}
+        {"arms": [arm.name for arm in run.arms], "detector": run.adaptive_to.name, "reason": one.refusal}
         for one in left
-        if (run := one.outcome.run).adaptive_to is not None and one.outcome.refusal is not None
+        if (run := one.run).adaptive_to is not None and one.refusal is not None
     ]
 
 
 def pick_examples(
-    left: Sequence[Scored[ArmRun]], given: EvaluationInputs, detectors: Sequence[NamedDetector]
+    left: Sequence[Outcome[ArmRun]], given: EvaluationInputs, detectors: Sequence[NamedDetector]
 ) -> list[Example]:
     """Successful candidates that detectors scored lowest, each of another sample, for the report."""
     examples: list[Example] = []
+    scored = [_scores(one) for one in left]
     for detector in detectors:
         ranked = []
-        for one in left:
-            for record in one.outcome.records:
-                score = float(one.scores[detector.name][record["index"]])
+        for one, scores in zip(left, scored, strict=True):
+            for record in one.records:
+                score = float(scores[detector.name][0][record["index"]])
                 if record["outcome"] == "found" and score == score:
-                    ranked.append((score, record["index"], one.outcome.run.key, one.outcome))
+                    ranked.append((score, record["index"], one.run.key, one))
         seen: set[int] = set()
         for _, index, _, outcome in sorted(ranked, key=lambda entry: entry[:3]):
             if index in seen or not given.correct[index]:
@@ -178,12 +153,14 @@ def _example(index: int, outcome: Outcome[ArmRun], detector: str, given: Evaluat
     )
 
 
-def _arm_results(left: Sequence[Scored[ArmRun]], arms: Sequence[Arm]) -> list[ArmResult]:
+def _arm_results(
+    left: Sequence[Outcome[ArmRun]], scored: Sequence[Mapping[str, tuple[Floats, float]]], arms: Sequence[Arm]
+) -> list[ArmResult]:
     """Each arm's part of its runs."""
     results = []
     for arm in arms:
-        for one in left:
-            outcome, run = one.outcome, one.outcome.run
+        for outcome, found in zip(left, scored, strict=True):
+            run = outcome.run
             if outcome.refusal is not None or not any(arm is other for other in run.arms):
                 continue
             success, known = _success(arm, outcome), None if run.adaptive_to is None else run.adaptive_to.name
@@ -195,7 +172,7 @@ def _arm_results(left: Sequence[Scored[ArmRun]], arms: Sequence[Arm]) -> list[Ar
                 "passes": {way: outcome.total("passes", way) / alike for way in ("forward", "backward")},
             }
             name = arm.name if known is None else f"{arm.name}, knowing {known}"
-            scores = dict(one.scores)
+            scores = {detector: values for detector, (values, _) in found.items()}
             results.append(ArmResult(arm=arm, name=name, adaptive_to=known, success=success, scores=scores, cost=cost))
     return results
 

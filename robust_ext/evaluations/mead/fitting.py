@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -72,11 +73,9 @@ def fit_detector(
             LID's ``layers`` are all that describe an input, and KD-BU's ``layer`` is the one before the logits.
 
     Raises:
-        InvalidArgumentError: There is no such detector, preset or setting, or these are no such tensors; the layer
-            before the logits is not found; constants must be chosen for such inputs.
-        DataError: A class has no reference (KD-BU).
-        MissingDependencyError: scikit-learn (supervised detectors) or OpenCV (FS for CIFAR-10) is not installed.
-        ModelError: The classifier is not one, or is in train mode.
+        InvalidArgumentError: There is no such detector, preset or setting, these are no such tensors, the layer before
+            the logits is not found, or constants must be chosen for such inputs.
+        RobustExtError: A class has no reference (KD-BU), a package is missing, or the classifier is in train mode.
 
     Example:
         >>> from robust_ext.datasets import load_dataset
@@ -89,10 +88,7 @@ def fit_detector(
     check_integer("rows", rows, minimum=2)
     check_integer("seed", seed, minimum=0)
     low, high = check_bounds(bounds)
-
-    def attack(network: nn.Module, inputs: Tensor, classes: Tensor) -> Tensor:
-        return training_adversarials(network, inputs, classes, bounds=(low, high), seed=seed)
-
+    attack = partial(training_adversarials, bounds=(low, high), seed=seed)
     clean, labels, adversarial = _checked(classifier, clean, labels, adversarial, (low, high))
     detector, fitting = _made(name, classifier, clean, preset, settings, (low, high))
     data = TrainingSet(clean=clean, labels=labels, adversarial=adversarial, attack=attack, rows=rows)

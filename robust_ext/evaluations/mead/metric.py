@@ -105,7 +105,9 @@ def multi_armed(
     check_choice("naturals", naturals, NATURALS)
     check_integer("resamples", resamples, minimum=0)
     if naturals == "filtered":
-        kept = _filter(correct, natural.shape)
+        if correct is None:
+            raise InvalidArgumentError("correct", None, "bools (N,) to filter by; or choose naturals='kept'")
+        kept = _flags("correct", correct, natural.shape)
         natural, scores, success = natural[kept], scores[:, kept], success[:, kept]
 
     def detection(rows: list[int]) -> Detection:
@@ -165,12 +167,6 @@ def _checked(
     if of_arms.shape != shape:
         raise InvalidArgumentError("scores", f"shape {of_arms.shape}", f"shape {shape}, one row for each arm")
     return found, of_arms, _flags("success", success, shape)
-
-
-def _filter(correct: Flags | None, shape: tuple[int, ...]) -> Bools:
-    if correct is None:
-        raise InvalidArgumentError("correct", None, "bools (N,) to filter by; or choose naturals='kept'")
-    return _flags("correct", correct, shape)
 
 
 def _flags(argument: str, flags: Flags, shape: tuple[int, ...]) -> Bools:

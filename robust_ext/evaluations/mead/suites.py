@@ -80,7 +80,10 @@ def load_suite(name: str, *, bounds: tuple[float, float] = (0.0, 1.0)) -> list[A
         known = suite_names()
         expected = f"one of {', '.join(known)}, or a file NAME.toml{did_you_mean(name, known)}"
         raise InvalidArgumentError("suite", name, expected)
-    content = _parse(text, name)
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"{name}: is no valid TOML ({error})") from error
     unknown = sorted(set(content) - {"description", "arms"})
     tables = content.get("arms")
     if unknown or not isinstance(tables, list):
@@ -118,13 +121,6 @@ def _fraction(text: str) -> float:
 
 def _folder() -> Any:
     return resources.files("robust_ext.evaluations.mead").joinpath("suites")
-
-
-def _parse(text: str, name: str) -> dict[str, Any]:
-    try:
-        return dict(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{name}: is no valid TOML ({error})") from error
 
 
 def _arms_of(table: object, name: str, width: float) -> list[Arm]:

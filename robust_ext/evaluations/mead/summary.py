@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from robust_ext.evaluations.arms import Arm
-from robust_ext.evaluations.mead.averages import average
 from robust_ext.evaluations.mead.metric import ArmLabel, Bools, MultiArmed, multi_armed, worst_scores
 from robust_ext.evaluations.mead.published import published_curve
-from robust_ext.evaluations.mead.roc import Detection, Floats, curve_at
+from robust_ext.evaluations.mead.roc import Detection, Floats, average, curve_at
 from robust_ext.evaluations.mead.settings import MeadSettings
 
 NORMS_IN_ORDER = ("l1", "l2", "linf", None)
@@ -61,28 +60,15 @@ class ArmScorer:
             return None
         return {"fpr": _GRID.tolist(), "tpr": [round(float(rate), 4) for rate in rates]}
 
-    def as_published(self, detector: str, arms: Sequence[ArmResult]) -> dict[str, object] | None:
-        """What the public code computes."""
-        found = published_curve(self.natural[detector], *_stacked(arms, detector))
-        return None if found is None else found.to_dict()
-
-
-@dataclass(frozen=True, kw_only=True)
-class DetectorRows:
-    """What is known of one detector."""
-
-    results: list[dict[str, Any]]  # Groups of arms that are not adaptive, for result.json
-    # Groups of arms that are adaptive to it: by themselves, and together with the others of the group
-    white_box: list[dict[str, Any]]
-    arms: list[dict[str, Any]]  # Each arm by itself
-    averages: list[dict[str, Any]]  # Over groups, a norm and an objective
-    attribution: dict[str, float]  # By name of the arm, in its group
-
 
 def score_detector(
     scorer: ArmScorer, detector: str, arms: Sequence[ArmResult], *, threshold: float | None
-) -> DetectorRows:
-    """Every row of a detector, which flags above its threshold; arms adaptive to another are left out."""
+) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]], dict[str, float]]:
+    """Every row of a detector, which flags above its threshold; arms adaptive to another are left out.
+
+    Returns groups of arms that are not adaptive (``results``), of those that are, by themselves and with the others of
+    the group (``white_box``), and each arm; the averages over groups by norm and objective; and the attribution by arm.
+    """
     blind = _groups(one for one in arms if one.adaptive_to is None)
     adaptive = _groups(one for one in arms if one.adaptive_to == detector)
     whole = {group: scorer.multi_armed(detector, members) for group, members in blind.items()}
@@ -99,17 +85,14 @@ def score_detector(
             white_box.append(_entry(group, both, found.all_arms, found, scenario="all"))
     every = (*whole.values(), *alone.values())
     by_arm = {name: found for one in every for name, found in one.arms.items()}
-    return DetectorRows(
-        results=results,
-        white_box=white_box,
-        arms=[
-            {"arm": one.name, **by_arm[one.name].to_dict(), "slipped": _slipped(one, detector, threshold)}
-            for one in arms
-            if one.name in by_arm
-        ],
-        averages=[{"detector": detector, **row} for row in _averages(blind, whole)],
-        attribution={name: share for one in every for name, share in (one.attribution or {}).items()},
-    )
+    single = [
+        {"arm": one.name, **by_arm[one.name].to_dict(), "slipped": _slipped(one, detector, threshold)}
+        for one in arms
+        if one.name in by_arm
+    ]
+    averages = [{"detector": detector, **row} for row in _averages(blind, whole)]
+    shares = {name: share for one in every for name, share in (one.attribution or {}).items()}
+    return {"results": results, "white_box": white_box, "arms": single}, averages, shares
 
 
 def arm_row(one: ArmResult, attribution: Mapping[str, float | None], samples: int) -> dict[str, Any]:
@@ -159,7 +142,8 @@ def _entries(
     """The multi-armed row of a group, a row an objective and a row an algorithm."""
     entries = [{**_entry(group, arms, whole.all_arms, whole), "curve": scorer.curve(detector, arms)}]
     if scorer.settings.published:
-        entries[0]["published"] = scorer.as_published(detector, arms)
+        published = published_curve(scorer.natural[detector], *_stacked(arms, detector))
+        entries[0]["published"] = None if published is None else published.to_dict()
     for objective, found in whole.objectives.items():
         chosen = [one for one in arms if one.arm.objective in (objective, None)]
         entries.append(

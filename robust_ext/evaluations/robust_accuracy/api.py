@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 from typing_extensions import Unpack
 
-from robust_ext.attacks.base import Attack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.inputs import EvaluationInputs, as_attacks, prepare_inputs
+from robust_ext.engine.inputs import as_attacks, prepare_inputs
 from robust_ext.engine.run import run_all
 from robust_ext.engine.task import drive
-from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
+from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm, check_arms
 from robust_ext.evaluations.robust_accuracy.content import make_content
 from robust_ext.evaluations.robust_accuracy.options import RobustAccuracyOptions
@@ -72,25 +71,14 @@ def robust_accuracy(
         model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=checked.batch_size
     )
     named, budgets = as_attacks(attacks), sorted({threat_model.epsilon, *(checked.epsilons or ())})
-    outcomes = drive(
-        run_all(_plan(named, budgets, given, checked), out=out, progress=progress, title="robust accuracy")
+    arms = check_arms(
+        Arm(attack=one, norm=threat_model.norm, epsilon=epsilon, label=name)
+        for name, one in named.items()
+        for epsilon in budgets
     )
+    runs = plan_runs(arms, plan_clean(given, batch_size=checked.batch_size, seed=checked.seed))
+    outcomes = drive(run_all(runs, out=out, progress=progress, title="robust accuracy"))
     if outcomes is None:
         return RobustAccuracyResult({})
     content = make_content(list(outcomes.values()), list(named), budgets, total=time.perf_counter() - begun)
     return RobustAccuracyResult(content).saved(out)
-
-
-def _plan(
-    attacks: Mapping[str, Attack],
-    budgets: Sequence[float],
-    given: EvaluationInputs,
-    settings: RobustAccuracySettings,
-) -> list[ArmRun]:
-    """The runs of all attacks, each of which makes sense here."""
-    norm = given.threat_model.norm
-    arms = [Arm(attack=one, norm=norm, epsilon=eps, label=name) for name, one in attacks.items() for eps in budgets]
-    runs = plan_runs(check_arms(arms), plan_clean(given, batch_size=settings.batch_size, seed=settings.seed))
-    for run in runs:
-        run.attack.check(threat_model=run.threat_model)
-    return runs
