@@ -42,19 +42,16 @@ def test_records_survive_closing(tmp_path: Path) -> None:
         folder.append([], {"group": 1, "seconds": 0.25})
         folder.append([record(0)], {"group": 2, "seconds": 0.125})
         before = folder.records(), folder.timings()
+        # What is appended is in the file at once.
+        assert len((tmp_path / "a" / "run" / "records.jsonl").read_text().splitlines()) == 3
     assert before[0] == [record(0), record(1, "é\n"), record(3)]
     assert [entry["group"] for entry in before[1]] == [0, 1, 2]
     with opened(tmp_path / "a" / "run") as folder:
         assert (folder.records(), folder.timings()) == before
         folder.append([record(2)], {"group": 3})
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            folder.append([record(7, float("nan"))], {"group": 4})
         assert [entry["index"] for entry in folder.records()] == [0, 1, 2, 3]
-
-
-def test_what_is_appended_is_in_the_file_at_once(tmp_path: Path) -> None:
-    with opened(tmp_path) as folder:
-        folder.append([record(0)], {"group": 0})
-        lines = (tmp_path / "records.jsonl").read_text().splitlines()
-        assert [json.loads(line) for line in lines] == [record(0)]
 
 
 @pytest.mark.parametrize("torn", ['{"index": 1', '{"index": 1}', "{", "\x00\x00"])
@@ -120,12 +117,6 @@ def test_settings_are_compared_as_json_keeps_them(tmp_path: Path) -> None:
         opened(tmp_path, {"share": 0.3, "nested": {"a": [1, 2]}, "bounds": [0, 1]})
 
 
-def test_another_kind_is_refused(tmp_path: Path) -> None:
-    opened(tmp_path).close()
-    with pytest.raises(RunFolderError, match="holds a run of kind 'test', not 'mead'"):
-        opened(tmp_path, kind="mead")
-
-
 def test_other_versions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     opened(tmp_path).close()
     with caplog.at_level(logging.WARNING, logger="robust_ext"):
@@ -144,25 +135,25 @@ def test_a_damaged_run_is_refused(tmp_path: Path, content: str) -> None:
         opened(tmp_path)
 
 
-def test_records_without_a_run_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "records.jsonl").write_text('{"index": 0}\n')
-    with pytest.raises(RunFolderError, match=r"holds records but no run\.json"):
-        opened(tmp_path)
-    assert not (tmp_path / "run.json").exists()
-
-
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_folders_that_are_no_run_of_this_kind_are_refused(tmp_path: Path) -> None:
+    """Another kind, records without a run, no folder, and what cannot be locked, which is not said to be in use."""
+    opened(tmp_path / "test").close()
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "records.jsonl").write_text('{"index": 0}\n')
     (tmp_path / "file").write_text("mine")
-    for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(RunFolderError, match="cannot be made a run folder"):
-            opened(path)
+    (tmp_path / "lock" / ".lock").mkdir(parents=True)
+    before = tree(tmp_path)
+    for name, words in {
+        "test": "holds a run of kind 'test', not 'mead'",
+        "records": r"holds records but no run\.json",
+        "file": "cannot be made a run folder",
+        "file/run": "cannot be made a run folder",
+        "lock": "cannot be written as a run folder",
+    }.items():
+        with pytest.raises(RunFolderError, match=words):
+            opened(tmp_path / name, kind="mead")
+    assert tree(tmp_path) - before == {"records/.lock"}
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_what_cannot_be_locked_is_not_said_to_be_in_use(tmp_path: Path) -> None:
-    (tmp_path / ".lock").mkdir()
-    with pytest.raises(RunFolderError, match="cannot be written as a run folder"):
-        opened(tmp_path)
 
 
 HOLD = """
@@ -180,24 +171,16 @@ def test_two_processes_do_not_write_the_same_shard(tmp_path: Path) -> None:
     pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
     command = [sys.executable, "-c", HOLD, str(tmp_path), "0"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         with pytest.raises(RunFolderError, match="another process is writing this run"):
             opened(tmp_path)
         with opened(tmp_path, shard=1) as folder:
             assert folder.records() == [{"index": 7}]
+            with pytest.raises(RunFolderError, match="another process is writing this run"):
+                opened(tmp_path, shard=1)
         process.kill()
     with opened(tmp_path) as folder:
         assert folder.records() == [{"index": 7}]
-
-
-def test_the_same_process_does_not_write_a_shard_twice(tmp_path: Path) -> None:
-    pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
-    with opened(tmp_path):
-        with pytest.raises(RunFolderError, match="another process is writing this run"):
-            opened(tmp_path)
-        opened(tmp_path, shard=3).close()
 
 
 def test_once_is_computed_once(tmp_path: Path) -> None:
@@ -214,19 +197,13 @@ def test_once_is_computed_once(tmp_path: Path) -> None:
         assert once(folder, "other", lambda: 5) is None
     with opened(tmp_path) as folder:
         assert once(folder, "plan", compute) == expected
-    assert len(calls) == 1
-
-
-def test_once_is_tried_again_when_it_failed(tmp_path: Path) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    with opened(tmp_path) as folder:
+        # One that failed is tried again.
         with pytest.raises(ZeroDivisionError):
-            once(folder, "plan", fail)
+            once(folder, "failed", lambda: 1 / 0)
         with pytest.raises(ValueError, match="not JSON compliant"):
-            once(folder, "plan", lambda: float("nan"))
-        assert once(folder, "plan", lambda: 3) == 3
+            once(folder, "failed", lambda: float("nan"))
+        assert once(folder, "failed", lambda: 3) == 3
+    assert len(calls) == 1
 
 
 ONCE = """
@@ -258,10 +235,11 @@ def test_processes_share_what_is_computed_once(tmp_path: Path) -> None:
 
 
 def test_finish_merges_shards_in_order(tmp_path: Path) -> None:
+    """A sample that was won twice counts once, as after a kill before the shards' own files were removed."""
     with opened(tmp_path) as folder:
         for shard in (1, 2, 11):
             with opened(tmp_path, shard=shard) as other:
-                other.append([record(20 - shard, shard), record(shard, shard)], {"group": shard})
+                other.append([record(20 - shard, shard), record(shard, shard), record(0, 0)], {"group": shard})
         folder.append([record(5, 0), record(0, 0)], {"group": 0})
         merged = folder.records()
         assert [entry["index"] for entry in merged] == [0, 1, 2, 5, 9, 11, 18, 19]
@@ -276,14 +254,6 @@ def test_finish_merges_shards_in_order(tmp_path: Path) -> None:
         assert folder.records() == merged
 
 
-def test_a_sample_that_was_won_twice_counts_once(tmp_path: Path) -> None:
-    """As after a kill between the merged file and the removal of the shards' own."""
-    with opened(tmp_path) as folder, opened(tmp_path, shard=1) as other:
-        folder.append([record(0), record(1)], {"group": 0})
-        other.append([record(1), record(2)], {"group": 1})
-        assert folder.records() == [record(0), record(1), record(2)]
-
-
 def test_nothing_is_written_outside_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -296,15 +266,6 @@ def test_nothing_is_written_outside_the_folder(tmp_path: Path, monkeypatch: pyte
     expected = {"run.json", "records.jsonl", "timings.jsonl", "timings-1.jsonl", "plan.json"}
     locks = {".lock", ".lock-1", ".lock-once"}
     assert tree(tmp_path) == {"elsewhere", "run", *(f"run/{name}" for name in expected | locks)}
-
-
-def test_what_is_not_json_is_not_written(tmp_path: Path) -> None:
-    with opened(tmp_path) as folder:
-        with pytest.raises(ValueError, match="not JSON compliant"):
-            folder.append([record(0, float("nan"))], {"group": 0})
-        assert folder.records() == []
-        folder.append([record(0)], {"group": 0})
-        assert folder.records() == [record(0)]
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

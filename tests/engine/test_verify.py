@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -20,18 +22,19 @@ class FirstValue(nn.Module):
         self.seen: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
         self.seen.append(x)
         first = x.flatten(1)[:, 0] - 0.5
         return torch.stack([-first, first], 1)
 
 
 def check(
-    candidates: object, inputs: Tensor, threat_model: ThreatModel, labels: Tensor | None = None
+    candidates: object, inputs: Tensor, threat_model: ThreatModel, labels: Tensor | None = None, **more: Any
 ) -> tuple[Verification, FirstValue]:
-    module = FirstValue()
-    if labels is None:
-        labels = torch.zeros(len(inputs), dtype=torch.int64)
-    return verify(candidates, inputs, labels, module=module, threat_model=threat_model, attack="my attack"), module
+    module, labels = FirstValue(), torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
+    return verify(
+        candidates, inputs, labels, module=module, threat_model=threat_model, attack="my attack", **more
+    ), module
 
 
 LINF = ThreatModel(norm="linf", epsilon=0.25)
@@ -47,10 +50,7 @@ def test_what_a_detector_rejects_is_not_found() -> None:
         asked.append(points)
         return torch.tensor([True, True, False])
 
-    labels = torch.zeros(3, dtype=torch.int64)
-    result = verify(
-        candidates, inputs, labels, module=FirstValue(), threat_model=LINF, attack="my attack", rejects=rejects
-    )
+    result, _ = check(candidates, inputs, LINF, rejects=rejects)
     assert result.outcomes == ("rejected", "not_adversarial", "found")
     assert torch.equal(asked[0], result.candidates)
 
@@ -76,7 +76,8 @@ def test_every_outcome() -> None:
     assert torch.equal(result.candidates[3:], inputs[3:])
     assert [len(batch) for batch in module.seen] == [7]
     assert torch.equal(module.seen[0], result.candidates)
-    assert torch.equal(result.logits, FirstValue()(result.candidates))
+    with torch.no_grad():
+        assert torch.equal(result.logits, FirstValue()(result.candidates))
     assert torch.equal(candidates.nan_to_num(7), kept.nan_to_num(7))
 
 
@@ -85,16 +86,10 @@ def test_every_outcome() -> None:
     [(0.9, "beyond_epsilon"), (0.1, "beyond_epsilon"), (1.5, "out_of_bounds"), (NAN, "not_finite")],
 )
 def test_the_first_failure_names_the_outcome(value: float, outcome: str) -> None:
-    """Each of these fails later tests too."""
-    candidates = torch.tensor([[0.4, value]])
-    result, _ = check(candidates, torch.tensor([[0.4, 0.4]]), LINF)
+    """Each of these fails later tests too; labels are those given."""
+    result, _ = check(torch.tensor([[0.4, value]]), torch.tensor([[0.4, 0.4]]), LINF)
     assert result.outcomes == (outcome,)
-
-
-def test_labels_are_those_given() -> None:
-    inputs = torch.tensor([[0.45], [0.45], [0.45]])
-    candidates = torch.tensor([[0.6], [0.6], [0.45]])
-    result, _ = check(candidates, inputs, LINF, torch.tensor([0, 1, 1]))
+    result, _ = check(torch.tensor([[0.6], [0.6], [0.45]]), torch.full((3, 1), 0.45), LINF, torch.tensor([0, 1, 1]))
     assert result.outcomes == ("found", "not_adversarial", "found")
 
 
@@ -141,7 +136,7 @@ def test_the_edge_of_the_bounds(bounds: tuple[float, float]) -> None:
     assert result.candidates.flatten().tolist() == [bounds[1], bounds[1], bounds[0], bounds[0]]
 
 
-def test_float64_candidates_are_judged_as_the_float32_they_become() -> None:
+def test_candidates_are_judged_as_the_float32_they_become() -> None:
     """Adversarial in float64 only is not adversarial."""
     inputs = torch.tensor([[0.5], [0.5]])
     candidates = torch.tensor([[0.5 + 1e-12], [0.5 + 1e-6]], dtype=torch.float64)
@@ -149,13 +144,9 @@ def test_float64_candidates_are_judged_as_the_float32_they_become() -> None:
     assert result.outcomes == ("not_adversarial", "found")
     assert module.seen[0].dtype == result.candidates.dtype == torch.float32
     np.testing.assert_allclose(result.distances, [1e-12, 1e-6], rtol=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_narrow_candidates_are_judged_in_float32(dtype: torch.dtype) -> None:
-    result, module = check(torch.tensor([[0.625]], dtype=dtype), torch.tensor([[0.5]]), LINF)
-    assert result.outcomes == ("found",)
-    assert module.seen[0].dtype == torch.float32
+    for dtype in (torch.float16, torch.bfloat16):
+        result, module = check(torch.tensor([[0.625]], dtype=dtype), torch.tensor([[0.5]]), LINF)
+        assert (result.outcomes, module.seen[0].dtype) == (("found",), torch.float32)
 
 
 def test_layout_and_history_do_not_matter() -> None:
@@ -173,15 +164,6 @@ def test_no_candidates(shape: tuple[int, ...]) -> None:
     result, _ = check(torch.zeros(shape), torch.zeros(shape), LINF)
     assert result.outcomes == ()
     assert (result.distances.shape, result.candidates.shape, result.logits.shape) == ((0,), shape, (0, 2))
-
-
-def test_gradients_are_off_while_judging() -> None:
-    class Watching(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            assert not torch.is_grad_enabled()
-            return x[:, :2]
-
-    verify(torch.rand(2, 3), torch.rand(2, 3), torch.zeros(2).long(), module=Watching(), threat_model=LINF, attack="a")
 
 
 @pytest.mark.parametrize(

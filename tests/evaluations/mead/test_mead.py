@@ -1,7 +1,6 @@
 """MEAD end to end: against attacks and areas computed by hand, interrupted, resumed, extended, and misused."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -111,17 +110,6 @@ def test_against_hand_written_attacks_and_scikit_learn(subject):
     assert result.auroc("unsure") == result.detectors["unsure"]["results"][0]["auroc"]
 
 
-def test_memory_and_folder_agree(subject, tmp_path):
-    arms = ["robust_ext:ObjectivePGD(steps=3)"]
-    here = run(subject, {"unsure": Unsure, "spread": spread}, arms)
-    there = run(subject, {"unsure": Unsure, "spread": spread}, arms, out=tmp_path / "run")
-    assert content(here) == content(there)
-    saved = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert saved["kind"] == "mead"
-    assert saved == json.loads(json.dumps(there.content))
-    assert "<html" in (tmp_path / "run" / "report.html").read_text()
-
-
 @pytest.mark.parametrize("raises_at", [1, 2, 4])
 def test_interrupted_and_resumed(subject, tmp_path, raises_at):
     """Stopped at any block, it goes on there, and ends with the same result."""
@@ -139,16 +127,18 @@ def test_interrupted_and_resumed(subject, tmp_path, raises_at):
     resumed = run(subject, {"unsure": Unsure}, rest, batch_size=10, out=tmp_path)
     assert rest[1].calls == 4 - (raises_at - 1)
     assert content(resumed) == content(whole)
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["kind"] == "mead"
+    assert saved == json.loads(json.dumps(resumed.content))
+    assert "<html" in (tmp_path / "report.html").read_text()
 
 
 def test_detectors_and_arms_are_added_without_running_anything_again(subject, tmp_path):
-    first, second = Counting("first"), Counting("second")
-    one = first
-    two = second
-    run(subject, {"unsure": Unsure}, [one], out=tmp_path)
-    both = run(subject, {"unsure": Unsure, "spread": spread}, [two, one], out=tmp_path)
+    first, second, detectors = Counting("first"), Counting("second"), {"unsure": Unsure, "spread": spread}
+    run(subject, {"unsure": Unsure}, [first], out=tmp_path)
+    both = run(subject, detectors, [second, first], out=tmp_path)
     assert (first.calls, second.calls) == (1, 1)
-    assert content(both) == content(run(subject, {"unsure": Unsure, "spread": spread}, [two, one]))
+    assert content(both) == content(run(subject, detectors, [second, first]))
 
 
 def test_another_seed_or_other_samples_are_refused(subject, tmp_path):
@@ -277,41 +267,32 @@ def test_one_sample_and_other_bounds():
         ({"combine": "mean"}, "combine"),
         ({"combine": ("median",)}, "combine"),
         ({"threat_model": ThreatModel(norm="linf", epsilon=0.1, bounds=(0.0, 0.5))}, "values in"),
+        ({"labels": torch.zeros(3, dtype=torch.int64)}, "labels"),
+        ({"inputs": torch.zeros(0, 1, 8, 8), "labels": torch.zeros(0, dtype=torch.int64)}, "no samples"),
+        ({"detectors": [Unsure, Unsure]}, "several called Unsure"),
+        ({"detectors": []}, "at least one detector"),
     ],
 )
-def test_bad_settings(subject, change, words):
+def test_what_is_refused(subject, change, words):
     network, inputs, labels, _ = subject
-    keywords = {"attacks": ARM, "threat_model": LINF, "detectors": {"unsure": Unsure}, **change}
+    keywords = {"attacks": ARM, "threat_model": LINF, "detectors": {"unsure": Unsure}, "inputs": inputs, **change}
     with pytest.raises(InvalidArgumentError, match=words):
-        mead(network, inputs=inputs, labels=labels, **keywords)
+        mead(network, **{"labels": labels, **keywords})
+    with pytest.raises(ModelError, match="train mode"):
+        mead(digits_network().train(), ARM, inputs, labels, LINF, detectors=Unsure)
 
 
 def test_an_arm_that_makes_no_sense_is_refused_before_any_work(subject):
     first = Counting()
-    arms = [
-        first,
-        "foolbox:L2PGD(steps=2)",
-    ]
     with pytest.raises(AttackRefusedError, match="linf"):
-        run(subject, {"unsure": Unsure}, arms)
+        run(subject, {"unsure": Unsure}, [first, "foolbox:L2PGD(steps=2)"])
     assert first.calls == 0
 
 
-def test_bad_subjects(subject):
-    network, inputs, labels, held_out = subject
-    with pytest.raises(InvalidArgumentError, match="labels"):
-        run((network, inputs, labels[:3], held_out), Unsure, ARM)
-    with pytest.raises(InvalidArgumentError, match="no samples"):
-        run((network, inputs[:0], labels[:0], held_out), Unsure, ARM)
-    with pytest.raises(InvalidArgumentError, match="several called Unsure"):
-        run(subject, [Unsure, Unsure], ARM)
-    with pytest.raises(InvalidArgumentError, match="at least one detector"):
-        run(subject, [], ARM)
-    with pytest.raises(ModelError, match="train mode"):
-        run((digits_network().train(), inputs, labels, held_out), Unsure, ARM)
+def test_scores_that_are_no_numbers_are_counted_and_reported(subject, caplog, tmp_path, monkeypatch):
+    """Without a folder nothing is written, too."""
+    monkeypatch.chdir(tmp_path)
 
-
-def test_scores_that_are_no_numbers_are_counted_and_reported(subject, caplog):
     def broken(x):
         scores = spread(x)
         return torch.where(torch.arange(len(x)) < 3, torch.nan, scores)
@@ -321,9 +302,4 @@ def test_scores_that_are_no_numbers_are_counted_and_reported(subject, caplog):
     assert entry["unscored"] >= 3
     assert "NaN" in caplog.text
     assert isinstance(result, MeadResult)
-
-
-def test_nothing_is_written_without_a_folder(subject, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run(subject, {"unsure": Unsure}, [Counting()])
-    assert list(Path().iterdir()) == []
+    assert list(tmp_path.iterdir()) == []

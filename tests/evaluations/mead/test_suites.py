@@ -101,6 +101,7 @@ def test_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("[[arms", "TOML"),
         ("arms = 3", "tables"),
         ("", "no arms"),
         ("other = 1\n[[arms]]\nattack='robust_ext:APGD()'", "other"),
@@ -117,17 +118,13 @@ def test_a_file(tmp_path):
 def test_files_that_are_no_suites(tmp_path, text, words):
     file = tmp_path / "bad.toml"
     file.write_text(text)
-    with pytest.raises(InvalidArgumentError, match=words):
+    with pytest.raises(DataError if words == "TOML" else InvalidArgumentError, match=words):
         load_suite(str(file))
 
 
 def test_what_cannot_be_read(tmp_path):
     with pytest.raises(DataError, match=r"none\.toml"):
         load_suite(str(tmp_path / "none.toml"))
-    file = tmp_path / "broken.toml"
-    file.write_text("[[arms")
-    with pytest.raises(DataError, match="TOML"):
-        load_suite(str(file))
     with pytest.raises(InvalidArgumentError, match="did you mean paper-mnist"):
         load_suite("papermnist")
 
@@ -137,14 +134,9 @@ def test_arms_from_the_command_line():
     assert (one.norm, one.epsilon, two.epsilon) == ("linf", 8 / 255, 0.5)
     assert parse_arm("l2=foolbox:L2DeepFoolAttack()")[0].epsilon is None
     assert parse_arm("none=robust_ext:SpatialTransformation()")[0].norm is None
-    for text in (
-        "foolbox:LinfPGD()",
-        "linf:x=foolbox:LinfPGD()",
-        "linf:1/0=foolbox:LinfPGD()",
-        "lp:1=foolbox:LinfPGD()",
-    ):
+    for budget in ("", "linf:x=", "linf:1/0=", "lp:1="):
         with pytest.raises(InvalidArgumentError):
-            parse_arm(text)
+            parse_arm(f"{budget}foolbox:LinfPGD()")
 
 
 def test_minimum_norm_attacks_are_run_once():

@@ -168,9 +168,5 @@ def test_bad_input(linear, change, words):
     keywords = {"inputs": inputs, "labels": labels, "threat_model": L2, **change}
     with pytest.raises(InvalidArgumentError, match=words):
         robust_accuracy(network, "robust_ext:APGD(steps=2)", **keywords)
-
-
-def test_another_norm_is_refused(linear):
-    network, inputs, labels, _ = linear
     with pytest.raises(AttackRefusedError, match="linf"):
         robust_accuracy(network, "foolbox:LinfPGD(steps=2)", inputs, labels, L2)
