@@ -9,7 +9,7 @@ import numpy as np
 
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.native import EvasionAttack, NativeEvasionAttack
-from robust_ext.adapters.native import (
+from robust_ext.adapters.building import (
     NORMLESS,
     SEED,
     HostParameter,

@@ -21,14 +21,14 @@ from robust_ext.adapters.art.restricted import (
     groups_of_rows,
     search_rows,
 )
-from robust_ext.adapters.module_search import check_references, check_starting_points, find_defended
-from robust_ext.adapters.native import (
+from robust_ext.adapters.building import (
     HostParameter,
     build_attack,
     cannot_aim,
     check_seed,
     takes_starting_points,
 )
+from robust_ext.adapters.module_search import check_references, check_starting_points, find_defended
 from robust_ext.attacks.native import NativeAttack, Step, Watch
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import frozen

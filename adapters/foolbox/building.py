@@ -6,13 +6,7 @@ import dataclasses
 import inspect
 from typing import Any
 
-from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.adapters.foolbox.native import (
-    NativeFixedEpsilonAttack,
-    NativeMinimizationAttack,
-    NativeNormlessAttack,
-)
-from robust_ext.adapters.native import (
+from robust_ext.adapters.building import (
     NORMLESS,
     SEED,
     HostParameter,
@@ -20,6 +14,12 @@ from robust_ext.adapters.native import (
     host_parameters,
     make_constructor,
     make_docstring,
+)
+from robust_ext.adapters.foolbox.library import foolbox
+from robust_ext.adapters.foolbox.native import (
+    NativeFixedEpsilonAttack,
+    NativeMinimizationAttack,
+    NativeNormlessAttack,
 )
 from robust_ext.attacks.native import NativeAttack
 

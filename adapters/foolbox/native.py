@@ -10,10 +10,7 @@ import eagerpy as ep
 import torch
 from torch import Tensor
 
-from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.adapters.foolbox.model import FoolboxModule
-from robust_ext.adapters.module_search import check_starting_points, search_defended, search_module
-from robust_ext.adapters.native import (
+from robust_ext.adapters.building import (
     HostParameter,
     build_attack,
     cannot_aim,
@@ -21,6 +18,9 @@ from robust_ext.adapters.native import (
     draws,
     takes_starting_points,
 )
+from robust_ext.adapters.foolbox.library import foolbox
+from robust_ext.adapters.foolbox.model import FoolboxModule
+from robust_ext.adapters.module_search import check_starting_points, search_defended, search_module
 from robust_ext.attacks.base import draw_seed
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import InvalidArgumentError

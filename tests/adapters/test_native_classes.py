@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext.adapters.building import host_parameters
 from robust_ext.adapters.module_search import search_module
-from robust_ext.adapters.native import host_parameters
 from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import InvalidArgumentError
