@@ -34,20 +34,16 @@ ERRORS = {
 }
 
 
-def test_generated_files_are_current():
-    generated = runpy.run_path(str(ROOT / ".ci" / "generate_settings.py"))["generate"]()
-    assert len(generated) == 5
-    for path, text in generated.items():
-        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python .ci/generate_settings.py"
-
-
-def test_host_stubs_are_current():
-    for package in ("foolbox", "art"):
+@pytest.mark.parametrize(
+    ("script", "files", "needed"), [("generate_settings", 5, ()), ("generate_host_stubs", 2, ("foolbox", "art"))]
+)
+def test_generated_files_are_current(script, files, needed):
+    for package in needed:
         pytest.importorskip(package)
-    generated = runpy.run_path(str(ROOT / ".ci" / "generate_host_stubs.py"))["generate"]()
-    assert len(generated) == 2
+    generated = runpy.run_path(str(ROOT / ".ci" / f"{script}.py"))["generate"]()
+    assert len(generated) == files
     for path, text in generated.items():
-        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python .ci/generate_host_stubs.py"
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python .ci/{script}.py"
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from robust_ext.reports.page import render
 from robust_ext.reports.text import table
 
 _HEADER = ("attack", "target", "outcome", "norm", "verified", "one by one", "seconds", "forward", "backward")
-_TARGETS = ("binarized", "classifier")
 
 
 def matrix_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -54,7 +53,10 @@ def matrix_page(listings: Mapping[str, Sequence[AttackListing]], outcomes: Mappi
     and are left out.
     """
     libraries = {
-        library: [_cells_of(one, *(outcomes[library, one.name, target] for target in _TARGETS)) for one in listed]
+        library: [
+            _cells_of(one, *(outcomes[library, one.name, target] for target in ("binarized", "classifier")))
+            for one in listed
+        ]
         for library, listed in listings.items()
     }
     return render("attacks.md.jinja", {"libraries": libraries})

@@ -15,7 +15,6 @@ LINES = ("solid", "5 2", "5 2 1.2 2", "1.3 1.5")
 Styles = Mapping[str, tuple[str, str]]
 
 _BESIDE = 1.15
-_ARM_COLUMNS = 13
 
 
 def objective_styles(result: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -79,7 +78,7 @@ def attribution_plot(
             parts[arms[arm]["objective"] if arm in arms else None] += part
         coloured = [(part, REST if name is None else styles[name][0]) for name, part in parts.items() if part]
         most = largest_attribution(row)
-        words = "" if most is None else f"{percent(most[1])} {shorten(short_arm(most[0], group.name), _ARM_COLUMNS)}"
+        words = "" if most is None else f"{percent(most[1])} {shorten(short_arm(most[0], group.name), 13)}"
         rows.append((group.name, [Bar(parts=coloured, words=words)]))
     axis = "share of samples where it scored lowest, per cent"
     label = f"Attribution by group, past detector {detector}"

@@ -49,7 +49,6 @@ _STYLE = {
 _THRESHOLD = {"color": INK, "linewidth": 1.0, "linestyle": (0, (4, 2))}
 # Of a bar, and of the space between two rows of bars, which counts as part of one.
 _SLOT, _SPACE = 0.19, 0.45
-_COLUMNS_OF_AN_INCH = 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +103,8 @@ def bar_plot(
         place = 0.0
         for name, entries in rows:
             if beside:
-                columns = beside * _COLUMNS_OF_AN_INCH
-                axes.text(-0.03, place + len(entries) / 2, named(name, columns), ha="right", **right)
+                # Thirteen columns take an inch.
+                axes.text(-0.03, place + len(entries) / 2, named(name, 13 * beside), ha="right", **right)
             else:
                 axes.text(0, place + 0.5, named(name, 44), fontweight="bold", **right)
                 place += 1
