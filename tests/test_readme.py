@@ -23,6 +23,12 @@ def blocks(page):
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
+@pytest.fixture
+def inputs():
+    digits = load_dataset("digits")
+    return digits.take(digits.choose(4, seed=0))[0]
+
+
 def test_every_block_is_run_here():
     counts = {page.name: len(blocks(page)) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if blocks(page)}
     assert counts == {"README.md": 1, "CONTRIBUTING.md": 4, "libraries.md": 1, "binarization.md": 1}
@@ -47,14 +53,12 @@ def test_the_detector_runs_through_both_tests(tmp_path):
     assert {*attack, *attack["tests"], *attack["tests"]["regular"]["planting"]} <= documented
 
 
-def test_the_lines_for_art_run(capsys):
+def test_the_lines_for_art_run(inputs, capsys):
     pytest.importorskip("robust_ext.adapters.art.estimators", reason="ART is not installed")
     import torch
 
     from robust_ext.adapters.art.library import art
 
-    digits = load_dataset("digits")
-    inputs, _ = digits.take(digits.choose(4, seed=0))
     classifier = art.estimators.classification.PyTorchClassifier(
         digits_network(), loss=torch.nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1)
     )
@@ -68,10 +72,8 @@ def test_the_lines_for_art_run(capsys):
     assert 0 <= float(capsys.readouterr().out) <= 1
 
 
-def test_the_five_lines_run(capsys):
+def test_the_five_lines_run(inputs, capsys):
     code = blocks("README.md")[0]
-    digits = load_dataset("digits")
-    inputs, _ = digits.take(digits.choose(4, seed=0))
     attack = robust_ext.as_attack("foolbox:LinfPGD(steps=2)")
     exec(code, {"model": digits_network(), "attack": attack, "inputs": inputs})  # noqa: S102 - our own README
     assert "foolbox:LinfPGD(steps=2)" in capsys.readouterr().out
@@ -99,9 +101,7 @@ def test_commands_name_what_exists():
     assert README.count("constraints.txt") == 3
 
 
-def test_documented_keys_are_those_of_a_result(tmp_path):
-    digits = load_dataset("digits")
-    inputs, _ = digits.take(digits.choose(4, seed=0))
+def test_documented_keys_are_those_of_a_result(inputs, tmp_path):
     robust_ext.binarization_test(
         digits_network(),
         "foolbox:LinfPGD(steps=2)",

@@ -17,18 +17,19 @@ from robust_ext.adapters.art.catalogue import CATALOGUE, NORM_NAMES, NORM_VALUES
 from robust_ext.adapters.art.compat import constructible, repair, seeded_states, without_bars
 from robust_ext.adapters.art.entries import Entry
 from robust_ext.adapters.art.library import art
-from robust_ext.adapters.art.objects import ESTIMATORS, settings_of
 from robust_ext.adapters.art.settings import AttackContext, nothing
 from robust_ext.adapters.art.target import HostModule, make_estimator, without_new_hooks
 from robust_ext.adapters.starting_points import starting_points
 from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.adapters.wrapped import (
+    MISSING,
     WrappedAttack,
     check_settings,
     constructed,
     raised_inside,
     restore_failed,
     runner_up,
+    settings_of,
 )
 from robust_ext.attacks.base import draw_seed
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
@@ -36,6 +37,8 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
+
+_ESTIMATORS = ("estimator", "classifier")
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ class ArtAttack(WrappedAttack):
         return attack
 
     def _construct(self, settings: Mapping[str, Any], estimator: Any, context: AttackContext) -> Any:
-        first = next(name for name in (*ESTIMATORS, *self._parameters) if name in self._parameters)
+        first = next(name for name in (*_ESTIMATORS, *self._parameters) if name in self._parameters)
         bound = {key: _rebound(value, estimator, context) for key, value in settings.items()}
         return constructible(self.made_of)(**{first: estimator}, **bound)
 
@@ -194,7 +197,7 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
     """Make an attack from an ART class and the keyword arguments of its constructor, without the estimator."""
     entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
     given = {**dict.fromkeys(_filled_in(attack_class, entry)), **settings}
-    check_keywords(attack_class, given, argument="attack", label=label, hidden=("self", *ESTIMATORS))
+    check_keywords(attack_class, given, argument="attack", label=label, hidden=("self", *_ESTIMATORS))
     if not entry.aims and settings.get("targeted"):
         expected = "targeted=False: attacks are given true labels, which a targeted one would aim at"
         raise InvalidArgumentError("attack", f"{label}(targeted=True)", expected)
@@ -206,7 +209,28 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
 
 def from_object(attack: Any, *, name: str | None = None) -> ArtAttack:
     """Make an attack from an ART attack object: its class, and its settings that differ from the class's defaults."""
-    return from_class(type(attack), settings_of(attack), name=name)
+    return from_class(type(attack), _settings_of(attack), name=name)
+
+
+def _settings_of(attack: Any) -> dict[str, Any]:
+    """The settings of an attack object that differ from the defaults of its class, without the estimator."""
+
+    def read(key: str, parameter: inspect.Parameter) -> Any:
+        places = (attack, getattr(attack, "_attack", None))
+        names = (f"_{key}_arg", key, f"_{key}")
+        found = (getattr(place, name) for place in places for name in names if hasattr(place, name))
+        value = next(found, MISSING)
+        if key in _ESTIMATORS or isinstance(value, art.estimators.BaseEstimator):
+            return MISSING
+        # What the constructor filled in for None belongs to the old estimator: a bound loss, a default list of attacks.
+        filled_in = parameter.default is None and (_belongs_to_art(value) or key == "attacks")
+        return MISSING if filled_in else value
+
+    return settings_of(attack, read)
+
+
+def _belongs_to_art(value: object) -> bool:
+    return callable(value) and str(getattr(value, "__module__", "")).split(".")[0] == "art"
 
 
 def _filled_in(attack_class: type, entry: Entry) -> list[str]:
@@ -214,7 +238,7 @@ def _filled_in(attack_class: type, entry: Entry) -> list[str]:
     if entry.fill is nothing:
         return []
     parameters = inspect.signature(attack_class).parameters.values()
-    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.name not in ESTIMATORS]
+    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.name not in _ESTIMATORS]
 
 
 def _array(values: Tensor) -> Any:

@@ -112,17 +112,9 @@ def test_hopskipjump_is_run_in_the_unit_interval(bounds, norm):
 def test_hopskipjump_clips_to_the_unit_interval():
     """The grid search ends; where the inputs lie below 0, Foolbox moves all values above it."""
     bounds, settings = (-1.0, 1.0), {**HOPS, "stepsize_search": "grid_search"}
-    queried = []
-
-    class Queried(Brightness):
-        def forward(self, x):
-            queried.append(x)
-            return super().forward(x)
-
-    x = images(bounds)
-    run(build("HopSkipJumpAttack", HOPS), Queried(0.45, bounds), x, norm="l2", bounds=bounds)
-    assert min(float(points.min()) for points in queried[-5:]) < 0
-    queried.clear()
+    x, module = images(bounds), Recorder(Brightness(0.45, bounds))
+    run(build("HopSkipJumpAttack", HOPS), module, x, norm="l2", bounds=bounds)
+    assert min(float(points.min()) for points in module.queries[-5:]) < 0
     with pytest.MonkeyPatch.context() as patched:
         clipped = []
         eager = foolbox.attacks.hop_skip_jump.ep

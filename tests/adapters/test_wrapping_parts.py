@@ -1,0 +1,151 @@
+"""Parts of wrapping: modules around the target, the unit space, and points to start at."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from robust_ext.adapters.starting_points import starting_points
+from robust_ext.adapters.unit_space import UnitSpace
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from tests.adapters.common import UNIT
+
+
+def host():
+    return pytest.importorskip("robust_ext.adapters.foolbox.target", reason="Foolbox is not installed")
+
+
+LOGIT = st.floats(-1e4, 1e4, width=32)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(LOGIT, LOGIT, LOGIT), min_size=1, max_size=5))
+def test_low_logits_are_shifted_only_where_they_must_be(rows):
+    logits = torch.tensor(rows)
+    low = host().LowLogits(nn.Identity())(logits)
+    high = logits.amax(1) > 80
+    assert torch.equal(low[~high], logits[~high])
+    assert bool((low.amax(1) <= 80.01).all())
+    assert bool(torch.isfinite(low.exp().sum(1)).all())
+    torch.testing.assert_close(low - low[:, :1], logits - logits[:, :1], rtol=1e-4, atol=1e-2)
+
+
+class Scaled(nn.Module):
+    def __init__(self, factors):
+        super().__init__()
+        self.factors = torch.tensor(factors)
+
+    def forward(self, x):
+        return x * self.factors[:, None]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1e-30, 1e-15, 1e-8, 1.0, 1e5]), min_size=1, max_size=6), st.sampled_from([2, 4]))
+def test_gradients_are_changed_only_where_they_have_vanished(factors, power):
+    x = torch.ones(len(factors), 3, requires_grad=True)
+    module = Scaled(factors)
+    out = host().NeverFlat(module, power=power)(x)
+    assert torch.equal(out, module(x))
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    (own,) = torch.autograd.grad(module(x).sum(), x)
+    size = (gradient.square().sum(1)) ** (power // 2)
+    assert bool((size > 0).all())
+    vanished = own.square().sum(1) ** (power // 2) == 0
+    assert torch.equal(gradient[~vanished], own[~vanished])
+    # A hook left on the caller's tensor would change gradients that are none of the wrapper's.
+    (again,) = torch.autograd.grad(module(x).sum(), x)
+    assert torch.equal(again, own)
+
+
+class Brightness(nn.Module):
+    """Class 1 where the mean is above a half of the bounds."""
+
+    def __init__(self, bounds):
+        super().__init__()
+        self.middle = sum(bounds) / 2
+        self.sizes = []
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        above = x.flatten(1).mean(1) - self.middle
+        return torch.stack([-above, above], 1)
+
+
+def target(module, bounds, shape=(1, 4, 4)):
+    return Target(module=module, bounds=bounds, classes=2, input_shape=shape, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("bounds", [UNIT, (-1.0, 1.0), (0.0, 255.0)])
+def test_points_are_adversarial_and_close_to_the_boundary(bounds):
+    module, width = Brightness(bounds), bounds[1] - bounds[0]
+    x = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0)) * 0.6 * width + bounds[0]
+    labels = module(x).argmax(1)
+    module.sizes.clear()
+    points, found = starting_points(target(module, bounds), x, labels, generator=torch.Generator().manual_seed(1))
+    assert set(module.sizes) == {6}
+    assert bool(found.all())
+    assert bool((module(points).argmax(1) != labels).all())
+    assert bounds[0] <= float(points.min())
+    assert float(points.max()) <= bounds[1]
+    # Ten halvings lead within a thousandth of the way to where the mean crosses the middle.
+    away = (points.flatten(1).mean(1) - module.middle).abs()
+    assert float(away.max()) < 2e-3 * width
+    again, _ = starting_points(target(module, bounds), x, labels, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(points, again)
+
+
+def test_rows_without_such_points_keep_their_input():
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.tensor([1.0, 0.0]).expand(len(x), 2)
+
+    x = torch.rand(3, 1, 4, 4)
+    labels = torch.tensor([0, 1, 0])
+    met = target(Constant(), UNIT)
+    points, found = starting_points(met, x, labels, generator=torch.Generator(), tries=3)
+    assert found.tolist() == [False, True, False]
+    assert torch.equal(points[::2], x[::2])
+
+
+def space(bounds, norm="linf"):
+    module = nn.Linear(5, 2).eval()
+    return UnitSpace(target(module, bounds, (5,)), ThreatModel(norm=norm, epsilon=0.1, bounds=bounds))
+
+
+def test_unit_bounds_are_left_alone():
+    unit = space(UNIT)
+    x, candidates = torch.rand(3, 5), torch.rand(3, 5)
+    assert isinstance(unit.target.module, nn.Linear)
+    assert unit.enter(x) is x
+    assert unit.leave(candidates, x) is candidates
+    assert unit.threat_model.epsilon == 0.1
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.tuples(st.floats(-300, 300), st.floats(0.01, 500)), st.sampled_from(["linf", "l2", "l1"]), st.integers(0, 10**6)
+)
+def test_points_and_distances_are_stretched(ends, norm, seed):
+    bounds = (ends[0], ends[0] + ends[1])
+    unit = space(bounds, norm)
+    generator = torch.Generator().manual_seed(seed)
+    x = (torch.rand(4, 5, generator=generator) * ends[1] + ends[0]).clamp(*bounds)
+    entered = unit.enter(x)
+    assert float(entered.min()) >= 0
+    assert float(entered.max()) <= 1
+    assert unit.target.bounds == UNIT
+    magnitude = max(map(abs, bounds))
+    original = unit.target.module.module
+    torch.testing.assert_close(unit.target.module(entered), original(x), rtol=1e-4, atol=1e-5 * (1 + magnitude))
+    # What is not moved is exactly the input; what is moved by epsilon there is moved by epsilon here.
+    assert torch.equal(unit.leave(entered, x), x)
+    moved = entered.clone()
+    moved[:, 0] = (moved[:, 0] + unit.threat_model.epsilon).clamp(max=1)
+    back = unit.leave(moved, x)
+    assert torch.equal(back[:, 1:], x[:, 1:])
+    assert bool((back >= bounds[0]).all())
+    assert bool((back <= bounds[1]).all())
+    true = ThreatModel(norm=norm, epsilon=0.1, bounds=bounds)
+    assert bool(true.contains(back, x).all())
