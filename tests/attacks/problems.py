@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sklearn.datasets import load_digits
@@ -153,6 +153,14 @@ def rowwise_problem(
     return target_of(module, shape, classes, bounds), inputs, predicted(module, inputs)
 
 
+class Found(NamedTuple):
+    """The candidates, how many rows went forward and back, and what the attack showed of its steps."""
+
+    out: Tensor
+    passes: PassCounter
+    steps: list[Step]
+
+
 def search(
     attack: NativeAttack,
     x: Tensor,
@@ -163,11 +171,13 @@ def search(
     classes: int = 4,
     seed: int = 0,
     **extras: Any,
-) -> tuple[Tensor, PassCounter]:
-    """The candidates, and how many rows went forward and back."""
+) -> Found:
     target = target_of(module or Rowwise(x[:1].numel()), tuple(x.shape[1:]), classes, threat_model.bounds)
     generator = torch.Generator().manual_seed(seed)
-    return attack.search(target, x, y, threat_model=threat_model, generator=generator, **extras), target.counter
+    steps: list[Step] = []
+    given = {"threat_model": threat_model, "generator": generator, "watch": steps.append, **extras}
+    assert target.counter is not None
+    return Found(attack.search(target, x, y, **given), target.counter, steps)
 
 
 def attacked(attack: NativeAttack, problem: Problem, *, seed: int = 0, **extras: Any) -> Tensor:

@@ -35,9 +35,13 @@ def attack(
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
-def test_losses_are_those_of_the_best_points(norm: str, loss: str) -> None:
+@pytest.mark.parametrize("epsilon", [1e-3, 0.3])
+def test_losses_are_those_of_the_best_points(norm: str, loss: str, epsilon: float) -> None:
     parts = rowwise_problem()
-    result = attack(parts, ThreatModel(norm=norm, epsilon=0.3), loss=loss, steps=20)
+    result = attack(parts, ThreatModel(norm=norm, epsilon=epsilon), loss=loss, steps=20)
+    # On failure the best point comes back.
+    assert epsilon > 0.1 or not bool(result.found.any())
+    assert torch.equal(result.candidates[~result.found], result.best_points[~result.found])
     with torch.no_grad():
         losses = OBJECTIVES[loss].untargeted(parts[0].module(result.best_points), parts[2])
         clean = OBJECTIVES[loss].untargeted(parts[0].module(parts[1]), parts[2])
@@ -99,16 +103,6 @@ def test_an_adversarial_point_counts_even_where_another_has_a_higher_loss() -> N
     assert float(result.best_points) > 0.5
     assert float(result.candidates) < 0.5
     assert bool(result.found)
-
-
-def test_on_failure_the_best_point_comes_back() -> None:
-    parts = rowwise_problem()
-    result = attack(parts, ThreatModel(norm="linf", epsilon=1e-3), loss="margin", steps=20)
-    assert not bool(result.found.any())
-    assert torch.equal(result.candidates, result.best_points)
-    with torch.no_grad():
-        margins = [OBJECTIVES["margin"].untargeted(parts[0].module(x), parts[2]) for x in (parts[1], result.candidates)]
-    assert bool((margins[1] > margins[0]).all())
 
 
 @pytest.mark.parametrize("norm", NORMS)

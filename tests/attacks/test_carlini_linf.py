@@ -13,8 +13,6 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
-from robust_ext.attacks.native import Step
-from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import ThreatModel
 from tests.attacks import problems
 from tests.attacks.problems import Bounds, Linear, Rowwise, images, predicted
@@ -50,12 +48,10 @@ def search(
     bounds: Bounds = (0.0, 1.0),
     classes: int = 4,
     targeted: bool = False,
-    watch: Any = None,
     **chosen: Any,
-) -> tuple[Tensor, PassCounter]:
-    """The candidates, and how many rows went forward and back."""
+) -> problems.Found:
     threat_model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
-    given = {"module": module, "classes": classes, "targeted": targeted, "watch": watch}
+    given = {"module": module, "classes": classes, "targeted": targeted}
     return problems.search(CarliniWagnerLinf(**chosen), x, y, threat_model, **given)
 
 
@@ -82,7 +78,7 @@ def test_distance_to_a_plane_is_the_closed_form(bounds: tuple[float, float], lab
     shares = torch.tensor([0.03, 0.08, 0.2], dtype=torch.float64) * width
     x = (base + (1 if label else -1) * shares.view(3, 1, 1, 1) * weight.sign()).float()
     y = torch.full((3,), label)
-    found, _ = search(module, x, y, bounds=bounds, classes=2, **CLOSE)
+    found, *_ = search(module, x, y, bounds=bounds, classes=2, **CLOSE)
     assert bool((predicted(module, found) != y).all())
     ratio = distances(found, x) / shares
     assert bool((ratio >= 1 - 1e-5).all())
@@ -95,7 +91,7 @@ def test_values_at_the_bounds_move_and_stop_there() -> None:
     x = torch.randint(0, 2, (3, 1, 4, 5), generator=generator).float()
     along = (x.double() * weight).flatten(1).sum(1)
     module = Linear(weight, float(along.min()) - 1.5)
-    found, _ = search(module, x, torch.ones(3, dtype=torch.int64), classes=2, **CLOSE)
+    found, *_ = search(module, x, torch.ones(3, dtype=torch.int64), classes=2, **CLOSE)
     assert predicted(module, found).tolist() == [0, 0, 0]
     for row in range(3):
         # Values with positive weights can go down, the others up.
@@ -119,10 +115,9 @@ def test_returns_the_nearest_that_it_queried_and_never_leaves_the_bounds(
     x.view(3, -1)[0, 0], x.view(3, -1)[1, 0] = torch.tensor(bounds)
     module = network_of(x[:1].numel(), bounds)
     y = module(x).argsort(1)[:, 2 if targeted else 3]
-    seen: list[Step] = []
     before = x.clone()
     chosen = {**SHORT, "steps": steps}
-    out, passes = search(module, x, y, bounds=bounds, targeted=targeted, watch=seen.append, **chosen)
+    out, passes, seen = search(module, x, y, bounds=bounds, targeted=targeted, **chosen)
     assert torch.equal(x, before)
     assert passes.forward == passes.backward <= 3 * len(seen)
     lowest, highest = torch.tensor(bounds)
@@ -144,8 +139,8 @@ def test_distances_follow_the_width_of_the_bounds() -> None:
     x = images(4, (5, 5))
     wide = x * 6 - 2
     y = predicted(network_of(25), x)
-    unit, _ = search(network_of(25), x, y, **SHORT)
-    other, _ = search(network_of(25, (-2.0, 4.0)), wide, y, bounds=(-2.0, 4.0), **SHORT)
+    unit, *_ = search(network_of(25), x, y, **SHORT)
+    other, *_ = search(network_of(25, (-2.0, 4.0)), wide, y, bounds=(-2.0, 4.0), **SHORT)
     torch.testing.assert_close(distances(other, wide), 6 * distances(unit, x), rtol=0.02, atol=0)
 
 
@@ -153,7 +148,7 @@ def test_rows_that_are_misclassified_come_back_as_they_are_after_one_pass() -> N
     x = images(4, (3, 3), (-0.3, 0.9))
     module = network_of(9, (-0.3, 0.9))
     y = (predicted(module, x) + 1) % 4
-    out, passes = search(module, x, y, bounds=(-0.3, 0.9))
+    out, passes, _ = search(module, x, y, bounds=(-0.3, 0.9))
     assert torch.equal(out, x)
     assert (passes.forward, passes.backward) == (4, 4)
 
@@ -163,12 +158,12 @@ def test_confidence_is_the_least_margin(targeted: bool) -> None:
     x = images(4, (4, 4))
     module = network_of(16)
     y = module(x).argsort(1)[:, 2 if targeted else 3]
-    near, _ = search(module, x, y, targeted=targeted, **SHORT)
+    near, *_ = search(module, x, y, targeted=targeted, **SHORT)
     # Finished rows are left out.
     assert module.sizes[1:] == sorted(module.sizes[1:], reverse=True)
     assert module.sizes[-1] < 4
     assert bool(((predicted(module, near) == y) == targeted).all())
-    far, _ = search(module, x, y, targeted=targeted, confidence=0.7, **SHORT)
+    far, *_ = search(module, x, y, targeted=targeted, confidence=0.7, **SHORT)
     for row, logits in enumerate(module(far).tolist()):
         own = logits.pop(int(y[row]))
         assert (own - max(logits) if targeted else max(logits) - own) >= 0.7 - 1e-6
@@ -181,7 +176,7 @@ def test_a_target_that_never_changes_its_mind_ends_at_the_input() -> None:
             return torch.tensor([[5.0, 0.0, 0.0, 0.0]]) + 0 * x.flatten(1).sum(1, keepdim=True)
 
     x = images(2, (3, 3))
-    out, passes = search(Stubborn(), x, torch.tensor([0, 0]), **SHORT)
+    out, passes, _ = search(Stubborn(), x, torch.tensor([0, 0]), **SHORT)
     assert torch.equal(out, x)
     # A search without progress ends at its second look.
     assert passes.forward < 2 * (2 * 10 * (1 + math.ceil(math.log(20 / 0.05, 8))) + 1)
@@ -201,6 +196,6 @@ def test_finds_points_at_least_as_near_as_art() -> None:
     theirs = art.CarliniLInfMethod(classifier, max_iter=15, learning_rate=0.05, verbose=False, **shared)
     expected = torch.from_numpy(theirs.generate(x.numpy(), y.numpy()))
     assert bool((predicted(module, expected) != y).all())
-    out, _ = search(module, x, y, steps=15, learning_rate=0.05, **shared)
+    out, *_ = search(module, x, y, steps=15, learning_rate=0.05, **shared)
     assert bool((predicted(module, out) != y).all())
     assert float(distances(out, x).mean()) <= float(distances(expected, x).mean())

@@ -21,7 +21,7 @@ from robust_ext.core.threat import NORMS
 from robust_ext.detectors import Detector, Observation
 from robust_ext.models.defended import Defended
 from robust_ext.testing.defenses import Problem, linear_defense, small_defense
-from tests.attacks.problems import MADE, attacked
+from tests.attacks.problems import MADE, attacked, watched
 
 AWARE = [name for name, made in MADE.items() if made.traits.detector]
 SCORED = ("OrthogonalPGD", "SelectivePGD", "JointLoss")
@@ -170,9 +170,7 @@ def test_every_query_is_the_batch_in_row_order(made: NativeAttack) -> None:
 def test_the_start(made: NativeAttack) -> None:
     problem = small_defense(4)
     for start in ("random", "input"):
-        begun = replace(made, start=start)
-        seen: list[Any] = []
-        attacked(begun, problem, watch=seen.append)
+        seen = watched(replace(made, start=start), problem)
         assert torch.equal(seen[0].points, problem.inputs) == (start == "input")
         assert not torch.equal(seen[15].points, problem.inputs)
 

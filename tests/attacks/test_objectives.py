@@ -189,15 +189,6 @@ def test_nothing_is_no_number(name: str, scale: float, dtype: torch.dtype) -> No
             assert float(value.detach().max()) <= math.pi + 1e-5
 
 
-def test_the_arccos_and_the_root_would_not_do() -> None:
-    """What the chord is for: the formula as it is written fails on the same rows."""
-    natural = torch.randn(1000, 5, generator=torch.Generator().manual_seed(1)) * 1000
-    logits = (natural * (1 + 2e-7)).requires_grad_(True)
-    written = 2 * (logits.softmax(1) * natural.softmax(1)).sqrt().sum(1).arccos()
-    (gradient,) = torch.autograd.grad(written.sum(), logits)
-    assert bool(gradient.isnan().any(1).float().mean() > 0.3)
-
-
 @pytest.mark.parametrize("distance", [1e-3, 1e-6, 1e-9])
 def test_fisher_rao_is_exact_for_near_distributions(distance: float) -> None:
     """Nearby it is the length in Fisher's metric, ``(sum dp^2 / p)^.5``, of which the cosine keeps no digit."""

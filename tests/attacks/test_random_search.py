@@ -41,8 +41,7 @@ def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=(-1.0, 1.0))
     x = images(12, (2, 5, 6), (-1.0, 1.0))
     y = Rowwise(60)(x).argsort(1)[:, 2 if targeted else 3]
-    seen: list[Step] = []
-    out, passes = search(attack, x, y, threat_model, targeted=targeted, watch=seen.append)
+    out, passes, seen = search(attack, x, y, threat_model, targeted=targeted)
     assert passes.forward == 12 * len(seen)
     assert [(step.number, step.total) for step in seen] == [(number, len(seen)) for number in range(len(seen))]
     sign = -1 if targeted else 1
@@ -85,49 +84,32 @@ def test_the_share_of_outer_points(share: float, expected: int) -> None:
     assert sum(corners) == expected
 
 
-def trials(
-    attack: RandomSearch, weight: Tensor, threshold: float, threat_model: ThreatModel, *, rows: int = 3000
-) -> int:
-    """How many of many equal rows at zero are solved; each draws points of its own."""
-    module = Linear(weight, threshold)
-    return int(predicted(module, run(attack, module, torch.zeros(rows, len(weight)), threat_model, seed=11)).sum())
-
-
-def assert_rate(hits: int, rows: int, probability: float) -> None:
-    """A wrong rate fails here; a right one does once in a million seeds, and the seed is fixed."""
+@pytest.mark.parametrize(
+    ("chosen", "norm", "weight", "threshold", "probability"),
+    [
+        # Corners: of 9 coordinates of +-1 the sum is above 4.5 where at least 7 are up.
+        ({"points": 1, "outer_share": 1.0}, "linf", [1.0] * 9, 4.5, float(binom.sf(6, 9, 0.5))),
+        ({"points": 4, "outer_share": 1.0}, "linf", [1.0] * 9, 4.5, 1 - (1 - float(binom.sf(6, 9, 0.5))) ** 4),
+        # Points in the cube.
+        ({"points": 3, "outer_share": 0.0}, "linf", [1.0, 0.0, 0.0], 0.6, 1 - 0.8**3),
+        # (1 + u) / 2 of a coordinate u of a point on the sphere in D dimensions is Beta((D - 1) / 2, (D - 1) / 2).
+        (
+            {"points": 2, "outer": "surface", "outer_share": 1.0},
+            *("l2", [0.0, 1.0, 0.0, 0.0, 0.0], 0.4, 1 - float(beta.cdf(0.7, 2, 2)) ** 2),
+        ),
+        # Both in turn: in one dimension inner points are uniform in [-1, 1] and corners its ends.
+        ({"points": 2}, "linf", [1.0], 0.8, 1 - 0.9 * 0.5),
+    ],
+)
+def test_success_rates(
+    chosen: dict[str, Any], norm: str, weight: list[float], threshold: float, probability: float
+) -> None:
+    """Of many equal rows at zero, each of which draws points of its own."""
+    module, threat_model = Linear(torch.tensor(weight), threshold), ThreatModel(norm=norm, epsilon=1, bounds=(-2, 2))
+    out = run(RandomSearch(**chosen), module, torch.zeros(3000, len(weight)), threat_model, seed=11)
     assert 0.05 < probability < 0.95
-    assert binomtest(hits, rows, probability).pvalue > 1e-6
-
-
-@pytest.mark.parametrize("points", [1, 4])
-def test_success_rate_of_corners_is_that_of_coin_flips(points: int) -> None:
-    # 9 coordinates of +-1: their sum is above 4.5 where at least 7 are up.
-    single = float(binom.sf(6, 9, 0.5))
-    threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=(-2.0, 2.0))
-    hits = trials(RandomSearch(points=points, outer_share=1.0), torch.ones(9), 4.5, threat_model)
-    assert_rate(hits, 3000, 1 - (1 - single) ** points)
-
-
-def test_success_rate_of_points_in_the_cube() -> None:
-    threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=(-2.0, 2.0))
-    weight = torch.tensor([1.0, 0.0, 0.0])
-    hits = trials(RandomSearch(points=3, outer_share=0.0), weight, 0.6, threat_model)
-    assert_rate(hits, 3000, 1 - 0.8**3)
-
-
-def test_success_rate_on_the_sphere() -> None:
-    # (1 + u) / 2 of a coordinate u of a point on the sphere in D dimensions is Beta((D - 1) / 2, (D - 1) / 2).
-    threat_model = ThreatModel(norm="l2", epsilon=1.0, bounds=(-2.0, 2.0))
-    weight = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0])
-    hits = trials(RandomSearch(points=2, outer="surface", outer_share=1.0), weight, 0.4, threat_model)
-    assert_rate(hits, 3000, 1 - float(beta.cdf(0.7, 2, 2)) ** 2)
-
-
-def test_success_rate_of_both_kinds_in_turn() -> None:
-    # In one dimension inner points are uniform in [-1, 1] and corners its ends.
-    threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=(-2.0, 2.0))
-    hits = trials(RandomSearch(points=2), torch.ones(1), 0.8, threat_model)
-    assert_rate(hits, 3000, 1 - 0.9 * 0.5)
+    # A wrong rate fails here; a right one does once in a million seeds, and the seed is fixed.
+    assert binomtest(int(predicted(module, out).sum()), 3000, probability).pvalue > 1e-6
 
 
 def test_batches_that_share_a_generator_equal_one_batch() -> None:
@@ -143,7 +125,7 @@ def test_batches_that_share_a_generator_equal_one_batch() -> None:
 
 def test_equal_rows_get_points_of_their_own() -> None:
     x = images(1, (1, 3, 4)).expand(5, -1, -1, -1)
-    out, _ = search(RandomSearch(points=3), x, labels_of(x), ThreatModel(norm="l2", epsilon=0.01))
+    out, *_ = search(RandomSearch(points=3), x, labels_of(x), ThreatModel(norm="l2", epsilon=0.01))
     assert len(out.unique(dim=0)) == 5
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.ndimage import affine_transform
 from torch import Tensor, nn
 
-from robust_ext.attacks.native import Step
 from robust_ext.attacks.spatial import SpatialTransformation, transform
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
@@ -24,11 +23,8 @@ SHAPES = [(1, 6, 6), (3, 5, 8), (2, 9, 4), (1, 1, 1)]
 
 def search(
     attack: SpatialTransformation, x: Tensor, y: Tensor, *, bounds: Bounds = (0.0, 1.0), **extras: Any
-) -> tuple[Tensor, int]:
-    """The candidates, and how many rows went forward."""
-    threat_model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
-    out, passes = problems.search(attack, x, y, threat_model, **extras)
-    return out, passes.forward
+) -> problems.Found:
+    return problems.search(attack, x, y, ThreatModel(norm="linf", epsilon=0.1, bounds=bounds), **extras)
 
 
 def each(down: float, right: float, degrees: float) -> Tensor:
@@ -123,8 +119,8 @@ def test_grid_keeps_what_a_loop_over_all_transforms_keeps(
     attack = SpatialTransformation(
         translation=2, rotation=40, translation_steps=3, rotation_steps=5, loss=loss, pad="edge"
     )
-    out, forward = search(attack, x, y, bounds=bounds, targeted=targeted)
-    assert forward == 6 * 45 == 6 * attack.queries
+    out, passes, _ = search(attack, x, y, bounds=bounds, targeted=targeted)
+    assert passes.forward == 6 * 45 == 6 * attack.queries
     hits = 0
     for row in range(6):
         ranked = []
@@ -150,16 +146,15 @@ def test_of_equals_the_smallest_motion_is_kept() -> None:
             return x.new_zeros(len(x), 4)
 
     x = images(3, (1, 6, 6))
-    out, _ = search(SpatialTransformation(), x, torch.zeros(3, dtype=torch.int64), module=Constant())
+    out, *_ = search(SpatialTransformation(), x, torch.zeros(3, dtype=torch.int64), module=Constant())
     assert torch.equal(out, x)
 
 
 def test_the_defaults_are_the_grid_of_the_paper() -> None:
-    seen: list[Step] = []
     x = images(1, (1, 20, 20))
     attack = SpatialTransformation()
-    _, forward = search(attack, x, labels_of(x), watch=seen.append)
-    assert forward == attack.queries == len(seen) == 5 * 5 * 31
+    _, passes, seen = search(attack, x, labels_of(x))
+    assert passes.forward == attack.queries == len(seen) == 5 * 5 * 31
     assert [step.number for step in seen] == list(range(775))
     assert {step.total for step in seen} == {775}
     assert len(torch.cat([step.points for step in seen]).unique(dim=0)) == 775
@@ -177,9 +172,8 @@ def test_the_defaults_are_the_grid_of_the_paper() -> None:
 def test_no_transform_is_tried_twice(fixed: dict[str, Any], queries: int) -> None:
     x = images(2, (1, 5, 5))
     attack = SpatialTransformation(**fixed)
-    seen: list[Step] = []
-    _, forward = search(attack, x, labels_of(x), watch=seen.append)
-    assert forward == 2 * queries == 2 * attack.queries
+    _, passes, seen = search(attack, x, labels_of(x))
+    assert passes.forward == 2 * queries == 2 * attack.queries
     assert all(step.points.shape == x.shape for step in seen)
 
 
@@ -188,8 +182,7 @@ def test_random_motions_fill_the_allowed_range() -> None:
     x = torch.zeros(400, 1, 21, 21)
     x[:, :, 10, 10] = 1
     attack = SpatialTransformation(translation=4, rotation=0, mode="random", samples=1)
-    seen: list[Step] = []
-    search(attack, x, torch.zeros(400, dtype=torch.int64), watch=seen.append)
+    seen = search(attack, x, torch.zeros(400, dtype=torch.int64)).steps
     points = seen[0].points[:, 0]
     axis = torch.arange(21.0) - 10
     for moved in ((points.sum(2) * axis).sum(1), (points.sum(1) * axis).sum(1)):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, pattern
 from robust_ext.attacks.apgd import APGD
-from robust_ext.attacks.native import Step
 from robust_ext.attacks.square import Square, window_share
 from robust_ext.core.threat import ThreatModel
 from robust_ext.testing.networks import margins
@@ -23,9 +22,8 @@ from tests.attacks.problems import Linear, Rowwise, images, labels_of, right_dig
 def test_each_point_changes_windows_of_the_best_so_far(norm: str) -> None:
     threat_model = ThreatModel(norm=norm, epsilon=0.2, bounds=(-5.0, 5.0))
     x = images(4, (3, 12, 10))
-    seen: list[Step] = []
     y = labels_of(x)
-    search(Square(queries=60, p=0.3, stop_early=False), x, y, threat_model, watch=seen.append)
+    seen = search(Square(queries=60, p=0.3, stop_early=False), x, y, threat_model).steps
     best, highest = seen[0].points.clone(), seen[0].loss.clone()
     raised = 0
     for number, step in enumerate(seen[1:]):
@@ -46,8 +44,7 @@ def test_each_point_changes_windows_of_the_best_so_far(norm: str) -> None:
 def test_points_in_linf_are_corners_of_ball_and_bounds(bounds: tuple[float, float], clipped: bool) -> None:
     threat_model = ThreatModel(norm="linf", epsilon=0.3, bounds=bounds)
     x = images(3, (2, 6, 5))
-    seen: list[Step] = []
-    search(Square(queries=40, stop_early=False), x, labels_of(x), threat_model, watch=seen.append)
+    seen = search(Square(queries=40, stop_early=False), x, labels_of(x), threat_model).steps
     low, high = (x - 0.3).clamp(*bounds), (x + 0.3).clamp(*bounds)
     for step in seen:
         assert bool(((step.points - low).abs() < 1e-6).logical_or((step.points - high).abs() < 1e-6).all())
@@ -60,8 +57,7 @@ def test_points_in_linf_are_corners_of_ball_and_bounds(bounds: tuple[float, floa
 def test_points_in_l2_use_all_of_epsilon_where_the_bounds_are_far(shape: tuple[int, ...]) -> None:
     threat_model = ThreatModel(norm="l2", epsilon=2.0, bounds=(-50.0, 50.0))
     x = images(3, shape)
-    seen: list[Step] = []
-    search(Square(queries=60, stop_early=False), x, labels_of(x), threat_model, watch=seen.append)
+    seen = search(Square(queries=60, stop_early=False), x, labels_of(x), threat_model).steps
     for step in seen:
         far = threat_model.distance(step.points, x)
         torch.testing.assert_close(far, torch.full_like(far, 2.0), rtol=1e-5, atol=0)
@@ -192,7 +188,7 @@ def test_linear_model_in_linf_is_solved_exactly_where_it_can_be(bounds: tuple[fl
     shares = torch.tensor([0.2, 0.5, 0.9, 0.97, 0.999, 1.001, 1.05, 2.0])
     module = Linear(weight, natural + shares * reach)
     y = torch.zeros(8, dtype=torch.int64)
-    out, _ = search(Square(queries=1000), x, y, threat_model, module=module, classes=2)
+    out, *_ = search(Square(queries=1000), x, y, threat_model, module=module, classes=2)
     assert (module(out).argmax(1) != y).tolist() == [True] * 5 + [False] * 3
     torch.testing.assert_close(out[5:], best[5:], rtol=0, atol=1e-6)
 
@@ -209,7 +205,7 @@ def test_linear_model_in_l2_and_l1_is_climbed_and_never_beyond_what_can_be(norm:
     y = torch.zeros(5, dtype=torch.int64)
     shares = torch.tensor([0.1, 0.3, 0.45, 1.001, 5.0])
     module = Linear(weight, natural + shares * reach)
-    out, _ = search(Square(queries=300, stop_early=False), x, y, threat_model, module=module, classes=2)
+    out, *_ = search(Square(queries=300, stop_early=False), x, y, threat_model, module=module, classes=2)
     assert (module(out).argmax(1) != y).tolist() == [True] * 3 + [False] * 2
     reached = ((out * weight).double().flatten(1).sum(1) - natural) / reach
     assert bool((reached <= 1 + 1e-5).all())
@@ -219,8 +215,8 @@ def test_linear_model_in_l2_and_l1_is_climbed_and_never_beyond_what_can_be(norm:
 def test_solves_its_share_of_what_apgd_solves(norm: str, epsilon: float, share: float) -> None:
     network, x, y = right_digits(60)
     threat_model = ThreatModel(norm=norm, epsilon=epsilon)
-    out, _ = search(Square(queries=300), x, y, threat_model, module=network, classes=10)
-    by_gradient, _ = search(APGD(steps=50), x, y, threat_model, module=network, classes=10)
+    out, *_ = search(Square(queries=300), x, y, threat_model, module=network, classes=10)
+    by_gradient, *_ = search(APGD(steps=50), x, y, threat_model, module=network, classes=10)
     found = network(out).argmax(1) != y
     expected = network(by_gradient).argmax(1) != y
     assert 10 < int(expected.sum()) < 50
@@ -230,8 +226,7 @@ def test_solves_its_share_of_what_apgd_solves(norm: str, epsilon: float, share: 
 def test_equal_rows_and_runs_get_windows_of_their_own() -> None:
     x = images(1, (1, 4, 30)).expand(5, -1, -1, -1)
     threat_model = ThreatModel(norm="linf", epsilon=0.01)
-    seen: list[Step] = []
-    search(Square(queries=2, restarts=2, stop_early=False), x, labels_of(x), threat_model, watch=seen.append)
+    seen = search(Square(queries=2, restarts=2, stop_early=False), x, labels_of(x), threat_model).steps
     assert len(torch.cat([seen[0].points, seen[2].points]).unique(dim=0)) == 10
 
 
@@ -240,8 +235,8 @@ def test_ends_when_all_rows_are_solved_unless_it_is_to_go_on() -> None:
     y = (labels_of(x) + 1) % 4
     threat_model = ThreatModel(norm="linf", epsilon=1e-6)
     assert search(Square(queries=50, restarts=3), x, y, threat_model)[1].forward == 3
-    first, _ = search(Square(queries=1), x, y, threat_model)
-    on, passes = search(Square(queries=50, restarts=3, stop_early=False), x, y, threat_model)
+    first, *_ = search(Square(queries=1), x, y, threat_model)
+    on, passes, *_ = search(Square(queries=50, restarts=3, stop_early=False), x, y, threat_model)
     assert passes.forward == 3 * 150
     before, after = (margins(Rowwise(16, 4).double()(points.double()), y) for points in (first, on))
     assert bool((after < before).all())
@@ -264,10 +259,9 @@ def test_a_misclassified_point_is_kept_before_one_of_higher_loss() -> None:
             )
 
     x = images(2, (1, 4, 4))
-    seen: list[Step] = []
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     attack = Square(queries=8, loss="ce", stop_early=False)
-    out, _ = search(attack, x, torch.tensor([0, 0]), threat_model, module=Odd(), watch=seen.append)
+    out, _, seen = search(attack, x, torch.tensor([0, 0]), threat_model, module=Odd())
     assert float(seen[2].loss[0]) < min(float(step.loss[0]) for step in (*seen[:2], *seen[3:]))
     assert torch.equal(out, seen[2].points)
 
