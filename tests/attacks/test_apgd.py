@@ -17,7 +17,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS, ThreatModel
-from tests.attacks.problems import rowwise_problem, target_of
+from tests.attacks.problems import predicted, rowwise_problem, target_of
 
 
 def attack(
@@ -83,8 +83,7 @@ def test_stopping_early_solves_the_same_rows_with_fewer_passes(norm: str) -> Non
     assert early.passes.backward < full.passes.backward
     unsolved = ~full.found
     assert torch.equal(full.candidates[unsolved], early.candidates[unsolved])
-    with torch.no_grad():
-        assert torch.equal(parts[0].module(early.candidates).argmax(1) != parts[2], early.found)
+    assert torch.equal(predicted(parts[0].module, early.candidates) != parts[2], early.found)
     everywhere = attack(parts, ThreatModel(norm="linf", epsilon=1.0), steps=50, stop_early=True)
     assert bool(everywhere.found.all())
     assert everywhere.passes.backward < 40 * 50
@@ -153,8 +152,7 @@ def test_losses_need_their_classes_and_padding_gives_them(loss: str, fewest: int
         attack(parts, threat_model, loss=loss)
     padded = run_attack(APGD(loss=loss, steps=30), *parts, threat_model=threat_model, generator=stream(0))
     margin = attack(parts, threat_model, loss="margin", steps=30)
-    with torch.no_grad():
-        found = parts[0].module(padded).argmax(1) != parts[2]
+    found = predicted(parts[0].module, padded) != parts[2]
     assert 0 < int(margin.found.sum()) < 20
     assert torch.equal(found, margin.found)
 

@@ -15,25 +15,13 @@ from torch import Tensor, nn
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.core.threat import ThreatModel
 from tests.attacks import problems
-from tests.attacks.problems import Bounds, Linear, Rowwise, images, predicted
+from tests.attacks.problems import MADE, Bounds, Linear, Rowwise, images, predicted
 
 # Few, short searches, for what does not hang on how near the points are.
-SHORT: dict[str, Any] = {
-    "steps": 20,
-    "learning_rate": 0.05,
-    "initial_const": 0.05,
-    "const_factor": 8,
-    "decrease_factor": 0.8,
-}
+SHORT: dict[str, Any] = MADE["CarliniWagnerLinf"].to_dict()
 
 # Small steps and finely spaced limits, for how near they come; few constants, as that takes long.
-CLOSE: dict[str, Any] = {
-    "steps": 100,
-    "learning_rate": 0.005,
-    "initial_const": 0.02,
-    "const_factor": 8,
-    "decrease_factor": 0.95,
-}
+CLOSE: dict[str, Any] = {**SHORT, "steps": 100, "learning_rate": 0.005, "initial_const": 0.02, "decrease_factor": 0.95}
 
 
 def network_of(values: int, bounds: Bounds = (0.0, 1.0)) -> Rowwise:
@@ -163,7 +151,7 @@ def test_confidence_is_the_least_margin(targeted: bool) -> None:
     assert module.sizes[1:] == sorted(module.sizes[1:], reverse=True)
     assert module.sizes[-1] < 4
     assert bool(((predicted(module, near) == y) == targeted).all())
-    far, *_ = search(module, x, y, targeted=targeted, confidence=0.7, **SHORT)
+    far, *_ = search(module, x, y, targeted=targeted, **{**SHORT, "confidence": 0.7})
     for row, logits in enumerate(module(far).tolist()):
         own = logits.pop(int(y[row]))
         assert (own - max(logits) if targeted else max(logits) - own) >= 0.7 - 1e-6

@@ -155,10 +155,7 @@ def test_values_where_they_are_known() -> None:
         np.testing.assert_allclose(DIVERGENCES[name].value(adversarial, natural, labels), values, atol=1e-12)
 
 
-@given(
-    p=st.lists(st.floats(1e-3, 1), min_size=2, max_size=6),
-    q=st.lists(st.floats(1e-3, 1), min_size=6, max_size=6),
-)
+@given(p=st.lists(st.floats(1e-3, 1), min_size=2, max_size=6), q=st.lists(st.floats(1e-3, 1), min_size=6, max_size=6))
 def test_values_are_those_of_the_paper(p: list[float], q: list[float]) -> None:
     of_p, of_q = (np.array(one[: len(p)]) / sum(one[: len(p)]) for one in (p, q))
     natural, adversarial = logits_of(list(of_p)), logits_of(list(of_q))

@@ -21,6 +21,12 @@ def network_of(values: int, bounds: Bounds = (0.0, 1.0)) -> Rowwise:
     return Rowwise(values, 4, bounds, gain=3)
 
 
+def problem(count: int, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor, Tensor]:
+    x = images(count, shape)
+    network = network_of(x[0].numel())
+    return network, x, predicted(network, x)
+
+
 def run(
     module: nn.Module,
     x: Tensor,
@@ -163,9 +169,7 @@ def test_queries_are_exact_and_points_in_bounds(keep_rows: bool, bounds: Bounds)
 
 
 def test_leaving_finished_rows_out_changes_no_row() -> None:
-    x = images(8, (1, 4, 5))
-    network = network_of(20)
-    y = predicted(network, x)
+    network, x, y = problem(8, (1, 4, 5))
     kept, left = (run(network, x, y, epsilon=0.25, queries=120, keep_rows=keep) for keep in (True, False))
     assert torch.equal(kept.candidates, left.candidates)
     assert torch.equal(kept.queries, left.queries)
@@ -173,9 +177,7 @@ def test_leaving_finished_rows_out_changes_no_row() -> None:
 
 
 def test_stopping_ends_at_the_first_point_within_epsilon() -> None:
-    x = images(6, (1, 4, 4))
-    network = network_of(16)
-    y = predicted(network, x)
+    network, x, y = problem(6, (1, 4, 4))
     whole, stopped = list[Step](), list[Step]()
     run(network, x, y, queries=200, stop=False, watch=whole.append)
     found = run(network, x, y, queries=200, epsilon=0.2, watch=stopped.append)

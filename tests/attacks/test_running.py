@@ -67,7 +67,7 @@ def test_nothing_of_the_callers_is_changed() -> None:
 
 
 def test_what_an_attack_raises_names_it() -> None:
-    inputs, labels = torch.rand(3, 2, 2), torch.ones(3, dtype=torch.int64)
+    inputs, labels = torch.rand(3, 2, 2), torch.ones(3).long()
     with pytest.raises(AttackError, match="probe: raised ZeroDivisionError: by nothing"):
         run(Probe(ZeroDivisionError("by nothing")), target(), inputs, labels)
     with pytest.raises(InvalidArgumentError, match="eps: got 3"):
@@ -80,7 +80,7 @@ def test_changed_weights_are_noticed() -> None:
             next(model.parameters()).mul_(0.5)
         return x
 
-    inputs, labels = torch.rand(3, 2, 2), torch.ones(3, dtype=torch.int64)
+    inputs, labels = torch.rand(3, 2, 2), torch.ones(3).long()
     with pytest.raises(AttackError, match=r"careless: changed the network's weights in place \(1\.weight\)"):
         run(CallableAttack(careless), target(), inputs, labels)
 

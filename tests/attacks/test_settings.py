@@ -26,10 +26,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import SettingInfo, declared, default_of, setting_types
 from robust_ext.core.threat import NORMS
 
-REQUIRED: dict[type, dict[str, Any]] = {
-    Transfer: {"surrogates": {"a": nn.Identity()}},
-    BPDAAttack: {"attack": APGD()},
-}
+REQUIRED: dict[type, dict[str, Any]] = {Transfer: {"surrogates": {"a": nn.Identity()}}, BPDAAttack: {"attack": APGD()}}
 BOUNDARY = {"minimum_norm": True, "norms": ("linf",), "leaves_ball": True, "failure": "input", "seeds": "none"}
 SPATIAL = {
     "norms": NORMS,
@@ -122,11 +119,7 @@ def test_traits_follow_the_settings(made: Any, expected: dict[str, Any]) -> None
     [
         (ObjectivePGD, {"algorithm": "fgsm", "steps": 2}, "steps: got 2, expected 1, or nothing, for FGSM"),
         (CarliniWagnerLinf, {"largest_const": 1e-6}, "largest_const: got 1e-06, expected at least initial_const"),
-        (
-            SpatialTransformation,
-            {"translation_steps": 4},
-            "translation_steps: got 4, expected an odd integer, as 3",
-        ),
+        (SpatialTransformation, {"translation_steps": 4}, "translation_steps: got 4, expected an odd integer, as 3"),
         (SpatialTransformation, {"rotation_steps": 30}, "rotation_steps: got 30, expected an odd integer"),
         (FeatureMatching, {"features": 3}, "features: got 3, expected names of layers"),
         (FeatureMatching, {"features": []}, "features: got "),
