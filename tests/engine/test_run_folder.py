@@ -1,12 +1,8 @@
-from __future__ import annotations
-
 import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,27 +11,27 @@ from robust_ext.core.files import replace_file
 from robust_ext.engine.run_folder import RunFolder
 
 
-def opened(path: Path, settings: dict[str, Any] | None = None, **options: Any) -> RunFolder:
+def opened(path, settings=None, **options):
     given = {"kind": "test", "versions": {"torch": "1"}, **options}
     return RunFolder(path, settings={"epsilon": 0.1, "bounds": (0, 1)} if settings is None else settings, **given)
 
 
-def once(folder: RunFolder, name: str, compute: Callable[[], Any]) -> Any:
+def once(folder, name, compute):
     with folder.once(name) as slot:
         if slot.empty:
             slot.fill(compute())
     return slot.value
 
 
-def tree(path: Path) -> set[str]:
+def tree(path):
     return {str(file.relative_to(path)) for file in path.rglob("*")}
 
 
-def record(index: int, value: Any = 0) -> dict[str, Any]:
+def record(index, value=0):
     return {"index": index, "value": value}
 
 
-def test_records_survive_closing(tmp_path: Path) -> None:
+def test_records_survive_closing(tmp_path):
     with opened(tmp_path / "a" / "run") as folder:
         assert (folder.records(), folder.timings()) == ([], [])
         folder.append([record(3), record(1, "é\n")], {"group": 0, "seconds": 0.5})
@@ -56,7 +52,7 @@ def test_records_survive_closing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torn", ['{"index": 1', '{"index": 1}', "{", "\x00\x00"])
 @pytest.mark.parametrize("name", ["records.jsonl", "timings.jsonl"])
-def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: str, name: str) -> None:
+def test_a_torn_last_line_is_dropped(tmp_path, torn, name):
     """The last line counts only with its line break; the next record starts a line of its own."""
     with opened(tmp_path) as folder:
         folder.append([record(0)], {"group": 0})
@@ -68,7 +64,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: str, name: str) -> No
         assert (folder.records(), folder.timings()) == ([record(0), record(1)], [{"group": 0}, {"group": 1}])
 
 
-def test_a_line_that_another_shard_is_writing_is_left_alone(tmp_path: Path) -> None:
+def test_a_line_that_another_shard_is_writing_is_left_alone(tmp_path):
     with opened(tmp_path, shard=1) as other:
         other.append([record(5)], {"group": 5})
         torn = tmp_path / "records-1.jsonl"
@@ -81,7 +77,7 @@ def test_a_line_that_another_shard_is_writing_is_left_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["{\n", "no json\n", "[1]\n", "5\n", "{}\n", '{"index": "a"}\n', "\xff\n"])
-def test_a_damaged_line_is_an_error(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_line_is_an_error(tmp_path, damage):
     with opened(tmp_path) as folder:
         folder.append([record(0)], {"group": 0})
         path = tmp_path / "records.jsonl"
@@ -90,7 +86,7 @@ def test_a_damaged_line_is_an_error(tmp_path: Path, damage: str) -> None:
             folder.records()
 
 
-def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+def test_other_settings_are_refused_and_named(tmp_path):
     first = {"epsilon": 0.1, "norm": "linf", "seed": 0, "old": 1}
     opened(tmp_path, first).close()
     content = (tmp_path / "run.json").read_text()
@@ -110,14 +106,14 @@ def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     assert caught.value is not None
 
 
-def test_settings_are_compared_as_json_keeps_them(tmp_path: Path) -> None:
+def test_settings_are_compared_as_json_keeps_them(tmp_path):
     opened(tmp_path, {"bounds": (0, 1), "share": 0.1 + 0.2, "nested": {"a": (1, 2)}}).close()
     opened(tmp_path, {"share": 0.30000000000000004, "nested": {"a": [1, 2]}, "bounds": [0, 1]}).close()
     with pytest.raises(RunFolderError, match="share"):
         opened(tmp_path, {"share": 0.3, "nested": {"a": [1, 2]}, "bounds": [0, 1]})
 
 
-def test_other_versions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_versions_are_logged(tmp_path, caplog):
     opened(tmp_path).close()
     with caplog.at_level(logging.WARNING, logger="robust_ext"):
         opened(tmp_path).close()
@@ -129,13 +125,13 @@ def test_other_versions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "5", "{}", '{"kind": "test"}', '{"kind": "test", "settings": 5, "versions": {}}', "\xff"]
 )
-def test_a_damaged_run_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_damaged_run_is_refused(tmp_path, content):
     (tmp_path / "run.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(RunFolderError, match=r"run\.json: cannot be read as a run"):
         opened(tmp_path)
 
 
-def test_folders_that_are_no_run_of_this_kind_are_refused(tmp_path: Path) -> None:
+def test_folders_that_are_no_run_of_this_kind_are_refused(tmp_path):
     """Another kind, records without a run, no folder, and what cannot be locked, which is not said to be in use."""
     opened(tmp_path / "test").close()
     (tmp_path / "records").mkdir()
@@ -167,7 +163,7 @@ with RunFolder(sys.argv[1], kind="test", settings={"epsilon": 0.1, "bounds": [0,
 """
 
 
-def test_two_processes_do_not_write_the_same_shard(tmp_path: Path) -> None:
+def test_two_processes_do_not_write_the_same_shard(tmp_path):
     pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
     command = [sys.executable, "-c", HOLD, str(tmp_path), "0"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -183,10 +179,10 @@ def test_two_processes_do_not_write_the_same_shard(tmp_path: Path) -> None:
         assert folder.records() == [{"index": 7}]
 
 
-def test_once_is_computed_once(tmp_path: Path) -> None:
-    calls: list[int] = []
+def test_once_is_computed_once(tmp_path):
+    calls = []
 
-    def compute() -> dict[str, Any]:
+    def compute():
         calls.append(1)
         return {"value": [1, 2.5, None, "a"]}
 
@@ -222,7 +218,7 @@ with RunFolder(sys.argv[1], kind="test", settings={}, versions={}, shard=int(sys
 """
 
 
-def test_processes_share_what_is_computed_once(tmp_path: Path) -> None:
+def test_processes_share_what_is_computed_once(tmp_path):
     pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
     processes = [
         subprocess.Popen([sys.executable, "-c", ONCE, str(tmp_path), str(i)], stdout=subprocess.PIPE, text=True)
@@ -234,7 +230,7 @@ def test_processes_share_what_is_computed_once(tmp_path: Path) -> None:
     assert (tmp_path / "calls").read_text() == "call\n"
 
 
-def test_finish_merges_shards_in_order(tmp_path: Path) -> None:
+def test_finish_merges_shards_in_order(tmp_path):
     """A sample that was won twice counts once, as after a kill before the shards' own files were removed."""
     with opened(tmp_path) as folder:
         for shard in (1, 2, 11):
@@ -254,7 +250,7 @@ def test_finish_merges_shards_in_order(tmp_path: Path) -> None:
         assert folder.records() == merged
 
 
-def test_nothing_is_written_outside_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_outside_the_folder(tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -268,14 +264,14 @@ def test_nothing_is_written_outside_the_folder(tmp_path: Path, monkeypatch: pyte
     assert tree(tmp_path) == {"elsewhere", "run", *(f"run/{name}" for name in expected | locks)}
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
     file = tmp_path / "file.txt"
     replace_file(file, "one")
     replace_file(file, "twö")
     assert file.read_text(encoding="utf-8") == "twö"
     assert tree(tmp_path) == {"file.txt"}
 
-    def stopped(*_: object) -> None:
+    def stopped(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", stopped)

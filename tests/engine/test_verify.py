@@ -1,15 +1,11 @@
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import AttackError
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.verify import OUTCOMES, Verification, verify
+from robust_ext.engine.verify import OUTCOMES, verify
 
 NAN, INF = float("nan"), float("inf")
 
@@ -17,20 +13,18 @@ NAN, INF = float("nan"), float("inf")
 class FirstValue(nn.Module):
     """Class 1 where the first value of a sample is above .5; remembers the batches it saw."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.seen: list[Tensor] = []
+        self.seen = []
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         assert not torch.is_grad_enabled()
         self.seen.append(x)
         first = x.flatten(1)[:, 0] - 0.5
         return torch.stack([-first, first], 1)
 
 
-def check(
-    candidates: object, inputs: Tensor, threat_model: ThreatModel, labels: Tensor | None = None, **more: Any
-) -> tuple[Verification, FirstValue]:
+def check(candidates, inputs, threat_model, labels=None, **more):
     module, labels = FirstValue(), torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
     return verify(
         candidates, inputs, labels, module=module, threat_model=threat_model, attack="my attack", **more
@@ -40,13 +34,13 @@ def check(
 LINF = ThreatModel(norm="linf", epsilon=0.25)
 
 
-def test_what_a_detector_rejects_is_not_found() -> None:
+def test_what_a_detector_rejects_is_not_found():
     inputs = torch.full((3, 1, 2, 2), 0.4)
     candidates = inputs + 0.2
     candidates[1] = inputs[1]
     asked = []
 
-    def rejects(points: Tensor) -> Tensor:
+    def rejects(points):
         asked.append(points)
         return torch.tensor([True, True, False])
 
@@ -55,7 +49,7 @@ def test_what_a_detector_rejects_is_not_found() -> None:
     assert torch.equal(asked[0], result.candidates)
 
 
-def test_every_outcome() -> None:
+def test_every_outcome():
     inputs = torch.full((7, 1, 2, 2), 0.4)
     candidates = inputs + 0.2
     candidates[1] = inputs[1]
@@ -85,7 +79,7 @@ def test_every_outcome() -> None:
     ("value", "outcome"),
     [(0.9, "beyond_epsilon"), (0.1, "beyond_epsilon"), (1.5, "out_of_bounds"), (NAN, "not_finite")],
 )
-def test_the_first_failure_names_the_outcome(value: float, outcome: str) -> None:
+def test_the_first_failure_names_the_outcome(value, outcome):
     """Each of these fails later tests too; labels are those given."""
     result, _ = check(torch.tensor([[0.4, value]]), torch.tensor([[0.4, 0.4]]), LINF)
     assert result.outcomes == (outcome,)
@@ -95,7 +89,7 @@ def test_the_first_failure_names_the_outcome(value: float, outcome: str) -> None
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (-2.5, 3.0)])
-def test_the_edge_of_the_ball(norm: str, bounds: tuple[float, float]) -> None:
+def test_the_edge_of_the_ball(norm, bounds):
     """Just inside and just outside of the stated tolerance, in float64."""
     threat_model = ThreatModel(norm=norm, epsilon=0.25, bounds=bounds)
     inputs = torch.full((2, 4), 0.375, dtype=torch.float32)
@@ -110,7 +104,7 @@ def test_the_edge_of_the_ball(norm: str, bounds: tuple[float, float]) -> None:
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-def test_the_tolerance_covers_float32(norm: str) -> None:
+def test_the_tolerance_covers_float32(norm):
     """Candidates at epsilon in exact arithmetic are inside after rounding to float32, whatever the inputs."""
     threat_model = ThreatModel(norm=norm, epsilon=0.3, bounds=(-9, 9))
     generator = torch.Generator().manual_seed(0)
@@ -125,7 +119,7 @@ def test_the_tolerance_covers_float32(norm: str) -> None:
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (-2.5, 3.0)])
-def test_the_edge_of_the_bounds(bounds: tuple[float, float]) -> None:
+def test_the_edge_of_the_bounds(bounds):
     slack = 1e-6 * max(map(abs, bounds))
     threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=bounds)
     edges = [bounds[1] + 0.9 * slack, bounds[1] + 1.1 * slack, bounds[0] - 0.9 * slack, bounds[0] - 1.1 * slack]
@@ -136,7 +130,7 @@ def test_the_edge_of_the_bounds(bounds: tuple[float, float]) -> None:
     assert result.candidates.flatten().tolist() == [bounds[1], bounds[1], bounds[0], bounds[0]]
 
 
-def test_candidates_are_judged_as_the_float32_they_become() -> None:
+def test_candidates_are_judged_as_the_float32_they_become():
     """Adversarial in float64 only is not adversarial."""
     inputs = torch.tensor([[0.5], [0.5]])
     candidates = torch.tensor([[0.5 + 1e-12], [0.5 + 1e-6]], dtype=torch.float64)
@@ -149,7 +143,7 @@ def test_candidates_are_judged_as_the_float32_they_become() -> None:
         assert (result.outcomes, module.seen[0].dtype) == (("found",), torch.float32)
 
 
-def test_layout_and_history_do_not_matter() -> None:
+def test_layout_and_history_do_not_matter():
     inputs = torch.full((3, 2, 4), 0.4)
     candidates = (inputs + 0.2).transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
     assert not candidates.is_contiguous()
@@ -160,7 +154,7 @@ def test_layout_and_history_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (0, 1, 2, 2)])
-def test_no_candidates(shape: tuple[int, ...]) -> None:
+def test_no_candidates(shape):
     result, _ = check(torch.zeros(shape), torch.zeros(shape), LINF)
     assert result.outcomes == ()
     assert (result.distances.shape, result.candidates.shape, result.logits.shape) == ((0,), shape, (0, 2))
@@ -180,6 +174,6 @@ def test_no_candidates(shape: tuple[int, ...]) -> None:
         (torch.zeros(2, 3, dtype=torch.complex64), r"my attack: returned dtype torch.complex64, expected floating"),
     ],
 )
-def test_what_is_no_batch_of_candidates(candidates: object, message: str) -> None:
+def test_what_is_no_batch_of_candidates(candidates, message):
     with pytest.raises(AttackError, match="^" + message):
         check(candidates, torch.zeros(2, 3), LINF)

@@ -1,40 +1,37 @@
 """Detectors by name: what they are trained on, by which constants, whether they detect; and layers that are found."""
 
-from __future__ import annotations
-
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError, SplitError
+from robust_ext.core.objects import resolve_object
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors import Detector, KDBUDetector, LIDDetector, MagNetDetector, NSSDetector, observe
+from robust_ext.detectors import KDBUDetector, LIDDetector, MagNetDetector, NSSDetector, observe
 from robust_ext.detectors._features.layers import activation_layers, hidden_layer
 from robust_ext.detectors.catalogue import DETECTORS
 from robust_ext.evaluations.mead.fitting import NAMED, fit_detector, load_detector
 from robust_ext.evaluations.mead.training import training_adversarials
 
-QUICK: dict[str, dict[str, Any]] = {
+QUICK = {
     "kd-bu": {"passes": 8},
     "lid": {"neighbours": 10},
     "magnet": {"epochs": 20, "batch_size": 16},
 }
 
 
-def with_dropout() -> nn.Sequential:
+def with_dropout():
     plain = digits_network()
     return nn.Sequential(*plain[:7], nn.Dropout(0.3), plain[7]).eval()
 
 
-def small(channels: int = 1, classes: int = 3) -> nn.Sequential:
+def small(channels=1, classes=3):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made = nn.Sequential(
@@ -43,33 +40,44 @@ def small(channels: int = 1, classes: int = 3) -> nn.Sequential:
     return made.eval()
 
 
-def images(count: int, channels: int = 1, seed: int = 0) -> Tensor:
+def images(count, channels=1, seed=0):
     return torch.rand(count, channels, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
-def state(detector: Detector) -> dict[str, Tensor]:
+class InBounds(nn.Module):
+    """The network for inputs in these bounds instead of [0, 1]."""
+
+    def __init__(self, network, bounds):
+        super().__init__()
+        self.network, (self.low, self.high) = network, bounds
+
+    def forward(self, x):
+        return self.network((x - self.low) / (self.high - self.low))
+
+
+def state(detector):
     return {key: value for key, value in detector.state_dict().items() if not key.startswith("classifier.")}
 
 
-def same(one: Detector, other: Detector) -> bool:
+def same(one, other):
     a, b = state(one), state(other)
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) or bool(a[key].isnan().all()) for key in a)
 
 
 @pytest.fixture(scope="module")
-def digits() -> tuple[Tensor, Tensor, Tensor]:
+def digits():
     clean, labels = load_dataset("digits", split="train").take(range(400))
     return clean, labels, training_adversarials(digits_network(), clean[:150], labels[:150])
 
 
 @pytest.fixture(scope="module")
-def attacked() -> tuple[Tensor, Tensor]:
+def attacked():
     held, labels = load_dataset("digits", split="test").take(range(100))
     return held, training_adversarials(digits_network(), held, labels, epsilon=0.125, seed=5)
 
 
 @pytest.fixture(scope="module")
-def fitted(digits: tuple[Tensor, Tensor, Tensor]) -> dict[str, Detector]:
+def fitted(digits):
     clean, labels, adversarial = digits
     classifier = with_dropout()
     return {
@@ -81,9 +89,7 @@ def fitted(digits: tuple[Tensor, Tensor, Tensor]) -> dict[str, Detector]:
 @pytest.mark.parametrize(
     ("name", "least"), [("nss", 0.9), ("kd-bu", 0.7), ("lid", 0.65), ("fs", 0.55), ("magnet", 0.8)]
 )
-def test_adversarial_digits_score_higher(
-    fitted: dict[str, Detector], attacked: tuple[Tensor, Tensor], name: str, least: float
-) -> None:
+def test_adversarial_digits_score_higher(fitted, attacked, name, least):
     detector, (held, adversarial) = fitted[name], attacked
     assert type(detector) is DETECTORS[name]
     with torch.no_grad(), seeded_globals(0):
@@ -92,9 +98,7 @@ def test_adversarial_digits_score_higher(
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_it_is_calibrated_by_its_user_and_comes_back_from_a_file(
-    fitted: dict[str, Detector], attacked: tuple[Tensor, Tensor], tmp_path: Path, name: str
-) -> None:
+def test_it_is_calibrated_by_its_user_and_comes_back_from_a_file(fitted, attacked, tmp_path, name):
     detector, held = fitted[name], attacked[0]
     assert bool(detector.threshold.isnan())
     path = tmp_path / "detector.safetensors"
@@ -119,7 +123,7 @@ def test_it_is_calibrated_by_its_user_and_comes_back_from_a_file(
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_the_seed_decides_and_no_trace_is_left(digits: tuple[Tensor, Tensor, Tensor], name: str) -> None:
+def test_the_seed_decides_and_no_trace_is_left(digits, name):
     clean, labels = digits[0][:120], digits[1][:120]
     classifier = with_dropout()
     quick = {"kd-bu": {"passes": 3}, "lid": {"neighbours": 5, "size": 20}, "magnet": {"epochs": 1}}.get(name, {})
@@ -140,7 +144,7 @@ def test_the_seed_decides_and_no_trace_is_left(digits: tuple[Tensor, Tensor, Ten
     assert not any(part._forward_hooks for part in classifier.modules())
 
 
-def test_fits_are_those_of_the_classes() -> None:
+def test_fits_are_those_of_the_classes():
     classifier, clean, labels = small(), images(90), torch.arange(90) % 3
     adversarial = (clean + 0.1 * images(90, seed=3).sub(0.5).sign()).clamp(0, 1)
     nss = NSSDetector(classifier)
@@ -165,7 +169,7 @@ def test_fits_are_those_of_the_classes() -> None:
     assert same(fit_detector("magnet", classifier, clean, labels, seed=3, **changed), autoencoders)
 
 
-def test_too_few_other_rows_are_no_references() -> None:
+def test_too_few_other_rows_are_no_references():
     classifier, clean, labels = small(), images(90), torch.arange(90) % 3
     adversarial = (clean[:70] + 0.1).clamp(0, 1)
     lid = LIDDetector(classifier, layers=["1", "4", "5"], neighbours=20, size=30)
@@ -176,12 +180,12 @@ def test_too_few_other_rows_are_no_references() -> None:
     assert same(fit_detector("kd-bu", classifier, clean, labels, adversarial=adversarial, seed=1), density)
 
 
-def test_adversarial_inputs_are_made_where_none_are_given_of_as_many_rows() -> None:
+def test_adversarial_inputs_are_made_where_none_are_given_of_as_many_rows():
     classifier, clean, labels = small(), images(30), torch.arange(30) % 3
     made = training_adversarials(classifier, clean, labels, seed=6)
     given = fit_detector("nss", classifier, clean, labels, adversarial=made, seed=6)
     assert same(fit_detector("nss", classifier, clean, labels, seed=6), given)
-    seen: list[int] = []
+    seen = []
     handle = classifier.register_forward_pre_hook(lambda _module, args: seen.append(len(args[0])))
     fit_detector("nss", classifier, clean, labels, rows=12)
     handle.remove()
@@ -192,14 +196,14 @@ def test_adversarial_inputs_are_made_where_none_are_given_of_as_many_rows() -> N
     ("channels", "preset", "expected"),
     [(1, "auto", "mnist"), (3, "auto", "cifar10"), (1, "cifar10", "cifar10"), (2, "mnist", "mnist")],
 )
-def test_presets_are_the_papers(channels: int, preset: str, expected: str) -> None:
+def test_presets_are_the_papers(channels, preset, expected):
     if expected == "cifar10":
         pytest.importorskip("cv2")
     classifier, clean = small(channels), images(60, channels)
     labels, adversarial = torch.arange(60) % 3, (clean + 0.1).clamp(0, 1)
     mnist = expected == "mnist"
 
-    def fit(name: str, **settings: Any) -> Any:
+    def fit(name, **settings):
         return fit_detector(name, classifier, clean, labels, preset=preset, adversarial=adversarial, **settings)
 
     assert fit("kd-bu").bandwidth == (1.2 if mnist else 0.26)
@@ -218,8 +222,8 @@ def test_presets_are_the_papers(channels: int, preset: str, expected: str) -> No
         assert (machine.penalty, machine.gamma) == (10, 0.01)
 
 
-def test_magnet_sees_as_many_images_as_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
+def test_magnet_sees_as_many_images_as_there_is_time_for(monkeypatch):
+    seen = []
     monkeypatch.setattr(
         MagNetDetector, "fit", lambda self, inputs, *, batch_size, learning_rate, seed: seen.append(locals())
     )
@@ -234,15 +238,7 @@ def test_magnet_sees_as_many_images_as_there_is_time_for(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0)])
 @pytest.mark.parametrize("name", ["nss", "lid", "fs"])
-def test_bounds_make_no_difference(name: str, bounds: tuple[float, float]) -> None:
-    class Shifted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = small()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner((x - bounds[0]) / (bounds[1] - bounds[0]))
-
+def test_bounds_make_no_difference(name, bounds):
     clean, labels = images(60), torch.arange(60) % 3
     adversarial = (clean + 0.1).clamp(0, 1)
     low, width = bounds[0], bounds[1] - bounds[0]
@@ -250,7 +246,7 @@ def test_bounds_make_no_difference(name: str, bounds: tuple[float, float]) -> No
     plain = fit_detector(name, small(), clean, labels, adversarial=adversarial, **settings)
     moved = fit_detector(
         name,
-        Shifted().eval(),
+        InBounds(small(), bounds).eval(),
         clean * width + low,
         labels,
         adversarial=(adversarial * width + low).clamp(*bounds),
@@ -263,16 +259,12 @@ def test_bounds_make_no_difference(name: str, bounds: tuple[float, float]) -> No
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
-def test_training_adversarials_rise_within_the_ball(bounds: tuple[float, float]) -> None:
+def test_training_adversarials_rise_within_the_ball(bounds):
     low, width = bounds[0], bounds[1] - bounds[0]
     classifier, clean = digits_network(), load_dataset("digits").take(range(40))[0]
 
-    class Scaled(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return classifier((x - low) / width)
-
     labels = classifier(clean).argmax(1)
-    model = Scaled().eval()
+    model = InBounds(classifier, bounds).eval()
     found = training_adversarials(model, clean * width + low, labels, epsilon=0.1, bounds=bounds, batch_size=16)
     assert found.shape == clean.shape
     assert found.dtype == torch.float32
@@ -286,7 +278,7 @@ def test_training_adversarials_rise_within_the_ball(bounds: tuple[float, float])
     assert bool((losses[1] > losses[0]).all())
 
 
-def test_training_adversarials_do_not_depend_on_batches_and_leave_no_trace() -> None:
+def test_training_adversarials_do_not_depend_on_batches_and_leave_no_trace():
     classifier, clean, labels = small(), images(7), torch.arange(7) % 3
     classifier[0].weight.requires_grad_(False)
     before = {key: value.clone() for key, value in classifier.state_dict().items()}
@@ -336,26 +328,24 @@ def test_training_adversarials_do_not_depend_on_batches_and_leave_no_trace() -> 
         ("nss", {"adversarial": images(0)}, "adversarial: got shape"),
     ],
 )
-def test_what_is_refused_is_refused_before_the_attack(
-    monkeypatch: pytest.MonkeyPatch, name: str, changed: dict[str, Any], message: str
-) -> None:
-    given: dict[str, Any] = {"clean": images(6), "labels": torch.arange(6) % 3, **changed}
+def test_what_is_refused_is_refused_before_the_attack(monkeypatch, name, changed, message):
+    given = {"clean": images(6), "labels": torch.arange(6) % 3, **changed}
     monkeypatch.setattr("robust_ext.evaluations.mead.training.run_attack", lambda *_, **__: pytest.fail("attacked"))
     with pytest.raises(InvalidArgumentError, match=message):
         fit_detector(name, small(), **given)
 
 
 @pytest.mark.parametrize("name", ["kd-bu", "lid", "fs", "magnet"])
-def test_constants_are_to_be_chosen_for_inputs_of_other_channels(name: str) -> None:
+def test_constants_are_to_be_chosen_for_inputs_of_other_channels(name):
     with pytest.raises(InvalidArgumentError, match=r"preset: got 'auto' with clean inputs of shape .*'mnist' or 'cifa"):
         fit_detector(name, small(2), images(6, 2), torch.arange(6) % 3)
     found = fit_detector("fs", small(2), images(6, 2), torch.arange(6) % 3, squeezers=[("bit_depth", {"bits": 3})])
     assert found.settings["squeezers"][0][0] == "bit_depth"
 
 
-def test_networks_that_do_not_fit_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_networks_that_do_not_fit_are_told(caplog):
     clean, labels = images(40), torch.arange(40) % 3
-    given: dict[str, Any] = {"adversarial": (clean + 0.1).clamp(0, 1)}
+    given = {"adversarial": (clean + 0.1).clamp(0, 1)}
     ending = nn.Sequential(*small(), nn.Tanh()).eval()
     with pytest.raises(InvalidArgumentError, match="layer: got None, expected the name of the layer before the logits"):
         fit_detector("kd-bu", ending, clean, labels, **given)
@@ -373,7 +363,7 @@ def test_networks_that_do_not_fit_are_told(caplog: pytest.LogCaptureFixture) -> 
 class Functional(nn.Module):
     """Functions between its modules; one module is called twice, and one returns no tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.second = nn.Linear(5, 3)
         self.first = nn.Conv2d(1, 4, 3)
@@ -382,24 +372,24 @@ class Functional(nn.Module):
         self.between = nn.Linear(36, 5)
         self.pair = nn.LSTM(5, 5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.pool(F.relu(self.first(x))).flatten(1)
         x = F.relu(self.twice(F.relu(self.twice(self.between(x)))))
         return self.second(x) + 0 * self.pair(x)[0].sum()
 
 
 class Residual(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2))
         self.relu = nn.ReLU()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.relu(x)
         return self.relu(self.body(x) + x)
 
 
-def test_layers_are_those_that_are_called_once_after_their_activation() -> None:
+def test_layers_are_those_that_are_called_once_after_their_activation():
     x = images(2)
     normalised = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Identity(), nn.Flatten(),
@@ -420,12 +410,9 @@ def test_layers_are_those_that_are_called_once_after_their_activation() -> None:
         activation_layers(nn.Sequential(nn.Flatten()).eval(), x)
 
 
-def test_layers_of_a_published_residual_network() -> None:
-    path = Path(__file__).parents[3] / "examples" / "networks.py"
-    spec = importlib.util.spec_from_file_location("networks", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    network, x = module.resnet20(), torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+def test_layers_of_a_published_residual_network():
+    network = resolve_object(f"{Path(__file__).parents[3] / 'examples' / 'networks.py'}:resnet20")()
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     blocks = [f"layer{stage}.{block}" for stage in (1, 2, 3) for block in range(3)]
     expected = [name for block in blocks for name in (f"{block}.bn1", f"{block}.bn2", block)]
     found = activation_layers(network, x)
@@ -439,15 +426,15 @@ def test_layers_of_a_published_residual_network() -> None:
         hidden_layer(nn.Sequential(network, nn.Softplus()).eval(), x)
 
 
-def test_the_readout_need_not_be_the_last_module() -> None:
+def test_the_readout_need_not_be_the_last_module():
     class Reversed(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.last = nn.Linear(5, 3)
             self.act = nn.ReLU()
             self.first = nn.Linear(64, 5)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.last(self.act(self.first(x.flatten(1))))
 
     clean = images(40)

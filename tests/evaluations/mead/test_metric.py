@@ -1,7 +1,5 @@
 """The multi-armed metric, against brute force over thresholds, scikit-learn, and what intervals should do."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -11,29 +9,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.evaluations.mead import Detection, MultiArmed, average, multi_armed
+from robust_ext.evaluations.mead import average, multi_armed
 from robust_ext.evaluations.mead.metric import ArmLabel, attribution, worst_scores
 from robust_ext.evaluations.mead.roc import detect
 
 NAN, INF = float("nan"), float("inf")
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
-def arms(count: int) -> list[ArmLabel]:
+def arms(count):
     return [ArmLabel(name=str(number)) for number in range(count)]
 
 
-def judge(natural: Floats, scores: Floats, success: Bools, **chosen: object) -> MultiArmed:
+def judge(natural, scores, success, **chosen):
     keywords = {"arms": arms(len(scores)), "resamples": 0, **chosen}
-    return multi_armed(natural, scores, success, **keywords)  # type: ignore[arg-type]
+    return multi_armed(natural, scores, success, **keywords)
 
 
-def curve(natural: Floats, scores: Floats, success: Bools) -> list[tuple[float, float]]:
+def curve(natural, scores, success):
     """(FPR, TPR) at every threshold that makes a difference, by the definition of true and false positives."""
     samples = range(len(natural))
     possible = [i for i in samples if success[:, i].any()]
@@ -46,7 +41,7 @@ def curve(natural: Floats, scores: Floats, success: Bools) -> list[tuple[float, 
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[Floats, Floats, Bools]:
+def problems(draw):
     """Few distinct scores, so that ties are common; every size from one sample and one arm on."""
     samples, count = draw(st.integers(1, 24)), draw(st.integers(1, 4))
     values = st.one_of(st.integers(0, 4).map(float), st.floats(-2, 2), st.sampled_from([-INF, INF]))
@@ -59,7 +54,7 @@ def problems(draw: st.DrawFn) -> tuple[Floats, Floats, Bools]:
 
 @settings(max_examples=300, deadline=None)
 @given(problem=problems())
-def test_brute_force_over_thresholds_agrees(problem: tuple[Floats, Floats, Bools]) -> None:
+def test_brute_force_over_thresholds_agrees(problem):
     natural, scores, success = problem
     found = judge(natural, scores, success).all_arms
     positives = int(success.any(0).sum())
@@ -82,7 +77,7 @@ def test_brute_force_over_thresholds_agrees(problem: tuple[Floats, Floats, Bools
 
 @settings(max_examples=100, deadline=None)
 @given(problem=problems())
-def test_only_the_order_of_scores_matters(problem: tuple[Floats, Floats, Bools]) -> None:
+def test_only_the_order_of_scores_matters(problem):
     natural, scores, success = problem
     levels = np.unique(np.concatenate([natural, scores.ravel()]))
     places = [np.searchsorted(levels, one).astype(float) ** 3 for one in (natural, scores)]
@@ -91,7 +86,7 @@ def test_only_the_order_of_scores_matters(problem: tuple[Floats, Floats, Bools])
 
 @settings(max_examples=100, deadline=None)
 @given(problem=problems())
-def test_one_arm_is_an_ordinary_roc_curve(problem: tuple[Floats, Floats, Bools]) -> None:
+def test_one_arm_is_an_ordinary_roc_curve(problem):
     natural, scores, success = problem
     result = judge(natural, scores, success)
     for number, found in enumerate(result.arms.values()):
@@ -107,7 +102,7 @@ def test_one_arm_is_an_ordinary_roc_curve(problem: tuple[Floats, Floats, Bools])
 
 @settings(max_examples=100, deadline=None)
 @given(problem=problems())
-def test_more_arms_on_the_same_samples_never_help_the_detector(problem: tuple[Floats, Floats, Bools]) -> None:
+def test_more_arms_on_the_same_samples_never_help_the_detector(problem):
     natural, scores, success = problem
     success = np.broadcast_to(success.any(0), success.shape)
     result = judge(natural, scores, success)
@@ -116,7 +111,7 @@ def test_more_arms_on_the_same_samples_never_help_the_detector(problem: tuple[Fl
             assert result.all_arms.auroc <= one.auroc + 1e-12
 
 
-def test_a_single_arm_can_score_below_all_of_them() -> None:
+def test_a_single_arm_can_score_below_all_of_them():
     """The remark of section 5.2.1: an arm that fails where others are caught has fewer positives."""
     natural, scores = np.array([0.5, 0.5]), np.array([[0.1, 0.0], [0.9, 0.9]])
     result = judge(natural, scores, np.array([[True, False], [False, True]]))
@@ -126,7 +121,7 @@ def test_a_single_arm_can_score_below_all_of_them() -> None:
 
 
 @given(problem=problems())
-def test_attribution_is_shared_and_complete(problem: tuple[Floats, Floats, Bools]) -> None:
+def test_attribution_is_shared_and_complete(problem):
     _, scores, success = problem
     found, worst = attribution(scores, success), worst_scores(scores, success)
     shares, possible = np.zeros(len(scores)), success.any(0)
@@ -143,7 +138,7 @@ def test_attribution_is_shared_and_complete(problem: tuple[Floats, Floats, Bools
         assert sum(found) == pytest.approx(1)
 
 
-def test_objectives_take_in_the_arms_that_have_none() -> None:
+def test_objectives_take_in_the_arms_that_have_none():
     labels = [
         ArmLabel(name="a", objective="ace", algorithm="pgd"),
         ArmLabel(name="b", objective="kl", algorithm="pgd"),
@@ -155,7 +150,7 @@ def test_objectives_take_in_the_arms_that_have_none() -> None:
     success = generator.random((4, 40)) < 0.7
     result = judge(natural, scores, success, arms=labels)
 
-    def of(*chosen: int) -> Detection:
+    def of(*chosen):
         return judge(natural, scores[list(chosen)], success[list(chosen)]).all_arms
 
     assert result.objectives == {"ace": of(0, 3), "kl": of(1, 2, 3)}
@@ -164,7 +159,7 @@ def test_objectives_take_in_the_arms_that_have_none() -> None:
     assert result.successes_per_sample == pytest.approx(success.sum() / 40)
 
 
-def test_misclassified_samples_are_kept_or_left_out() -> None:
+def test_misclassified_samples_are_kept_or_left_out():
     generator = np.random.default_rng(1)
     natural, scores, success = generator.random(30), generator.random((2, 30)), generator.random((2, 30)) < 0.6
     correct = generator.random(30) < 0.8
@@ -175,7 +170,7 @@ def test_misclassified_samples_are_kept_or_left_out() -> None:
     assert filtered.samples == correct.sum() < kept.samples
 
 
-def test_scores_that_are_no_numbers_are_left_out_and_counted() -> None:
+def test_scores_that_are_no_numbers_are_left_out_and_counted():
     natural = np.array([0.1, NAN, 0.3])
     scores = np.array([[NAN, 0.5, 0.2], [0.4, NAN, NAN]])
     success = np.array([[True, True, True], [True, True, False]])
@@ -190,7 +185,7 @@ def test_scores_that_are_no_numbers_are_left_out_and_counted() -> None:
 
 
 @pytest.mark.parametrize(("samples", "count"), [(0, 2), (3, 0), (0, 0)])
-def test_no_samples_or_no_arms_give_none(samples: int, count: int) -> None:
+def test_no_samples_or_no_arms_give_none(samples, count):
     natural, scores = np.zeros(samples), np.zeros((count, samples))
     result = judge(natural, scores, scores > 0, resamples=10)
     assert result.all_arms.auroc is None
@@ -200,7 +195,7 @@ def test_no_samples_or_no_arms_give_none(samples: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_tensors_are_judged_as_arrays(dtype: torch.dtype) -> None:
+def test_tensors_are_judged_as_arrays(dtype):
     generator = torch.Generator().manual_seed(0)
     natural = torch.rand(20, generator=generator).to(dtype).requires_grad_(True)
     scores = torch.rand(3, 20, generator=generator).to(dtype)
@@ -210,7 +205,7 @@ def test_tensors_are_judged_as_arrays(dtype: torch.dtype) -> None:
     assert of_tensors == multi_armed(*arrays, arms=arms(3), resamples=20)
 
 
-def test_the_report_has_its_keys() -> None:
+def test_the_report_has_its_keys():
     generator = np.random.default_rng(2)
     result = judge(generator.random(10), generator.random((2, 10)), generator.random((2, 10)) < 0.8, resamples=50)
     report = json.loads(json.dumps(result.to_dict()))
@@ -235,14 +230,14 @@ def test_the_report_has_its_keys() -> None:
         ({"resamples": -1}, "resamples: got -1"),
     ],
 )
-def test_what_does_not_fit_is_refused(chosen: dict[str, object], message: str) -> None:
-    given: dict[str, object] = {"natural": np.zeros(3), "scores": np.zeros((2, 3)), "success": np.ones((2, 3), bool)}
+def test_what_does_not_fit_is_refused(chosen, message):
+    given = {"natural": np.zeros(3), "scores": np.zeros((2, 3)), "success": np.ones((2, 3), bool)}
     keywords = {"arms": arms(2), **given, **chosen}
     with pytest.raises(InvalidArgumentError, match=message):
-        multi_armed(**keywords)  # type: ignore[arg-type]
+        multi_armed(**keywords)
 
 
-def delong(natural: Floats, positives: Floats) -> float:
+def delong(natural, positives):
     """Standard error of the AUROC by DeLong et al. (1988), with the covariance of samples that give both scores."""
     has = ~np.isnan(positives)
     order = np.sign(positives[has][:, None] - natural[None]) / 2 + 0.5
@@ -254,7 +249,7 @@ def delong(natural: Floats, positives: Floats) -> float:
 
 
 @pytest.mark.parametrize("paired", [0.0, 0.9])
-def test_intervals_are_as_wide_as_delongs(paired: float) -> None:
+def test_intervals_are_as_wide_as_delongs(paired):
     """Natural and adversarial scores of a sample that move together make the difference less uncertain, or more."""
     generator = np.random.default_rng(3)
     natural = generator.normal(size=600)
@@ -265,7 +260,7 @@ def test_intervals_are_as_wide_as_delongs(paired: float) -> None:
     np.testing.assert_allclose(found.auroc_interval, [found.auroc - half, found.auroc + half], atol=0.12 * half)
 
 
-def test_pairs_matter_to_the_interval() -> None:
+def test_pairs_matter_to_the_interval():
     """The same scores with the pairs broken up give another width, in both methods."""
     generator = np.random.default_rng(4)
     natural = generator.normal(size=400)
@@ -277,7 +272,7 @@ def test_pairs_matter_to_the_interval() -> None:
     assert widths[0] < 0.6 * widths[1]
 
 
-def test_intervals_cover_what_they_should() -> None:
+def test_intervals_cover_what_they_should():
     """Normal scores a distance of 1 apart have an AUROC of .7602; of 100 intervals about 95 hold it."""
     generator = np.random.default_rng(5)
     hits = 0
@@ -288,25 +283,25 @@ def test_intervals_cover_what_they_should() -> None:
     assert 88 <= hits <= 99
 
 
-def test_a_perfect_detector_has_an_interval_too() -> None:
+def test_a_perfect_detector_has_an_interval_too():
     found = detect(np.zeros(20), np.array([1.0] * 10 + [NAN] * 10), resamples=100, seed=0)
     assert found.auroc_interval == pytest.approx((0.025**0.1, 1.0))
     assert found.tpr_at_5_fpr_interval == found.auroc_interval
     assert found.fpr_at_95_tpr_interval == pytest.approx((0.0, 1 - 0.025**0.1))
 
 
-def test_resamples_are_the_seeds() -> None:
+def test_resamples_are_the_seeds():
     generator = np.random.default_rng(6)
     natural, positives = generator.random(50), generator.random(50)
-    state = np.random.get_state()[1].tolist()  # type: ignore[union-attr, index]
+    state = np.random.get_state()[1].tolist()
     first, again, other = (detect(natural, positives, resamples=50, seed=seed) for seed in (0, 0, 1))
-    assert state == np.random.get_state()[1].tolist()  # type: ignore[union-attr, index]
+    assert state == np.random.get_state()[1].tolist()
     assert first == again
     assert first.auroc_interval != other.auroc_interval
     assert first.auroc == other.auroc
 
 
-def test_averages_weigh_rows_alike() -> None:
+def test_averages_weigh_rows_alike():
     none = detect(np.zeros(3), np.full(3, NAN), resamples=0, seed=0)
     rows = [
         detect(np.array([0.0, 1.0]), np.array([2.0, NAN]), resamples=0, seed=0),

@@ -1,7 +1,5 @@
 """The metric as published, against the public code's description in plain loops, and what its differences do."""
 
-from __future__ import annotations
-
 import itertools
 import json
 
@@ -9,17 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.evaluations.mead import multi_armed, published_curve
 from robust_ext.evaluations.mead.metric import ArmLabel
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
-
-def in_loops(natural: Floats, scores: Floats, success: Bools, thresholds: int) -> tuple[list[float], list[float]]:
+def in_loops(natural, scores, success, thresholds):
     """FPR and TPR at each index of a threshold, one sample and one attack at a time; natural scores ``(L, N)``."""
     arms, samples = scores.shape
     levels = []
@@ -39,7 +33,7 @@ def in_loops(natural: Floats, scores: Floats, success: Bools, thresholds: int) -
     return fpr, tpr
 
 
-def fpr_in_loops(fpr: list[float], tpr: list[float]) -> float:
+def fpr_in_loops(fpr, tpr):
     x, y = sorted(fpr), sorted(tpr)
     if y[-1] <= 0.95:
         return x[-1]
@@ -59,7 +53,7 @@ def fpr_in_loops(fpr: list[float], tpr: list[float]) -> float:
     digits=st.sampled_from([0, 1, 8]),
     anew=st.booleans(),
 )
-def test_plain_loops_agree(seed: int, samples: int, arms: int, thresholds: int, digits: int, anew: bool) -> None:
+def test_plain_loops_agree(seed, samples, arms, thresholds, digits, anew):
     generator = np.random.default_rng(seed)
     natural = generator.normal(size=(arms, samples) if anew else samples).round(digits)
     scores = (generator.normal(size=(arms, samples)) * generator.uniform(0.1, 5, (arms, 1))).round(digits)
@@ -78,13 +72,13 @@ def test_plain_loops_agree(seed: int, samples: int, arms: int, thresholds: int, 
     assert found.fpr_at_95_tpr == pytest.approx(fpr_in_loops(fpr, tpr), abs=1e-12)
 
 
-def exact(natural: Floats, scores: Floats, success: Bools) -> tuple[float, float]:
+def exact(natural, scores, success):
     labels = [ArmLabel(name=str(number)) for number in range(len(scores))]
     found = multi_armed(natural, scores, success, arms=labels, resamples=0).all_arms
     return found.auroc, found.fpr_at_95_tpr
 
 
-def test_one_arm_without_ties_is_near_the_exact_curve() -> None:
+def test_one_arm_without_ties_is_near_the_exact_curve():
     """Where all scores differ and one arm sets the thresholds, only the steps between 200 thresholds are left."""
     generator = np.random.default_rng(0)
     natural, scores = generator.random(4000), generator.random((1, 4000)) ** 0.5
@@ -93,7 +87,7 @@ def test_one_arm_without_ties_is_near_the_exact_curve() -> None:
     np.testing.assert_allclose((found.auroc, found.fpr_at_95_tpr), exact(natural, scores, success), atol=0.01)
 
 
-def test_thresholds_of_their_own_make_the_detector_look_worse() -> None:
+def test_thresholds_of_their_own_make_the_detector_look_worse():
     """Differences 1 and 2: an outlier of one arm, even of a failed attack, moves its thresholds against the others'."""
     generator = np.random.default_rng(1)
     natural, success = generator.normal(size=1000), np.ones((2, 1000), dtype=bool)
@@ -111,7 +105,7 @@ def test_thresholds_of_their_own_make_the_detector_look_worse() -> None:
     assert found.fpr_at_95_tpr > fpr
 
 
-def test_ties_at_the_lowest_score_cut_the_curve_off() -> None:
+def test_ties_at_the_lowest_score_cut_the_curve_off():
     """Difference 3: what has the lowest score is never flagged, and the area beyond the last point is lost."""
     generator = np.random.default_rng(2)
     natural, success = generator.integers(0, 2, 1000).astype(float), np.ones((1, 1000), dtype=bool)
@@ -126,7 +120,7 @@ def test_ties_at_the_lowest_score_cut_the_curve_off() -> None:
     assert fpr == 1.0
 
 
-def test_it_has_a_report_and_is_none_where_it_has_no_thresholds() -> None:
+def test_it_has_a_report_and_is_none_where_it_has_no_thresholds():
     natural, scores, success = np.array([0.0, 1.0]), np.array([[2.0, 3.0]]), np.array([[True, True]])
     found = published_curve(natural, scores, success)
     assert json.loads(json.dumps(found.to_dict())) == {"auroc": found.auroc, "fpr_at_95_tpr": found.fpr_at_95_tpr}
@@ -142,6 +136,6 @@ def test_it_has_a_report_and_is_none_where_it_has_no_thresholds() -> None:
     ("natural", "arms", "thresholds", "words"),
     [(4, 2, 200, "natural: got shape"), (3, 1, 200, "success: got shape"), (3, 2, 1, "thresholds: got 1")],
 )
-def test_what_does_not_fit_is_refused(natural: int, arms: int, thresholds: int, words: str) -> None:
+def test_what_does_not_fit_is_refused(natural, arms, thresholds, words):
     with pytest.raises(InvalidArgumentError, match=words):
         published_curve(np.zeros(natural), np.zeros((2, 3)), np.ones((arms, 3), dtype=bool), thresholds=thresholds)
