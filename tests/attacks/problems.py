@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -51,6 +52,10 @@ MADE: dict[str, NativeAttack] = {
     "SelectivePGD": SelectivePGD(steps=15, restarts=2),
     "JointLoss": JointLoss(steps=15, restarts=2),
 }
+
+
+IN_NORMS = [pytest.param(name, norm, id=f"{name} {norm}") for name, made in MADE.items() for norm in made.traits.norms]
+in_every_norm = pytest.mark.parametrize(("name", "norm"), IN_NORMS)
 
 
 class Rowwise(nn.Module):

@@ -33,7 +33,7 @@ from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.models.defended import Defended
 from robust_ext.registry import as_attack
 from robust_ext.testing.defenses import Problem, small_defense
-from tests.attacks.problems import MADE, Bounds, Rowwise, attacked, predicted, rowwise_problem, watched
+from tests.attacks.problems import MADE, Bounds, Rowwise, attacked, in_every_norm, predicted, rowwise_problem, watched
 
 every = pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 BLACK_BOX = [name for name, made in MADE.items() if not made.traits.gradients]
@@ -53,11 +53,9 @@ def rows_of(problem: Problem, rows: Any) -> Problem:
     return replace(problem, inputs=problem.inputs[rows], labels=problem.labels[rows], target=target)
 
 
-@every
-@pytest.mark.parametrize("norm", NORMS)
-def test_candidates_are_allowed_and_layouts_make_no_difference(made: NativeAttack, norm: str) -> None:
-    if norm not in made.traits.norms:
-        pytest.skip(f"not for {norm}")
+@in_every_norm
+def test_candidates_are_allowed_and_layouts_make_no_difference(name: str, norm: str) -> None:
+    made = MADE[name]
     problem = small_defense(5, norm=norm, epsilon={"linf": 0.2, "l2": 0.6, "l1": 1.5}[norm], bounds=(-1.0, 2.0))
     out = attacked(made, problem)
     assert (out.shape, out.dtype, out.requires_grad) == (problem.inputs.shape, torch.float32, False)
@@ -73,12 +71,9 @@ def test_candidates_are_allowed_and_layouts_make_no_difference(made: NativeAttac
         assert torch.equal(attacked(made, problem, inputs=problem.inputs.double()), out)
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", MADE)
+@in_every_norm
 def test_a_row_gets_the_same_alone_and_in_any_batch(name: str, norm: str) -> None:
     made = MADE[name]
-    if norm not in made.traits.norms:
-        pytest.skip(f"not for {norm}")
     problem = small_defense(6, norm=norm, epsilon={"linf": 0.3, "l2": 0.6, "l1": 1.5}[norm])
     # Adam divides by roots of small numbers, in which other sums of a batch of another size would show.
     slack = 1e-4 if isinstance(made, CarliniWagnerLinf) else 0

@@ -134,8 +134,8 @@ def test_misclassified_candidates_go_before_others() -> None:
 
     x, y = torch.full((2, *SHAPE), 0.5), torch.zeros(2, dtype=torch.int64)
     attacks = [Shift(0.15), Shift(-0.15)]
-    attack = Transfer(surrogates={"a": small_network(SHAPE, 4)}, attacks=attacks, loss="ce")
-    found = transfer(attack, Two().eval(), x, y)
+    made = Transfer(surrogates={"a": small_network(SHAPE, 4)}, attacks=attacks, loss="ce")
+    found = transfer(made, Two().eval(), x, y)
     assert found.origin.tolist() == [0, 0]
     assert bool(found.found.all())
 
