@@ -34,25 +34,29 @@ def callable_probe():
     return attack
 
 
-def noting(kind, method):
-    """The attack class with a method that notes its callers."""
-
-    def called(self, *arguments, **keywords):
-        note()
-        return getattr(kind, method)(self, *arguments, **keywords)
-
-    return type("Probe", (kind,), {method: called})
-
-
 def foolbox_probe():
-    return noting(pytest.importorskip("foolbox").attacks.LinfFastGradientAttack, "__call__")()
+    foolbox = pytest.importorskip("foolbox")
+
+    class Probe(foolbox.attacks.LinfFastGradientAttack):
+        def __call__(self, *arguments, **keywords):
+            note()
+            return super().__call__(*arguments, **keywords)
+
+    return Probe()
 
 
 def art_probe():
     pytest.importorskip("art")
-    from robust_ext.adapters.libraries import load_art
+    from robust_ext.adapters.art.library import art
 
-    return noting(load_art().attacks.evasion.FastGradientMethod, "generate"), {}
+    evasion = art.attacks.evasion
+
+    class Probe(evasion.FastGradientMethod):
+        def generate(self, *arguments, **keywords):
+            note()
+            return super().generate(*arguments, **keywords)
+
+    return Probe, {}
 
 
 @pytest.fixture(scope="module")
