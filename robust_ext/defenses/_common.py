@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.modules import given, module_class
 from robust_ext.core.settings import setting
@@ -25,6 +24,7 @@ class SignPurifier(Purifier):
     """
 
     needs_gradients = True
+    stretched = ("radius", "step_size")
 
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
     checkpoint: bool = setting(default=False, help="See :class:`~robust_ext.models.purifier.Purifier`.")
@@ -36,10 +36,6 @@ class SignPurifier(Purifier):
     # Whether points are kept in the bounds.
     clip = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        stretch(self, "radius", "step_size")
-
     @abstractmethod
     def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """What the points ``(N, ...)`` move along, times the step size: ``(N, ...)``; see :meth:`Purifier.step`."""
@@ -49,14 +45,6 @@ class SignPurifier(Purifier):
         size: Any = self.step_size
         moved = point + size * self.direction(point, number=number, state=state, rng=rng)
         return keep_in(moved, x=x, radius=self.radius, bounds=self.bounds if self.clip else None)
-
-
-def stretch(defense: Any, *names: str) -> None:
-    """Validate a defense's bounds, and stretch settings that are given for inputs in [0, 1] to their width."""
-    low, high = defense.bounds = check_bounds(defense.bounds)
-    for name in names:
-        if getattr(defense, name) is not None:
-            setattr(defense, name, getattr(defense, name) * (high - low))
 
 
 def keep_in(point: Tensor, *, x: Tensor, radius: float | None, bounds: Sequence[float] | None) -> Tensor:

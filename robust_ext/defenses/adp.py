@@ -18,7 +18,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.random import derive_seed
 from robust_ext.core.settings import setting
-from robust_ext.defenses._common import over_rows, stretch
+from robust_ext.defenses._common import over_rows
 from robust_ext.defenses.training.score import ScoreNetwork, ScoreTraining
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.purifier import Purifier
@@ -77,7 +77,6 @@ class AdaptiveDenoising(Purifier):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        stretch(self)
         lengths = self.lengths
         if not isinstance(lengths, (list, tuple)) or len(lengths) != 2 or not 0 <= lengths[0] <= lengths[1]:
             raise InvalidArgumentError("lengths", lengths, "a pair (least, greatest) of at least 0")

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from robust_ext.core.errors import ModelError
 from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.settings import setting
-from robust_ext.defenses._common import stretch
 from robust_ext.defenses.training.projections import INPUT, Projections, ProjectionsTraining, edited_inputs
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
@@ -84,10 +83,6 @@ class ClosedLoopControl(AdaptiveDefense):
     group_size: int = setting(default=16, help="At least 1.", minimum=1)
     pad: bool = setting(default=False, help="See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.")
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        stretch(self)
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:

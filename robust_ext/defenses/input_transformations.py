@@ -19,7 +19,7 @@ from robust_ext.core.bounds import from_unit, to_unit
 from robust_ext.core.errors import MissingDependencyError
 from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.settings import setting
-from robust_ext.defenses._common import check_images, stretch, with_zero_gradient
+from robust_ext.defenses._common import check_images, with_zero_gradient
 from robust_ext.detectors._features.squeezers import BitDepth, Median
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG
@@ -63,7 +63,6 @@ class BitDepthReduction(_Transformation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        stretch(self)
         self.transform = BitDepth(bits=self.bits, bounds=self.bounds)
 
 
@@ -103,7 +102,6 @@ class JPEGCompression(_Transformation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        stretch(self)
         _pillow()
 
     def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:

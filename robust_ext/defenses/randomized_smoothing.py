@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.settings import setting
-from robust_ext.defenses._common import stretch, with_zero_gradient
+from robust_ext.defenses._common import with_zero_gradient
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.row_rng import RowRNG
@@ -32,6 +32,7 @@ class RandomizedSmoothing(AdaptiveDefense):
     name = "randomized-smoothing"
     random = True
     output = "probabilities"
+    stretched = ("noise",)
 
     classifier: nn.Module = positional(
         "From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode, trained with noise.", kw_only=False
@@ -46,10 +47,6 @@ class RandomizedSmoothing(AdaptiveDefense):
     chunk: int = setting(default=10, help="Copies of each row in one batch, at least 1.", minimum=1)
     bounds: tuple[float, float] = given("Of the inputs; noisy copies are not clipped to them.", default=(0.0, 1.0))
     seed: int | None = given("Of the noise.", default=None)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        stretch(self, "noise")
 
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """The input as it is, and the seeds of the noise."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.settings import setting
 from robust_ext.core.validation import check_number
-from robust_ext.defenses._common import check_images, stretch
+from robust_ext.defenses._common import check_images
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.row_rng import RowRNG
@@ -34,6 +34,7 @@ class RandomResizePad(AdaptiveDefense):
 
     name = "resize-pad"
     random = True
+    stretched = ("fill",)
 
     classifier: nn.Module = positional("From images of the new size to logits ``(N, K)``, in eval mode.", kw_only=False)
     smallest: float = setting(default=1.0, help="Least size, relative to the image's, above 0.", above=0)
@@ -57,7 +58,6 @@ class RandomResizePad(AdaptiveDefense):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("largest", self.largest, minimum=self.smallest)
-        stretch(self, "fill")
         self.fill += self.bounds[0]
 
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:

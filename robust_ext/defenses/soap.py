@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.modules import given, module_class
 from robust_ext.core.settings import setting
-from robust_ext.defenses._common import keep_in, over_rows, stretch
+from robust_ext.defenses._common import keep_in, over_rows
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.row_rng import RowRNG
@@ -64,6 +64,7 @@ class SOAP(AdaptiveDefense):
 
     name = "soap"
     needs_gradients = True
+    stretched = ("radius", "step_size")
 
     steps: int = setting(default=5, help="For each radius, at least 0.", minimum=0)
     radius: float = setting(
@@ -95,7 +96,6 @@ class SOAP(AdaptiveDefense):
     def __post_init__(self) -> None:
         self.batch_level = self.choice == "batch"
         super().__post_init__()
-        stretch(self, "radius", "step_size")
         if self.view is None:
             self.view = partial(flipped_crop, crop=self.crop, flip=self.flip)
 

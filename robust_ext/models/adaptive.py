@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.modules import SettingsModule, module_class, positional
 from robust_ext.core.random import stream
@@ -61,6 +62,7 @@ class AdaptiveDefense(SettingsModule, ABC):
         batch_level: Whether the logits of a row depend on the other rows of its group.
         needs_gradients: Whether :meth:`solve` needs gradients; they are switched on for it, whatever the caller does.
         output: What :meth:`readout` returns, ``"logits"`` or ``"probabilities"``.
+        stretched: Settings for inputs in [0, 1] that the constructor multiplies by the width of ``bounds``.
         draw: Number of the next batch, for the draws.
         fixed: Whether every batch gets the draws of the same number.
     """
@@ -74,6 +76,7 @@ class AdaptiveDefense(SettingsModule, ABC):
     batch_level = False
     needs_gradients = False
     output = "logits"
+    stretched: ClassVar[tuple[str, ...]] = ()
 
     classifier: nn.Module = positional("From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.", kw_only=False)
     steps: int = 0
@@ -101,6 +104,11 @@ class AdaptiveDefense(SettingsModule, ABC):
         for name, minimum in (("group_size", 1), ("seed", 0)):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), minimum=minimum)
+        if "bounds" in type(self).__dataclass_fields__:
+            low, high = bounds = check_bounds(getattr(self, "bounds"))  # noqa: B009
+            settings = {name: getattr(self, name) for name in self.stretched}
+            wide = {name: value * (high - low) for name, value in settings.items() if value is not None}
+            vars(self).update(wide, bounds=bounds)
         self.draw, self.fixed, self.training = 0, False, False
 
     @classmethod
