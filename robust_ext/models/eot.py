@@ -7,7 +7,7 @@ defenses Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -126,15 +126,19 @@ class EoT(SettingsModule):
         with torch.no_grad():
             wanted = {self.loss, self.decision}
             if self.gradient == "mean":
-                mean = _RunningMean(wanted, self.draws)
-                gradient = torch.zeros_like(x)
-                for first, count in self._chunks():
-                    gradient += self._of_own_losses(x, key, first, count, partial(_losses, loss, labels), mean)
+                mean, losses = _RunningMean(wanted, self.draws), partial(_losses, loss, labels)
+
+                def of_own_losses(out: Tensor) -> Tensor:
+                    mean.add(out)
+                    return row_gradient(losses, out.flatten(0, 1)).view_as(out) / self.draws
+
+                gradient = self._pulled(x, key, of_own_losses)
                 values = mean.values()
             else:
                 values = self._values(x, key, wanted | {self.gradient})
                 cotangent = row_gradient(lambda logits: loss(logits, labels), values[self.gradient])
-                gradient = self._pulled(x.detach(), key, self._log_mean(values), cotangent)
+                spread = partial(_spread, cotangent=cotangent, draws=self.draws, log_mean=self._log_mean(values))
+                gradient = self._pulled(x.detach(), key, spread)
             return Expected(loss(values[self.loss], labels), gradient, values[self.decision])
 
     @contextmanager
@@ -192,13 +196,13 @@ class EoT(SettingsModule):
         mean.add(out)
         values = mean.values()
         log_mean = self._log_mean(values)
-        return values[self.loss], lambda cotangent: vjp(_spread(out, cotangent, self.draws, log_mean))
+        return values[self.loss], lambda cotangent: vjp(_spread(out, cotangent, draws=self.draws, log_mean=log_mean))
 
     def _repeated(self, key: int, x: Tensor) -> tuple[Tensor, VJP]:
         values = self._values(x, key, self._wanted())
         # A copy, as the caller may change its input in place.
-        held, log_mean = x.clone(), self._log_mean(values)
-        return values[self.loss], lambda cotangent: [self._pulled(held, key, log_mean, cotangent)]
+        held, spread = x.clone(), partial(_spread, draws=self.draws, log_mean=self._log_mean(values))
+        return values[self.loss], lambda cotangent: [self._pulled(held, key, partial(spread, cotangent=cotangent))]
 
     def _wanted(self) -> set[str]:
         return {self.loss, "softmax"} if self.gradient == "softmax" else {self.loss}
@@ -206,36 +210,24 @@ class EoT(SettingsModule):
     def _log_mean(self, values: dict[str, Tensor]) -> Tensor | None:
         return values["softmax"] if self.gradient == "softmax" else None
 
-    def _pulled(self, x: Tensor, key: int, log_mean: Tensor | None, cotangent: Tensor) -> Tensor:
+    def _pulled(self, x: Tensor, key: int, cotangent: Callable[[Tensor], Tensor]) -> Tensor:
+        """The gradient ``(N, ...)`` over all draws, from what maps a chunk's logits ``(count, N, K)`` to theirs."""
         total = torch.zeros_like(x)
         for first, count in self._chunks():
-            total += self._of_aggregate(x, key, first, count, log_mean, cotangent)
+            total += self._of_chunk(x, key, first, count, cotangent)
         return total
 
-    def _of_aggregate(
-        self, x: Tensor, key: int, first: int, count: int, log_mean: Tensor | None, cotangent: Tensor
-    ) -> Tensor:
+    def _of_chunk(self, x: Tensor, key: int, first: int, count: int, cotangent: Callable[[Tensor], Tensor]) -> Tensor:
         # In a method of its own, so that the chunk's graph is freed before the next one's is built.
         out, vjp = with_vjp(partial(self._run, key, first, count), x)
-        return _only(vjp(_spread(out, cotangent, self.draws, log_mean)))
-
-    def _of_own_losses(
-        self, x: Tensor, key: int, first: int, count: int, losses: Callable[[Tensor], Tensor], mean: _RunningMean
-    ) -> Tensor:
-        out, vjp = with_vjp(partial(self._run, key, first, count), x)
-        mean.add(out)
-        return _only(vjp(row_gradient(losses, out.flatten(0, 1)).view_as(out) / self.draws))
+        (gradient,) = vjp(cotangent(out))
+        assert gradient is not None
+        return gradient
 
 
 def _losses(loss: Callable[[Tensor, Tensor], Tensor], labels: Tensor, logits: Tensor) -> Tensor:
     """The losses of draws one after another; a batch of none has none."""
     return loss(logits, labels.repeat(len(logits) // max(len(labels), 1)))
-
-
-def _only(gradients: Sequence[Tensor | None]) -> Tensor:
-    (gradient,) = gradients
-    assert gradient is not None
-    return gradient
 
 
 class _RunningMean:
@@ -267,7 +259,7 @@ class _RunningMean:
         return {name: finish[name](total) for name, total in self._found.items()}
 
 
-def _spread(out: Tensor, cotangent: Tensor, draws: int, log_mean: Tensor | None) -> Tensor:
+def _spread(out: Tensor, cotangent: Tensor, *, draws: int, log_mean: Tensor | None) -> Tensor:
     """From the gradient ``(N, K)`` by an aggregate of draws to that by the logits ``(count, N, K)`` of some of them.
 
     ``log_mean`` ``(N, K)`` is the aggregate where it is the logarithm of the mean softmax, None where it is the mean.
