@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.soap import SOAP, flipped_crop
 from robust_ext.demo.network import digits_network
@@ -72,7 +72,6 @@ def test_what_it_does_is_what_a_loop_by_hand_does(seed: int, steps: int, rows: i
     for found, wanted in zip(trace.iterates, path, strict=True):
         np.testing.assert_allclose(found.flatten(1).numpy(), wanted, atol=1e-12)
     torch.testing.assert_close(trace.logits, net(trace.final))
-    assert torch.equal(defense.trace(torch.from_numpy(x).view(rows, 1, 6, 5)).final, trace.final)
 
 
 def test_rows_and_batches_choose_differently() -> None:
@@ -82,8 +81,6 @@ def test_rows_and_batches_choose_differently() -> None:
     batch = SOAP(net, steps=2, step_size=0.1, choice="batch", group_size=4).trace(x).state["radius"]
     assert len(set(rows.tolist())) > 1
     assert len(set(batch[:4].tolist())) == len(set(batch[4:].tolist())) == 1
-    with pytest.raises(ModelError, match="whole number of groups of 4"):
-        SOAP(net, choice="batch", group_size=4)(x[:3])
     padded = SOAP(net, choice="batch", group_size=4, pad=True)(x[:3])
     torch.testing.assert_close(padded, SOAP(net, choice="batch", group_size=4)(torch.cat([x[:3], x[:1]]))[:3])
 

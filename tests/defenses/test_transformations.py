@@ -13,9 +13,13 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.random import seeded_globals
-from robust_ext.defenses.input_transformations import BitDepthReduction, JPEGCompression, MedianSmoothing
-from robust_ext.defenses.randomized_smoothing import RandomizedSmoothing
-from robust_ext.defenses.resize_pad import RandomResizePad
+from robust_ext.defenses import (
+    BitDepthReduction,
+    JPEGCompression,
+    MedianSmoothing,
+    RandomizedSmoothing,
+    RandomResizePad,
+)
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.row_rng import RowRNG
 
@@ -76,7 +80,7 @@ def test_jpeg_is_that_of_art(shape: tuple[int, ...], quality: int, high: float) 
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6 * high)
 
 
-def test_jpeg_rounds_and_follows_the_bounds() -> None:
+def test_jpeg_rounds() -> None:
     image = pytest.importorskip("PIL.Image")
     x = images(1)
     whole = (x[0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
@@ -86,8 +90,6 @@ def test_jpeg_rounds_and_follows_the_bounds() -> None:
         wanted = torch.tensor(np.array(saved)).permute(2, 0, 1)[None] / 255
     found = JPEGCompression(Linear(), quality=80).trace(x).final
     torch.testing.assert_close(found, wanted)
-    moved = JPEGCompression(Linear(), quality=80, bounds=(-1, 1)).trace(2 * x - 1).final
-    torch.testing.assert_close(moved, 2 * wanted - 1)
     again = JPEGCompression(Linear(), quality=80).with_steps(2).trace(x).final
     torch.testing.assert_close(again, JPEGCompression(Linear(), quality=80).trace(found).final)
 

@@ -183,15 +183,16 @@ def test_what_the_identity_returns_is_not_its_argument() -> None:
 
 
 def test_what_is_wrong_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="forward: got int"):
-        BPDA(3)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="backward: got best"):
-        BPDA(torch.round, backward="best")
-    for settings in ({"backward": "trajectory"}, {"steps": 2}, {"checkpoint": True}):
-        with pytest.raises(InvalidArgumentError, match="an AdaptiveDefense for that"):
-            BPDA(torch.round, **settings)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="steps: got -1"):
-        BPDA(Shrink(Linear(), steps=2), steps=-1)
+    alone = "an AdaptiveDefense for that"
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (3, {}, "forward: got int"),
+        (torch.round, {"backward": "best"}, "backward: got best"),
+        *[(torch.round, one, alone) for one in ({"backward": "trajectory"}, {"steps": 2}, {"checkpoint": True})],
+        (Shrink(Linear(), steps=2), {"steps": -1}, "steps: got -1"),
+    ]
+    for wrapped, settings, words in cases:
+        with pytest.raises(InvalidArgumentError, match=words):
+            BPDA(wrapped, **settings)
     x = data().requires_grad_()
     with pytest.raises(ModelError, match="give a differentiable substitute"):
         BPDA(lambda x: x[:, :2])(x)

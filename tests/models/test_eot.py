@@ -17,7 +17,7 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.bpda import BPDA
-from robust_ext.models.eot import EoT
+from robust_ext.models.eot import GRADIENTS, VALUES, EoT
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG
 from tests.models.cases import data as some
@@ -78,8 +78,8 @@ def aggregate(name: str, draws: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", [Noisy, Together])
 @pytest.mark.parametrize("chunk", [None, 2, 5, 9])
-@pytest.mark.parametrize("value", ["last", "logits", "softmax"])
-@pytest.mark.parametrize("gradient", ["mean", "logits", "softmax"])
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("gradient", GRADIENTS)
 def test_values_and_gradients_are_those_of_single_draws(
     kind: type[Noisy], chunk: int | None, value: str, gradient: str
 ) -> None:
@@ -99,7 +99,7 @@ def test_values_and_gradients_are_those_of_single_draws(
 
 
 @pytest.mark.parametrize("chunk", [None, 2, 9])
-@pytest.mark.parametrize("gradient", ["mean", "logits", "softmax"])
+@pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("loss", [cross_entropy, margin])
 def test_gradients_of_losses_are_those_of_single_draws(
     chunk: int | None, gradient: str, loss: Callable[[Tensor, Tensor], Tensor]
@@ -122,13 +122,8 @@ def test_gradients_of_losses_are_those_of_single_draws(
 
 
 def test_the_mean_of_gradients_differs_from_the_gradient_of_the_mean() -> None:
-    x = data()
-    found = [
-        EoT(Noisy(network(torch.float64)), draws=5, gradient=gradient, seed=3)
-        .value_and_gradient(x, LABELS, cross_entropy)
-        .gradient
-        for gradient in ("mean", "logits", "softmax")
-    ]
+    averaged = [EoT(Noisy(network(torch.float64)), draws=5, gradient=name, seed=3) for name in GRADIENTS]
+    found = [one.value_and_gradient(data(), LABELS, cross_entropy).gradient for one in averaged]
     assert float((found[0] - found[1]).abs().max()) > 1e-3
     assert float((found[1] - found[2]).abs().max()) > 1e-3
 
