@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.art.library import art
-from robust_ext.testing.art_problems import ArtProblems, Bounds, PyTorchClassifier, RecordingWriter, margin_of
+from robust_ext.testing.art_problems import ArtProblems, Bounds, PyTorchClassifier, RecordingWriter, art, margin_of
 
 __all__ = ["ArtAttackInvariants", "Bounds", "EachBounds", "PyTorchClassifier", "RecordingWriter", "art", "margin_of"]
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from robust_ext.adapters.art.library import art
 from robust_ext.testing.networks import margins, small_batch, small_network
 
+art: Any = import_module("robust_ext.adapters.art.library").art
 SummaryWriter: Any = art.summary_writer.SummaryWriter
 PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier
 Bounds = tuple[float, float]

@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import eagerpy as ep
@@ -13,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.testing.networks import margins, small_batch, small_network
 
+foolbox: Any = import_module("robust_ext.adapters.foolbox.library").foolbox
 Criterion: Any = foolbox.criteria.Criterion
 Misclassification: Any = foolbox.criteria.Misclassification
 TargetedMisclassification: Any = foolbox.criteria.TargetedMisclassification
