@@ -52,6 +52,9 @@ def batch():
     return x, predicted(network(), x)
 
 
+X, Y = batch()
+
+
 def run(attack, module, x, y, threat_model, seed=3):
     with torch.no_grad():
         classes = module(x).shape[1]
@@ -69,30 +72,29 @@ def threat_model_of(attack, epsilon=None):
 
 
 def record(attack, threat_model):
-    x, y = batch()
     recorder = Recorder(network())
-    run(attack, recorder, x, y, threat_model)
+    run(attack, recorder, X, Y, threat_model)
     return recorder.queries[1:]
 
 
 @pytest.mark.parametrize(("name", "settings", "rows"), VARIANTS)
 def test_rows_and_the_ball_are_as_measured(name, settings, rows):
-    attack, (x, _) = attack_of(name, **settings), batch()
+    attack = attack_of(name, **settings)
     assert attack.traits.batching == rows
     batches = record(attack, threat_model_of(attack))
     assert batches
     whole = all(len(points) == ROWS for points in batches)
     # The l0 attacks go through the whole box at once, where the nearest input means nothing.
     if whole and name != "sigma_zero":
-        nearest = [torch.cdist(points.flatten(1), x.flatten(1)).argmin(1).tolist() for points in batches]
+        nearest = [torch.cdist(points.flatten(1), X.flatten(1)).argmin(1).tolist() for points in batches]
         whole = all(order == list(range(ROWS)) for order in nearest)
     assert whole == (rows == "full")
     # An attack that is given epsilon stays in a ball of any size; one that is not leaves a small one.
     threat_model = threat_model_of(attack, epsilon=1e-3)
     order = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}[threat_model.norm]
     points = torch.cat(record(attack, threat_model)).double().flatten(1)
-    farthest = torch.cdist(points, x.double().flatten(1), p=order).amin(1).max()
-    assert bool(farthest > threat_model.epsilon + threat_model.tolerance(x[0].numel())) == attack.traits.leaves_ball
+    farthest = torch.cdist(points, X.double().flatten(1), p=order).amin(1).max()
+    assert bool(farthest > threat_model.epsilon + threat_model.tolerance(X[0].numel())) == attack.traits.leaves_ball
     assert not (attack.traits.leaves_ball and attack.traits.batching == "any")
 
 
@@ -126,12 +128,11 @@ class Flat(nn.Module):
 
 def uses_global_randomness(name, settings, module):
     """Whether two seeds lead through different queries."""
-    x, _ = batch()
     attack = attack_of(name, **settings)
     seen = []
     for seed in (1, 2):
         recorder = Recorder(module)
-        run(attack, recorder, x, predicted(module, x), threat_model_of(attack), seed=seed)
+        run(attack, recorder, X, predicted(module, X), threat_model_of(attack), seed=seed)
         seen.append(torch.cat(recorder.queries))
     return seen[0].shape != seen[1].shape or not torch.allclose(*seen, equal_nan=True)
 
@@ -165,10 +166,9 @@ def test_gradients_whose_values_share_memory_are_copied(monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_that_are_misclassified_already_stay_so(name):
-    x, y = batch()
-    wrong = torch.where(torch.arange(ROWS) < 3, (y + 1) % 5, y)
+    wrong = torch.where(torch.arange(ROWS) < 3, (Y + 1) % 5, Y)
     attack = attack_of(name)
-    candidates = run(attack, network(), x, wrong, threat_model_of(attack))
+    candidates = run(attack, network(), X, wrong, threat_model_of(attack))
     assert bool((network()(candidates).argmax(1) != wrong)[:3].all())
 
 
