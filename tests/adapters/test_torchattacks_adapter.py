@@ -22,9 +22,10 @@ def network(classes=CLASSES):
     return conv_network(SHAPE, classes)
 
 
-def batch(module):
-    x = uniform(4, SHAPE)
-    return x, predicted(module, x)
+def problem(classes=CLASSES):
+    """A network, four images, and what it predicts for them."""
+    module, x = network(classes), uniform(4, SHAPE)
+    return module, x, predicted(module, x)
 
 
 def run(attack, module, x, y, threat_model):
@@ -50,8 +51,7 @@ LINF, L2, L1 = ("linf", 0.0625), ("l2", 0.5), ("l1", 4.0)
     ],
 )
 def test_attacks_that_mask_logits_by_zeros_equal_torchattacks_on_logits_above_zero(name, ball, settings):
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     threat_model = ThreatModel(norm=ball[0], epsilon=ball[1])
     candidates = run(as_attack((getattr(torchattacks, name), settings)), module, x, y, threat_model)
 
@@ -74,8 +74,7 @@ def made(attack, threat_model, classes=CLASSES):
         seen.append(self)
         return forward(self, *arguments)
 
-    module = network(classes)
-    x, y = batch(module)
+    module, x, y = problem(classes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "forward", note)
         common.run(attack, module, x, y, threat_model, classes=classes)
@@ -119,8 +118,7 @@ def test_class_counts_follow_the_target(classes, given, used):
 def test_an_object_is_bound_to_the_target_and_its_model_not_asked():
     old = Recorder(network()).eval()
     attack = as_attack(torchattacks.PGD(old, eps=0.25, alpha=0.125, steps=4))
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     threat_model = ThreatModel(norm="linf", epsilon=0.25)
     candidates = run(attack, module, x, y, threat_model)
     assert old.sizes == []
@@ -165,8 +163,7 @@ def test_multi_attack_binds_its_parts_anew():
     old = Recorder(network()).eval()
     parts = [torchattacks.FGSM(old, eps=0.03), torchattacks.PGD(old, eps=0.03, steps=3)]
     attack = as_attack(torchattacks.MultiAttack(parts))
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     candidates = run(attack, module, x, y, ThreatModel(norm="linf", epsilon=0.03))
     assert old.sizes == []
     with seeded_globals(drawn_seed()):
@@ -200,8 +197,7 @@ def test_targeted_objects_are_refused(mode):
 def test_normalization_of_the_old_model_is_left_out_and_logged(caplog):
     plain, normalized = torchattacks.FGSM(network()), torchattacks.FGSM(network())
     normalized.set_normalization_used(mean=[0.5] * 3, std=[0.25] * 3)
-    module = network()
-    x, y = batch(module)
+    module, x, y = problem()
     threat_model = ThreatModel(norm="linf", epsilon=0.05)
     with caplog.at_level(logging.WARNING):
         assert torch.equal(
@@ -221,7 +217,7 @@ def test_classes_of_others_are_attacked_row_by_row():
             return (images + self.eps).clamp(0, 1)
 
     attack = as_attack(Brighter(network(), eps=0.25))
-    x, y = batch(network())
+    _, x, y = problem()
     assert attack.traits.batching == "single"
     candidates = run(attack, network(), x, y, ThreatModel(norm="linf", epsilon=0.25))
     assert torch.equal(candidates, (x + 0.25).clamp(0, 1))
