@@ -8,12 +8,13 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from robust_ext import ThreatModel, evaluate_defense
+from robust_ext import ThreatModel, as_attack, evaluate_defense
 from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.cli import app as cli
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.demo.run import Rounded
 from robust_ext.evaluations.adaptive import Step
 from robust_ext.evaluations.adaptive.content import _warnings, _worst_case
 from robust_ext.models.adaptive import AdaptiveDefense
@@ -79,8 +80,7 @@ def accuracy(result, part="defended"):
 
 
 def plain(content):
-    text = json.dumps({key: value for key, value in content.items() if key not in ("seconds", "cost")})
-    found = json.loads(text)
+    found = json.loads(json.dumps({key: value for key, value in content.items() if key not in ("seconds", "cost")}))
     for attack in (*found["static"]["attacks"], *found["defended"]["attacks"]):
         attack.pop("seconds")
     return found
@@ -133,20 +133,17 @@ def test_a_random_defense_is_asked_afresh(subject):
     first = evaluate(subject, Noise(), repeats=3, draws=2)
     again = evaluate(subject, Noise(), repeats=3, draws=2)
     other = evaluate(subject, Noise(), repeats=3, draws=2, seed=1)
+    single = evaluate(subject, Noise(), repeats=1, draws=1)
     assert plain(first.content) == plain(again.content)
     assert plain(first.content) != plain(other.content)
     assert first.content["random"]
     assert any(attack["deviation"] > 0 for attack in first.content["defended"]["attacks"])
-    assert any(
-        "single draw" in warning for warning in evaluate(subject, Noise(), repeats=1, draws=1).content["warnings"]
-    )
+    assert any("single draw" in warning for warning in single.content["warnings"])
 
 
 def test_judged_by_fresh_answers():
     """Of attacks that do nothing, one is always lucky on a sample; fresh answers see through it."""
-    generator = torch.Generator().manual_seed(0)
-    first = (torch.rand(20, 400, 3, generator=generator) < 0.9).double().numpy()
-    second = (torch.rand(20, 400, 3, generator=generator) < 0.9).double().numpy()
+    first, second = (torch.rand(2, 20, 400, 3, generator=torch.Generator().manual_seed(0)) < 0.9).double().numpy()
     worst, left = _worst_case(first, second)
     assert first.mean(2).min(0).mean() < 0.6
     assert 0.85 < left.mean() < 0.92
@@ -170,14 +167,15 @@ def test_groups_keep_their_composition(subject):
 
 @pytest.mark.parametrize("defense", [rounded, Noise()], ids=["rounded", "noise"])
 def test_stopped_and_gone_on_with(subject, tmp_path, defense):
-    def step(attack):
-        return [Step(name="mine", category="black-box", attack=attack, exposure="defense")]
+    def run(attack, **keywords):
+        step = Step(name="mine", category="black-box", attack=attack, exposure="defense")
+        return evaluate(subject, defense, repeats=2, draws=2, attacks=[step], **keywords)
 
-    whole = evaluate(subject, defense, repeats=2, draws=2, attacks=step(Leaving()))
+    whole = run(Leaving())
     with pytest.raises(Exception, match="stopped"):
-        evaluate(subject, defense, repeats=2, draws=2, attacks=step(Leaving(raises=True)), out=tmp_path)
+        run(Leaving(raises=True), out=tmp_path)
     rest = Leaving()
-    resumed = evaluate(subject, defense, repeats=2, draws=2, attacks=step(rest), out=tmp_path)
+    resumed = run(rest, out=tmp_path)
     assert rest.calls == 1
     assert plain(resumed.content) == plain(whole.content)
     saved = json.loads((tmp_path / "result.json").read_text())
@@ -187,32 +185,17 @@ def test_stopped_and_gone_on_with(subject, tmp_path, defense):
 
 def test_what_breaks_the_rules_is_no_attempt(subject):
     """A candidate out of the ball is judged as the clean input."""
-
-    def far(model, x, y):
-        return 1 - x
-
-    from robust_ext import as_attack
-
-    step = Step(name="far", category="black-box", attack=as_attack(far), exposure="static")
+    far = as_attack(lambda model, x, y: 1 - x)
+    step = Step(name="far", category="black-box", attack=far, exposure="static")
     result = evaluate(subject, rounded, attacks=[step])
     assert accuracy(result)["far"] == result.content["defended"]["clean_accuracy"]
 
 
-class Probabilities(nn.Module):
-    def __init__(self, network):
-        super().__init__()
-        self.network = network
-        self.training = False
-
-    def forward(self, x):
-        return self.network(x).softmax(1)
-
-
 def test_whole_models_and_probabilities(subject):
     network, inputs, _ = subject
-    result = evaluate(subject, Probabilities(network))
-    assert any("probabilities" in warning for warning in result.content["warnings"])
-    defense = as_defense(Probabilities(network), network, inputs[:2])
+    whole = nn.Sequential(network, nn.Softmax(1)).eval()
+    assert any("probabilities" in warning for warning in evaluate(subject, whole).content["warnings"])
+    defense = as_defense(whole, network, inputs[:2])
     assert isinstance(defense, WholeDefense)
     torch.testing.assert_close(defense(inputs), network(inputs).softmax(1))
 
@@ -233,16 +216,13 @@ def test_what_defenses_can_be_made_of(subject, tmp_path):
 
 def test_a_defense_of_another_classifier_is_refused(subject):
     network, inputs, _ = subject
-    other = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
+    other, mine = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval(), Centred(network)
     with pytest.raises(InvalidArgumentError, match="other logits"):
         as_defense(Centred(other), network, inputs[:2])
-    mine = Centred(network)
     assert as_defense(mine, network, inputs[:2]) is mine
 
 
-class NumpyNoise:
-    random = True
-
+class NumpyNoise(Noise):
     def __call__(self, x):
         return x + torch.from_numpy(np.random.normal(size=x.shape)).to(x)
 
@@ -254,8 +234,7 @@ def test_a_random_purifier_draws_by_its_seed(subject, noise):
     with defense.seeded(3):
         first, second = defense(inputs), defense(inputs)
     with defense.seeded(3):
-        again = defense(inputs)
-    assert torch.equal(first, again)
+        assert torch.equal(first, defense(inputs))
     assert not torch.equal(first, second)
 
 
@@ -265,14 +244,8 @@ def test_signs_of_a_weak_evaluation():
             {"name": name, "category": kind, "robust_accuracy": value, "deviation": 0.0}
             for name, (kind, value) in kinds.items()
         ]
-        parts = {"clean_accuracy": 0.9, "attacks": attacks}
-        return {
-            "samples": 100,
-            "random": False,
-            "settings": {"draws": 4},
-            "static": {"clean_accuracy": 0.9},
-            "defended": parts,
-        }
+        parts = {"static": {"clean_accuracy": 0.9}, "defended": {"clean_accuracy": 0.9, "attacks": attacks}}
+        return {"samples": 100, "random": False, "settings": {"draws": 4}, **parts}
 
     white = ("white-box", 0.5)
     assert _warnings(content(a=white)) == []
@@ -295,20 +268,9 @@ def test_bad_settings(subject, keywords, words):
         evaluate_defense(rounded, None, inputs[:0], labels[:0], THREAT, classifier=network)
 
 
-class Rounding(nn.Module):
-    """A network without gradients."""
-
-    def __init__(self, network):
-        super().__init__()
-        self.network = network
-
-    def forward(self, x):
-        return self.network(rounded(x))
-
-
 def test_points_are_transferred_from_further_networks(subject, tmp_path):
     network, inputs, labels = subject
-    hidden = (Rounding(network).eval(), inputs, labels)
+    hidden = (Rounded(network), inputs, labels)
     run = {"surrogates": {"bare": network}, "out": tmp_path}
     result = evaluate(hidden, lambda x: x, **run)
     static, defended = accuracy(result, "static"), accuracy(result)

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-import robust_ext
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.binarization import binarization_test
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +21,18 @@ def digits():
 
 @pytest.fixture
 def linf():
-    return robust_ext.ThreatModel(norm="linf", epsilon=0.1)
+    return ThreatModel(norm="linf", epsilon=0.1)
+
+
+@pytest.fixture
+def judged(network, linf):
+    """The numbers of the one attack that is tested, on the digits network and in the infinity ball if not on others."""
+
+    def run(attack, inputs, model=network, threat_model=linf, **settings):
+        (found,) = binarization_test(model, attack, inputs, threat_model, **settings).content["attacks"]
+        return found
+
+    return run
 
 
 def hand_made_pgd(steps=20, relative_step=0.125, predicted_labels=False):

@@ -71,16 +71,12 @@ def test_reference_convention_starts_half_way(linf):
 def test_logits_span_the_range_of_the_network(network, digits, linf):
     settings = BinarizationSettings(threat_model=linf, inner_points=100)
     parts, _, problems = problems_of(network, digits[:3], settings)
-    module = problems.classifier(parts.features, position=settings.boundary_position)
     for i in range(3):
-        points = torch.cat(
-            [digits[i : i + 1], draw_inner(digits[i], i, settings, 100), draw_planted(digits[i], i, settings)]
-        )
+        inner, planted = draw_inner(digits[i], i, settings, 100), draw_planted(digits[i], i, settings)
+        points = torch.cat([digits[i : i + 1], inner, planted])
+        module = problems.select([i]).classifier(parts.features, position=settings.boundary_position)
         with torch.no_grad():
-            original, binary = (
-                network(points),
-                problems.select([i]).classifier(parts.features, position=settings.boundary_position)(points),
-            )
+            original, binary = network(points), module(points)
         # The span is symmetric about the middle; its far end is that of the class with the larger margins.
         assert float(binary.max()) == pytest.approx(float(original.max()), rel=1e-4)
         assert float(binary.min()) == pytest.approx(float(original.min()), rel=1e-4)
@@ -129,16 +125,3 @@ def test_random_attack_agrees_with_brute_force(network, digits, linf):
     assert [bool(hit[owner == i].any()) for i in range(16)] == (reach[:, 0] > 0.9).tolist()
     assert 0 < int((reach[:, 0] > 0.9).sum()) < 16
     assert all(int(draws[i]) == 80 for i in range(16) if reach[i, 0] <= 0.9)
-
-
-def test_inseparable_points_are_told(linf):
-    """Features that do not depend on the input separate nothing."""
-
-    class Constant(nn.Module):
-        def forward(self, x):
-            return torch.ones(len(x), 3)
-
-    network = nn.Sequential(Constant(), nn.Linear(3, 2)).eval()
-    settings = BinarizationSettings(threat_model=linf, inner_points=10)
-    _, _, problems = problems_of(network, torch.rand(2, 1, 4, 4), settings)
-    assert not problems.separable.any()

@@ -97,11 +97,9 @@ def test_shared_layers_are_not_folded():
 
 def test_results_do_not_depend_on_folding(linf, pgd):
     network, inputs = Residual(), torch.rand(12, 3, 10, 10, generator=torch.Generator().manual_seed(1))
-    found = []
+    settings, found = {"forward_batch": 64, "inner_points": 50, "minimum_samples": 1}, []
     for fold in (True, False):
-        result = robust_ext.binarization_test(
-            network, pgd(), inputs, linf, fold=fold, forward_batch=64, inner_points=50, minimum_samples=1
-        )
+        result = robust_ext.binarization_test(network, pgd(), inputs, linf, fold=fold, **settings)
         found.append([(r["separable"], r["random_draws"], r["attacks"]) for r in result.records])
     for folded, plain in zip(*found, strict=True):
         assert folded[:2] == plain[:2]

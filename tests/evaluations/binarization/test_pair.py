@@ -11,12 +11,17 @@ from torch import Tensor, nn
 import robust_ext
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError
+from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.detectors import Detector, Observation
 from robust_ext.evaluations.binarization.defense import Defense, draw_accepted
+from robust_ext.evaluations.binarization.forward import Forward
+from robust_ext.evaluations.binarization.problems import fit, measure
+from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import pair_verdict
+from robust_ext.models.features import split
 
 QUICK = {"inner_points": 100, "canaries": 2, "minimum_samples": 5}
 PGD = "foolbox:LinfPGD(steps=30, rel_stepsize=0.1)"
@@ -56,13 +61,6 @@ def pattern(network, further):
     detector = Pattern(network)
     detector.calibrate(further, false_positive_rate=0.3)
     return detector
-
-
-@pytest.fixture(scope="module")
-def network():
-    from robust_ext.demo.network import digits_network
-
-    return digits_network()
 
 
 def pair(network, inputs, threat_model, attack=PGD, **settings):
@@ -226,32 +224,6 @@ def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path
     assert (tmp_path / "a" / "report.html").exists()
 
 
-def result_of(verdict: str, score: float | None) -> dict[str, object]:
-    return {"verdict": verdict, "score": score, "reason": f"Because {verdict}."}
-
-
-@pytest.mark.parametrize(
-    ("regular", "inverted", "verdict", "words"),
-    [
-        (("passed", 1.0), ("passed", 0.97), "passed", "In the regular test: Because passed."),
-        (
-            ("passed", 1.0),
-            ("failed", 0.1),
-            "failed",
-            "fails the inverted test (0.10) and not the regular one (1.00): it",
-        ),
-        (("failed", 0.2), ("passed", 1.0), "failed", "ignores the detector"),
-        (("failed", 0.2), ("inconclusive", None), "failed", "not the inverted one (nothing planted)"),
-        (("failed", 0.2), ("failed", 0.3), "failed", "fails both tests"),
-        (("passed", 1.0), ("inconclusive", 1.0), "inconclusive", "In the inverted test: Because inconclusive."),
-    ],
-)
-def test_the_verdict_on_both(regular, inverted, verdict, words):
-    found, reason = pair_verdict({"regular": result_of(*regular), "inverted": result_of(*inverted)})
-    assert found == verdict
-    assert words in reason
-
-
 class Broken(Detector):
     def __init__(self, classifier, answer) -> None:
         super().__init__(classifier)
@@ -304,12 +276,6 @@ def test_bad_arguments_are_named(network, digits, linf, pattern, further):
 
 
 def test_the_random_attack_counts_the_detector(network, digits, linf, pattern):
-    from robust_ext.core.target import Counted, PassCounter
-    from robust_ext.evaluations.binarization.forward import Forward
-    from robust_ext.evaluations.binarization.problems import fit, measure
-    from robust_ext.evaluations.binarization.random_attack import random_reach
-    from robust_ext.models.features import split
-
     parts = split(network, digits[:2])
     forward = Forward(Counted(parts.features, PassCounter()), 256)
     settings = BinarizationSettings(threat_model=linf, inner_points=100)

@@ -30,13 +30,9 @@ def test_same_verdict_together_and_alone(name, network, digits):
     settings = {"inner_points": 100, "minimum_samples": 1, "canaries": 0, "random_inner": 20, "random_corners": 20}
     attack = robust_ext.as_attack(text)
     together = robust_ext.binarization_test(network, attack, digits[:6], threat_model, **settings)
-    alone = robust_ext.as_attack(text)
-    alone.traits = AttackTraits(
-        batching="single",
-        minimum_norm=attack.traits.minimum_norm,
-        norms=attack.traits.norms,
-        gradients=attack.traits.gradients,
-    )
+    alone, traits = robust_ext.as_attack(text), attack.traits
+    kept = {"minimum_norm": traits.minimum_norm, "norms": traits.norms, "gradients": traits.gradients}
+    alone.traits = AttackTraits(batching="single", **kept)
     singly = robust_ext.binarization_test(network, alone, digits[:6], threat_model, **settings)
     first, second = together.attacks[text], singly.attacks[text]
     assert first["random_score"] == second["random_score"]
@@ -51,10 +47,8 @@ def test_attacks_that_reshuffle_rows_meet_the_right_readouts(shape, network, dig
 
     def shuffling(model, x, y, threat_model):
         if shape == "subset":
-            halves = [
-                pgd()(model, part, label, threat_model) for part, label in zip(x.split(3), y.split(3), strict=True)
-            ]
-            return torch.cat(halves)
+            parts = zip(x.split(3), y.split(3), strict=True)
+            return torch.cat([pgd()(model, part, label, threat_model) for part, label in parts])
         order = torch.arange(len(x)).flip(0)
         if shape == "repeated":
             order = order.repeat_interleave(3)

@@ -15,11 +15,19 @@ from robust_ext.core.errors import RunFolderError
 SETTINGS = {"inner_points": 100, "batch_size": 4, "random_inner": 20, "random_corners": 20}
 
 
+@pytest.fixture
+def tested(network, linf):
+    def run(attack, inputs, **settings):
+        return robust_ext.binarization_test(network, attack, inputs, linf, **{**SETTINGS, **settings})
+
+    return run
+
+
 def records_of(folder):
     return (folder / "records.jsonl").read_bytes()
 
 
-def test_an_interrupted_run_goes_on(tmp_path, network, digits, linf, pgd):
+def test_an_interrupted_run_goes_on(tmp_path, tested, digits, pgd):
     calls = []
 
     def fragile(model, x, y, threat_model):
@@ -29,21 +37,21 @@ def test_an_interrupted_run_goes_on(tmp_path, network, digits, linf, pgd):
         return pgd(steps=3)(model, x, y, threat_model)
 
     fail_at = 0
-    robust_ext.binarization_test(network, fragile, digits[:20], linf, out=tmp_path / "whole", **SETTINGS)
+    tested(fragile, digits[:20], out=tmp_path / "whole")
     total = len(calls)
     for fail_at in range(1, total + 1):
         calls.clear()
         folder = tmp_path / f"broken{fail_at}"
         with pytest.raises(KeyboardInterrupt):
-            robust_ext.binarization_test(network, fragile, digits[:20], linf, out=folder, **SETTINGS)
+            tested(fragile, digits[:20], out=folder)
         assert not (folder / "result.json").exists()
-        robust_ext.binarization_test(network, fragile, digits[:20], linf, out=folder, **SETTINGS)
+        tested(fragile, digits[:20], out=folder)
         assert records_of(folder) == records_of(tmp_path / "whole")
 
 
-def test_a_group_torn_in_the_middle_is_completed(tmp_path, network, digits, linf, pgd):
+def test_a_group_torn_in_the_middle_is_completed(tmp_path, tested, digits, pgd):
     def run(folder):
-        return robust_ext.binarization_test(network, pgd(), digits[:12], linf, out=folder, **SETTINGS)
+        return tested(pgd(), digits[:12], out=folder)
 
     run(tmp_path)
     whole = records_of(tmp_path)
@@ -55,38 +63,36 @@ def test_a_group_torn_in_the_middle_is_completed(tmp_path, network, digits, linf
         assert result.attacks["attack"]["samples"] == 12
 
 
-def test_a_finished_run_is_not_run_again(tmp_path, network, digits, linf, pgd):
+def test_a_finished_run_is_not_run_again(tmp_path, tested, digits, pgd):
     calls = []
 
     def attack(model, x, y, threat_model):
         calls.append(len(x))
         return pgd()(model, x, y, threat_model)
 
-    first = robust_ext.binarization_test(network, attack, digits[:8], linf, out=tmp_path, **SETTINGS)
+    first = tested(attack, digits[:8], out=tmp_path)
     calls.clear()
-    second = robust_ext.binarization_test(network, attack, digits[:8], linf, out=tmp_path, **SETTINGS)
+    second = tested(attack, digits[:8], out=tmp_path)
     assert calls == []
     assert first.to_dict() == second.to_dict()
     assert json.loads((tmp_path / "result.json").read_text()) == json.loads(json.dumps(first.to_dict()))
 
 
-def test_other_settings_are_refused(tmp_path, network, digits, linf, pgd):
-    robust_ext.binarization_test(network, pgd(), digits[:4], linf, out=tmp_path, **SETTINGS)
+def test_other_settings_are_refused(tmp_path, tested, digits, pgd):
+    tested(pgd(), digits[:4], out=tmp_path)
     with pytest.raises(RunFolderError, match="inner_points: 100 there, 101 now"):
-        robust_ext.binarization_test(
-            network, pgd(), digits[:4], linf, out=tmp_path, **{**SETTINGS, "inner_points": 101}
-        )
+        tested(pgd(), digits[:4], out=tmp_path, inner_points=101)
     with pytest.raises(RunFolderError, match="inputs"):
-        robust_ext.binarization_test(network, pgd(), digits[4:8], linf, out=tmp_path, **SETTINGS)
+        tested(pgd(), digits[4:8], out=tmp_path)
 
 
 @pytest.mark.parametrize("library", ["foolbox:LinfPGD(steps={})", "art:ProjectedGradientDescent(max_iter={})"])
-def test_other_settings_of_an_attack_are_refused(library, tmp_path, network, digits, linf):
+def test_other_settings_of_an_attack_are_refused(library, tmp_path, tested, digits):
     """Also where its name stays the same."""
 
     def run(steps):
         attack = robust_ext.as_attack(library.format(steps), name="PGD")
-        return robust_ext.binarization_test(network, attack, digits[:4], linf, out=tmp_path, **SETTINGS)
+        return tested(attack, digits[:4], out=tmp_path)
 
     run(3)
     assert "3" in run(3).attacks["PGD"]["description"]
@@ -94,13 +100,11 @@ def test_other_settings_of_an_attack_are_refused(library, tmp_path, network, dig
         run(4)
 
 
-def test_same_problems_for_every_attack_batch_size_and_order(network, digits, linf, pgd):
+def test_same_problems_for_every_attack_batch_size_and_order(tested, digits, pgd):
     """What is planted, and what random search makes of it, is decided by seed and sample alone."""
 
     def of(attack, batch_size, ids):
-        result = robust_ext.binarization_test(
-            network, attack, digits[ids], linf, sample_ids=ids, **{**SETTINGS, "batch_size": batch_size}
-        )
+        result = tested(attack, digits[ids], sample_ids=ids, batch_size=batch_size)
         return {r["sample"]: (r["separable"], r["random_reach"] > 0.999, r["random_draws"]) for r in result.records}
 
     ids = list(range(12))

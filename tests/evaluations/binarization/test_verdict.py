@@ -11,7 +11,7 @@ from scipy import stats
 
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.verdict import VERDICTS, judge, overall, overall_reason
+from robust_ext.evaluations.binarization.verdict import VERDICTS, judge, overall, overall_reason, pair_verdict
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
@@ -154,3 +154,22 @@ def test_the_reason_is_that_of_the_deciding_attack() -> None:
     assert overall_reason(attacks) == "Best of 3 attacks, pgd: Reason of pgd."
     nothing = [entry("a", "inconclusive", None), entry("b", "failed", 0.5)]
     assert overall_reason(nothing) == "Best of 2 attacks, a: Reason of a."
+
+
+@pytest.mark.parametrize(
+    ("regular", "inverted", "verdict", "words"),
+    [
+        (("passed", 1.0), ("passed", 0.97), "passed", "In the regular test: Reason of one."),
+        (("passed", 1.0), ("failed", 0.1), "failed", "inverted test (0.10) and not the regular one (1.00): it"),
+        (("failed", 0.2), ("passed", 1.0), "failed", "ignores the detector"),
+        (("failed", 0.2), ("inconclusive", None), "failed", "not the inverted one (nothing planted)"),
+        (("failed", 0.2), ("failed", 0.3), "failed", "fails both tests"),
+        (("passed", 1.0), ("inconclusive", 1.0), "inconclusive", "In the inverted test: Reason of other."),
+    ],
+)
+def test_the_verdict_on_both(
+    regular: tuple[str, float | None], inverted: tuple[str, float | None], verdict: str, words: str
+) -> None:
+    found, reason = pair_verdict({"regular": entry("one", *regular), "inverted": entry("other", *inverted)})
+    assert found == verdict
+    assert words in reason
