@@ -33,7 +33,9 @@ def make_content(
     static = np.array([[record["static"] for record in one.records] for one in ran], dtype=np.float64)
     worst, left = _worst_case(first, second)
     static_left = static.min(0)
-    refused = [one for one in outcomes if one.refusal is not None]
+    # How many of the samples that were lost were lost to which step.
+    lost = left.mean(1) <= 0.5
+    by = {one.run.title: int((lost & (worst == number)).sum()) for number, one in enumerate(ran)}
     content = {
         "kind": "test_time",
         "samples": len(run.given.ids),
@@ -50,18 +52,17 @@ def make_content(
         "defended": {
             "clean_accuracy": float(second[0].mean()),
             "attacks": [_attack(one, rows) for one, rows in zip(ran[1:], second[1:], strict=True)],
-            "worst_case": {**_summary(left), "by": _by([one.run.title for one in ran], worst, left)},
+            "worst_case": {**_summary(left), "by": by},
         },
         "gain": _gain(left.mean(1) - static_left, seed),
         "categories": _categories(ran, first, second),
         "cost": dict(cost),
-        "refused": [{"name": one.run.title, "reason": one.refusal} for one in refused],
+        "refused": [{"name": one.run.title, "reason": one.refusal} for one in outcomes if one.refusal is not None],
         "settings": {**run.identity, **current_context().origins},
         "versions": versions(),
         "seed": seed,
         "seconds": {
-            "attack": sum(one.total("seconds", "attack") for one in ran),
-            "verify": sum(one.total("seconds", "verify") for one in ran),
+            **{phase: sum(one.total("seconds", phase) for one in ran) for phase in ("attack", "verify")},
             "total": total,
         },
     }
@@ -129,12 +130,6 @@ def _summary(right: Floats) -> dict[str, Any]:
         "deviation": float(right.mean(0).std(ddof=1)) if repeats > 1 else 0.0,
         "majority": majority / samples,
     }
-
-
-def _by(names: Sequence[str], worst: NDArray[np.intp], left: Floats) -> dict[str, int]:
-    """How many of the samples that were lost were lost to which step."""
-    lost = left.mean(1) <= 0.5
-    return {name: int((lost & (worst == number)).sum()) for number, name in enumerate(names)}
 
 
 def _gain(differences: Floats, seed: int) -> dict[str, Any]:

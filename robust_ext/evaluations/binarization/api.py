@@ -161,19 +161,10 @@ def _with_detector(
         "detector_digest": model_digest(found),
         "detector_calibration": None if calibration is None else calibration.to_dict(),
     }
-    return [
-        replace(
-            run,
-            key=test,
-            title=test,
-            identity={**run.identity, **shared, "test": test},
-            features=features,
-            defense=Defense(
-                detector=found,
-                inverted=test == "inverted",
-                exposure=settings.exposure,
-                draws=settings.detector_draws,
-            ),
-        )
-        for test in TESTS
-    ]
+    regular = Defense(detector=found, inverted=False, exposure=settings.exposure, draws=settings.detector_draws)
+    runs = []
+    for test in TESTS:
+        identity = {**run.identity, **shared, "test": test}
+        defense = replace(regular, inverted=test == "inverted")
+        runs.append(replace(run, key=test, title=test, identity=identity, features=features, defense=defense))
+    return runs

@@ -74,12 +74,6 @@ def calibrate(
     }
 
 
-def apply(settings: BinarizationSettings, calibration: Mapping[str, Any] | None) -> BinarizationSettings:
-    """The settings that a calibration chose; unchanged when there is none, or when it chose nothing."""
-    chosen = None if calibration is None else calibration["chosen"]
-    return settings if chosen is None else replace(settings, **chosen)
-
-
 def _row(name: str, posed: ProblemAttack, problems: Problems, random: Tensor) -> Work[dict[str, Any]]:
     settings = posed.settings
     rows = [row for row, separable in enumerate(problems.separable.tolist()) if separable]

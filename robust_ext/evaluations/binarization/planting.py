@@ -29,12 +29,7 @@ class Planted:
 
     A row belongs to the input nearest to it, so the classifier may be given any rows near its inputs, in any order.
     Attacks that query points far from them (most that need no gradients) are to be run on one problem at a time, see
-    :meth:`single`.
-
-    Args:
-        problems: The fitted problems.
-        features: The network's features.
-        settings: Of the test.
+    :meth:`single`. Made by :func:`plant`.
     """
 
     problems: Problems
@@ -83,14 +78,8 @@ class Planted:
 
     def verify(self, candidates: Tensor, *, attack: str = "attack") -> Verification:
         """Check candidates ``(M, ...)``, one a problem, see :func:`robust_ext.engine.verify.verify`."""
-        return verify(
-            candidates,
-            self.inputs,
-            self.labels,
-            module=self.module,
-            threat_model=self.settings.threat_model,
-            attack=attack,
-        )
+        ball = self.settings.threat_model
+        return verify(candidates, self.inputs, self.labels, module=self.module, threat_model=ball, attack=attack)
 
     def score(self, candidates: Tensor) -> float:
         """The test score: share of the problems that verified candidates ``(M, ...)`` solve."""

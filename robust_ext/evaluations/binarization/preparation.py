@@ -64,13 +64,8 @@ def prepare_detector(
                 "nothing, and a detector without a threshold",
                 "clean inputs to calibrate it on, or a detector whose calibrate() was called",
             )
-        calibration = calibrate_detector(
-            found,
-            data,
-            false_positive_rate=settings.detector_fpr,
-            bounds=settings.threat_model.bounds,
-            seed=settings.seed,
-        )
+        rate, bounds = settings.detector_fpr, settings.threat_model.bounds
+        calibration = calibrate_detector(found, data, false_positive_rate=rate, bounds=bounds, seed=settings.seed)
     some = inputs[:64]
     with seeded_globals(derive_seed(settings.seed, "detector probe")):
         detected = found.decide(some)

@@ -141,10 +141,8 @@ def measure(
 def draw_planted(x: Tensor, sample: int, settings: BinarizationSettings) -> Tensor:
     """The points planted for a sample, ``(N_b, ...)``."""
     draw = settings.threat_model.sample_corners if settings.corners else settings.threat_model.sample_surface
-    blocks = _blocks(settings.boundary_points)
-    return torch.cat(
-        [draw(x, size, generator=stream(settings.seed, sample, "boundary", block)) for block, size in blocks]
-    )
+    key, blocks = (settings.seed, sample, "boundary"), _blocks(settings.boundary_points)
+    return torch.cat([draw(x, size, generator=stream(*key, block)) for block, size in blocks])
 
 
 def draw_inner(x: Tensor, sample: int, settings: BinarizationSettings, count: int) -> Tensor:
@@ -154,14 +152,9 @@ def draw_inner(x: Tensor, sample: int, settings: BinarizationSettings, count: in
 
 def _inner_blocks(x: Tensor, sample: int, settings: BinarizationSettings, count: int) -> Iterator[Callable[[], Tensor]]:
     """Functions that draw the blocks of a sample's inner points."""
+    draw = partial(settings.threat_model.sample_inner, x, radius=1 - settings.gap)
     for block, size in _blocks(count):
-        yield partial(
-            settings.threat_model.sample_inner,
-            x,
-            size,
-            radius=1 - settings.gap,
-            generator=stream(settings.seed, sample, "inner", block),
-        )
+        yield partial(draw, count=size, generator=stream(settings.seed, sample, "inner", block))
 
 
 def _blocks(count: int) -> Iterator[tuple[int, int]]:
@@ -186,7 +179,8 @@ def fit(
     columns: list[list[Tensor]] = []
     for start in range(0, samples, step):
         rows = measured.features[start : start + step]
-        rows = rows if count == total else torch.cat([rows[:, :last], rows[:, total - outer :]], 1)
+        # A copy in any case: a readout may change its input.
+        rows = torch.cat([rows[:, :last], rows[:, total - outer :]], 1)
         direction = _separate(rows, classes, settings)
         along = _along(rows, direction)
         # From what lies in the ball alone: a boundary that heeds the references too would leave out what is planted.
@@ -194,17 +188,8 @@ def fit(
         anchor = rows[torch.arange(len(rows), device=rows.device), last + closest].double()
         with torch.no_grad():
             logits = readout(rows.flatten(0, 1)).double().view(len(rows), -1)
-        columns.append(
-            [
-                direction,
-                anchor,
-                edge - along[:, :last].max(1).values,
-                along.min(1).values - edge,
-                along.max(1).values - edge,
-                logits.min(1).values,
-                logits.max(1).values,
-            ]
-        )
+        gap, lowest, highest = edge - along[:, :last].amax(1), along.amin(1) - edge, along.amax(1) - edge
+        columns.append([direction, anchor, gap, lowest, highest, logits.amin(1), logits.amax(1)])
     fitted = [torch.cat(column) for column in zip(*columns, strict=True)]
     return Problems(measured.samples, measured.inputs, measured.planted, measured.references, *fitted)
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -22,8 +22,8 @@ from robust_ext.engine.run import Block, Run
 from robust_ext.engine.run_folder import Store
 from robust_ext.engine.store import Record
 from robust_ext.engine.task import Work
-from robust_ext.evaluations.binarization import calibration as hardness
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
+from robust_ext.evaluations.binarization.calibration import calibrate
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
@@ -61,7 +61,8 @@ class BinarizationRun(Run):
     @property
     def settings(self) -> BinarizationSettings:
         """Those of the test, with the hardness that the calibration chose."""
-        return hardness.apply(self.given, self.calibration)
+        chosen = None if self.calibration is None else self.calibration["chosen"]
+        return self.given if chosen is None else replace(self.given, **chosen)
 
     @cached_property
     def forward(self) -> Forward:
@@ -87,9 +88,8 @@ class BinarizationRun(Run):
         with store.once("calibration") as slot:
             if slot.empty:
                 some, ids = self.inputs[: self.given.calibrate_on].to(self.device), self.ids[: self.given.calibrate_on]
-                found = yield from hardness.calibrate(
-                    self.features, self.readout, self.attacks, some, ids, self.given, forward=self.forward
-                )
+                parts = self.features, self.readout
+                found = yield from calibrate(*parts, self.attacks, some, ids, self.given, forward=self.forward)
                 slot.fill(found)
         self.calibrations.append(slot.value)
 
@@ -136,12 +136,8 @@ class BinarizationRun(Run):
             drawn = [draw_accepted(x, id_, settings, defense) for x, id_ in zip(inputs, samples, strict=True)]
         problems, reach, draws = self._pose(inputs, samples, drawn, clock)
         spent = self.features.counter.since(before)
-        timing: dict[str, Any] = {
-            "block": rows[0],
-            "seconds": clock.seconds,
-            "passes": {"forward": spent.forward, "backward": spent.backward},
-            "attacks": {},
-        }
+        passes = {"forward": spent.forward, "backward": spent.backward}
+        timing: dict[str, Any] = {"block": rows[0], "seconds": clock.seconds, "passes": passes, "attacks": {}}
         results: dict[str, Attacked] = {}
         # Where nothing can be planted in any sample of the group, there is nothing to attack.
         for name in [] if problems is None else undecided:

@@ -95,18 +95,14 @@ def _hardness(
     for kappa in (*(k for k in _KAPPAS if k < here), here):
         # Where the boundary is the test's own, the verified outcome decides, not the reach computed from it.
         hits = [
-            entry["outcome"] == "found" or (kappa < here and _within(entry) and _reached(entry["reach"], kappa))
-            for entry in mine
+            outcome == "found" or (kappa < here and outcome == "not_adversarial" and _reached(reach, kappa))
+            for outcome, reach in ((entry["outcome"], entry["reach"]) for entry in mine)
         ]
         random_hits = [_reached(record["random_reach"], kappa) for record in planted]
         rows.append(
             {"kappa": kappa, "score": sum(hits) / len(hits), "random_score": sum(random_hits) / len(random_hits)}
         )
     return rows
-
-
-def _within(entry: Mapping[str, Any]) -> bool:
-    return entry["outcome"] in ("found", "not_adversarial")
 
 
 def _reached(reach: float | None, position: float) -> bool:
