@@ -49,18 +49,15 @@ def attacked(net: nn.Sequential) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def fit(net: nn.Module, training: tuple[Tensor, Tensor], layers: tuple[str, ...]) -> Discriminator:
-    settings = DiscriminatorTraining(
-        layers=layers,
-        epsilon=0.1,
-        attack_step_size=0.04,
-        attack_steps=5,
-        epochs=12,
-        batch_size=30,
-        learning_rate=0.02,
-        width=32,
-        before=0,
-        after=1,
-    )
+    small: dict[str, Any] = {
+        "epochs": 12,
+        "batch_size": 30,
+        "learning_rate": 0.02,
+        "width": 32,
+        "before": 0,
+        "after": 1,
+    }
+    settings = DiscriminatorTraining(layers=layers, epsilon=0.1, attack_step_size=0.04, attack_steps=5, **small)
     return settings.fit(net, *training)
 
 
@@ -76,16 +73,16 @@ def test_it_finds_adversarial_inputs_and_the_defense_keeps_clean_ones(
     x, labels, points = attacked
     defense = AIDPurifier(net, judge) if layers else IMF(net, judge, radius=8 / 255)
 
-    def said(x: Tensor) -> Tensor:
+    def cleanness(x: Tensor) -> Tensor:
         return defense.cleanness(x) if isinstance(defense, AIDPurifier) else judge(net(x))
 
     with torch.no_grad():
         truth = torch.cat([torch.ones(len(x)), torch.zeros(len(x))])
-        assert metrics.roc_auc_score(truth, torch.cat([said(x), said(points)])) > 0.7
+        assert metrics.roc_auc_score(truth, torch.cat([cleanness(x), cleanness(points)])) > 0.7
         static = (net(x).argmax(1) == labels).double().mean()
         assert (defense(x).argmax(1) == labels).double().mean() >= static - 0.05
         moved = defense.trace(points).final
-        assert said(moved).mean() > said(points).mean()
+        assert cleanness(moved).mean() > cleanness(points).mean()
 
 
 def test_other_bounds_are_the_same_stretched(net: nn.Sequential, training: tuple[Tensor, Tensor]) -> None:

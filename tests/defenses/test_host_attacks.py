@@ -24,8 +24,6 @@ from robust_ext.testing.conformance.problems import digits, network, threat_mode
 from tests.models.cases import NoisyRounding, Rounding, art_classifier, quantise
 
 SAMPLES = 2
-
-
 WRAPPED: dict[str, Callable[[nn.Module], nn.Module]] = {
     "plain": lambda classifier: Rounding(classifier, steps=2),
     "bpda": lambda classifier: BPDA(Rounding(classifier, steps=2), backward="trajectory"),
@@ -69,8 +67,6 @@ def gradient_attacks(library: str) -> list[tuple[str, AttackListing]]:
 ATTACKS = gradient_attacks("foolbox") + gradient_attacks("art")
 # Without their compilers the four are one; a search for starting points takes most of their time.
 ONCE = tuple(f"{norm}BrendelBethgeAttack" for norm in ("L0", "L1", "Linfinity"))
-
-
 QUICK = ("LinfPGD", "DDNAttack", "ProjectedGradientDescent", "CarliniL2Method")
 
 

@@ -69,7 +69,7 @@ def test_other_networks_are_run_beside() -> None:
     torch.testing.assert_close(logits, other(x))
     torch.testing.assert_close(excess, detector.score_margin(x))
 
-    # A network that asks twice, about noise too, is not mistaken for one pass.
+    # A network that is queried twice, for noise too, is not mistaken for one pass.
     class Twice(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return detector.classifier(x) + detector.classifier(x * 0.5)

@@ -123,7 +123,7 @@ def test_inseparable_data_end_in_a_direction(kind: str) -> None:
     assert float(found.weight.norm()) == pytest.approx(1)
     along = (rows[0].double() @ found.weight[0]).numpy()
     assert along[classes].min() < along[~classes].max()
-    # The capped solver says that it was stopped; logistic regression has a minimum all the same.
+    # The capped solver states that it was stopped; logistic regression has a minimum all the same.
     assert found.converged.tolist() == [kind == "logistic"]
 
 
