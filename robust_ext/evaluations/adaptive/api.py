@@ -70,6 +70,7 @@ def evaluate_defense(
         RobustExtError: An argument, the model, an attack or the run folder is not as described; see its subclasses.
 
     Example:
+        >>> import torch
         >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 5)).eval()
         >>> x, threat_model = torch.rand(6, 1, 4, 4), ThreatModel(norm="linf", epsilon=0.5)
         >>> rounded, y = lambda x: (x * 8).round() / 8, network(x).argmax(1)

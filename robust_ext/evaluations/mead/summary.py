@@ -100,11 +100,7 @@ def arm_row(one: ArmResult, attribution: Mapping[str, float | None], samples: in
     arm = one.arm
     return {
         "name": one.name,
-        "group": arm.group,
-        "norm": arm.norm,
-        "epsilon": arm.epsilon,
-        "objective": arm.objective,
-        "algorithm": arm.algorithm,
+        **{key: getattr(arm, key) for key in ("group", "norm", "epsilon", "objective", "algorithm")},
         "attack": arm.resolved.description,
         "kind": arm.resolved.traits.kind,
         "adaptive_to": one.adaptive_to,

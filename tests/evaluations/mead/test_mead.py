@@ -115,10 +115,7 @@ def test_interrupted_and_resumed(subject, tmp_path, raises_at):
     """Stopped at any block, it goes on there, and ends with the same result."""
 
     def arms(**keywords):
-        return [
-            Arm(attack="robust_ext:ObjectivePGD(steps=2)", norm="linf", epsilon=EPSILON, label="PGD"),
-            Counting(**keywords),
-        ]
+        return [Arm(attack=ARM, norm="linf", epsilon=EPSILON, label="PGD"), Counting(**keywords)]
 
     whole = run(subject, {"unsure": Unsure}, arms(), batch_size=10)
     with pytest.raises(Exception, match="stopped"):
@@ -181,12 +178,12 @@ def test_filtered_naturals(subject):
     network, inputs, labels, held_out = subject
     wrong = labels.clone()
     wrong[:15] = (labels[:15] + 1) % 10
-    arms = [Counting()]
-    filtered = run((network, inputs, wrong, held_out), {"unsure": Unsure}, arms, naturals="filtered")
-    rest = run((network, inputs[15:], labels[15:], held_out), {"unsure": Unsure}, arms, naturals="filtered")
+    beside, arms = {"unsure": Unsure}, [Counting()]
+    filtered = run((network, inputs, wrong, held_out), beside, arms, naturals="filtered")
+    rest = run((network, inputs[15:], labels[15:], held_out), beside, arms, naturals="filtered")
     for name in ("auroc", "positives", "naturals", "fpr_at_95_tpr", "curve"):
         assert filtered.detectors["unsure"]["results"][0][name] == rest.detectors["unsure"]["results"][0][name]
-    kept = run((network, inputs, wrong, held_out), {"unsure": Unsure}, arms)
+    kept = run((network, inputs, wrong, held_out), beside, arms)
     assert kept.detectors["unsure"]["results"][0]["naturals"] == 40
 
 
@@ -196,10 +193,8 @@ def test_arms_that_know_the_detector(subject):
     class Blind(Unsure):
         differentiable = False
 
-    arms = [
-        Counting(),
-        Arm(attack="robust_ext:SelectivePGD(steps=100)", norm="linf", epsilon=EPSILON, label="Selective"),
-    ]
+    selective = "robust_ext:SelectivePGD(steps=100)"
+    arms = [Counting(), Arm(attack=selective, norm="linf", epsilon=EPSILON, label="Selective")]
     result = run(subject, {"unsure": Unsure, "blind": Blind}, arms)
     unsure, blind = result.detectors["unsure"], result.detectors["blind"]
     assert [(row["scenario"], row["arms"]) for row in unsure["white_box"]] == [("white-box", 1), ("all", 2)]
