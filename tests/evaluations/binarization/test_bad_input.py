@@ -10,10 +10,8 @@ from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgum
 QUICK = {"inner_points": 40, "random_inner": 10, "random_corners": 10, "canaries": 0, "minimum_samples": 1}
 
 
-def run(network, inputs, threat_model, attack=None, **settings):
-    return robust_ext.binarization_test(
-        network, attack or (lambda model, x, y: x), inputs, threat_model, **{**QUICK, **settings}
-    )
+def run(network, inputs, threat_model, attack=lambda model, x, y: x, **settings):
+    return robust_ext.binarization_test(network, attack, inputs, threat_model, **{**QUICK, **settings})
 
 
 @pytest.mark.parametrize(
@@ -78,36 +76,30 @@ def test_models(change, error, message, digits, linf):
         run(Broken(change), digits[:2], linf)
 
 
-def test_a_model_in_train_mode(network, digits, linf):
-    with pytest.raises(ModelError, match=r"train mode.*call model.eval\(\)"):
-        run(Broken(lambda z: z).train(), digits[:2], linf)
-    halfway = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)).eval()
-    halfway[1].train()
-    with pytest.raises(ModelError, match="1 is in train mode"):
-        run(halfway, digits[:2], linf)
+def raising(model, x, y):
+    return 1 / 0
 
 
-def test_no_model_and_no_attack(network, digits, linf):
-    with pytest.raises(InvalidArgumentError, match="model: got int"):
-        run(3, digits[:2], linf)
-    with pytest.raises(InvalidArgumentError, match="attacks: got int"):
-        run(network, digits[:2], linf, attack=3)
-    with pytest.raises(InvalidArgumentError, match="at least one attack"):
-        robust_ext.binarization_test(network, [], digits[:2], linf)
-    with pytest.raises(ModelError, match="inputs of shape"):
-        run(network, torch.rand(2, 3, 5, 5), linf)
-
-
-def test_attacks_that_return_no_candidates(network, digits, linf):
-    cases = {
-        "returned list": lambda model, x, y: [x],
-        r"returned shape \(1, 1, 8, 8\)": lambda model, x, y: x[:1],
-        "returned dtype torch.int64": lambda model, x, y: x.long(),
-        "raised ZeroDivisionError": lambda model, x, y: 1 / 0,
-    }
-    for message, attack in cases.items():
-        with pytest.raises(AttackError, match=message):
-            run(network, digits[:2], linf, attack=attack)
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"network": 3}, InvalidArgumentError, "model: got int"),
+        ({"attack": 3}, InvalidArgumentError, "attacks: got int"),
+        ({"attack": []}, InvalidArgumentError, "at least one attack"),
+        ({"inputs": torch.rand(2, 3, 5, 5)}, ModelError, "inputs of shape"),
+        ({"network": Broken(lambda z: z).train()}, ModelError, r"train mode.*call model.eval\(\)"),
+        ({"attack": lambda model, x, y: x[:1]}, AttackError, r"returned shape \(1, 1, 8, 8\)"),
+        ({"attack": raising}, AttackError, "raised ZeroDivisionError"),
+        (
+            {"attack": "foolbox:LinfPGD", "threat_model": robust_ext.ThreatModel(norm="l1", epsilon=4.0)},
+            AttackRefusedError,
+            "not for l1",
+        ),
+    ],
+)
+def test_what_does_not_fit(arguments, error, message, network, digits, linf):
+    with pytest.raises(error, match=message):
+        run(**{"network": network, "inputs": digits[:2], "threat_model": linf, **arguments})
 
 
 @pytest.mark.parametrize(
@@ -124,12 +116,6 @@ def test_useless_candidates_are_outcomes(change, outcome, network, digits, linf)
     result = run(network, digits[:12], linf, attack=lambda model, x, y: change(x), minimum_samples=5)
     (attack,) = result.attacks.values()
     assert (attack["outcomes"][outcome], attack["score"], attack["verdict"]) == (12, 0.0, "failed")
-
-
-def test_wrong_norm_is_refused_before_any_work(network, digits):
-    threat_model = robust_ext.ThreatModel(norm="l1", epsilon=4.0)
-    with pytest.raises(AttackRefusedError, match="not for l1"):
-        run(network, digits[:2], threat_model, attack="foolbox:LinfPGD")
 
 
 def test_an_attack_leaves_no_trace(digits, linf):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -76,15 +77,13 @@ def test_points_are_drawn_until_the_detector_agrees(network, digits, further, li
     settings = BinarizationSettings(threat_model=linf, boundary_points=3, reference_points=2)
     found = 0
     for sample in range(8):
-        drawn = draw_accepted(digits[sample], sample, settings, defense)
-        again = draw_accepted(digits[sample], sample, settings, defense)
+        drawn, again = (draw_accepted(digits[sample], sample, settings, defense) for _ in range(2))
         assert drawn.tries == again.tries > 0
         if drawn.planted is None:
             continue
         found += 1
         assert torch.equal(drawn.planted, again.planted)
-        assert drawn.planted.shape == (3, 1, 8, 8)
-        assert drawn.references.shape == (2, 1, 8, 8)
+        assert (drawn.planted.shape, drawn.references.shape) == ((3, 1, 8, 8), (2, 1, 8, 8))
         clean = digits[sample : sample + 1]
         assert bool(linf.contains(drawn.planted, clean.expand(3, -1, -1, -1)).all())
         far = linf.distance(drawn.references, clean.expand(2, -1, -1, -1))
@@ -139,11 +138,10 @@ def test_both_tests_and_what_they_hold(network, digits, linf, pattern):
 
 def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes(network, digits, linf, pattern):
     blind = pair(network, digits[:16], linf, detector=pattern)
-    aware = pair(network, digits[:16], linf, detector=pattern, exposure="margin")
+    adaptive = pair(network, digits[:16], linf, detector=pattern, exposure="margin")
     assert blind.verdict == "failed"
-    assert aware.score >= 0.95 > blind.score
-    outcomes = blind.content["attacks"][0]["tests"]["inverted"]["outcomes"]
-    assert outcomes["rejected"] > 0
+    assert adaptive.score >= 0.95 > blind.score
+    assert blind.content["attacks"][0]["tests"]["inverted"]["outcomes"]["rejected"] > 0
 
 
 class Knows(NativeAttack):
@@ -201,7 +199,6 @@ def test_a_random_detector_is_calibrated_by_the_seed_alone(network, digits, linf
 
 
 def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path):
-    arguments = {"detector": pattern, "batch_size": 4}
     steps = iter([0])
 
     def breaking(model, x, y):
@@ -209,11 +206,11 @@ def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path
             raise KeyboardInterrupt
         return x
 
+    run = partial(pair, network, digits[:8], linf, {"a": breaking}, canaries=0, detector=pattern, batch_size=4)
     with pytest.raises(KeyboardInterrupt):
-        pair(network, digits[:8], linf, attack={"a": breaking}, out=tmp_path / "a", canaries=0, **arguments)
+        run(out=tmp_path / "a")
     steps = iter(range(100))
-    resumed = pair(network, digits[:8], linf, attack={"a": breaking}, out=tmp_path / "a", canaries=0, **arguments)
-    fresh = pair(network, digits[:8], linf, attack={"a": breaking}, out=tmp_path / "b", canaries=0, **arguments)
+    resumed, fresh = run(out=tmp_path / "a"), run(out=tmp_path / "b")
     for test in ("regular", "inverted"):
         files = [(tmp_path / name / test / "records.jsonl").read_bytes() for name in ("a", "b")]
         assert files[0] == files[1]
@@ -258,12 +255,10 @@ def test_a_detector_that_rejects_nothing_leaves_the_inverted_test_empty(network,
 
 
 def test_bad_arguments_are_named(network, digits, linf, pattern, further):
+    bare = Pattern(network)
     for settings, message in [
-        ({"detector": Pattern(network)}, "detector_data: got nothing, and a detector without a threshold"),
-        (
-            {"detector": Pattern(network), "detector_data": further[:10]},
-            r"0\.05 with 10 clean inputs, expected at least 20",
-        ),
+        ({"detector": bare}, "detector_data: got nothing, and a detector without a threshold"),
+        ({"detector": bare, "detector_data": further[:10]}, r"0\.05 with 10 clean inputs, expected at least 20"),
         ({"detector": pattern, "exposure": "both"}, "exposure: got 'both'"),
         ({"detector": pattern, "calibrate_on": 4}, "calibrate_on: got 4, expected 0 with a detector"),
         ({"detector": pattern, "reference_distance": 1.0}, "reference_distance: got 1.0"),

@@ -204,20 +204,6 @@ def test_result_holds_what_is_documented(tmp_path, network, digits, linf, pgd):
     assert f"Verdict: {result.verdict.upper()}." in str(result)
 
 
-def test_callables_are_offered_what_they_ask_for(network, digits, linf):
-    seen = {}
-
-    def curious(model, x, y, *, epsilon, generator, threat_model):
-        seen.update(epsilon=epsilon, threat_model=threat_model, drawn=torch.rand(1, generator=generator))
-        x += 10
-        y += 10
-        return (x - 10).clamp(0, 1)
-
-    binarization_test(network, curious, digits[:3], linf, inner_points=30)
-    assert seen["epsilon"] == 0.1
-    assert seen["threat_model"] == linf
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 def test_on_a_gpu(digits, judged, pgd):
     cpu = judged(pgd(), digits[:16], inner_points=100)

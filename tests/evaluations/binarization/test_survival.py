@@ -50,15 +50,12 @@ def test_an_interrupted_run_goes_on(tmp_path, tested, digits, pgd):
 
 
 def test_a_group_torn_in_the_middle_is_completed(tmp_path, tested, digits, pgd):
-    def run(folder):
-        return tested(pgd(), digits[:12], out=folder)
-
-    run(tmp_path)
+    tested(pgd(), digits[:12], out=tmp_path)
     whole = records_of(tmp_path)
     lines = whole.splitlines(keepends=True)
     for keep in (0, 1, 5, 11):
         (tmp_path / "records.jsonl").write_bytes(b"".join(lines[:keep]) + lines[keep][: len(lines[keep]) // 2])
-        result = run(tmp_path)
+        result = tested(pgd(), digits[:12], out=tmp_path)
         assert records_of(tmp_path) == whole
         assert result.attacks["attack"]["samples"] == 12
 
@@ -90,14 +87,11 @@ def test_other_settings_are_refused(tmp_path, tested, digits, pgd):
 def test_other_settings_of_an_attack_are_refused(library, tmp_path, tested, digits):
     """Also where its name stays the same."""
 
-    def run(steps):
-        attack = robust_ext.as_attack(library.format(steps), name="PGD")
-        return tested(attack, digits[:4], out=tmp_path)
-
-    run(3)
-    assert "3" in run(3).attacks["PGD"]["description"]
+    three, again, four = (robust_ext.as_attack(library.format(steps), name="PGD") for steps in (3, 3, 4))
+    tested(three, digits[:4], out=tmp_path)
+    assert "3" in tested(again, digits[:4], out=tmp_path).attacks["PGD"]["description"]
     with pytest.raises(RunFolderError, match="attacks"):
-        run(4)
+        tested(four, digits[:4], out=tmp_path)
 
 
 def test_same_problems_for_every_attack_batch_size_and_order(tested, digits, pgd):
