@@ -79,6 +79,7 @@ def multi_armed(
     """Measure a detector by its scores of natural samples and of every arm's results; higher means more adversarial.
 
     Everything is decided in float64. Infinite scores are in order; those that are no numbers are left out, and counted.
+    InvalidArgumentError where shapes do not fit, flags are not bool, two arms have one name, or ``correct`` is missing.
 
     Args:
         natural: Scores of the samples as they are, ``(N,)``.
@@ -90,9 +91,6 @@ def multi_armed(
             it so, as in the paper. ``"filtered"``: samples that are misclassified already are left out altogether.
         resamples: For the intervals; 0 leaves them out.
         seed: Of the resamples.
-
-    Raises:
-        InvalidArgumentError: Shapes do not fit, flags are not bool, two arms have one name, or ``correct`` is missing.
 
     Example:
         >>> arms = [ArmLabel(name="a"), ArmLabel(name="b")]
