@@ -105,29 +105,36 @@ def draw_accepted(x: Tensor, sample: int, settings: BinarizationSettings, defens
             ("boundary", settings.boundary_points, 1.0),
             ("reference", settings.reference_points, settings.reference_distance),
         ):
-            threat_model = settings.threat_model
-            ball = replace(threat_model, epsilon=threat_model.epsilon * radius)
             key = (settings.seed, sample, purpose, defense.test, source)
-            if source == "random":
-                candidates = _random_points(x, settings, ball, key)
-            else:
-                candidates = _attacked_points(x, defense.detector.classifier, ball, key)
-            kept = [x[None][:0]]
-            block = 0
-            while sum(map(len, kept)) < count and (points := next(candidates, None)) is not None:
-                good = points[defense.accepts(points, seed=derive_seed(*key, "detector", block))]
-                # In the ball for what is planted; never in it for references, which would give the planted point away.
-                distance = threat_model.distance(good, x[None].expand_as(good)) / threat_model.epsilon
-                kept.append(good[distance > 1.02] if radius > 1 else good[distance <= 1 + 1e-5])
-                tries += len(points)
-                block += 1
-            found = torch.cat(kept)[:count]
+            found, queried = _accepted(x, settings, defense, count, radius, key)
+            tries += queried
             if len(found) < count:
                 break
             parts.append(found)
         else:
             return Drawn(parts[0], parts[1], source, tries)
     return Drawn(None, None, source, tries)
+
+
+def _accepted(
+    x: Tensor, settings: BinarizationSettings, defense: Defense, count: int, radius: float, key: _Key
+) -> tuple[Tensor, int]:
+    """Up to ``count`` points that are not rejected, and how many were queried."""
+    threat_model = settings.threat_model
+    ball = replace(threat_model, epsilon=threat_model.epsilon * radius)
+    if key[-1] == "random":
+        candidates = _random_points(x, settings, ball, key)
+    else:
+        candidates = _attacked_points(x, defense.detector.classifier, ball, key)
+    kept, queried, block = x[None][:0], 0, 0
+    while len(kept) < count and (points := next(candidates, None)) is not None:
+        good = points[defense.accepts(points, seed=derive_seed(*key, "detector", block))]
+        # In the ball for what is planted; never in it for references, which would give the planted point away.
+        distance = threat_model.distance(good, x[None].expand_as(good)) / threat_model.epsilon
+        kept = torch.cat([kept, good[distance > 1.02] if radius > 1 else good[distance <= 1 + 1e-5]])
+        queried += len(points)
+        block += 1
+    return kept[:count], queried
 
 
 def _random_points(x: Tensor, settings: BinarizationSettings, ball: ThreatModel, key: _Key) -> Iterator[Tensor]:
