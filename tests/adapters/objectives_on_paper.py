@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import Tensor, nn
 
-NAMES = ("ace", "kl", "gini", "fisher-rao")
-EPSILONS = {"linf": 0.1, "l2": 0.4, "l1": 1.6}
-EachName = pytest.mark.parametrize("name", NAMES)
-EachNorm = pytest.mark.parametrize("norm", list(EPSILONS))
+from tests.adapters.hosts import OBJECTIVES
+
+EachName = pytest.mark.parametrize("name", OBJECTIVES)
 EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
+
+
+class Smooth(nn.Module):
+    """A smooth network of 16 values that records its queries, and may saturate."""
+
+    def __init__(self, *, scale: float = 1.0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first = nn.Parameter(torch.randn(16, 12, generator=generator) / 4)
+        self.last = nn.Parameter(torch.randn(12, 4, generator=generator))
+        self.scale = scale
+        self.queries: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.queries.append(x.detach().clone())
+        return (x.flatten(1) @ self.first).tanh() @ self.last * self.scale
 
 
 def slopes(name: str, logits: Tensor, natural: Tensor, labels: Tensor) -> Tensor:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.testing.networks import small_batch, small_network
+from tests.adapters.hosts import SHAPE, art
+from tests.adapters.hosts import art_attacks as attacks
+from tests.adapters.hosts import art_problem as problem
 
-attacks = pytest.importorskip("robust_ext.adapters.art.attacks", reason="ART is not installed")
 invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="ART is not installed")
-art = invariants.art
 Classification: Any = art.estimators.classification
 Estimators: Any = art.estimators
 WITHOUT_GRADIENTS = ("RandomSearch", "Square", "RayS", "SpatialTransformation")
@@ -29,22 +30,6 @@ QUICK: dict[str, dict[str, Any]] = {
     "SpatialTransformation": {"translation": 2, "translation_steps": 3, "rotation_steps": 5},
 }
 EachName = pytest.mark.parametrize("name", list(QUICK))
-SHAPE = (1, 4, 4)
-
-
-def problem(bounds: Any = (0.0, 1.0), network: nn.Module | None = None, **settings: Any) -> Any:
-    network = small_network(SHAPE, 4, bounds=bounds or (0.0, 1.0)) if network is None else network
-    x = small_batch(6, SHAPE, bounds=bounds or (0.0, 1.0))
-    estimator = invariants.PyTorchClassifier(
-        model=network,
-        loss=nn.CrossEntropyLoss(),
-        input_shape=SHAPE,
-        nb_classes=4,
-        clip_values=bounds,
-        device_type="cpu",
-        **settings,
-    )
-    return network, estimator, x.numpy(), network(x).argmax(1).numpy()
 
 
 def make(name: str, estimator: Any, **settings: Any) -> Any:

@@ -10,50 +10,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
+from robust_ext.adapters.art.objectives import ObjectiveLoss, objective_estimator
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.testing.networks import small_batch, small_network
-from tests.adapters.objectives_on_paper import EPSILONS, NAMES, EachBounds, EachName, EachNorm, slopes
+from tests.adapters.common import art_classifier
+from tests.adapters.hosts import EPSILONS, OBJECTIVES, ORDERS, SHAPE, EachNorm, art
+from tests.adapters.hosts import art_attacks as attacks
+from tests.adapters.hosts import art_problem as problem
+from tests.adapters.objectives_on_paper import EachBounds, EachName, Smooth, slopes
 
-objectives = pytest.importorskip("robust_ext.adapters.art.objectives", reason="ART is not installed")
-attacks = pytest.importorskip("robust_ext.adapters.art.attacks", reason="ART is not installed")
-invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="ART is not installed")
-art = invariants.art
 evasion: Any = art.attacks.evasion
-ObjectiveLoss, objective_estimator = objectives.ObjectiveLoss, objectives.objective_estimator
-
-NORMS = {"linf": np.inf, "l2": 2, "l1": 1}
-
-
-class Smooth(nn.Module):
-    def __init__(self, *, scale: float = 1.0) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.first = nn.Parameter(torch.randn(16, 12, generator=generator) / 4)
-        self.last = nn.Parameter(torch.randn(12, 4, generator=generator))
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.flatten(1) @ self.first).tanh() @ self.last * self.scale
-
-
-def classifier(network: nn.Module, bounds: Any = (0.0, 1.0), **chosen: Any) -> Any:
-    return invariants.PyTorchClassifier(
-        model=network,
-        loss=nn.CrossEntropyLoss(),
-        input_shape=(1, 4, 4),
-        nb_classes=4,
-        clip_values=bounds,
-        device_type="cpu",
-        **chosen,
-    )
-
-
-def problem(
-    bounds: Any = (0.0, 1.0), network: nn.Module | None = None, rows: int = 6
-) -> tuple[nn.Module, Any, Any, Any]:
-    network = small_network((1, 4, 4), 4, bounds=bounds) if network is None else network.eval()
-    x = small_batch(rows, (1, 4, 4), bounds=bounds)
-    return network, classifier(network, bounds), x.numpy(), network(x).argmax(1).numpy()
 
 
 def slopes_by_inputs(name: str, network: nn.Module, points: Tensor, x: Tensor, labels: Tensor) -> Tensor:
@@ -70,7 +36,7 @@ ROWS = st.lists(st.lists(st.floats(-40, 40, width=32), min_size=3, max_size=3), 
 
 
 @settings(deadline=None)
-@given(ROWS, st.sampled_from(NAMES))
+@given(ROWS, st.sampled_from(OBJECTIVES))
 def test_gradients_are_the_derivatives_on_paper(rows: list[list[float]], name: str) -> None:
     table = torch.tensor(rows, dtype=torch.float64)
     logits, natural = table[: len(rows) // 2].requires_grad_(), table[len(rows) // 2 :].detach()
@@ -87,7 +53,7 @@ def test_gradients_are_the_derivatives_on_paper(rows: list[list[float]], name: s
 @EachName
 @EachBounds
 def test_the_estimators_gradients_are_the_derivatives_on_paper(name: str, bounds: tuple[float, float]) -> None:
-    network, estimator, x, y = problem(bounds, Smooth())
+    network, estimator, x, y = problem(bounds, network=Smooth())
     bound = objective_estimator(estimator, name, x)
     points = np.clip(x + np.float32(0.1) * np.sin(np.arange(96, dtype=np.float32)).reshape(x.shape), *bounds)
     tensors = (torch.from_numpy(values) for values in (points, x, y))
@@ -122,11 +88,11 @@ def test_losses_of_rows_are_not_reduced_where_art_asks_for_them(name: str) -> No
 @EachName
 @EachBounds
 def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(norm: str, name: str, bounds: tuple[float, float]) -> None:
-    network, estimator, x, y = problem(bounds, Smooth())
+    network, estimator, x, y = problem(bounds, network=Smooth())
     epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
     attack = evasion.ProjectedGradientDescent(
         objective_estimator(estimator, name, x),
-        norm=NORMS[norm],
+        norm=ORDERS[norm],
         eps=epsilon,
         eps_step=0.3 * epsilon,
         max_iter=8,
@@ -136,7 +102,7 @@ def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(norm: str, name: str, 
     np.random.seed(4)
     found = attack.generate(x, np.eye(4)[y])
     np.random.seed(4)
-    offsets = art.utils.random_sphere(6, 16, epsilon, NORMS[norm]).reshape(x.shape).astype(np.float32)
+    offsets = art.utils.random_sphere(6, 16, epsilon, ORDERS[norm]).reshape(x.shape).astype(np.float32)
     clean, labels = torch.from_numpy(x), torch.from_numpy(y)
     points = (clean + torch.from_numpy(offsets)).clamp(*bounds)
     for _ in range(8):
@@ -220,11 +186,11 @@ def test_at_the_input_there_is_noise(name: str) -> None:
 def test_saturated_logits_give_finite_points(norm: str, name: str, scale: float) -> None:
     _, estimator, x, y = problem(network=Smooth(scale=scale))
     own = attacks.ObjectivePGD(
-        estimator, norm=NORMS[norm], eps=EPSILONS[norm], objective=name, max_iter=8, verbose=False
+        estimator, norm=ORDERS[norm], eps=EPSILONS[norm], objective=name, max_iter=8, verbose=False
     )
     host = evasion.ProjectedGradientDescent(
         objective_estimator(estimator, name, x),
-        norm=NORMS[norm],
+        norm=ORDERS[norm],
         eps=EPSILONS[norm],
         eps_step=EPSILONS[norm] / 4,
         max_iter=8,
@@ -257,7 +223,7 @@ def test_the_network_is_left_as_it_was() -> None:
 
 def test_preprocessing_and_clip_values_are_kept() -> None:
     network, _, x, y = problem()
-    estimator = classifier(network, (-0.5, 1.5), preprocessing=(0.25, 1.5))
+    estimator = art_classifier(network, SHAPE, 4, clip_values=(-0.5, 1.5), preprocessing=(0.25, 1.5))
     bound = objective_estimator(estimator, "fisher-rao", x)
     assert bound.clip_values is not None
     assert np.array_equal(np.asarray(bound.clip_values), np.asarray(estimator.clip_values))
@@ -270,14 +236,7 @@ def test_preprocessing_and_clip_values_are_kept() -> None:
 
 def test_planted_classifiers_are_taken() -> None:
     network = small_network((1, 8, 8), 4)
-    inside = invariants.PyTorchClassifier(
-        model=network,
-        loss=nn.CrossEntropyLoss(),
-        input_shape=(1, 8, 8),
-        nb_classes=4,
-        clip_values=(0, 1),
-        device_type="cpu",
-    )
+    inside = art_classifier(network, (1, 8, 8), 4)
     planted = BinarizedPyTorchClassifier.from_classifier(inside, small_batch(5, (1, 8, 8)).numpy(), eps=0.1)
     attack = evasion.ProjectedGradientDescent(
         objective_estimator(planted, "gini"), eps=0.1, eps_step=0.01, max_iter=40, verbose=False
@@ -296,7 +255,8 @@ def test_what_cannot_be_bound_is_refused() -> None:
         objective_estimator(estimator, "kl", x + 1)
     with pytest.raises(InvalidArgumentError, match=r"estimator: got a Sequential.*PyTorchClassifier"):
         objective_estimator(network, "gini")
-    outside = classifier(network, preprocessing_defences=art.defences.preprocessor.FeatureSqueezing(clip_values=(0, 1)))
+    squeezing = art.defences.preprocessor.FeatureSqueezing(clip_values=(0, 1))
+    outside = problem(preprocessing_defences=squeezing)[1]
     with pytest.raises(ModelError, match="FeatureSqueezing"):
         objective_estimator(outside, "gini")
 

@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
+from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector, Observation
+from tests.adapters.common import art_classifier
+from tests.adapters.hosts import art, foolbox, foolbox_model
 
 EPS = 0.2
 
@@ -48,15 +52,8 @@ def expected(detector: Pattern, x: Tensor, y: Tensor) -> list[str]:
 
 
 def test_art(digits: tuple[Tensor, Tensor], detector: Pattern) -> None:
-    pytest.importorskip("art", reason="ART is not installed")
-    from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
-    from robust_ext.adapters.art.library import art
-
     x, y = digits[0][:40], digits[1][:40]
-    loss = nn.CrossEntropyLoss()
-    plain = art.estimators.classification.PyTorchClassifier(
-        detector.classifier, loss=loss, input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1), device_type="cpu"
-    )
+    plain = art_classifier(detector.classifier, (1, 8, 8), 10)
     plain.model.eval()
     defended = DefendedPyTorchClassifier.from_classifier(plain, detector)
     assert defended.nb_classes == 11
@@ -94,12 +91,8 @@ def test_art(digits: tuple[Tensor, Tensor], detector: Pattern) -> None:
 
 @pytest.mark.parametrize(("name", "settings"), [("LinfPGD", {"steps": 30}), ("LInfFMNAttack", {"steps": 40})])
 def test_foolbox(digits: tuple[Tensor, Tensor], detector: Pattern, name: str, settings: dict[str, Any]) -> None:
-    pytest.importorskip("eagerpy", reason="Foolbox is not installed")
-    from robust_ext.adapters.foolbox.library import foolbox
-    from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
-
     x, y = digits[0][:40], digits[1][:40]
-    plain = foolbox.PyTorchModel(detector.classifier, bounds=(0, 1), device="cpu")
+    plain = foolbox_model(detector.classifier)
     defended = DefendedPyTorchModel.from_model(plain, detector, inputs=x)
     outcomes = expected(detector, x, y)
     torch.testing.assert_close(defended(x)[:, :10], plain(x))

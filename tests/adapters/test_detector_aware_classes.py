@@ -10,24 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.catalogue import ATTACKS
+from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
+from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.detectors import Observation
 from robust_ext.models.defended import Defended
 from robust_ext.registry import as_attack
 from robust_ext.testing.defenses import FarHidden, Problem, small_defense
+from tests.adapters.common import art_classifier
+from tests.adapters.hosts import CORE, HOSTS, ORDERS, class_of, foolbox, foolbox_attacks, foolbox_model, in_words_of
 
-pytest.importorskip("eagerpy", reason="Foolbox is not installed")
-pytest.importorskip("art", reason="ART is not installed")
-from robust_ext.adapters.art import attacks as art_attacks
-from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
-from robust_ext.adapters.art.library import art
-from robust_ext.adapters.foolbox import attacks as foolbox_attacks
-from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
-
-PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier
-CORE = {attack.__name__: attack for attack in ATTACKS}
 QUICK: dict[str, dict[str, Any]] = {
     "OrthogonalPGD": {"steps": 12, "rel_step_size": 0.2},
     "SelectivePGD": {"steps": 12, "rel_step_size": 0.2},
@@ -35,18 +27,12 @@ QUICK: dict[str, dict[str, Any]] = {
     "FeatureMatching": {"features": "2", "steps": 12, "rel_step_size": 0.1},
     "LogitMatching": {"steps": 12, "rel_step_size": 0.1, "samples": 2, "level": 0.02, "check_every": 2},
 }
-ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
 EPSILON = {"linf": 0.3, "l2": 0.8, "l1": 2.4}
 MATCHING = ("FeatureMatching", "LogitMatching")
-HOSTS = pytest.mark.parametrize("host", ["foolbox", "art"])
 EachName = pytest.mark.parametrize("name", list(QUICK))
 EachCase = pytest.mark.parametrize(
     ("norm", "name"), [(norm, name) for name in QUICK for norm in ORDERS if (norm, name) != ("l1", "OrthogonalPGD")]
 )
-
-
-def class_of(host: str, name: str, norm: str = "linf") -> Any:
-    return getattr(art_attacks, name) if host == "art" else getattr(foolbox_attacks, f"{norm.capitalize()}{name}Attack")
 
 
 def model_of(host: str, problem: Problem, *, exposure: str = "reject") -> Any:
@@ -63,10 +49,7 @@ def build(host: str, name: str, problem: Problem, **settings: Any) -> Any:
     """The attack, with settings in the words of the core attack; ART's on a model of the problem."""
     model = settings.pop("model", None)
     kind = class_of(host, name, problem.threat_model.norm)
-    names = {entry.setting: entry.name for entry in kind.parameters}
-    chosen = {names.get(key, key): value for key, value in {**QUICK[name], **settings}.items()}
-    if "random_start" in chosen:
-        chosen["random_start"] = chosen["random_start"] == "random"
+    chosen = in_words_of(kind, {**QUICK[name], **settings})
     if host == "foolbox":
         return kind(**chosen)
     own = {"norm": ORDERS[problem.threat_model.norm], "eps": problem.threat_model.epsilon, "verbose": False}
@@ -194,9 +177,9 @@ def test_settings_for_other_norms_are_refused(host: str) -> None:
 def test_models_without_a_detector_are_refused(host: str, name: str) -> None:
     problem = small_defense(2)
     if host == "foolbox":
-        plain = foolbox.PyTorchModel(problem.defended.classifier, bounds=(0, 1), device="cpu")
+        plain = foolbox_model(problem.defended.classifier)
     else:
-        plain = PyTorchClassifier(problem.defended.classifier, nn.CrossEntropyLoss(), (1, 3, 4), 4, clip_values=(0, 1))
+        plain = art_classifier(problem.defended.classifier, (1, 3, 4), 4)
     with pytest.raises(InvalidArgumentError, match=r"without a detector, expected .*DefendedPyTorch(Model|Classifier)"):
         run(host, name, problem, model=plain)
 
@@ -232,28 +215,21 @@ def test_what_lies_around_the_detector_is_refused(around: str) -> None:
         "twice": Twice(problem.defended),
     }
     ways = {"preprocessing": {"mean": 0.1}} if around == "mean" else {}
-    model = foolbox.PyTorchModel(modules[around].eval(), bounds=(0, 1), device="cpu", **ways)
+    model = foolbox_model(modules[around].eval(), **ways)
     # These inputs are what rounding leaves as they are.
     object.__setattr__(problem, "inputs", Rounded()(problem.inputs))
     shown = "model: got one that changes inputs or logits around its detector"
     with pytest.raises(InvalidArgumentError, match=shown):
         run("foolbox", "SelectivePGD", problem, model=model)
-    estimator = PyTorchClassifier(
-        modules[around],
-        nn.CrossEntropyLoss(),
-        (1, 3, 4),
-        4,
-        clip_values=(0, 1),
-        preprocessing=(0.1, 1) if around == "mean" else (0, 1),
-        device_type="cpu",
-    )
+    preprocessing = (0.1, 1) if around == "mean" else (0, 1)
+    estimator = art_classifier(modules[around], (1, 3, 4), 4, preprocessing=preprocessing)
     with pytest.raises(InvalidArgumentError, match=shown):
         run("art", "SelectivePGD", problem, model=estimator)
 
 
 def test_modules_around_that_change_nothing_are_passed_by() -> None:
     problem = small_defense(3)
-    held = foolbox.PyTorchModel(nn.Sequential(nn.Identity(), problem.defended).eval(), bounds=(0, 1), device="cpu")
+    held = foolbox_model(nn.Sequential(nn.Identity(), problem.defended).eval())
     points = [run("foolbox", "SelectivePGD", problem, model=model, seed=1) for model in (held, None)]
     assert torch.equal(*points)
 

@@ -3,62 +3,33 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import eagerpy as ep
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from robust_ext.adapters.foolbox.objectives import WithObjective, with_objective
 from robust_ext.adapters.module_search import search_module
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
-from robust_ext.testing.networks import small_batch, small_network
-from tests.adapters.objectives_on_paper import EPSILONS, NAMES, EachBounds, EachName, EachNorm, slopes
+from robust_ext.testing.networks import small_batch
+from tests.adapters.hosts import EPSILONS, OBJECTIVES, EachNorm, class_of, foolbox, foolbox_model
+from tests.adapters.hosts import foolbox_attacks as attacks
+from tests.adapters.hosts import foolbox_problem as problem
+from tests.adapters.objectives_on_paper import EachBounds, EachName, Smooth, slopes
 
-ep = pytest.importorskip("eagerpy", reason="Foolbox is not installed")
-objectives = pytest.importorskip("robust_ext.adapters.foolbox.objectives", reason="Foolbox is not installed")
-attacks = pytest.importorskip("robust_ext.adapters.foolbox.attacks", reason="Foolbox is not installed")
-invariants = pytest.importorskip("robust_ext.testing.foolbox_invariants", reason="Foolbox is not installed")
-foolbox = invariants.foolbox
-with_objective = objectives.with_objective
-
-NATIVE = {
-    "linf": attacks.LinfObjectivePGD,
-    "l2": attacks.L2ObjectivePGD,
-    "l1": attacks.L1ObjectivePGD,
-}
 HOSTS = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.L1PGD}
 
 
-class Named(objectives.WithObjective, foolbox.attacks.LinfPGD):  # type: ignore[misc]
+class Named(WithObjective, foolbox.attacks.LinfPGD):  # type: ignore[misc]
     objective = "gini"
 
 
-class Counting(nn.Module):
-    """A smooth network that keeps what it is asked, and may saturate."""
-
-    def __init__(self, *, scale: float = 1.0, classes: int = 4, values: int = 16) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.first = nn.Parameter(torch.randn(values, 12, generator=generator) / values**0.5)
-        self.last = nn.Parameter(torch.randn(12, classes, generator=generator))
-        self.scale = scale
-        self.asked: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.asked.append(x.detach().clone())
-        return (x.flatten(1) @ self.first).tanh() @ self.last * self.scale
-
-
-def problem(bounds: tuple[float, float] = (0.0, 1.0), classes: int = 4) -> tuple[nn.Module, Any, Tensor, Tensor]:
-    network = small_network((1, 4, 4), classes, bounds=bounds)
-    x = small_batch(6, (1, 4, 4), bounds=bounds)
-    return network, foolbox.PyTorchModel(network, bounds=bounds, device="cpu"), x, network(x).argmax(1)
-
-
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
-@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize("name", OBJECTIVES[1:])
 def test_aims_are_refused_but_for_cross_entropy(name: str, epsilon: float) -> None:
     _, model, x, y = problem()
     criterion = foolbox.criteria.TargetedMisclassification(y)
@@ -106,12 +77,12 @@ def test_with_cross_entropy_foolboxes_attacks_are_themselves(host: Any) -> None:
 def test_foolboxes_pgd_is_a_loop_with_the_derivatives_on_paper(
     norm: str, name: str, bounds: tuple[float, float]
 ) -> None:
-    network = Counting().double().eval()
+    network = Smooth().double().eval()
     x = small_batch(5, (16,), bounds=bounds).double()
     y = network(x).argmax(1)
     epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
     attack = with_objective(HOSTS[norm], name)(steps=12, rel_stepsize=0.3)
-    model = foolbox.PyTorchModel(network, bounds=bounds, device="cpu")
+    model = foolbox_model(network, bounds)
     torch.manual_seed(2)
     found = attack.run(model, x, y, epsilon=epsilon)
     torch.manual_seed(2)
@@ -162,28 +133,31 @@ def test_from_one_start_foolboxes_pgd_ends_where_this_projects_ends(norm: str, n
 
 @EachName
 def test_every_query_is_the_batch_and_clean_inputs_cost_one(name: str) -> None:
-    network = Counting().eval()
+    network = Smooth().eval()
     x = small_batch(5, (16,))
     y = network(x).argmax(1)
-    model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
-    network.asked.clear()
+    model = foolbox_model(network)
+    network.queries.clear()
     with_objective(foolbox.attacks.LinfPGD, name)(steps=4).run(model, x, y, epsilon=0.1)
     compares = name in ("kl", "fisher-rao")
-    assert len(network.asked) == 4 + compares
-    assert all(len(points) == 5 for points in network.asked)
-    assert all(bool(((points - x).abs() <= 0.1 + 1e-6).all()) for points in network.asked)
-    assert torch.equal(network.asked[0], x) is compares
+    assert len(network.queries) == 4 + compares
+    assert all(len(points) == 5 for points in network.queries)
+    assert all(bool(((points - x).abs() <= 0.1 + 1e-6).all()) for points in network.queries)
+    assert torch.equal(network.queries[0], x) is compares
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 @EachNorm
 @EachName
 def test_saturated_logits_give_finite_points(norm: str, name: str, scale: float) -> None:
-    network = Counting(scale=1e3 * scale).eval()
+    network = Smooth(scale=1e3 * scale).eval()
     x = small_batch(6, (16,))
     y = network(x).argmax(1)
-    model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
-    for attack in (NATIVE[norm](objective=name, steps=8), with_objective(HOSTS[norm], name)(steps=8)):
+    model = foolbox_model(network)
+    for attack in (
+        class_of("foolbox", "ObjectivePGD", norm)(objective=name, steps=8),
+        with_objective(HOSTS[norm], name)(steps=8),
+    ):
         raw, clipped, success = attack(model, x, y, epsilons=EPSILONS[norm])
         assert bool(torch.isfinite(raw).all())
         assert torch.equal(success, network(clipped).argmax(1) != y)
@@ -193,7 +167,7 @@ def test_saturated_logits_give_finite_points(norm: str, name: str, scale: float)
 @EachName
 def test_rows_do_not_depend_on_the_others(norm: str, name: str) -> None:
     _, model, x, y = problem()
-    attack, epsilon = NATIVE[norm](objective=name, steps=6, seed=0), EPSILONS[norm]
+    attack, epsilon = class_of("foolbox", "ObjectivePGD", norm)(objective=name, steps=6, seed=0), EPSILONS[norm]
     whole, alone = attack(model, x, y, epsilons=epsilon)[0], attack(model, x[:1], y[:1], epsilons=epsilon)[0]
     torch.testing.assert_close(whole[:1], alone, rtol=0, atol=1e-5)
 
@@ -246,7 +220,7 @@ def test_classes_are_made_once_and_can_be_named() -> None:
         both.append(attack(model, x, y, epsilons=0.1)[0])
     assert torch.equal(*both)
     with pytest.raises(InvalidArgumentError, match="objective"):
-        type("Wrong", (objectives.WithObjective, foolbox.attacks.LinfPGD), {"objective": "hinge"})
+        type("Wrong", (WithObjective, foolbox.attacks.LinfPGD), {"objective": "hinge"})
 
 
 @pytest.mark.parametrize(

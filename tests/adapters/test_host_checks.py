@@ -8,22 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.core.settings import trial_settings
 from robust_ext.testing.defenses import small_defense
 from robust_ext.testing.networks import affine_network, small_batch
+from tests.adapters.common import art_classifier
+from tests.adapters.hosts import CORE, SHAPE, art_attacks, foolbox, foolbox_attacks, foolbox_model, in_words_of
 
-pytest.importorskip("eagerpy", reason="Foolbox is not installed")
-pytest.importorskip("art", reason="ART is not installed")
-from robust_ext.adapters.art import attacks as art_attacks
-from robust_ext.adapters.art.library import art
-from robust_ext.adapters.foolbox import attacks as foolbox_attacks
-from robust_ext.adapters.foolbox.library import foolbox
-
-SHAPE = (1, 4, 4)
-CORE = {attack.__name__: attack for attack in ATTACKS}
 FOOLBOX = [
     kind
     for name, kind in sorted(vars(foolbox_attacks).items())
@@ -36,8 +28,7 @@ EPSILONS = {"linf": 0.4, "l2": 1.6, "l1": 8.0}
 def quick_settings(kind: Any) -> dict[str, Any]:
     """Trial settings in the host's words; the small detector's network has no linear layer whose inputs to match."""
     settings = trial_settings(kind.core) | ({"features": "2"} if kind.core.__name__ == "FeatureMatching" else {})
-    names = {entry.setting: entry.name for entry in kind.parameters}
-    return {names[key]: value for key, value in settings.items()}
+    return in_words_of(kind, settings)
 
 
 def problem(kind: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
@@ -54,7 +45,7 @@ def problem(kind: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
 @pytest.mark.parametrize("targeted", [False, True])
 def test_foolboxes_checks(kind: Any, targeted: bool) -> None:
     network, x, y, ways = problem(kind)
-    model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
+    model = foolbox_model(network)
     if not kind.core.traits.detector:
         model = model.transform_bounds((-1, 3)).transform_bounds((0, 1))
     if targeted and kind.core.__name__ == "RayS":
@@ -82,9 +73,7 @@ def test_arts_checks(name: str) -> None:
     kind = getattr(art_attacks, name)
     network, x, y, ways = problem(kind)
     ways = {key: value.numpy() for key, value in ways.items()}
-    estimator = art.estimators.classification.PyTorchClassifier(
-        network, nn.CrossEntropyLoss(), tuple(x.shape[1:]), 4, clip_values=(0, 1), device_type="cpu"
-    )
+    estimator = art_classifier(network, tuple(x.shape[1:]), 4)
     attack = kind(estimator, **quick_settings(kind))
     # Every parameter is documented, has a value, and can be set.
     assert set(attack.attack_params) == inspect.signature(kind).parameters.keys() - {"estimator"}

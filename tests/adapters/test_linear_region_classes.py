@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from eagerpy import astensor
 from torch import Tensor, nn
 
 from robust_ext.adapters.module_search import search_module
@@ -18,23 +19,22 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import affine_network
+from tests.adapters.common import art_classifier
+from tests.adapters.hosts import (
+    HOSTS,
+    ORDERS,
+    Bounds,
+    EachNorm,
+    class_of,
+    foolbox,
+    foolbox_attacks,
+    foolbox_model,
+    in_words_of,
+)
 
-pytest.importorskip("eagerpy", reason="Foolbox is not installed")
-pytest.importorskip("art", reason="ART is not installed")
-from eagerpy import astensor
-
-from robust_ext.adapters.art import attacks as art_attacks
-from robust_ext.adapters.art.library import art
-from robust_ext.adapters.foolbox import attacks as foolbox_attacks
-from robust_ext.adapters.foolbox.library import foolbox
-
-HOSTS = pytest.mark.parametrize("host", ["foolbox", "art"])
-ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
-EachNorm = pytest.mark.parametrize("norm", list(ORDERS))
 TINY: dict[str, Any] = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
 STILL = TINY | {"start": "given", "fab_steps": 0, "basin_hops": 0, "regions": 0}
 SHAPE = (1, 2, 3)
-Bounds = tuple[float, float]
 
 
 def images(count: int, bounds: Bounds = (0.0, 1.0), *, seed: int = 1) -> Tensor:
@@ -62,16 +62,13 @@ def aligned(points: Any, x: Any, starts: Any) -> Any:
 def build(host: str, norm: str, network: nn.Module, bounds: Bounds = (0.0, 1.0), **settings: Any) -> tuple[Any, Any]:
     """The attack, and the model that it is called with in Foolbox."""
     if host == "foolbox":
-        model = foolbox.PyTorchModel(network, bounds=bounds, device="cpu", preprocessing=settings.pop("mean", None))
-        return getattr(foolbox_attacks, f"{norm.capitalize()}LinearRegionAttack")(**settings), model
+        model = foolbox_model(network, bounds, preprocessing=settings.pop("mean", None))
+        return class_of(host, "LinearRegion", norm)(**settings), model
     mean = settings.pop("mean", None)
     preprocessing = (0, 1) if mean is None else (mean["mean"].numpy(), mean["std"].numpy())
-    estimator = art.estimators.classification.PyTorchClassifier(
-        network, nn.CrossEntropyLoss(), SHAPE, 3, clip_values=bounds, preprocessing=preprocessing, device_type="cpu"
-    )
-    names = {"regions": "max_iter"}
-    chosen = {names.get(key, key): value for key, value in settings.items()}
-    return art_attacks.LinearRegion(estimator, norm=ORDERS[norm], verbose=False, **chosen), None
+    estimator = art_classifier(network, SHAPE, 3, clip_values=bounds, preprocessing=preprocessing)
+    kind = class_of(host, "LinearRegion")
+    return kind(estimator, norm=ORDERS[norm], verbose=False, **in_words_of(kind, settings)), None
 
 
 def run(host: str, norm: str, network: nn.Module, x: Tensor, y: Tensor, points: Any = None, **settings: Any) -> Tensor:
@@ -196,7 +193,7 @@ def test_preprocessing_acts_as_a_layer(host: str) -> None:
 
 def test_flipped_axes_are_followed_but_not_that_of_the_batch() -> None:
     network, x = affine_network(SHAPE, 3), images(3)
-    model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu", preprocessing={"flip_axis": -1})
+    model = foolbox_model(network, preprocessing={"flip_axis": -1})
     y = network(x.flip(-1)).argmax(1)
     raw, _, success = foolbox_attacks.L2LinearRegionAttack(**TINY, seed=5)(model, x, y, epsilons=None)
     assert bool(success.all())
@@ -205,7 +202,7 @@ def test_flipped_axes_are_followed_but_not_that_of_the_batch() -> None:
     with torch.no_grad():
         plain[1].weight.copy_(network[1].weight.view(-1, *SHAPE).flip(-1).flatten(1))  # type: ignore[index]
     torch.testing.assert_close(raw, by_hand(plain, x, y, "l2"), rtol=0, atol=1e-3)
-    turned = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu", preprocessing={"flip_axis": 0})
+    turned = foolbox_model(network, preprocessing={"flip_axis": 0})
     with pytest.raises(ModelError, match="rows of the batch"):
         foolbox_attacks.L2LinearRegionAttack(**TINY)(turned, x, y, epsilons=None)
 

@@ -13,34 +13,35 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext.adapters.art.building import art_class
+from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.adapters.building import host_parameters
+from robust_ext.adapters.foolbox.building import foolbox_classes
+from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
 from robust_ext.adapters.module_search import search_module
-from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import default_of, setting, settings_class
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
-
-pytest.importorskip("eagerpy", reason="Foolbox is not installed")
-pytest.importorskip("art", reason="ART is not installed")
-from robust_ext.adapters.art import attacks as art_attacks
-from robust_ext.adapters.art.building import art_class
-from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
-from robust_ext.adapters.art.library import art
-from robust_ext.adapters.foolbox import attacks as foolbox_attacks
-from robust_ext.adapters.foolbox.building import foolbox_classes
-from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
-
-Bounds = tuple[float, float]
-CORE = {attack.__name__: attack for attack in ATTACKS}
-ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
-EPSILONS = {"linf": 0.1, "l2": 0.4, "l1": 1.6}
-STEMS = {"APGD": "AutoProjectedGradientDescent", "CarliniWagnerLinf": "CarliniWagner"}
-OBJECTIVES = ("ace", "kl", "gini", "fisher-rao")
-HOSTS = pytest.mark.parametrize("host", ["foolbox", "art"])
+from tests.adapters.common import art_classifier
+from tests.adapters.hosts import (
+    CORE,
+    EPSILONS,
+    HOSTS,
+    OBJECTIVES,
+    ORDERS,
+    Bounds,
+    EachNorm,
+    art_attacks,
+    class_of,
+    foolbox,
+    foolbox_attacks,
+    foolbox_model,
+    in_words_of,
+    problem,
+)
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("APGD", "linf", {"steps": 6}),
@@ -69,43 +70,6 @@ CLIMBS = [
 EachCase = pytest.mark.parametrize(("name", "norm", "settings"), CASES + CLIMBS, ids=str)
 EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), pytest.param((-1.0, 2.0), marks=pytest.mark.exhaustive)])
 PLAIN = [case for case in CASES if case[0] not in ("RayS", "CarliniWagnerLinf", "SpatialTransformation")]
-
-
-def class_of(host: str, name: str, norm: str) -> Any:
-    if host == "art":
-        return getattr(art_attacks, name)
-    title = "" if name == "SpatialTransformation" else norm.capitalize()
-    return getattr(foolbox_attacks, f"{title}{STEMS.get(name, name)}Attack")
-
-
-def in_words_of(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the core attack under the names of a host's class."""
-    names = {entry.setting: entry.name for entry in kind.parameters}
-    found = {names.get(key, key): value for key, value in settings.items()}
-    if "random_start" in found:
-        found["random_start"] = found["random_start"] == "random"
-    return found
-
-
-def problem(bounds: Any = (0.0, 1.0), classes: int = 4, rows: int = 6, **ways: Any) -> SimpleNamespace:
-    network = small_network((1, 4, 4), classes, bounds=bounds or (0.0, 1.0))
-    x = small_batch(rows, (1, 4, 4), bounds=bounds or (0.0, 1.0))
-    return SimpleNamespace(
-        network=network,
-        bounds=bounds,
-        x=x,
-        y=network(x).argmax(1),
-        model=None if bounds is None else foolbox.PyTorchModel(network, bounds=bounds, device="cpu"),
-        estimator=art.estimators.classification.PyTorchClassifier(
-            model=network,
-            loss=nn.CrossEntropyLoss(),
-            input_shape=(1, 4, 4),
-            nb_classes=classes,
-            clip_values=bounds,
-            device_type="cpu",
-            **ways,
-        ),
-    )
 
 
 def make(host: str, name: str, norm: str, at: SimpleNamespace, *, epsilon: float = 0.1, **settings: Any) -> Any:
@@ -364,13 +328,11 @@ def test_attacks_that_cannot_aim_refuse_to(host: str) -> None:
 def test_planted_points_are_found(host: str, loss: str) -> None:
     network, x = small_network((1, 8, 8), 4), small_batch(6, (1, 8, 8))
     if host == "foolbox":
-        plain = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
+        plain = foolbox_model(network)
         planted: Any = BinarizedPyTorchModel.from_model(plain, x, epsilon=0.1)
         begin, labels = planted.inputs, planted.labels
     else:
-        plain = art.estimators.classification.PyTorchClassifier(
-            network, nn.CrossEntropyLoss(), (1, 8, 8), 4, clip_values=(0, 1), device_type="cpu"
-        )
+        plain = art_classifier(network, (1, 8, 8), 4)
         planted = BinarizedPyTorchClassifier.from_classifier(plain, x.numpy(), eps=0.1)
         begin, labels = torch.from_numpy(planted.x), torch.from_numpy(planted.y)
     at = SimpleNamespace(model=planted, estimator=planted)
@@ -414,7 +376,7 @@ class Counting(nn.Module):
 def test_rays_spends_no_more_than_its_queries_and_draws_nothing(keep_rows: bool) -> None:
     at = problem()
     counting, before = Counting(at.network), torch.get_rng_state()
-    model = foolbox.PyTorchModel(counting, bounds=(0, 1), device="cpu")
+    model = foolbox_model(counting)
     foolbox_attacks.LinfRaySAttack(queries=30, keep_rows=keep_rows)(model, at.x, at.y, epsilons=[0.3])
     # Once more each to learn the number of classes, and to judge the points.
     assert counting.rows <= 6 * 32
@@ -422,7 +384,7 @@ def test_rays_spends_no_more_than_its_queries_and_draws_nothing(keep_rows: bool)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("norm", list(ORDERS))
+@EachNorm
 def test_step_sizes_are_foolboxes(norm: str) -> None:
     at, epsilons = problem(), [EPSILONS[norm], 2 * EPSILONS[norm]]
     make_it = class_of("foolbox", "ObjectivePGD", norm)
@@ -436,7 +398,7 @@ def test_step_sizes_are_foolboxes(norm: str) -> None:
 
 def test_the_model_keeps_its_preprocessing() -> None:
     at = problem()
-    shifted = foolbox.PyTorchModel(at.network, bounds=(1, 2), device="cpu", preprocessing={"mean": 1.0})
+    shifted = foolbox_model(at.network, (1, 2), preprocessing={"mean": 1.0})
     attack = foolbox_attacks.LinfAPGD(steps=6, seed=1)
     expected = attack(at.model, at.x, at.y, epsilons=0.1)[1]
     torch.testing.assert_close(attack(shifted, at.x + 1, at.y, epsilons=0.1)[1], expected + 1, atol=1e-4, rtol=0)
@@ -455,7 +417,7 @@ def test_tensors_of_other_libraries_and_epsilons_below_zero_are_refused(kind: st
 def test_double_precision_points_stay_in_the_ball() -> None:
     at = problem()
     x = at.x.double()
-    model = foolbox.PyTorchModel(at.network.double(), bounds=(0, 1), device="cpu")
+    model = foolbox_model(at.network.double())
     raw, clipped, _ = foolbox_attacks.LinfAPGD(steps=5)(model, x, at.y, epsilons=0.1)
     assert raw.dtype == torch.float64
     assert float((raw - x).abs().max()) <= 0.1 + 1e-6

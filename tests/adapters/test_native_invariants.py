@@ -12,16 +12,11 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import frozen
 from robust_ext.models.defended import Defended
+from robust_ext.testing import art_invariants, foolbox_invariants
 from robust_ext.testing.defenses import FarHidden
 from robust_ext.testing.networks import affine_network, margins, small_batch, small_network
+from tests.adapters.hosts import art_attacks, class_of, foolbox, foolbox_attacks, in_words_of
 
-pytest.importorskip("eagerpy", reason="Foolbox is not installed")
-pytest.importorskip("art", reason="ART is not installed")
-from robust_ext.adapters.art import attacks as art_attacks
-from robust_ext.adapters.foolbox import attacks as foolbox_attacks
-from robust_ext.testing import art_invariants, foolbox_invariants
-
-foolbox = foolbox_invariants.foolbox
 ArtBase: Any = art_invariants.ArtAttackInvariants
 FoolboxBase: Any = foolbox_invariants.FoolboxAttackInvariants
 with_objective = foolbox_attacks.with_objective
@@ -264,11 +259,6 @@ LIBRARYS_OWN = [
 ]
 
 
-def in_words_of(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    names = {entry.setting: entry.name for entry in kind.parameters}
-    return {names[key]: value for key, value in settings.items()}
-
-
 def add(name: str, base: Any, make_attack: Any, *, quick: bool, **parts: Any) -> None:
     made = type(f"Test{name}", (base,), {"make_attack": make_attack, "__module__": __name__, **parts})
     globals()[f"Test{name}"] = made if quick else pytest.mark.exhaustive(made)
@@ -290,8 +280,7 @@ def add_both(name: str, norm: str, settings: dict[str, Any], *, number: int, qui
     """The tests of an attack in both hosts."""
     objective = settings.get("objective")
     foolbox_base, art_base = (BlindInFoolbox, BlindInArt) if objective else BASES.get(name, (FoolboxBase, ArtBase))
-    stem = {"APGD": "APGD", "CarliniWagnerLinf": "CarliniWagnerAttack", "ObjectivePGD": "ObjectivePGD"}
-    kind = getattr(foolbox_attacks, f"{norm}{stem.get(name, f'{name}Attack')}")
+    kind = class_of("foolbox", name, norm.lower())
     twin = getattr(art_attacks, name)
     shared: dict[str, Any] = {"objective": objective} if objective else {}
     if norm == "L1" and name in ("RandomSearch", "Square"):

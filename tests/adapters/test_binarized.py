@@ -1,3 +1,5 @@
+"""Classifiers with planted adversarial examples as native models of ART and Foolbox."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -5,21 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from eagerpy import astensor
+from torch import Tensor
 
+from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
+from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization import plant
-
-pytest.importorskip("robust_ext.adapters.art.estimators", reason="ART is not installed")
-from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
-from robust_ext.adapters.art.library import art
+from tests.adapters.common import art_classifier
+from tests.adapters.hosts import art, foolbox, foolbox_model
 
 evasion = art.attacks.evasion
-PyTorchClassifier = art.estimators.classification.PyTorchClassifier
-EPS = 0.1
+EPSILON = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -30,46 +32,65 @@ def digits() -> Tensor:
 
 
 def classifier(**settings: Any) -> Any:
-    return PyTorchClassifier(
-        digits_network(),
-        loss=nn.CrossEntropyLoss(),
-        input_shape=(1, 8, 8),
-        nb_classes=10,
-        **{"clip_values": (0, 1), "device_type": "cpu", **settings},
-    )
-
-
-def evaluated(**settings: Any) -> Any:
-    made = classifier(**settings)
-    made.model.eval()
-    return made
+    return art_classifier(digits_network().eval(), (1, 8, 8), 10, **settings)
 
 
 @pytest.fixture(scope="module")
-def binarized(digits: Tensor) -> BinarizedPyTorchClassifier:
-    return BinarizedPyTorchClassifier.from_classifier(evaluated(), digits.numpy(), eps=EPS, inner_points=200)
+def in_art(digits: Tensor) -> BinarizedPyTorchClassifier:
+    return BinarizedPyTorchClassifier.from_classifier(classifier(), digits.numpy(), eps=EPSILON, inner_points=200)
 
 
-def test_it_is_the_planted_classifier(binarized: BinarizedPyTorchClassifier, digits: Tensor) -> None:
-    planted = plant(digits_network(), digits, ThreatModel(norm="linf", epsilon=EPS), inner_points=200)
-    assert isinstance(binarized, PyTorchClassifier)
-    assert binarized.nb_classes == 2
-    np.testing.assert_array_equal(binarized.x, digits.numpy())
-    assert binarized.y.tolist() == [[1.0, 0.0]] * 12
-    expected = planted.module(planted.inputs).detach().numpy()
-    np.testing.assert_allclose(binarized.predict(binarized.x), expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(binarized.predict(planted.planted[:, 0].numpy()).argmax(1), 1)
-    assert binarized.score(planted.planted[:, 0].numpy()) == 1
-    assert binarized.score(binarized.x) == 0
+@pytest.fixture(scope="module")
+def in_foolbox(digits: Tensor) -> BinarizedPyTorchModel:
+    model = foolbox_model(digits_network())
+    return BinarizedPyTorchModel.from_model(model, digits, epsilon=EPSILON, inner_points=200)
 
 
-def test_gradients_reach_each_rows_own_problem(binarized: BinarizedPyTorchClassifier) -> None:
+def test_they_are_the_planted_classifier(
+    in_art: BinarizedPyTorchClassifier, in_foolbox: BinarizedPyTorchModel, digits: Tensor
+) -> None:
+    planted = plant(digits_network(), digits, ThreatModel(norm="linf", epsilon=EPSILON), inner_points=200)
+    inner, expected = planted.planted[:, 0], planted.module(planted.inputs).detach()
+    assert isinstance(in_foolbox, foolbox.PyTorchModel)
+    assert tuple(in_foolbox.bounds) == (0.0, 1.0)
+    torch.testing.assert_close(in_foolbox(digits), expected, rtol=1e-4, atol=1e-4)
+    assert foolbox.accuracy(in_foolbox, in_foolbox.inputs, in_foolbox.labels) == 1.0
+    assert foolbox.accuracy(in_foolbox, inner, in_foolbox.labels) == 0.0
+    assert in_foolbox.samples == tuple(range(12))
+    assert isinstance(in_art, art.estimators.classification.PyTorchClassifier)
+    assert in_art.nb_classes == 2
+    np.testing.assert_array_equal(in_art.x, digits.numpy())
+    assert in_art.y.tolist() == [[1.0, 0.0]] * 12
+    np.testing.assert_allclose(in_art.predict(in_art.x), expected.numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(in_art.predict(inner.numpy()).argmax(1), 1)
+    assert in_art.score(inner.numpy()) == 1
+    assert in_art.score(in_art.x) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "settings"),
+    [
+        ("LinfPGD", {"steps": 30, "rel_stepsize": 0.1}),
+        ("LinfAdamPGD", {"steps": 40}),
+        ("LinfDeepFoolAttack", {"overshoot": 0.002}),
+    ],
+)
+def test_foolbox_attacks_find_what_is_planted(
+    in_foolbox: BinarizedPyTorchModel, call: str, settings: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    attack = getattr(foolbox.attacks, call)(**settings)
+    _, clipped, success = attack(in_foolbox, in_foolbox.inputs, in_foolbox.labels, epsilons=EPSILON)
+    assert in_foolbox.score(clipped) == float(success.float().mean()) >= 0.8
+
+
+def test_gradients_reach_each_rows_own_problem(in_art: BinarizedPyTorchClassifier) -> None:
     shuffled = np.random.default_rng(0).permutation(12)
-    together = binarized.loss_gradient(binarized.x, binarized.y)
+    together = in_art.loss_gradient(in_art.x, in_art.y)
     np.testing.assert_allclose(
-        binarized.loss_gradient(binarized.x[shuffled], binarized.y[shuffled]), together[shuffled], rtol=1e-4, atol=1e-6
+        in_art.loss_gradient(in_art.x[shuffled], in_art.y[shuffled]), together[shuffled], rtol=1e-4, atol=1e-6
     )
-    one = binarized.single(3)
+    one = in_art.single(3)
     np.testing.assert_allclose(one.loss_gradient(one.x, one.y)[0], together[3], rtol=1e-4, atol=1e-6)
 
 
@@ -86,13 +107,13 @@ def test_gradients_reach_each_rows_own_problem(binarized: BinarizedPyTorchClassi
     ],
 )
 def test_art_attacks_find_what_is_planted(
-    binarized: BinarizedPyTorchClassifier, name: str, settings: dict[str, Any]
+    in_art: BinarizedPyTorchClassifier, name: str, settings: dict[str, Any]
 ) -> None:
-    subject = binarized
+    subject = in_art
     if settings.get("loss_type") == "difference_logits_ratio":
-        subject = BinarizedPyTorchClassifier(binarized.planted_problems, classes=3)
+        subject = BinarizedPyTorchClassifier(in_art.planted_problems, classes=3)
         assert subject.predict(subject.x).shape == (12, 3)
-    attack = getattr(evasion, name)(subject, eps=EPS, verbose=False, **settings)
+    attack = getattr(evasion, name)(subject, eps=EPSILON, verbose=False, **settings)
     before = subject.x
     np.random.seed(0)
     candidates = attack.generate(before, subject.y)
@@ -111,13 +132,13 @@ def test_art_attacks_find_what_is_planted(
     ],
 )
 def test_attacks_that_ask_about_far_points_go_one_by_one(
-    binarized: BinarizedPyTorchClassifier, name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    in_art: BinarizedPyTorchClassifier, name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Both make generators of their own, which take their seed from the system.
     seeded = np.random.RandomState
     monkeypatch.setattr(np.random, "RandomState", lambda seed=None: seeded(0 if seed is None else seed))
     np.random.seed(0)
-    one = binarized.single(0)
+    one = in_art.single(0)
     candidate = getattr(evasion, name)(one, verbose=False, **settings).generate(one.x, one.y)
     assert one.verify(candidate).outcomes[0] in ("found", "beyond_epsilon")
     assert one.predict(candidate.astype(np.float32)).argmax() == 1
@@ -141,7 +162,7 @@ def test_attacks_on_probabilities_are_given_some(digits: Tensor) -> None:
 
 def test_preprocessing_and_bounds_are_kept(digits: Tensor) -> None:
     mean, std = np.array([0.2], dtype=np.float32), np.array([0.5], dtype=np.float32)
-    plain = evaluated(clip_values=(-1.0, 1.0), preprocessing=(mean, std))
+    plain = classifier(clip_values=(-1.0, 1.0), preprocessing=(mean, std))
     x = digits.numpy() * 2 - 1
     binarized = BinarizedPyTorchClassifier.from_classifier(plain, x, eps=0.2, norm=2, inner_points=50)
     assert binarized.clip_values[0] == -1
@@ -151,25 +172,41 @@ def test_preprocessing_and_bounds_are_kept(digits: Tensor) -> None:
     torch.testing.assert_close(features, by_hand, rtol=1e-4, atol=1e-5)
 
 
+def test_wrapped_models_and_eagerpy_tensors(digits: Tensor) -> None:
+    model = foolbox_model(digits_network(), preprocessing={"mean": [0.2], "std": [0.5], "axis": -3})
+    wrapped = foolbox.models.TransformBoundsWrapper(model, (-1, 1))
+    x = digits * 2 - 1
+    made = BinarizedPyTorchModel.from_model(wrapped, astensor(x), epsilon=0.2, norm="l2", classes=3, inner_points=50)
+    assert tuple(made.bounds) == (-1.0, 1.0)
+    assert made(x).shape == (12, 3)
+    features = made.planted_problems.features(x)
+    torch.testing.assert_close(features, digits_network()[:-1]((digits - 0.2) / 0.5), rtol=1e-4, atol=1e-5)
+    one = made.single(5)
+    assert one(torch.rand(7, 1, 8, 8)).shape == (7, 3)
+    assert one.verify(one.inputs).outcomes == ("not_adversarial",)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"norm": 3}, "norm: got 3, expected np.inf, 'inf', 2 or 1"),
         ({"eps": -1.0}, "epsilon: got -1.0"),
         ({"classifier": "net"}, "classifier: got str, expected an ART PyTorchClassifier"),
-        ({"classifier": {"clip_values": None}}, "classifier: got no clip_values"),
+        ({"classifier": classifier(clip_values=None)}, "classifier: got no clip_values"),
         ({"kapa": 1}, "kapa: .*did you mean kappa"),
+        ({"model": digits_network()}, "model: got Sequential, expected a Foolbox PyTorchModel"),
+        ({"model": foolbox_model(digits_network()), "norm": "l7"}, "norm: got 'l7'"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, Any], message: str, digits: Tensor) -> None:
-    arguments: dict[str, Any] = {"classifier": {}, "x": digits.numpy()[:2], "eps": 0.1, **change}
-    if isinstance(arguments["classifier"], dict):
-        arguments["classifier"] = evaluated(**arguments["classifier"])
-    subject, x = arguments.pop("classifier"), arguments.pop("x")
+    build: Any = BinarizedPyTorchClassifier.from_classifier
+    ways = {"classifier": classifier(), "x": digits.numpy()[:2], "eps": 0.1}
+    if "model" in change:
+        build, ways = BinarizedPyTorchModel.from_model, {"inputs": digits, "epsilon": 0.1}
     with pytest.raises(InvalidArgumentError, match=message):
-        BinarizedPyTorchClassifier.from_classifier(subject, x, **arguments)
+        build(**{**ways, **change})
 
 
-def test_it_cannot_be_trained(binarized: BinarizedPyTorchClassifier) -> None:
+def test_it_cannot_be_trained(in_art: BinarizedPyTorchClassifier) -> None:
     with pytest.raises(ValueError, match="optimizer"):
-        binarized.fit(binarized.x, binarized.y)
+        in_art.fit(in_art.x, in_art.y)

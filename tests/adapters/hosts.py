@@ -1,0 +1,83 @@
+"""What the tests of the Foolbox and ART classes of this project's attacks share: both hosts, and a problem in both."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+from robust_ext.attacks.catalogue import ATTACKS
+from robust_ext.testing.networks import small_batch, small_network
+from tests.adapters.common import art_classifier
+
+pytest.importorskip("eagerpy", reason="Foolbox is not installed")
+pytest.importorskip("art", reason="ART is not installed")
+from robust_ext.adapters.art import attacks as art_attacks
+from robust_ext.adapters.art.library import art
+from robust_ext.adapters.foolbox import attacks as foolbox_attacks
+from robust_ext.adapters.foolbox.library import foolbox
+
+__all__ = ["art", "art_attacks", "foolbox", "foolbox_attacks"]
+
+Bounds = tuple[float, float]
+CORE = {attack.__name__: attack for attack in ATTACKS}
+OBJECTIVES = ("ace", "kl", "gini", "fisher-rao")
+ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}
+EPSILONS = {"linf": 0.1, "l2": 0.4, "l1": 1.6}
+STEMS = {"APGD": "AutoProjectedGradientDescent", "CarliniWagnerLinf": "CarliniWagner"}
+HOSTS = pytest.mark.parametrize("host", ["foolbox", "art"])
+EachNorm = pytest.mark.parametrize("norm", list(ORDERS))
+SHAPE = (1, 4, 4)
+
+
+def class_of(host: str, name: str, norm: str = "linf") -> Any:
+    """The class of an attack in a host."""
+    if host == "art":
+        return getattr(art_attacks, name)
+    title = "" if name == "SpatialTransformation" else norm.capitalize()
+    return getattr(foolbox_attacks, f"{title}{STEMS.get(name, name)}Attack")
+
+
+def in_words_of(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the core attack under the names of a host's class."""
+    names = {entry.setting: entry.name for entry in kind.parameters}
+    found = {names.get(key, key): value for key, value in settings.items()}
+    if "random_start" in found:
+        found["random_start"] = found["random_start"] == "random"
+    return found
+
+
+def foolbox_model(network: nn.Module, bounds: Bounds = (0.0, 1.0), **settings: Any) -> Any:
+    return foolbox.PyTorchModel(network, bounds=bounds, device="cpu", **settings)
+
+
+def problem(
+    bounds: Any = (0.0, 1.0), classes: int = 4, rows: int = 6, *, network: nn.Module | None = None, **ways: Any
+) -> SimpleNamespace:
+    """A network, inputs, their predictions, and the network as a model of Foolbox and of ART (with ``ways``)."""
+    inside = bounds or (0.0, 1.0)
+    network = small_network(SHAPE, classes, bounds=inside) if network is None else network.eval()
+    x = small_batch(rows, SHAPE, bounds=inside)
+    return SimpleNamespace(
+        network=network,
+        bounds=bounds,
+        x=x,
+        y=network(x).argmax(1),
+        model=None if bounds is None else foolbox_model(network, bounds),
+        estimator=art_classifier(network, SHAPE, classes, clip_values=bounds, **ways),
+    )
+
+
+def art_problem(*args: Any, **ways: Any) -> tuple[nn.Module, Any, Any, Any]:
+    """Network, ART's classifier, inputs and labels in numpy."""
+    at = problem(*args, **ways)
+    return at.network, at.estimator, at.x.numpy(), at.y.numpy()
+
+
+def foolbox_problem(*args: Any, **ways: Any) -> tuple[nn.Module, Any, Tensor, Tensor]:
+    """Network, Foolbox's model, inputs and labels."""
+    at = problem(*args, **ways)
+    return at.network, at.model, at.x, at.y
