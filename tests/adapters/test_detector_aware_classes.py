@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -164,7 +163,6 @@ def test_settings_for_other_norms_are_refused(host: str) -> None:
         shown = f"{kind.__name__}: got settings that work for linf only"
         with pytest.raises(InvalidArgumentError, match=shown if host == "foolbox" else "norm: got .*one for linf"):
             build(host, name, problem, **settings)
-    assert not hasattr(foolbox_attacks, "L1OrthogonalPGDAttack")
     problem = small_defense(1)
     with pytest.raises(InvalidArgumentError, match="norm: got 1, expected one for linf or l2"):
         build("art", "OrthogonalPGD", problem, norm=1)
@@ -364,13 +362,3 @@ def test_the_detector_is_left_as_it_was(host: str) -> None:
     assert scale.requires_grad
     assert torch.equal(scale.grad, torch.tensor(3.0))
     assert not problem.defended._forward_hooks
-
-
-def test_names_and_distances_are_foolboxes() -> None:
-    for norm in ("linf", "l2"):
-        for name in QUICK:
-            kind = class_of("foolbox", name, norm)
-            assert issubclass(kind, foolbox.attacks.base.FixedEpsilonAttack)
-            assert kind.distance is getattr(foolbox.distances, norm)
-            assert "seed" in inspect.signature(kind).parameters
-    assert "feature_distance" in inspect.signature(foolbox_attacks.L2FeatureMatchingAttack).parameters

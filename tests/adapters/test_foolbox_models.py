@@ -87,38 +87,25 @@ def test_other_models_of_foolbox_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_modules_answer_like_the_models(kind: str) -> None:
+def test_modules_return_what_the_models_do_and_copies_have_a_network_of_their_own(kind: str) -> None:
+    """PyTorchModel holds its network in a closure, which a copy of the module would go on to call."""
     model = wrapped(kind, network())
     x = batch(tuple(model.bounds))
-    adapted = as_module(model)
+    adapted, expected = as_module(model), model(x)
     assert adapted.bounds == tuple(model.bounds)
-    assert torch.equal(adapted.module(x), model(x))
-    assert not torch.allclose(adapted.module(x), network()(x))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_copies_have_a_network_of_their_own(kind: str) -> None:
-    """PyTorchModel holds its network in a closure, which a copy of the module would go on to call."""
-    module = as_module(wrapped(kind, network())).module
-    x = batch((0.0, 1.0))
-    before, changed = module(x), copy.deepcopy(module)
-    assert torch.equal(changed(x), before)
+    assert torch.equal(adapted.module(x), expected)
+    assert not torch.allclose(expected, network()(x))
+    changed, doubled = copy.deepcopy(adapted.module), copy.deepcopy(adapted.module).double()
+    assert torch.equal(changed(x), expected)
     with torch.no_grad():
         for parameter in changed.parameters():
             parameter.zero_()
     assert not changed(x).any()
-    assert torch.equal(module(x), before)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_moving_a_module_moves_its_preprocessing(kind: str) -> None:
-    model = wrapped(kind, network())
-    x = batch(tuple(model.bounds))
-    expected = model(x)
-    doubled = copy.deepcopy(as_module(model).module).double()
+    # A copy that is moved takes its preprocessing along.
     out = doubled(x.double())
     assert out.dtype == torch.float64
     torch.testing.assert_close(out.float(), expected)
+    assert torch.equal(adapted.module(x), expected)
     assert torch.equal(model(x), expected)
 
 

@@ -238,23 +238,6 @@ def test_the_loss_is_known_in_a_run_alone() -> None:
         attack.get_loss_fn(model, ep.astensor(y))
 
 
-def test_tensors_of_other_libraries_are_refused() -> None:
-    _, model, x, y = problem()
-    for attack in (attacks.LinfObjectivePGD(), with_objective(foolbox.attacks.LinfPGD, "gini")()):
-        with pytest.raises(ValueError, match=r"numpy.ndarray, expected a torch.Tensor"):
-            attack(model, x.numpy(), y.numpy(), epsilons=0.1)
-
-
-def test_networks_in_train_mode_keep_their_statistics() -> None:
-    network, model, x, y = problem()
-    network.train()
-    before = {name: value.clone() for name, value in network.named_buffers()}
-    for attack in (attacks.LinfObjectivePGD(objective="kl", steps=3), Named(steps=3)):
-        attack.run(model, x, y, epsilon=0.1)
-        assert network.training
-        assert all(torch.equal(value, before[name]) for name, value in network.named_buffers())
-
-
 def test_foolboxes_attack_with_an_objective_is_an_attack_of_this_project_too() -> None:
     attack = as_attack(with_objective(foolbox.attacks.LinfPGD, "kl")(steps=4))
     assert attack.traits.norms == ("linf",)

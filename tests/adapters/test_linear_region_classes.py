@@ -298,8 +298,3 @@ def test_settings_are_those_of_the_attack(host: str) -> None:
         shown = "max_iter" if (host, name) == ("art", "regions") else name
         with pytest.raises(InvalidArgumentError, match=f"^{shown}: got"):
             build(host, "l2", network, **{name: value})
-    if host == "foolbox":
-        for norm in ORDERS:
-            kind = type(build(host, norm, network)[0])
-            assert kind.distance is getattr(foolbox.distances, norm)
-            assert issubclass(kind, foolbox.attacks.base.MinimizationAttack)

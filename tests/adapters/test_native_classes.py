@@ -154,6 +154,9 @@ def test_parameters_are_those_of_the_declaration(host: str, name: str) -> None:
         assert f"    {entry.name}: " in kind.__doc__
     assert ("seed" in own) == (CORE[name].traits.seeds != "none")
     assert inspect.signature(kind.__init__).parameters.keys() - own.keys() == {"self"}
+    if host == "art":
+        assert set(kind.attack_params) == own.keys() - {"estimator"}
+        assert all(f"    {parameter}: " in kind.__doc__ for parameter in kind.attack_params)
     assert pickle.loads(pickle.dumps(kind)) is kind  # noqa: S301
     if host == "foolbox":
         assert all(entry.kind is inspect.Parameter.KEYWORD_ONLY for entry in own.values())
@@ -167,12 +170,15 @@ def test_parameters_are_those_of_the_declaration(host: str, name: str) -> None:
 
 def test_names_are_the_hosts() -> None:
     base = foolbox.attacks.base
-    for name, norm in (("APGD", "linf"), ("Square", "l1"), ("RandomSearch", "l2"), ("ObjectivePGD", "l2")):
-        assert issubclass(class_of("foolbox", name, norm), base.FixedEpsilonAttack)
-        assert class_of("foolbox", name, norm).distance is getattr(foolbox.distances, norm)
-    for name in ("RayS", "CarliniWagnerLinf", "LinearRegion"):
-        assert issubclass(class_of("foolbox", name, "linf"), base.MinimizationAttack)
-        assert not hasattr(foolbox_attacks, f"L2{name}Attack") or name == "LinearRegion"
+    for name, attack in CORE.items():
+        least = name in ("RayS", "CarliniWagnerLinf", "LinearRegion")
+        for norm in attack.traits.norms if name != "SpatialTransformation" else ():
+            kind = class_of("foolbox", name, norm)
+            assert issubclass(kind, base.MinimizationAttack if least else base.FixedEpsilonAttack)
+            assert kind.distance is getattr(foolbox.distances, norm)
+    for name in ("L2RayS", "L2CarliniWagner", "L2CarliniWagnerLinf", "L1OrthogonalPGD"):
+        assert not hasattr(foolbox_attacks, f"{name}Attack")
+    assert "feature_distance" in inspect.signature(foolbox_attacks.L2FeatureMatchingAttack).parameters
     assert foolbox_attacks.LinfAPGD is foolbox_attacks.LinfAutoProjectedGradientDescentAttack
     assert foolbox_attacks.L1ObjectivePGD is foolbox_attacks.L1ObjectivePGDAttack
     assert repr(foolbox_attacks.LinfRaySAttack(queries=9)) == (
@@ -404,12 +410,15 @@ def test_the_model_keeps_its_preprocessing() -> None:
     torch.testing.assert_close(attack(shifted, at.x + 1, at.y, epsilons=0.1)[1], expected + 1, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["LinfAPGD", "LinfObjectivePGD", "LinfRaySAttack"])
-def test_tensors_of_other_libraries_and_epsilons_below_zero_are_refused(kind: str) -> None:
-    at, attack = problem(), getattr(foolbox_attacks, kind)()
+WITH_GINI = foolbox_attacks.with_objective(foolbox.attacks.LinfPGD, "gini")
+
+
+@pytest.mark.parametrize("name", ["LinfAPGD", "LinfObjectivePGD", "LinfRaySAttack", "Foolbox's"])
+def test_tensors_of_other_libraries_and_epsilons_below_zero_are_refused(name: str) -> None:
+    at, attack = problem(), getattr(foolbox_attacks, name, WITH_GINI)()
     with pytest.raises(ValueError, match=r"numpy.ndarray, expected a torch.Tensor"):
         attack(at.model, at.x.numpy(), at.y.numpy(), epsilons=0.1)
-    for epsilons in (-0.1, float("nan")):
+    for epsilons in (-0.1, float("nan")) if name != "Foolbox's" else ():
         with pytest.raises(InvalidArgumentError, match="epsilon"):
             attack(at.model, at.x, at.y, epsilons=epsilons)
 
@@ -428,7 +437,8 @@ def test_networks_in_train_mode_keep_their_statistics() -> None:
     at = problem()
     at.network.train()
     before = {name: value.clone() for name, value in at.network.named_buffers()}
-    for attack in (foolbox_attacks.LinfAPGD(steps=5), foolbox_attacks.LinfObjectivePGD(objective="kl", steps=3)):
+    climb = foolbox_attacks.LinfObjectivePGD(objective="kl", steps=3)
+    for attack in (foolbox_attacks.LinfAPGD(steps=5), climb, WITH_GINI(steps=3)):
         attack.run(at.model, at.x, at.y, epsilon=0.1)
         assert at.network.training
         assert all(torch.equal(value, before[name]) for name, value in at.network.named_buffers())
