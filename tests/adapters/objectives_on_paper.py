@@ -43,3 +43,12 @@ def slopes(name: str, logits: Tensor, natural: Tensor, labels: Tensor) -> Tensor
     # 1 - cosine^2 as a sum of squares, which does not cancel.
     half = (p.sqrt() - q.sqrt()).square().sum(1, keepdim=True) / 2
     return (q * cosine - roots) / (half * (2 - half)).sqrt()
+
+
+def slopes_by_inputs(name: str, network: nn.Module, points: Tensor, x: Tensor, labels: Tensor) -> Tensor:
+    """The same by the points ``(N, ...)``, with the inputs ``x`` as the natural ones."""
+    points = points.detach().requires_grad_()
+    logits = network(points)
+    weights = slopes(name, logits.detach(), network(x).detach(), labels)
+    (gradient,) = torch.autograd.grad((weights * logits).sum(), points)
+    return gradient

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.adapters.art.objectives import ObjectiveLoss, objective_estimator
@@ -17,17 +17,15 @@ from tests.adapters.common import art_classifier
 from tests.adapters.hosts import EPSILONS, OBJECTIVES, ORDERS, SHAPE, EachNorm, art
 from tests.adapters.hosts import art_attacks as attacks
 from tests.adapters.hosts import art_problem as problem
-from tests.adapters.objectives_on_paper import EachBounds, EachName, Smooth, slopes
+from tests.adapters.objectives_on_paper import EachBounds, EachName, Smooth, slopes, slopes_by_inputs
 
 evasion: Any = art.attacks.evasion
 
 
-def slopes_by_inputs(name: str, network: nn.Module, points: Tensor, x: Tensor, labels: Tensor) -> Tensor:
-    points = points.detach().requires_grad_()
-    logits = network(points)
-    weights = slopes(name, logits.detach(), network(x).detach(), labels)
-    (gradient,) = torch.autograd.grad((weights * logits).sum(), points)
-    return gradient
+def climb(estimator: Any, **settings: Any) -> Any:
+    """ART's own projected gradient descent."""
+    chosen = {"eps": 0.1, "eps_step": 0.02, "verbose": False, **settings}
+    return evasion.ProjectedGradientDescent(estimator, **chosen)
 
 
 ROWS = st.lists(st.lists(st.floats(-40, 40, width=32), min_size=3, max_size=3), min_size=2, max_size=8).filter(
@@ -90,14 +88,13 @@ def test_losses_of_rows_are_not_reduced_where_art_asks_for_them(name: str) -> No
 def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(norm: str, name: str, bounds: tuple[float, float]) -> None:
     network, estimator, x, y = problem(bounds, network=Smooth())
     epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
-    attack = evasion.ProjectedGradientDescent(
+    attack = climb(
         objective_estimator(estimator, name, x),
         norm=ORDERS[norm],
         eps=epsilon,
         eps_step=0.3 * epsilon,
         max_iter=8,
         num_random_init=1,
-        verbose=False,
     )
     np.random.seed(4)
     found = attack.generate(x, np.eye(4)[y])
@@ -124,9 +121,7 @@ def test_from_the_input_arts_pgd_ends_where_this_projects_ends(name: str) -> Non
     own = attacks.ObjectivePGD(
         estimator, eps=0.1, objective=name, max_iter=9, eps_step=0.02, start="input", verbose=False
     )
-    host = evasion.ProjectedGradientDescent(
-        objective_estimator(estimator, name), eps=0.1, eps_step=0.02, max_iter=9, batch_size=2, verbose=False
-    )
+    host = climb(objective_estimator(estimator, name), max_iter=9, batch_size=2)
     np.testing.assert_allclose(host.generate(x, y), own.generate(x, y), rtol=0, atol=1e-6)
 
 
@@ -162,13 +157,11 @@ def test_bound_rows_keep_their_order(name: str) -> None:
 def test_a_batch_that_is_not_the_bound_one_is_refused(name: str) -> None:
     _, estimator, x, y = problem(rows=40)
     bound = objective_estimator(estimator, name, x)
-    small = evasion.ProjectedGradientDescent(bound, eps=0.1, eps_step=0.02, max_iter=2, verbose=False)
+    small = climb(bound, max_iter=2)
     with pytest.raises(InvalidArgumentError, match=r"logits: got shape \(32, 4\).*\(40, 4\).*batch_size"):
         small.generate(x, y)
     small.set_params(batch_size=40)
-    whole = evasion.ProjectedGradientDescent(
-        bound, eps=0.1, eps_step=0.02, max_iter=2, batch_size=40, num_random_init=1, verbose=False
-    )
+    whole = climb(bound, max_iter=2, batch_size=40, num_random_init=1)
     assert np.abs(whole.generate(x, y) - x).max() > 0.01
 
 
@@ -188,14 +181,13 @@ def test_saturated_logits_give_finite_points(norm: str, name: str, scale: float)
     own = attacks.ObjectivePGD(
         estimator, norm=ORDERS[norm], eps=EPSILONS[norm], objective=name, max_iter=8, verbose=False
     )
-    host = evasion.ProjectedGradientDescent(
+    host = climb(
         objective_estimator(estimator, name, x),
         norm=ORDERS[norm],
         eps=EPSILONS[norm],
         eps_step=EPSILONS[norm] / 4,
         max_iter=8,
         num_random_init=1,
-        verbose=False,
     )
     for attack in (own, host):
         assert np.isfinite(attack.generate(x, y)).all()
@@ -238,9 +230,7 @@ def test_planted_classifiers_are_taken() -> None:
     network = small_network((1, 8, 8), 4)
     inside = art_classifier(network, (1, 8, 8), 4)
     planted = BinarizedPyTorchClassifier.from_classifier(inside, small_batch(5, (1, 8, 8)).numpy(), eps=0.1)
-    attack = evasion.ProjectedGradientDescent(
-        objective_estimator(planted, "gini"), eps=0.1, eps_step=0.01, max_iter=40, verbose=False
-    )
+    attack = climb(objective_estimator(planted, "gini"), eps_step=0.01, max_iter=40)
     assert planted.score(attack.generate(planted.x, planted.y)) == 1.0
 
 

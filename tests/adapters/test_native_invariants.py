@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import frozen
 from robust_ext.models.defended import Defended
@@ -224,8 +225,7 @@ WRONG = (*ArtBase.wrong_settings, {"seed": -1}, {"eps": float("inf")})
 BASES: dict[str, tuple[Any, Any]] = {
     "RayS": (RaysInFoolbox, CannotAimInArt),
     "LinearRegion": (RegionInFoolbox, RegionInArt),
-    **dict.fromkeys(("OrthogonalPGD", "SelectivePGD", "JointLoss"), (DefendedInFoolbox, DefendedInArt)),
-    **dict.fromkeys(("FeatureMatching", "LogitMatching"), (DefendedInFoolbox, DefendedInArt)),
+    **{attack.__name__: (DefendedInFoolbox, DefendedInArt) for attack in ATTACKS if attack.traits.detector},
 }
 TINY: dict[str, Any] = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
 LOGITS: dict[str, Any] = {"steps": 12, "rel_step_size": 0.1, "samples": 2, "level": 0.02, "check_every": 2}
