@@ -33,7 +33,7 @@ from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.models.defended import Defended
 from robust_ext.registry import as_attack
 from robust_ext.testing.defenses import Problem, small_defense
-from tests.attacks.problems import MADE, Bounds, Rowwise, attacked, in_every_norm, predicted, rowwise_problem, watched
+from tests.attacks.problems import MADE, Lambda, Rowwise, attacked, in_every_norm, predicted, rowwise_problem, watched
 
 every = pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 BLACK_BOX = [name for name, made in MADE.items() if not made.traits.gradients]
@@ -48,7 +48,6 @@ def changed(problem: Problem, classifier: nn.Module) -> Problem:
 def rows_of(problem: Problem, rows: Any) -> Problem:
     """Some rows of a problem, in that order."""
     references = problem.target.references
-    assert references is not None
     target = replace(problem.target, references=references[rows])
     return replace(problem, inputs=problem.inputs[rows], labels=problem.labels[rows], target=target)
 
@@ -156,9 +155,7 @@ def test_watched_steps_are_numbered_and_of_the_batch(made: NativeAttack) -> None
     rows=st.integers(0, 4),
     targeted=st.booleans(),
 )
-def test_every_point_lies_in_ball_and_bounds_and_nothing_is_touched(
-    made: NativeAttack, norm: str, bounds: Bounds, epsilon: float, shape: tuple[int, ...], rows: int, targeted: bool
-) -> None:
+def test_every_point_lies_in_ball_and_bounds_and_nothing_is_touched(made, norm, bounds, epsilon, shape, rows, targeted):
     target, inputs, labels = rowwise_problem(rows=rows, shape=shape, bounds=bounds)
     targeted = targeted and getattr(made, "objective", "ace") == "ace"
     labels = (labels + targeted) % 5
@@ -233,13 +230,9 @@ def test_wrong_inputs_and_labels_are_refused(made: NativeAttack) -> None:
 @every
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_logits_that_are_no_numbers_are_no_success(made: NativeAttack, bad: float) -> None:
-    class Mute(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return problem.defended.classifier(x) * torch.tensor([1.0, bad, bad, 1.0])
-
-    problem = small_defense(3)
-    seen: list[Step] = []
-    out = attacked(made, changed(problem, Mute()), watch=seen.append)
+    problem, seen = small_defense(3), list[Step]()
+    mute = Lambda(lambda x: problem.defended.classifier(x) * torch.tensor([1.0, bad, bad, 1.0]))
+    out = attacked(made, changed(problem, mute), watch=seen.append)
     assert all(bool(step.points.isfinite().all()) for step in seen)
     if math.isnan(bad) and not isinstance(made, ObjectivePGD):
         assert torch.equal(out, problem.inputs)
@@ -248,25 +241,21 @@ def test_logits_that_are_no_numbers_are_no_success(made: NativeAttack, bad: floa
 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in BLACK_BOX])
 def test_classifiers_without_gradients_are_refused(name: str) -> None:
-    class Steps(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.flatten(1)[:, :4].detach()
-
+    steps = Lambda(lambda x: x.flatten(1)[:, :4].detach())
     with pytest.raises(AttackError, match=r"gives no gradients; .*BPDA"):
-        attacked(MADE[name], changed(small_defense(3), Steps()))
+        attacked(MADE[name], changed(small_defense(3), steps))
 
 
 @pytest.mark.parametrize("name", BLACK_BOX)
 def test_modules_that_work_on_their_input_in_place(name: str) -> None:
-    class Shifts(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            assert not torch.is_grad_enabled()
-            logits: Tensor = problem.defended.classifier(x)
-            x.zero_()
-            return logits
+    def shift(x: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        logits: Tensor = problem.defended.classifier(x)
+        x.zero_()
+        return logits
 
     problem = small_defense(4)
-    assert torch.equal(attacked(MADE[name], changed(problem, Shifts())), attacked(MADE[name], problem))
+    assert torch.equal(attacked(MADE[name], changed(problem, Lambda(shift))), attacked(MADE[name], problem))
 
 
 @pytest.mark.parametrize(("name", "instead"), [("Square", "RandomSearch"), ("Spatial grid", "notion of pixels")])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robust_ext.attacks._common.objectives import OBJECTIVES
 from robust_ext.attacks.apgd import APGD, ApgdResult
@@ -17,7 +17,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS, ThreatModel
-from tests.attacks.problems import predicted, rowwise_problem, target_of
+from tests.attacks.problems import Lambda, predicted, rowwise_problem, target_of
 
 
 def attack(
@@ -29,8 +29,8 @@ def attack(
     watch: object = None,
     **chosen: object,
 ) -> ApgdResult:
-    built = APGD(**chosen)  # type: ignore[arg-type]
-    return built.run(*parts, threat_model=threat_model, generator=stream(seed), targeted=targeted, watch=watch)  # type: ignore[arg-type]
+    built = APGD(**chosen)
+    return built.run(*parts, threat_model=threat_model, generator=stream(seed), targeted=targeted, watch=watch)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -90,13 +90,12 @@ def test_stopping_early_solves_the_same_rows_with_fewer_passes(norm: str) -> Non
 
 
 def test_an_adversarial_point_counts_even_where_another_has_a_higher_loss() -> None:
-    class Trap(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            left = x < 0.5
-            second = torch.where(left, 0.2 + 0.001 * x, -0.01 + 0.001 * x)
-            return torch.cat([torch.zeros_like(x), second, torch.where(left, -3.0, -0.01)], 1)
+    def trap(x: Tensor) -> Tensor:
+        left = x < 0.5
+        second = torch.where(left, 0.2 + 0.001 * x, -0.01 + 0.001 * x)
+        return torch.cat([torch.zeros_like(x), second, torch.where(left, -3.0, -0.01)], 1)
 
-    target = target_of(Trap(), (1,), 3)
+    target = target_of(Lambda(trap), (1,), 3)
     inputs, labels = torch.tensor([[0.3]]), torch.tensor([0])
     result = attack((target, inputs, labels), ThreatModel(norm="linf", epsilon=0.4), start="input", steps=10)
     assert float(result.best_points) > 0.5
@@ -108,17 +107,16 @@ def test_an_adversarial_point_counts_even_where_another_has_a_higher_loss() -> N
 def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm: str, caplog: pytest.LogCaptureFixture) -> None:
     target, inputs, labels = rowwise_problem(rows=4)
 
-    class Broken(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = target.module(x).clone()
-            out[1] = out[1] + torch.nan
-            # The root has an infinite gradient at 0, and infinity times 0 is no number.
-            out[2] = out[2] + (x[2].flatten()[:1] * 0).sqrt()
-            return out
+    def broken(x: Tensor) -> Tensor:
+        out: Tensor = target.module(x).clone()
+        out[1] = out[1] + torch.nan
+        # The root has an infinite gradient at 0, and infinity times 0 is no number.
+        out[2] = out[2] + (x[2].flatten()[:1] * 0).sqrt()
+        return out
 
     threat_model = ThreatModel(norm=norm, epsilon=0.3)
     with caplog.at_level(logging.WARNING, logger="robust_ext"):
-        result = attack((replace(target, module=Broken()), inputs, labels), threat_model, start="input", steps=10)
+        result = attack((replace(target, module=Lambda(broken)), inputs, labels), threat_model, start="input", steps=10)
     assert bool(torch.isfinite(result.candidates).all())
     assert torch.equal(result.candidates[1], inputs[1])
     assert not bool(result.found[1])
@@ -131,12 +129,9 @@ def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm: str, caplog: pyt
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_zero_gradients_leave_rows_where_they_are_and_are_reported(norm: str, caplog: pytest.LogCaptureFixture) -> None:
-    class Flat(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([x.flatten(1) * 0, x.flatten(1)[:, :1] * 0 - 1], 1)
-
     inputs = torch.rand(3, 2, 2)
-    parts = (target_of(Flat(), (2, 2), 5), inputs, torch.zeros(3, dtype=torch.int64))
+    flat = Lambda(lambda x: torch.cat([x.flatten(1) * 0, x.flatten(1)[:, :1] * 0 - 1], 1))
+    parts = (target_of(flat, (2, 2), 5), inputs, torch.zeros(3, dtype=torch.int64))
     with caplog.at_level(logging.WARNING, logger="robust_ext"):
         result = attack(parts, ThreatModel(norm=norm, epsilon=0.3), start="input", steps=5)
     assert torch.equal(result.candidates, inputs)

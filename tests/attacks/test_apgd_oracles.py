@@ -22,7 +22,7 @@ from robust_ext.core.target import frozen
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from tests.attacks.problems import target_of
+from tests.attacks.problems import Lambda, target_of
 
 # Of 300 rows: from seed to seed the numbers of all these attacks differ by up to about this many.
 LUCK = 6
@@ -61,23 +61,16 @@ def largest_gain(weights: np.ndarray, x: np.ndarray, threat_model: ThreatModel) 
     ("norm", "epsilon"),
     [("linf", 0.03), ("linf", 0.6), ("l2", 0.5), ("l2", 2.0), ("l2", 5.0), ("l1", 0.3), ("l1", 3.0), ("l1", 20.0)],
 )
-def test_linear_classifiers_are_attacked_as_well_as_can_be(
-    norm: str, epsilon: float, loss: str, start: str, bounds: tuple[float, float]
-) -> None:
+def test_linear_classifiers_are_attacked_as_well_as_can_be(norm, epsilon, loss, start, bounds):
     width = bounds[1] - bounds[0]
     threat_model = ThreatModel(norm=norm, epsilon=epsilon * width, bounds=bounds)
     generator = torch.Generator().manual_seed(2)
     # Small weights, so that cross-entropy keeps its gradient.
     weights = torch.randn(90, generator=generator) / 10
     x = torch.rand(8, 90, generator=generator) * width + bounds[0]
-
-    class Linear(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            out = x @ weights
-            return torch.stack([-out, out], 1)
-
+    linear = Lambda(lambda x: torch.stack([-(x @ weights), x @ weights], 1))
     made = APGD(steps=100, loss=loss, start=start)
-    result = run(made, Linear(), x, torch.zeros(8).long(), threat_model, classes=2)
+    result = run(made, linear, x, torch.zeros(8).long(), threat_model, classes=2)
     gains = ((result.best_points.double() - x.double()) * weights.double()).sum(1)
     best = [largest_gain(weights.double().numpy(), row.double().numpy(), threat_model) for row in x]
     # Float32 rounds the points, and for cross-entropy near its ends the loss as well.
@@ -92,13 +85,12 @@ def test_targets_are_reached_exactly_where_a_linear_program_reaches_them(norm: s
     weights = torch.randn(40, generator=generator)
     x = torch.rand(30, 40, generator=generator)
 
-    class Linear(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            out = x @ weights - 0.5
-            low = torch.full_like(out, -50.0)
-            return torch.stack([torch.zeros_like(out), out, low, low - 1], 1)
+    def logits(x: Tensor) -> Tensor:
+        out = x @ weights - 0.5
+        low = torch.full_like(out, -50.0)
+        return torch.stack([torch.zeros_like(out), out, low, low - 1], 1)
 
-    module = Linear()
+    module = Lambda(logits)
     decided = module(x).argmax(1)
     threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.06, "l2": 0.4, "l1": 1.2}[norm])
     expected = []
@@ -163,14 +155,13 @@ def test_the_path_is_that_of_the_algorithm_written_down_plainly() -> None:
     centre = x + 0.2 * torch.randn(4, 12, generator=generator)
     curvature = torch.rand(12, generator=generator) + 0.5
 
-    class Bowl(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            out = -(curvature.double() * (x.double() - centre.double()) ** 2).sum(1)
-            return torch.stack([torch.zeros_like(out), out], 1)
+    def bowl(x: Tensor) -> Tensor:
+        out = -(curvature.double() * (x.double() - centre.double()) ** 2).sum(1)
+        return torch.stack([torch.zeros_like(out), out], 1)
 
     shown: list[Step] = []
     made, threat_model = APGD(steps=50, loss="margin", start="input"), ThreatModel(norm="linf", epsilon=0.1)
-    run(made, Bowl(), x, torch.zeros(4).long(), threat_model, classes=2, watch=shown.append)
+    run(made, Lambda(bowl), x, torch.zeros(4).long(), threat_model, classes=2, watch=shown.append)
     assert len(shown) == 51
     sizes = set()
     for row in range(4):
@@ -205,9 +196,7 @@ def ours(digits: tuple[nn.Module, Tensor, Tensor], threat_model: ThreatModel, lo
 
 @pytest.mark.parametrize("loss", ["ce", "dlr"])
 @pytest.mark.parametrize(("norm", "epsilon"), [("linf", 0.1), ("l2", 0.7)])
-def test_as_many_are_found_as_by_torchattacks(
-    digits: tuple[nn.Module, Tensor, Tensor], norm: str, epsilon: float, loss: str
-) -> None:
+def test_as_many_are_found_as_by_torchattacks(digits, norm, epsilon, loss):
     torchattacks = pytest.importorskip("torchattacks")
     network, inputs, labels = digits
     threat_model = ThreatModel(norm=norm, epsilon=epsilon)

@@ -137,9 +137,7 @@ def state() -> bytes:
 @pytest.mark.parametrize("function", DRAWS.values(), ids=DRAWS)
 @given(seed=st.integers(0, 2**31), before=st.integers(0, 2**31))
 @settings(max_examples=20)
-def test_randomness_of_every_kind_follows_the_generator(
-    function: Callable[..., Tensor], seed: int, before: int
-) -> None:
+def test_randomness_of_every_kind_follows_the_generator(function, seed, before):
     attack = as_attack(function)
     first = run(attack, seed)
     random.seed(before)

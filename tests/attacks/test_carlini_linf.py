@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.core.threat import ThreatModel
 from tests.attacks import problems
-from tests.attacks.problems import MADE, Bounds, Linear, Rowwise, images, predicted
+from tests.attacks.problems import MADE, Bounds, Lambda, Linear, Rowwise, images, predicted
 
 # Few, short searches, for what does not hang on how near the points are.
 SHORT: dict[str, Any] = MADE["CarliniWagnerLinf"].to_dict()
@@ -96,9 +96,7 @@ def test_values_at_the_bounds_move_and_stop_there() -> None:
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=8)
-def test_returns_the_nearest_that_it_queried_and_never_leaves_the_bounds(
-    shape: tuple[int, ...], bounds: tuple[float, float], targeted: bool, steps: int, seed: int
-) -> None:
+def test_returns_the_nearest_that_it_queried_and_never_leaves_the_bounds(shape, bounds, targeted, steps, seed):
     x = images(3, shape, bounds, seed)
     x.view(3, -1)[0, 0], x.view(3, -1)[1, 0] = torch.tensor(bounds)
     module = network_of(x[:1].numel(), bounds)
@@ -159,12 +157,9 @@ def test_confidence_is_the_least_margin(targeted: bool) -> None:
 
 
 def test_a_target_that_never_changes_its_mind_ends_at_the_input() -> None:
-    class Stubborn(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.tensor([[5.0, 0.0, 0.0, 0.0]]) + 0 * x.flatten(1).sum(1, keepdim=True)
-
     x = images(2, (3, 3))
-    out, passes, _ = search(Stubborn(), x, torch.tensor([0, 0]), **SHORT)
+    stubborn = Lambda(lambda x: torch.tensor([[5.0, 0.0, 0.0, 0.0]]) + 0 * x.flatten(1).sum(1, keepdim=True))
+    out, passes, _ = search(stubborn, x, torch.tensor([0, 0]), **SHORT)
     assert torch.equal(out, x)
     # A search without progress ends at its second look.
     assert passes.forward < 2 * (2 * 10 * (1 + math.ceil(math.log(20 / 0.05, 8))) + 1)

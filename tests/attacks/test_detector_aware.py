@@ -45,9 +45,7 @@ def recorded(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Te
 @pytest.mark.parametrize(("made", "norm"), [(MADE[name], norm) for name in AWARE for norm in MADE[name].traits.norms])
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("inverted", [False, True])
-def test_the_point_kept_is_the_one_that_a_loop_over_all_points_keeps(
-    made: NativeAttack, norm: str, targeted: bool, inverted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_point_kept_is_the_one_that_a_loop_over_all_points_keeps(made, norm, targeted, inverted, monkeypatch):
     epsilon = {"linf": 0.15, "l2": 0.5, "l1": 1.2}[norm]
     problem = small_defense(8, norm=norm, epsilon=epsilon, bounds=(-1.0, 1.0), inverted=inverted)
     labels = (problem.labels + 1) % 4 if targeted else problem.labels
@@ -99,9 +97,7 @@ def test_succeeds_where_an_attack_on_the_classifier_alone_does_not(name: str, in
         (LogitMatching(steps=7, samples=3, check_every=5), 7 * 3 + 1 + 2 + 3, 7 * 3),
     ],
 )
-def test_passes_are_as_many_as_stated(
-    made: NativeAttack, forward: int, backward: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passes_are_as_many_as_stated(made, forward, backward, monkeypatch):
     problem = small_defense(5)
     counted: list[int] = []
     network = problem.defended.detector.classifier
@@ -148,7 +144,6 @@ def test_finds_what_linear_programming_finds(made: NativeAttack, norm: str, valu
 @every
 def test_every_query_is_the_batch_in_row_order(made: NativeAttack) -> None:
     problem = small_defense(5, epsilon=0.1)
-    assert problem.target.references is not None
     known = torch.cat([problem.inputs[:, None], problem.target.references], 1)
     queried: list[Tensor] = []
     problem.defended.classifier.register_forward_pre_hook(lambda _module, args: queried.append(args[0].detach()))

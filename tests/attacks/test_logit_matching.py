@@ -44,7 +44,6 @@ def test_the_loss_without_noise_is_the_one_stated(logits: str, reference: str, t
     )
     steps = watched(made, problem, targeted=targeted)
     references = problem.target.references
-    assert references is not None
     classifier, network = problem.defended.classifier, problem.defended.detector.classifier
     parts = {"classifier": [classifier], "detector": [network], "both": [classifier, network]}[logits]
     if same:

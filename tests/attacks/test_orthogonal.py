@@ -36,7 +36,6 @@ def test_steps_leave_the_other_gradient_alone(norm: str, confidence: float, loss
     sides, orthogonal = set(), 0
     for step in steps:
         gained, of_loss, of_score = gradients(problem, step.points, margin if loss == "margin" else cross_entropy)
-        assert step.gradient is not None
         way = step.gradient.flatten(1).double()
         done = (gained > 0) & (gained >= confidence)
         aim = torch.where(done[:, None], -of_score, of_loss).double()
@@ -92,9 +91,7 @@ rows = st.integers(1, 6)
 @given(
     count=rows, values=st.integers(2, 40), seed=st.integers(0, 10**6), power=st.floats(-15, 15), near=st.floats(0, 5)
 )
-def test_what_is_left_of_a_gradient_is_orthogonal(
-    count: int, values: int, seed: int, power: float, near: float
-) -> None:
+def test_what_is_left_of_a_gradient_is_orthogonal(count, values, seed, power, near):
     generator = torch.Generator().manual_seed(seed)
     other = torch.randn(count, values, generator=generator) * 10.0**power
     own = torch.randn(count, values, generator=generator) * 10.0 ** (-near)
@@ -137,7 +134,6 @@ def test_step_lengths(attack_class: Any) -> None:
         made = attack_class(steps=10, rel_step_size=0.002, step=kind, decay=decay, start="input")
         steps = watched(made, problem)
         for step, after in pairwise(steps):
-            assert step.gradient is not None
             free = ((after.points > 0) & (after.points < 1)).flatten(1).all(1)
             length = (after.points - step.points).flatten(1).norm(dim=1)[free]
             expected = 0.002 * problem.threat_model.epsilon * width**0.5 * (1 - step.number / 10 if decay else 1)

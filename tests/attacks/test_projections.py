@@ -58,9 +58,7 @@ def solver(point: np.ndarray, x: np.ndarray, threat_model: ThreatModel) -> np.nd
     edge=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_no_allowed_point_is_nearer(
-    norm: str, bounds: tuple[float, float], epsilon: float, reach: float, values: int, edge: bool, seed: int
-) -> None:
+def test_no_allowed_point_is_nearer(norm, bounds, epsilon, reach, values, edge, seed):
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
     point, x = draw(seed, (1, values), threat_model, reach, edge)
     ours = project(point, x, threat_model)
@@ -96,9 +94,7 @@ def test_the_l1_projection_satisfies_the_variational_inequality(epsilon: float, 
     shape=st.sampled_from([(1, 1), (3, 2), (4, 3, 5, 5), (2, 3000)]),
     seed=st.integers(0, 2**31),
 )
-def test_float32_points_are_allowed_and_projected_once(
-    norm: str, bounds: tuple[float, float], epsilon: float, reach: float, shape: tuple[int, ...], seed: int
-) -> None:
+def test_float32_points_are_allowed_and_projected_once(norm, bounds, epsilon, reach, shape, seed):
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
     point, x = (part.to(torch.float32) for part in draw(seed, shape, threat_model, reach, edge=False))
     before = x.clone(), point.clone()

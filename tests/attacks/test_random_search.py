@@ -34,9 +34,7 @@ def recorder(weight: Tensor, threshold: float) -> Recorder:
 @pytest.mark.parametrize(
     "attack", [RandomSearch(points=30), Square(queries=20), Square(queries=20, restarts=3)], ids=repr
 )
-def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(
-    attack: NativeAttack, norm: str, targeted: bool
-) -> None:
+def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(attack, norm, targeted):
     epsilon = {"linf": 0.1, "l2": 0.4, "l1": 2.5}[norm] * (2 if isinstance(attack, RandomSearch) else 1)
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=(-1.0, 1.0))
     x = images(12, (2, 5, 6), (-1.0, 1.0))
@@ -101,9 +99,7 @@ def test_the_share_of_outer_points(share: float, expected: int) -> None:
         ({"points": 2}, "linf", [1.0], 0.8, 1 - 0.9 * 0.5),
     ],
 )
-def test_success_rates(
-    chosen: dict[str, Any], norm: str, weight: list[float], threshold: float, probability: float
-) -> None:
+def test_success_rates(chosen, norm, weight, threshold, probability):
     """Of many equal rows at zero, each of which draws points of its own."""
     module, threat_model = Linear(torch.tensor(weight), threshold), ThreatModel(norm=norm, epsilon=1, bounds=(-2, 2))
     out = run(RandomSearch(**chosen), module, torch.zeros(3000, len(weight)), threat_model, seed=11)

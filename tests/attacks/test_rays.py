@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.rays import RayS, RaysResult
 from robust_ext.core.threat import ThreatModel
-from tests.attacks.problems import Bounds, Linear, Recorder, Rowwise, images, predicted, right_digits, target_of
+from tests.attacks.problems import Bounds, Lambda, Linear, Recorder, Rowwise, images, predicted, right_digits, target_of
 
 
 def network_of(values: int, bounds: Bounds = (0.0, 1.0)) -> Rowwise:
@@ -104,9 +104,7 @@ def by_hand(module: nn.Module, x: Tensor, label: int, bounds: Bounds, queries: i
     tolerance=st.sampled_from([1e-3, 0.05, 3.0]),
 )
 @settings(deadline=None, max_examples=30)
-def test_queries_what_nested_loops_for_single_rows_query(
-    shape: tuple[int, ...], bounds: Bounds, queries: int, tolerance: float
-) -> None:
+def test_queries_what_nested_loops_for_single_rows_query(shape, bounds, queries, tolerance):
     x = images(5, shape, bounds)
     network = network_of(x[0].numel(), bounds)
     y = predicted(network, x)
@@ -204,25 +202,19 @@ def test_rows_that_are_wrong_already_come_back_after_one_query() -> None:
 
 
 def test_only_the_label_is_seen() -> None:
-    class Hard(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.one_hot(network_of(16)(x).argmax(1), 4).float()
-
-    x = images(5, (1, 4, 4))
-    y = predicted(network_of(16), x)
-    soft, hard = (run(module, x, y, queries=100) for module in (network_of(16), Hard()))
+    network, x, y = problem(5, (1, 4, 4))
+    one_hot = Lambda(lambda x: nn.functional.one_hot(network(x).argmax(1), 4).float())
+    soft, hard = (run(module, x, y, queries=100) for module in (network, one_hot))
     assert torch.equal(soft.candidates, hard.candidates)
     assert bool(soft.found.any())
 
 
-@pytest.mark.parametrize("bad", [False, True])
-def test_targets_that_never_give_another_label_give_the_inputs_back(bad: bool) -> None:
-    class Same(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.full((len(x), 4), torch.nan) if bad else x.new_tensor([[0.0, 1, 0, 0]]).expand(len(x), 4)
-
+@pytest.mark.parametrize("logits", [[torch.nan] * 4, [0.0, 1, 0, 0]])
+def test_targets_that_never_give_another_label_give_the_inputs_back(logits: list[float]) -> None:
     x = images(3, (1, 2, 3))
-    found = run(Same(), x, torch.ones(3, dtype=torch.int64), queries=100)
+    found = run(
+        Lambda(lambda x: torch.tensor(logits).expand(len(x), 4)), x, torch.ones(3, dtype=torch.int64), queries=100
+    )
     assert torch.equal(found.candidates, x)
     assert not bool(found.found.any())
     assert found.distances.tolist() == [math.inf] * 3

@@ -91,7 +91,7 @@ def test_failed_rows_become_the_input() -> None:
     candidates = torch.rand(50, 2, 2, generator=torch.Generator().manual_seed(1))
     labels = met.module(inputs).argmax(1)
     with torch.no_grad():
-        met.module[1].bias += met.module(inputs).mean(0).flip(0)  # type: ignore[index]
+        met.module[1].bias += met.module(inputs).mean(0).flip(0)
         adversarial = met.module(candidates).argmax(1) != labels
     restored = restore_failed(candidates, inputs, labels, target=met)
     assert 0 < int(adversarial.sum()) < 50
@@ -113,5 +113,5 @@ def test_missing_packages_and_detectors_are_named_before_any_work() -> None:
 @pytest.mark.parametrize("wrong", [{"batching": "some"}, {"failure": "never"}, {"seeds": "lucky"}])
 def test_traits_are_checked(wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong))}: got"):
-        AttackTraits(**wrong)  # type: ignore[arg-type]
+        AttackTraits(**wrong)
     assert replace(AttackTraits(), minimum_norm=True).kind == "minimum norm"

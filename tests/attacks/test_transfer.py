@@ -16,17 +16,10 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
-from tests.attacks.problems import Recorder, predicted, right_digits, search, target_of
+from tests.attacks.problems import Lambda, Recorder, predicted, right_digits, search, target_of
 
 SHAPE = (1, 4, 4)
 THREAT = ThreatModel(norm="linf", epsilon=0.15)
-
-
-class Rounds(nn.Module):
-    """Rounded logits: the decisions of a network, and no gradient."""
-
-    def forward(self, logits: Tensor) -> Tensor:
-        return (logits * 4).round() / 4
 
 
 class Shift(Attack):
@@ -77,7 +70,8 @@ def test_from_the_target_itself_it_is_as_strong_as_apgd(epsilon: float) -> None:
 
 def test_it_beats_apgd_on_a_target_that_masks_its_gradients() -> None:
     network, x, y = right_digits(40)
-    masked = nn.Sequential(network, Rounds()).eval()
+    # The decisions of the network, and no gradient.
+    masked = Lambda(lambda x: (network(x) * 4).round() / 4)
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     direct = predicted(masked, search(APGD(steps=20), x, y, threat_model, module=masked, classes=10)[0]) != y
     attack = Transfer(surrogates={"static": network}, steps=20)
@@ -123,19 +117,13 @@ def test_each_row_gets_the_worst_of_its_candidates_and_its_origin() -> None:
 
 
 def test_misclassified_candidates_go_before_others() -> None:
-    class Two(nn.Module):
-        """Cross-entropy ranks the point of an unsure right class above that of a sure wrong one."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            first = x.flatten(1)[:, 0]
-            near = x.new_tensor([0.0, 0.01, -50, -50]).expand(len(x), 4)
-            far = x.new_tensor([0.01, 0.0, 0.0, 0.0]).expand(len(x), 4)
-            return torch.where((first > 0.6)[:, None], near, far)
-
+    # Cross-entropy ranks the point of an unsure right class above that of a sure wrong one.
+    near, far = torch.tensor([[0.0, 0.01, -50, -50], [0.01, 0.0, 0.0, 0.0]])
+    two = Lambda(lambda x: torch.where(x.flatten(1)[:, :1] > 0.6, near, far))
     x, y = torch.full((2, *SHAPE), 0.5), torch.zeros(2, dtype=torch.int64)
     attacks = [Shift(0.15), Shift(-0.15)]
     made = Transfer(surrogates={"a": small_network(SHAPE, 4)}, attacks=attacks, loss="ce")
-    found = transfer(made, Two().eval(), x, y)
+    found = transfer(made, two, x, y)
     assert found.origin.tolist() == [0, 0]
     assert bool(found.found.all())
 
@@ -160,12 +148,13 @@ def test_points_outside_are_taken_back(norm: str) -> None:
 
 
 def test_no_logits_leave_the_input() -> None:
-    class Mute(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.new_full((len(x), 4), torch.nan)
-
     network, x, y = problem()
-    found = transfer(Transfer(surrogates={"a": network}, attacks=[Shift(0.1)]), Mute().eval(), x, y)
+    found = transfer(
+        Transfer(surrogates={"a": network}, attacks=[Shift(0.1)]),
+        Lambda(lambda x: x.new_full((len(x), 4), torch.nan)),
+        x,
+        y,
+    )
     assert torch.equal(found.candidates, x)
     assert found.origin.tolist() == [-1] * 8
     assert not bool(found.found.any() or found.fooled.any())

@@ -49,7 +49,7 @@ def linear_net(weight: Tensor, bias: Tensor) -> nn.Module:
 def predicted(target: Target, points: Tensor) -> Tensor:
     """The network's classes, without counting."""
     with torch.no_grad():
-        labels: Tensor = target.module.module(points).argmax(1)  # type: ignore[operator, union-attr]
+        labels: Tensor = target.module.module(points).argmax(1)
     return labels
 
 
@@ -129,9 +129,7 @@ def test_the_box_is_kept_and_binds() -> None:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("bounds", [BOUNDS, (-2.0, 3.0)])
-def test_results_are_adversarial_in_bounds_and_as_far_as_stated(
-    norm: str, targeted: bool, bounds: tuple[float, float]
-) -> None:
+def test_results_are_adversarial_in_bounds_and_as_far_as_stated(norm, targeted, bounds):
     target = target_of(relu_net(8, 4), (8,), 4, bounds)
     inputs = images(5, (8,), bounds, seed=2)
     before, state = inputs.clone(), torch.random.get_rng_state()
@@ -241,7 +239,7 @@ def test_the_seed_decides() -> None:
 def test_passes_are_counted(start: str, norm: str) -> None:
     target, inputs, labels = problem(rows=3)
     sent: list[int] = []
-    target.module.module.register_forward_pre_hook(lambda _, given: sent.append(len(given[0])))  # type: ignore[union-attr]
+    target.module.module.register_forward_pre_hook(lambda _, given: sent.append(len(given[0])))
     given = torch.rand(3, 40, 8, generator=torch.Generator().manual_seed(5)) if start == "given" else None
     found = attack(target, inputs, labels, start=start, starting_points=given, norm=norm)
     spent = target.counter.forward + target.counter.backward

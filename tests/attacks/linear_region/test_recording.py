@@ -50,8 +50,8 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
         network = build().eval()
         for module in network.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.running_mean.normal_(0, 0.3)  # type: ignore[union-attr]
-                module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+                module.running_mean.normal_(0, 0.3)
+                module.running_var.uniform_(0.5, 2)
                 nn.init.uniform_(module.bias, -0.5, 0.5)
     return network
 
@@ -464,7 +464,7 @@ def test_results_that_are_no_logits_are_refused() -> None:
 @pytest.mark.parametrize("points", [torch.zeros(3), torch.zeros(2, 3, dtype=torch.int64), [[0.0]], None])
 def test_points_that_are_no_batch_are_refused(points: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"points: got .* expected a floating point tensor \(N, ...\)"):
-        record(nn.Flatten(), points)  # type: ignore[arg-type]
+        record(nn.Flatten(), points)
 
 
 def test_inference_mode_outside_is_fine_and_inside_is_refused() -> None:

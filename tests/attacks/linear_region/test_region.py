@@ -14,6 +14,7 @@ from robust_ext.attacks.linear_region.network.recording import record
 from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.core.errors import InvalidArgumentError
 from tests.attacks.linear_region.test_recording import check_adjoint, product, seeded
+from tests.attacks.problems import Lambda
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "networks.py"
 
@@ -36,7 +37,7 @@ def perceptron() -> nn.Module:
 
 def test_matrices_of_a_small_network_are_those_of_the_paper() -> None:
     network = seeded(perceptron).double()
-    first, second, third = (network[i] for i in (0, 2, 4))  # type: ignore[index]
+    first, second, third = (network[i] for i in (0, 2, 4))
     x = drawn(4, 5) - 0.5
     regions = record(network, x)
     for row in range(4):
@@ -82,12 +83,7 @@ def test_constraints_of_max_pooling_are_winner_minus_others() -> None:
 @pytest.mark.parametrize("bounds", [(-0.2, 0.3), (0.0, 0.0)])
 def test_both_limits_of_a_hardtanh_are_constraints(bounds: tuple[float, float]) -> None:
     x = torch.tensor([[-1.0, 0.1, 0.2, 0.9]], dtype=torch.float64)
-
-    class Clamp(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.clamp(*bounds)
-
-    constraints, logits = record(Clamp(), x).forward(x)
+    constraints, logits = record(Lambda(lambda x: x.clamp(*bounds)), x).forward(x)
     expected = torch.cat([(x - bounds[0]).abs(), (x - bounds[1]).abs()], 1)
     torch.testing.assert_close(constraints, expected)
     torch.testing.assert_close(logits, x.clamp(*bounds))
@@ -223,7 +219,7 @@ def test_a_network_without_choices_has_one_region() -> None:
     assert (regions.constraints, constraints.shape) == (0, (2, 0))
     assert regions.pattern()[0] == regions.pattern()[1]
     back = regions.adjoint(constraints, torch.ones_like(logits))
-    torch.testing.assert_close(back[0].flatten(), network[1].weight.sum(0).detach())  # type: ignore[index]
+    torch.testing.assert_close(back[0].flatten(), network[1].weight.sum(0).detach())
     assert bool((regions.adjoint(constraints) == 0).all())
 
 

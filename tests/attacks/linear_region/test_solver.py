@@ -69,7 +69,7 @@ def problems(family: int) -> Problems:
     kind, inputs, size, extra = FAMILIES[family]
     generator = torch.Generator().manual_seed(family)
     make = affine_region if kind == "network" else polytope
-    pairs = [make(generator, inputs, size, extra) for _ in range(COUNT)]  # type: ignore[operator]
+    pairs = [make(generator, inputs, size, extra) for _ in range(COUNT)]
     matrix, offset = (torch.stack(parts) for parts in zip(*pairs, strict=True))
     decision = torch.zeros(matrix.shape[1], dtype=torch.bool)
     decision[-extra if kind == "network" else -1 :] = True
@@ -127,7 +127,7 @@ def run(
     dense = DenseConstraints(constraints.matrix.to(dtype), constraints.offset.to(dtype), constraints.decision)
     rows = torch.arange(COUNT) if rows is None else rows
     starts = {name: more.pop(name) for name in ("points", "multipliers", "scaling") if name in more}
-    stop = SolverSettings(**{"margin": 2e-5 if dtype == torch.float32 else 1e-9, **more})  # type: ignore[arg-type]
+    stop = SolverSettings(**{"margin": 2e-5 if dtype == torch.float32 else 1e-9, **more})
     generator = torch.Generator().manual_seed(0)
     return solve(
         dense.select(rows),
@@ -137,7 +137,7 @@ def run(
         generator=generator,
         best=best,
         settings=stop,
-        **starts,  # type: ignore[arg-type]
+        **starts,
     )
 
 
@@ -355,7 +355,7 @@ def test_wrong_arguments():
     for argument, wrong in cases:
         given_ = {"inputs": x, "norm": "l2", "bounds": bounds, "generator": torch.Generator(), argument: wrong}
         with pytest.raises(InvalidArgumentError, match=f"^{argument}: got"):
-            solve(constraints, **given_)  # type: ignore[arg-type]
+            solve(constraints, **given_)
     with pytest.raises(InvalidArgumentError, match="tolerance"):
         SolverSettings(tolerance=0)
     for decision, match in ((None, "offset"), (torch.zeros(3), "decision")):
