@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -8,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, pattern
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.square import Square, window_share
 from robust_ext.core.threat import ThreatModel
 from robust_ext.testing.networks import margins
-from tests.attacks.problems import Linear, Rowwise, images, labels_of, right_digits, search
+from tests.attacks.problems import Lambda, Linear, Rowwise, images, labels_of, right_digits, search
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -168,13 +169,11 @@ def test_the_share_halves_at_the_published_marks(queries: int, data: st.DataObje
 @pytest.mark.parametrize(("shape", "share", "linf", "l2"), [((1, 28, 28), 0.8, 25, 25), ((3, 32, 32), 0.1, 10, 11)])
 def test_sides_of_windows(shape: tuple[int, ...], share: float, linf: int, l2: int) -> None:
     x = images(1, shape)
-    assert LinfWindows(x, ThreatModel(norm="linf", epsilon=0.1)).side(share) == linf
-    assert L2Windows(x, ThreatModel(norm="l2", epsilon=0.1)).side(share) == l2
-    assert LinfWindows(x, ThreatModel(norm="linf", epsilon=0.1)).side(1e-9) == 1
-    assert L2Windows(x, ThreatModel(norm="l2", epsilon=0.1)).side(1e-9) == 3
     wide = images(1, (1, 2, 40))
-    assert LinfWindows(wide, ThreatModel(norm="linf", epsilon=0.1)).side(1.0) == 2
-    assert L2Windows(wide, ThreatModel(norm="l2", epsilon=0.1)).side(1.0) == 2
+    for windows, norm, side, smallest in ((LinfWindows, "linf", linf, 1), (L2Windows, "l2", l2, 3)):
+        threat_model = ThreatModel(norm=norm, epsilon=0.1)
+        assert [windows(x, threat_model).side(one) for one in (share, 1e-9)] == [side, smallest]
+        assert windows(wide, threat_model).side(1.0) == 2
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-9.0, 9.0)])
@@ -243,25 +242,14 @@ def test_ends_when_all_rows_are_solved_unless_it_is_to_go_on() -> None:
 
 
 def test_a_misclassified_point_is_kept_before_one_of_higher_loss() -> None:
-    class Odd(nn.Module):
-        """Few points are misclassified, at a lower cross-entropy than others that are not."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.calls = 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            wrong = torch.tensor([0.0, 0.1, -9.0, -9.0])
-            right = torch.tensor([0.01, 0.0, 0.0, 0.0])
-            return (wrong if self.calls == 3 else right + self.calls * torch.tensor([0.0, 1e-4, 1e-4, 1e-4])).expand(
-                len(x), -1
-            )
-
+    # The third point is misclassified, at a lower cross-entropy than others that are not.
+    right, rise, calls = torch.tensor([0.01, 0, 0, 0]), torch.tensor([0, 1e-4, 1e-4, 1e-4]), itertools.count(1)
+    known = (torch.tensor([0, 0.1, -9, -9]) if call == 3 else right + call * rise for call in calls)
+    odd = Lambda(lambda x: next(known).expand(len(x), -1))
     x = images(2, (1, 4, 4))
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     attack = Square(queries=8, loss="ce", stop_early=False)
-    out, _, seen = search(attack, x, torch.tensor([0, 0]), threat_model, module=Odd())
+    out, _, seen = search(attack, x, torch.tensor([0, 0]), threat_model, module=odd)
     assert float(seen[2].loss[0]) < min(float(step.loss[0]) for step in (*seen[:2], *seen[3:]))
     assert torch.equal(out, seen[2].points)
 

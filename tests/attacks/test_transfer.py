@@ -44,8 +44,8 @@ def transfer(
     return attack.run(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(0))
 
 
-def problem(count: int = 8) -> tuple[nn.Module, Tensor, Tensor]:
-    network, x = small_network(SHAPE, 4), small_batch(count, SHAPE)
+def problem(count: int = 8, classes: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
+    network, x = small_network(SHAPE, classes), small_batch(count, SHAPE)
     return network, x, network(x).argmax(1)
 
 
@@ -185,8 +185,7 @@ def test_surrogates_are_run_in_eval_mode_and_left_as_they_were() -> None:
 
 
 def test_two_classes_are_enough_and_inputs_are_not_changed() -> None:
-    network, x = small_network(SHAPE, 2), small_batch(5, SHAPE)
-    y = network(x).argmax(1)
+    network, x, y = problem(5, classes=2)
     before = x.clone()
     found = transfer(Transfer(surrogates={"a": network}, steps=5), network, x, y, classes=2)
     assert bool(found.found.any())

@@ -18,6 +18,7 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import stream
 from robust_ext.core.target import PassCounter, Target
 from robust_ext.core.threat import NORMS, ThreatModel
+from tests.attacks import problems
 from tests.attacks.linear_region.test_solver import ORDER
 from tests.attacks.problems import images, target_of
 
@@ -28,50 +29,30 @@ SMALL: dict[str, Any] = {"starts": 4, "fab_steps": 10, "survivors": 2, "basin_ho
 def relu_net(values: int, classes: int, *, hidden: int = 12, seed: int = 0) -> nn.Module:
     """A random network with a hidden layer whose units fold inside the unit box."""
     generator = torch.Generator().manual_seed(seed)
-    first, last = nn.Linear(values, hidden), nn.Linear(hidden, classes)
-    with torch.no_grad():
-        first.weight.copy_(torch.randn(hidden, values, generator=generator))
-        folds = torch.rand(hidden, values, generator=generator)
-        first.bias.copy_(-(first.weight * folds).sum(1))
-        last.weight.copy_(torch.randn(classes, hidden, generator=generator))
-        last.bias.copy_(torch.randn(classes, generator=generator) * 0.1)
-    return nn.Sequential(first, nn.ReLU(), last).eval()
+    weight, folds = torch.randn(hidden, values, generator=generator), torch.rand(hidden, values, generator=generator)
+    first = linear_net(weight, -(weight * folds).sum(1))
+    weight, bias = torch.randn(classes, hidden, generator=generator), torch.randn(classes, generator=generator)
+    return nn.Sequential(first, nn.ReLU(), linear_net(weight, bias * 0.1)).eval()
 
 
 def linear_net(weight: Tensor, bias: Tensor) -> nn.Module:
     network = nn.Linear(weight.shape[1], weight.shape[0])
-    with torch.no_grad():
-        network.weight.copy_(weight)
-        network.bias.copy_(bias)
+    network.load_state_dict({"weight": weight, "bias": bias})
     return network.eval()
 
 
 def predicted(target: Target, points: Tensor) -> Tensor:
     """The network's classes, without counting."""
-    with torch.no_grad():
-        labels: Tensor = target.module.module(points).argmax(1)
-    return labels
+    return problems.predicted(target.module.module, points)
 
 
 def attack(
-    target: Target,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    norm: str = "l2",
-    seed: int = 0,
-    targeted: bool = False,
-    starting_points: Tensor | None = None,
-    **chosen: Any,
+    target: Target, inputs: Tensor, labels: Tensor, *, norm: str = "l2", seed: int = 0, **chosen: Any
 ) -> LinearRegionResult:
-    return LinearRegion(**{**SMALL, **chosen}).run(
-        replace(target, starting_points=starting_points),
-        inputs,
-        labels,
-        threat_model=ThreatModel(norm=norm, epsilon=0.1, bounds=target.bounds),
-        generator=stream(seed),
-        targeted=targeted,
-    )
+    threat_model, targeted = ThreatModel(norm=norm, epsilon=0.1, bounds=target.bounds), chosen.pop("targeted", False)
+    given = {"threat_model": threat_model, "generator": stream(seed), "targeted": targeted}
+    started = replace(target, starting_points=chosen.pop("starting_points", None))
+    return LinearRegion(**{**SMALL, **chosen}).run(started, inputs, labels, **given)
 
 
 def problem(*, rows: int = 4, values: int = 8, classes: int = 4, seed: int = 0) -> tuple[Target, Tensor, Tensor]:
@@ -217,13 +198,11 @@ def test_a_row_alone_is_as_in_its_batch(classes: str) -> None:
     target, inputs, labels = problem(rows=4)
     together = attack(target, inputs, labels, classes=classes, batch=3)
     for row in range(4):
-        generator = stream(0)
+        generator, one = stream(0), slice(row, row + 1)
         for _ in range(row):
             torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64)
-        one, model = slice(row, row + 1), ThreatModel(norm="l2", epsilon=0.1)
-        alone = LinearRegion(**SMALL, classes=classes).run(
-            target, inputs[one], labels[one], threat_model=model, generator=generator
-        )
+        given = {"threat_model": ThreatModel(norm="l2", epsilon=0.1), "generator": generator}
+        alone = LinearRegion(**SMALL, classes=classes).run(target, inputs[one], labels[one], **given)
         torch.testing.assert_close(alone.distances[0], together.distances[row], rtol=1e-3, atol=0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,32 +114,14 @@ def optima(family: int, norm: str) -> Tensor:
     return torch.tensor([exact(norm, *triple, bounds) for triple in triples], dtype=torch.float64)
 
 
-def run(
-    family: int,
-    norm: str,
-    dtype: torch.dtype,
-    *,
-    best: Tensor | None = None,
-    rows: Tensor | None = None,
-    **more: object,
-) -> Solution:
+def run(family: int, norm: str, dtype: torch.dtype, *, rows: Any = slice(None), **more: Any) -> Solution:
     """Solve a family of problems, or some of its rows; with starts, a scaling or settings of the solver."""
     constraints, x, bounds = problems(family)
     dense = DenseConstraints(constraints.matrix.to(dtype), constraints.offset.to(dtype), constraints.decision)
-    rows = torch.arange(COUNT) if rows is None else rows
-    starts = {name: more.pop(name) for name in ("points", "multipliers", "scaling") if name in more}
-    stop = SolverSettings(**{"margin": 2e-5 if dtype == torch.float32 else 1e-9, **more})
-    generator = torch.Generator().manual_seed(0)
-    return solve(
-        dense.select(rows),
-        x[rows].to(dtype),
-        norm=norm,
-        bounds=bounds,
-        generator=generator,
-        best=best,
-        settings=stop,
-        **starts,
-    )
+    given = {name: more.pop(name) for name in ("points", "multipliers", "scaling", "best") if name in more}
+    given["settings"] = SolverSettings(**{"margin": 2e-5 if dtype == torch.float32 else 1e-9, **more})
+    given |= {"norm": norm, "bounds": bounds, "generator": torch.Generator().manual_seed(0)}
+    return solve(dense.select(torch.arange(COUNT)[rows]), x[rows].to(dtype), **given)
 
 
 def gaps(found: Solution, optimum: Tensor) -> Tensor:
@@ -251,7 +234,7 @@ def test_the_bound_follows_from_the_multipliers(norm):
 def test_a_problem_does_not_depend_on_its_batch(family, norm):
     together = run(family, norm, torch.float64, iterations=60)
     for row in (0, 7, COUNT - 1):
-        alone = run(family, norm, torch.float64, iterations=60, rows=torch.tensor([row]))
+        alone = run(family, norm, torch.float64, iterations=60, rows=[row])
         assert alone.status[0] == together.status[row]
         assert alone.iterations[0] == together.iterations[row]
         torch.testing.assert_close(alone.points[0], together.points[row], rtol=0, atol=1e-8)
@@ -292,14 +275,8 @@ def test_units_do_not_matter(seed, norm, low):
     matrix = constraints.matrix * factors.unsqueeze(2) / 255
     offset = constraints.offset * factors - low * matrix.sum(2)
     scaled = DenseConstraints(matrix, offset, constraints.decision)
-    found = solve(
-        scaled,
-        low + 255 * x,
-        norm=norm,
-        bounds=(low, low + 255),
-        generator=torch.Generator().manual_seed(0),
-        settings=SolverSettings(iterations=1000),
-    )
+    given_ = {"bounds": (low, low + 255), "generator": torch.Generator().manual_seed(0)}
+    found = solve(scaled, low + 255 * x, norm=norm, settings=SolverSettings(iterations=1000), **given_)
     optimum = optima(1, norm)
     assert torch.equal(found.bound.isinf(), optimum.isinf())
     feasible = optimum.isfinite()
