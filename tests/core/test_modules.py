@@ -1,7 +1,5 @@
 """Modules whose settings and buffers are declared: what the constructor checks, sets, documents and describes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 

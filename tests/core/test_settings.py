@@ -1,7 +1,5 @@
 """Settings declared once: what is checked, documented, named and kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Intervals against beta quantiles; the sequential test against numerical integration and by simulation."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

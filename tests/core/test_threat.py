@@ -1,7 +1,5 @@
 """Distances against numpy, random points against the sets and distributions that they are drawn from."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -59,13 +57,7 @@ def test_distance_sees_what_float32_would_round_away() -> None:
     edge=st.booleans(),
 )
 def test_points_lie_in_bounds_and_in_the_ball(
-    norm: str,
-    bounds: tuple[float, float],
-    name: str,
-    epsilon: float,
-    shape: tuple[int, ...],
-    seed: int,
-    edge: bool,
+    norm: str, bounds: tuple[float, float], name: str, epsilon: float, shape: tuple[int, ...], seed: int, edge: bool
 ) -> None:
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
     x = torch.rand(shape, generator=generator(seed))

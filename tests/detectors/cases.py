@@ -1,30 +1,16 @@
 """Every published detector with settings, a fit and what it refuses; a small network and its inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext import detectors
 from robust_ext.core.random import seeded_globals
-from robust_ext.detectors import (
-    Detector,
-    DLADetector,
-    FeatureSqueezingDetector,
-    KDBUDetector,
-    LIDDetector,
-    MagNetDetector,
-    Median,
-    MLLOODetector,
-    NSSDetector,
-    OddsDetector,
-    TrapdoorDetector,
-    make_triggers,
-)
 
 
 def weighted(make: Callable[[], nn.Sequential], *, seed: int = 0, among: Tensor | None = None) -> nn.Sequential:
@@ -59,11 +45,10 @@ def data(count: int, seed: int = 0, shape: tuple[int, ...] = (1, 6, 5)) -> Tenso
 
 
 CLEAN, ADVERSARIAL = data(80), 1 - data(80) ** 3
-Fit = Callable[[Any, Tensor, Tensor, int], Any]
 
 
 def on_both(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
-    return detector.fit(clean, adversarial, **({"folds": 3} if isinstance(detector, MLLOODetector) else {}))
+    return detector.fit(clean, adversarial, **({"folds": 3} if isinstance(detector, detectors.MLLOODetector) else {}))
 
 
 def with_references(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
@@ -76,7 +61,7 @@ def on_clean(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> An
 
 
 def with_triggers(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
-    triggers = make_triggers(3, (1, 6, 5), generator=torch.Generator().manual_seed(seed), clusters=2, size=2)
+    triggers = detectors.make_triggers(3, (1, 6, 5), generator=torch.Generator().manual_seed(seed), clusters=2, size=2)
     return detector.fit(clean, triggers)
 
 
@@ -87,9 +72,9 @@ class Case:
     Those of ``refused`` are refused by an error that names the setting; for the others the message is given.
     """
 
-    kind: type[Detector]
+    kind: type[detectors.Detector]
     settings: dict[str, Any] = field(default_factory=dict)
-    fit: Fit = on_both
+    fit: Callable[..., Any] = on_both
     seeded: bool = False
     refused: str = ""
     messages: tuple[tuple[str, Any, str], ...] = ()
@@ -98,20 +83,20 @@ class Case:
 NOISES = [["normal", 0.2], ["sign", 0.1], ["uniform", 0.3]]
 CASES = {
     "nss": Case(
-        NSSDetector,
+        detectors.NSSDetector,
         {"output": "probability", "penalty": 5, "gamma": 0.02},
         refused="output='logit' penalty=0 gamma=-1",
         messages=(("bounds", 1, "expected a pair"), ("bounds", (1, 0), "first number is below")),
     ),
     "kd-bu": Case(
-        KDBUDetector,
+        detectors.KDBUDetector,
         {"layer": "5", "bandwidth": 0.4, "passes": 7, "chunk": 11},
         with_references,
         seeded=True,
         refused="bandwidth=0 passes=1 layer=3 chunk=0",
     ),
     "lid": Case(
-        LIDDetector,
+        detectors.LIDDetector,
         {"layers": ["2", "5"], "neighbours": 5, "size": 20},
         with_references,
         seeded=True,
@@ -119,7 +104,7 @@ CASES = {
         messages=(("neighbours", 20, "size: got 20, expected an integer of at least 21"),),
     ),
     "fs": Case(
-        FeatureSqueezingDetector,
+        detectors.FeatureSqueezingDetector,
         {
             "squeezers": [["bit_depth", {"bits": 3}], ["median", {"size": 3}], ["non_local_means", {"search": 3}]],
             "straight_through": False,
@@ -137,19 +122,21 @@ CASES = {
             ("squeezers", [("non_local_means", {"patch": 2})], "patch: got 2"),
             ("squeezers", [("opencv_non_local_means", {"strength": 0})], "strength: got 0"),
             ("squeezers", ["median"], "squeezers: got median, expected a pair"),
-            ("squeezers", [Median], "squeezers: got .* expected a pair"),
+            ("squeezers", [detectors.Median], "squeezers: got .* expected a pair"),
         ),
     ),
     "magnet": Case(
-        MagNetDetector,
+        detectors.MagNetDetector,
         {"structures": [[3, "average", 2], [4]], "powers": [1, 2], "temperatures": [10, 2], "reformer": 1},
-        lambda detector, clean, _, seed: detector.fit(clean, epochs=2, batch_size=16, seed=seed),
+        lambda detector, clean, _, seed, **own: detector.fit(
+            clean, **{"epochs": 2, "batch_size": 16, **own}, seed=seed
+        ),
         seeded=True,
         refused="structures=[] structures=[[]] structures=[[3,'max'],[3]] structures=[[0],[3]] structures=[3,3] "
         "powers=[1] powers=[1,0] temperatures=[0] reformer=2 noise=-0.1 epochs=0 bounds=[1,0] channels=0",
     ),
     "odds": Case(
-        OddsDetector,
+        detectors.OddsDetector,
         {"noises": NOISES, "draws": 5, "bounds": [-1.0, 2.0], "batch_size": 7},
         on_clean,
         seeded=True,
@@ -161,15 +148,15 @@ CASES = {
         ),
     ),
     "dla": Case(
-        DLADetector,
+        detectors.DLADetector,
         {"layers": ["5"], "widths": [7, 3]},
-        lambda detector, clean, adversarial, seed: detector.fit(clean, adversarial, epochs=5, seed=seed),
+        lambda detector, clean, bad, seed, **own: detector.fit(clean, bad, **{"epochs": 5, "seed": seed, **own}),
         seeded=True,
         refused="layers=[4] widths=[0] features=0",
         messages=(("layers", "4", "layers: got 4, expected a list of names"),),
     ),
     "ml-loo": Case(
-        MLLOODetector,
+        detectors.MLLOODetector,
         {
             **{"layers": ["2", "5"], "dispersion": "mad", "output": "logit", "fill": 0.25, "patch": 2, "stride": 1},
             **{"units": 5, "pool": False, "group": True, "seed": 5, "batch_size": 33},
@@ -178,7 +165,7 @@ CASES = {
         "seed=-1 pool=3",
     ),
     "trapdoor": Case(
-        TrapdoorDetector,
+        detectors.TrapdoorDetector,
         {"layer": "2", "pool": True, "neurons": 0.5},
         with_triggers,
         seeded=True,
@@ -195,25 +182,31 @@ REFUSED += [
 ]
 
 
-def made(name: str, classifier: nn.Module, **changed: Any) -> Detector:
+def made(name: str, classifier: nn.Module, **changed: Any) -> detectors.Detector:
     return CASES[name].kind(classifier, **{**CASES[name].settings, **changed})
 
 
-def fitted(name: str, classifier: nn.Module, *, seed: int = 0, **changed: Any) -> Detector:
+def fitted(name: str, classifier: nn.Module, *, seed: int = 0, **changed: Any) -> detectors.Detector:
     detector = made(name, classifier, **changed)
     CASES[name].fit(detector, CLEAN, ADVERSARIAL, seed)
     return detector
 
 
-def score(detector: Detector, x: Tensor, seed: int = 2) -> Tensor:
+def score(detector: detectors.Detector, x: Tensor, seed: int = 2) -> Tensor:
     with seeded_globals(seed), torch.no_grad():
         return detector.score(x)
 
 
-def state(detector: Detector) -> dict[str, Tensor]:
+def state(detector: detectors.Detector) -> dict[str, Tensor]:
     found = {key: value for key, value in detector.state_dict().items() if not key.startswith("classifier.")}
     del found["threshold"]
     return found
+
+
+def flat(*, hidden: int = 5, inputs: int = 6, classes: int = 3, among: Tensor | None = None) -> nn.Sequential:
+    """A classifier of vectors, or of what is flattened to them."""
+    layers = (partial(nn.Linear, inputs, hidden), nn.Tanh, partial(nn.Linear, hidden, classes))
+    return weighted(lambda: nn.Sequential(nn.Flatten(), *(make() for make in layers)), among=among)
 
 
 def attacked(classifier: nn.Module, x: Tensor, labels: Tensor, epsilon: float) -> Tensor:

@@ -1,8 +1,5 @@
 """Several detectors as one: against numpy, one forward pass, gradients, files, and what is refused."""
 
-from __future__ import annotations
-
-import logging
 import math
 
 import numpy as np
@@ -20,7 +17,7 @@ from robust_ext.detectors.combining import METHODS, combine
 from robust_ext.evaluations.detectors import detector_digest
 from robust_ext.models.defended import Defended
 from tests.detectors import cases
-from tests.detectors.cases import weighted
+from tests.detectors.cases import flat as network
 
 
 class Unit(Detector):
@@ -51,10 +48,6 @@ class Noisy(Unit):
 
     def score_of(self, observed: Observation) -> Tensor:
         return (super().score_of(observed) + torch.rand(len(observed.inputs))).detach()
-
-
-def network() -> nn.Sequential:
-    return weighted(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)))
 
 
 def data(count: int, seed: int = 0) -> Tensor:
@@ -193,16 +186,9 @@ def test_infinite_scores_are_in_order() -> None:
 def test_what_does_not_fit_is_refused(caplog) -> None:
     classifier = network()
     for detectors, method, message in (
-        *(
-            (wrong, "mean", r"detectors: got .*, expected a list of one or more")
-            for wrong in ([], None, Unit(classifier))
-        ),
+        *((wrong, "mean", r"detectors: got .*, expected a list of one") for wrong in ([], None, Unit(classifier))),
         ([Unit(classifier), Unit(network())], "mean", r"detectors\[1\]: got Unit beside another module"),
-        (
-            [Unit(classifier), torch.relu],
-            "mean",
-            r"detectors\[1\]: got builtin_function.*, expected a Detector; make it",
-        ),
+        ([Unit(classifier), torch.relu], "mean", r"detectors\[1\]: got builtin_function.*, expected a Detector; make"),
         ([Unit(classifier)], "sum", "method: got 'sum'"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
@@ -218,8 +204,7 @@ def test_what_does_not_fit_is_refused(caplog) -> None:
             detector.fit_clean(inputs, batch_size=size)
     constant = ScoreDetector(classifier, lambda x: x.flatten(1).sum(1) * 0 + 2)
     flat = CombinedDetector(classifier, [Unit(classifier), constant])
-    with caplog.at_level(logging.WARNING):
-        flat.fit_clean(data(30))
+    flat.fit_clean(data(30))
     assert "member 1 (<lambda>) scored all 30 clean inputs 2; look at its score" in caplog.text
     assert flat.ranks_of(observe(classifier, data(3), flat.layers))[:, 1].tolist() == [0.5] * 3
 

@@ -1,7 +1,5 @@
 """Ranks against scipy and exact fractions, the mixture against Blahut-Arimoto, brute force and quadrature."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Dense-layer analysis: its inputs, what it computes, how it is trained."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

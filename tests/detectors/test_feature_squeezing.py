@@ -1,10 +1,7 @@
 """Feature squeezing: the squeezers, and how far they move the probabilities."""
 
-from __future__ import annotations
-
 import math
 import sys
-from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +16,9 @@ from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError,
 from robust_ext.detectors._features.non_local_means import NonLocalMeans, OpenCVNonLocalMeans, from_lab, to_lab
 from robust_ext.detectors._features.squeezers import BitDepth, Median, Squeezer
 from robust_ext.detectors.feature_squeezing import PRESETS, FeatureSqueezingDetector
-from tests.detectors.cases import weighted
+from tests.detectors.cases import flat
+
+CHANNELS = pytest.mark.parametrize("channels", [1, 3])
 
 
 def images(count: int, *shape: int, seed: int = 0) -> Tensor:
@@ -32,10 +31,8 @@ def images(count: int, *shape: int, seed: int = 0) -> Tensor:
 
 
 def network(channels: int = 1, side: int = 8) -> nn.Sequential:
-    layers = (partial(nn.Linear, channels * side * side, 16), nn.Tanh, partial(nn.Linear, 16, 4))
-    made = weighted(lambda: nn.Sequential(nn.Flatten(), *(part() for part in layers)))
-    with torch.no_grad():
-        made[3].weight.mul_(5)
+    made = flat(inputs=channels * side * side, hidden=16, classes=4)
+    made[3].weight.data.mul_(5)
     return made
 
 
@@ -78,7 +75,7 @@ def test_medians_are_those_of_scipy(size: int, height: int, width: int, channels
     assert np.array_equal(Median(size=size)(x[0]).numpy(), expected[0])
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@CHANNELS
 def test_averages_are_those_of_the_formula(channels: int) -> None:
     x = images(2, channels, 9, 7).double()
     squeezer = NonLocalMeans(search=5, patch=3, strength=6)
@@ -90,8 +87,7 @@ def test_averages_are_those_of_the_formula(channels: int) -> None:
             parts = [averaged_by_hand(part, 5, 3, 6) for part in (lab[..., :1], lab[..., 1:])]
             expected = from_lab(torch.tensor(np.concatenate(parts, 2)).permute(2, 0, 1)[None])[0].permute(1, 2, 0)
         np.testing.assert_allclose(found.permute(1, 2, 0).numpy(), expected, atol=1e-6)
-    moved = (255 * (squeezer(x) - x)).abs().mean()
-    assert moved > 0.3
+    assert (255 * (squeezer(x) - x)).abs().mean() > 0.3
 
 
 @pytest.mark.parametrize("strength", [2.0, 6.0])
@@ -107,7 +103,7 @@ def test_averages_are_close_to_those_of_opencv(strength: float, height: int, wid
         assert apart.mean() < mean
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@CHANNELS
 def test_opencv_is_called_as_published(channels: int) -> None:
     cv2 = pytest.importorskip("cv2")
     x = images(3, channels, 16, 12)
@@ -133,13 +129,13 @@ def test_lab_is_that_of_opencv() -> None:
 
 
 @pytest.mark.parametrize("squeezer", [Median(size=2), Median(size=3), NonLocalMeans(search=3, patch=3, strength=9)])
-@pytest.mark.parametrize("channels", [1, 3])
+@CHANNELS
 def test_gradients_of_squeezers_are_those_of_finite_differences(squeezer: Squeezer, channels: int) -> None:
     x = 0.1 + 0.8 * torch.rand(1, channels, 4, 4, generator=torch.Generator().manual_seed(0)).double() / 4
     assert torch.autograd.gradcheck(squeezer, (x.requires_grad_(),), eps=1e-7, atol=1e-4)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@CHANNELS
 def test_scores_are_those_of_the_formula(channels: int) -> None:
     classifier, x = network(channels), images(9, channels, 8, 8)
     x[:4] = (x[:4] * 3).round() / 3
@@ -162,14 +158,10 @@ def test_scores_are_those_of_the_formula(channels: int) -> None:
 
 
 def test_scores_reach_both_ends() -> None:
-    class Step(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            top = 1e4 * (x.flatten(1).amax(1) - 0.5)
-            return torch.stack([top, -top], 1)
-
-    x = torch.tensor([0.9, 0.1]).view(2, 1, 1, 1)
-    detector = FeatureSqueezingDetector(Step().eval(), squeezers=[lambda x: x * 0.5])
-    assert detector.score(x).tolist() == [2, 0]
+    step = nn.Sequential(nn.Flatten(), nn.Linear(1, 2)).eval()
+    step[1].load_state_dict({"weight": torch.tensor([[1e4], [-1e4]]), "bias": torch.tensor([-5e3, 5e3])})
+    detector = FeatureSqueezingDetector(step, squeezers=[lambda x: x * 0.5])
+    assert detector.score(torch.tensor([0.9, 0.1]).view(2, 1, 1, 1)).tolist() == [2, 0]
 
 
 def test_published_choices() -> None:

@@ -1,7 +1,5 @@
 """Local intrinsic dimensionality: against direct loops and known dimensions, with duplicates; and its detector."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

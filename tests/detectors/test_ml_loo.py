@@ -1,7 +1,5 @@
 """Leave-one-out features against slow loops, the regression against scikit-learn, and what surrounds them."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 from typing import Any
@@ -31,32 +29,14 @@ MEASURES_BY_HAND = {
 
 
 def network() -> nn.Sequential:
-    first = (
-        partial(nn.Conv2d, 2, 3, 2),
-        nn.Tanh,
-        nn.Flatten,
-        partial(nn.Linear, 18, 5),
-        nn.Tanh,
-        partial(nn.Linear, 5, 4),
-    )
-    return weighted(lambda: nn.Sequential(*(part() for part in first)), among=data(50))
+    head = (nn.Flatten, partial(nn.Linear, 18, 5), nn.Tanh, partial(nn.Linear, 5, 4))
+    return weighted(lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), *(part() for part in head)), among=data(50))
 
 
 data = partial(cases.data, shape=(2, 4, 3))
 
 
-def by_hand(
-    classifier: nn.Sequential,
-    x: Tensor,
-    layers: list[int],
-    *,
-    dispersion: str = "iqr",
-    output: str = "probability",
-    fill: float = 0.0,
-    patch: int = 1,
-    stride: int = 1,
-    pool: bool = True,
-) -> np.ndarray:
+def by_hand(classifier, x: Tensor, layers, *, dispersion: str, output: str, fill, patch, stride, pool) -> np.ndarray:
     """One forward pass for each input and each blanked square."""
 
     def units(one: Tensor, label: int) -> np.ndarray:
@@ -84,13 +64,12 @@ def by_hand(
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.fixed_dictionaries(
-        {
-            "dispersion": st.sampled_from(["iqr", "std", "mad"]),
-            "output": st.sampled_from(["probability", "logit"]),
-            "fill": st.sampled_from([0.0, 0.5, -1.0]),
-            **{"patch": st.integers(1, 5), "stride": st.integers(1, 3), "pool": st.booleans()},
-        }
+    st.builds(
+        dict,
+        dispersion=st.sampled_from(["iqr", "std", "mad"]),
+        output=st.sampled_from(["probability", "logit"]),
+        fill=st.sampled_from([0.0, 0.5, -1.0]),
+        **{"patch": st.integers(1, 5), "stride": st.integers(1, 3), "pool": st.booleans()},
     ),
     st.sampled_from([[0, 4], [1], [], [0, 3]]),
     st.sampled_from([1, 5, 64, 1024]),
@@ -149,16 +128,15 @@ def test_vectors_and_grey_planes_are_blanked_too() -> None:
 
 def test_units_are_drawn_by_the_seed_and_kept(tmp_path) -> None:
     classifier, x = network(), data(4)
-    whole = MLLOODetector(classifier, layers=["0", "4"], pool=False).features(x)
-    detector = MLLOODetector(classifier, layers=["0", "4"], pool=False, units=4, seed=3)
+    drawing = partial(MLLOODetector, classifier, layers=["0", "4"], pool=False, units=4)
+    whole, detector = MLLOODetector(classifier, layers=["0", "4"], pool=False).features(x), drawing(seed=3)
     part = detector.features(x)
     assert part.shape == (4, 4 + 4 + 1)
     chosen = [*detector.chosen_0.tolist(), *(18 + detector.chosen_1).tolist(), 23]
     assert len(set(chosen)) == 9
     torch.testing.assert_close(part, whole[:, chosen])
-    same = MLLOODetector(classifier, layers=["0", "4"], pool=False, units=4, seed=3)
-    assert torch.equal(same.features(x), part)
-    other = MLLOODetector(classifier, layers=["0", "4"], pool=False, units=4, seed=4)
+    assert torch.equal(drawing(seed=3).features(x), part)
+    other = drawing(seed=4)
     other.features(x)
     assert other.chosen_0.tolist() != detector.chosen_0.tolist()
     # A file's units count, not those that would be drawn.

@@ -1,7 +1,5 @@
 """A detector of one's own: one file with one class, and one line in the catalogue."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

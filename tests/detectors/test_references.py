@@ -1,7 +1,5 @@
 """Training sets of clean, noisy and adversarial inputs with references beside them, and the regression on them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

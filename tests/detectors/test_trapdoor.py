@@ -1,7 +1,5 @@
 """Triggers, training with them, and the similarity to their signatures, against loops over the formulas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -65,14 +65,7 @@ def test_a_detector_is_returned_if_it_watches_the_classifier():
             as_detector(detector, other, inputs=x, argument="guard")
 
 
-@pytest.mark.parametrize(
-    "score",
-    [
-        brightness,
-        Brightness().eval(),
-        lambda batch: batch.flatten(1).mean(1),
-    ],
-)
+@pytest.mark.parametrize("score", [brightness, Brightness().eval(), lambda batch: batch.flatten(1).mean(1)])
 def test_a_score_is_wrapped(score):
     classifier, x = network(), data(60)
     detector = as_detector(score, classifier)
