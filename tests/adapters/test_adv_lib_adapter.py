@@ -5,12 +5,9 @@ import sys
 import pytest
 import torch
 
+from robust_ext import InvalidArgumentError, ThreatModel, as_attack, as_module
 from robust_ext.attacks import CallableAttack
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack
-from robust_ext.registry.model import as_module
 from tests.adapters import common
 from tests.adapters.common import conv_network, drawn_seed, predicted, require, uniform
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.core.errors import AttackError, AttackRefusedError
+from robust_ext import AttackError, AttackRefusedError, ThreatModel, as_attack
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.threat import ThreatModel
 from robust_ext.models.padded import PaddedClasses
-from robust_ext.registry import as_attack
 from tests.adapters import common
 from tests.adapters.common import AsItIs, Recorder, conv_network, drawn_seed, predicted, require, uniform
 

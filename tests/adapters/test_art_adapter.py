@@ -9,12 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
+from robust_ext import InvalidArgumentError, MissingDependencyError, ModelError, ThreatModel, as_attack, as_module
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
-from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack
-from robust_ext.registry.model import as_module
 from tests.adapters import common
 from tests.adapters.common import UNIT, Recorder, art_classifier, conv_network, drawn_seed, predicted, require, uniform
 

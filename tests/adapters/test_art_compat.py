@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from robust_ext import ThreatModel, as_attack
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack
 from tests.adapters import common
 from tests.adapters.common import UNIT, art_classifier, network_in, predicted, require, uniform
 

@@ -12,9 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
-from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack
+from robust_ext import AttackError, AttackRefusedError, InvalidArgumentError, ThreatModel, as_attack
 from robust_ext.registry.base import adapters
 from tests.adapters.common import LIBRARIES, cases, conv_network, predicted, run, uniform, usable
 

@@ -14,12 +14,10 @@ import torch
 from torch import nn
 
 import robust_ext
+from robust_ext import ThreatModel, as_attack, as_module
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import parse_call
 from robust_ext.core.target import Counted, PassCounter
-from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack
-from robust_ext.registry.model import as_module
 from tests.adapters.common import (
     UNIT,
     Stretched,
@@ -48,7 +46,7 @@ def read(table):
     return cases
 
 
-# Norm, attack, settings given to the adapter and, of adv-lib, what it has to be called with on top for the same.
+# Norm, attack and settings given to the adapter.
 CASES = {
     "foolbox": read("""
         linf: LinfPGD(steps=5, rel_stepsize=0.1); LinfAdamPGD(steps=5); MIFGSM(steps=5); FGSM(random_start=True);
@@ -88,46 +86,20 @@ CASES = {
             DeepFool(steps=10); GN(std=0.05); VANILA
         l1: JSMA; SparseFool(steps=3); OnePixel(steps=3); Pixle(restarts=2, max_iterations=5)
     """),
-    "adv_lib": [
-        ("l2", "alma", {"num_steps": 20}, {"distance": "l2"}),
-        ("l1", "alma", {"num_steps": 20, "init_lr_distance": 0.5}, {"distance": "l1"}),
-        ("linf", "apgd", {"n_iter": 10}, {"eps": 0.2, "norm": INF}),
-        ("l2", "apgd", {"n_iter": 10, "n_restarts": 2}, {"eps": 1.0, "norm": 2}),
-        ("l1", "apgd", {"n_iter": 10, "loss_function": "ce"}, {"eps": 5.0, "norm": 1}),
-        ("linf", "apgd_targeted", {"n_iter": 5}, {"eps": 0.2, "norm": INF}),
-        ("l2", "minimal_apgd", {"n_iter": 5, "binary_search_steps": 3}, {"max_eps": 1.0, "norm": 2}),
-        ("l2", "carlini_wagner_l2", {"binary_search_steps": 2, "max_iterations": 10, "initial_const": 1.0}, {}),
-        ("linf", "carlini_wagner_linf", {"max_iterations": 5, "initial_const": 1.0}, {}),
-        ("l2", "ddn", {"steps": 20}, {}),
-        ("l2", "df", {"steps": 10}, {"norm": 2}),
-        ("linf", "df", {"steps": 10}, {"norm": INF}),
-        ("linf", "fab", {"n_iter": 5}, {"norm": INF}),
-        ("l2", "fab", {"n_iter": 5, "restarts": 2}, {"norm": 2}),
-        ("l1", "fab", {"n_iter": 5}, {"norm": 1}),
-        ("l1", "fga", {"max_iter": 10, "n_samples": 3}, {"targeted": False}),
-        ("linf", "fmn", {"steps": 10}, {"norm": INF}),
-        ("l2", "fmn", {"steps": 10}, {"norm": 2}),
-        ("l1", "fmn", {"steps": 10}, {"norm": 1}),
-        ("l1", "fmn", {"steps": 10, "norm": 0}, {}),
-        ("l2", "pdgd", {"num_steps": 10, "random_init": 0.1}, {}),
-        ("linf", "pdpgd", {"num_steps": 10}, {"norm": INF}),
-        ("l2", "pdpgd", {"num_steps": 10}, {"norm": 2}),
-        ("l1", "pdpgd", {"num_steps": 10, "norm": 0, "proximal_operator": 23}, {}),
-        ("linf", "perc_al", {"max_iterations": 10}, {"num_classes": CLASSES}),
-        ("linf", "pgd_linf", {"steps": 10}, {"ε": 0.2}),
-        ("linf", "pgd_linf", {"steps": 5, "loss_function": "dlr", "restarts": 2}, {"ε": 0.2}),
-        ("l2", "sdf", {"steps": 4, "df_steps": 5}, {}),
-        ("l1", "sigma_zero", {"num_steps": 20}, {}),
-        (
-            "l2",
-            "str_attack",
-            {"max_iterations": 20, "initial_const": 50.0, "binary_search_steps": 2, "retrain": False},
-            {},
-        ),
-        ("l2", "tr", {"iter": 20, "eps": 0.01}, {"p": 2}),
-        ("linf", "tr", {"iter": 20, "adaptive": True}, {"p": INF}),
-        ("l1", "vfga", {"max_iter": 10, "n_samples": 3}, {"targeted": False}),
-    ],
+    "adv_lib": read("""
+        linf: apgd(n_iter=10); apgd_targeted(n_iter=5); carlini_wagner_linf(max_iterations=5, initial_const=1.0);
+            df(steps=10); fab(n_iter=5); fmn(steps=10); pdpgd(num_steps=10); perc_al(max_iterations=10);
+            pgd_linf(steps=10); pgd_linf(steps=5, loss_function='dlr', restarts=2); tr(iter=20, adaptive=True)
+        l2: alma(num_steps=20); apgd(n_iter=10, n_restarts=2); minimal_apgd(n_iter=5, binary_search_steps=3);
+            carlini_wagner_l2(binary_search_steps=2, max_iterations=10, initial_const=1.0); ddn(steps=20);
+            df(steps=10); fab(n_iter=5, restarts=2); fmn(steps=10); pdgd(num_steps=10, random_init=0.1);
+            pdpgd(num_steps=10); sdf(steps=4, df_steps=5); tr(iter=20, eps=0.01);
+            str_attack(max_iterations=20, initial_const=50.0, binary_search_steps=2, retrain=False)
+        l1: alma(num_steps=20, init_lr_distance=0.5); apgd(n_iter=10, loss_function='ce');
+            fab(n_iter=5); fga(max_iter=10, n_samples=3); fmn(steps=10); fmn(steps=10, norm=0);
+            pdpgd(num_steps=10, norm=0, proximal_operator=23); sigma_zero(num_steps=20);
+            vfga(max_iter=10, n_samples=3)
+    """),
 }
 BOUNDS = {library: [UNIT, (-1.0, 1.0)] for library in CASES} | {"adv_lib": [UNIT, (-1.0, 1.0), (0.0, 255.0)]}
 
@@ -173,6 +145,13 @@ def completed(library, made_of, settings, norm):
     epsilon = EPSILON[norm]
     if library == "foolbox":
         return {**settings, "constraint": norm} if made_of.__name__ == "HopSkipJumpAttack" else settings
+    if library == "adv_lib":
+        order = {"linf": INF, "l2": 2, "l1": 1}[norm]
+        given = {"apgd": "eps", "apgd_targeted": "eps", "pgd_linf": "ε", "minimal_apgd": "max_eps"}
+        wanted = {"norm": order, "p": order, "distance": norm, "num_classes": CLASSES, "targeted": False}
+        wanted[given.get(made_of.__name__, "")] = epsilon
+        accepted = inspect.signature(made_of).parameters
+        return {key: value for key, value in wanted.items() if key in accepted} | settings
     names = {"art": {"linf": np.inf, "l2": 2, "l1": 1}, "torchattacks": {"linf": "Linf", "l2": "L2", "l1": "L1"}}
     wanted = {
         "eps": epsilon,
@@ -200,7 +179,7 @@ def completed(library, made_of, settings, norm):
     ids=lambda value: value[1] if isinstance(value, tuple) and isinstance(value[0], str) else str(value),
 )
 def test_candidates_are_the_librarys_own(library, case, bounds):
-    norm, name, settings, *filled = case
+    norm, name, settings = case
     width = bounds[1] - bounds[0]
     made_of = attack_of(library, name)
     attack = as_attack((made_of, settings))
@@ -212,7 +191,7 @@ def test_candidates_are_the_librarys_own(library, case, bounds):
     candidates = run(attack, module, x, y, threat_model, classes=CLASSES)
     assert torch.equal(x, before)
     assert (candidates.dtype, candidates.requires_grad) == (torch.float32, False)
-    given = {**settings, **filled[0]} if filled else completed(library, made_of, settings, norm)
+    given = completed(library, made_of, settings, norm)
     in_unit = library in ("adv_lib", "torchattacks") or attack.entry.unit_space
     with seeded_globals(drawn_seed()):
         if bounds == UNIT or not in_unit:
@@ -242,7 +221,7 @@ def test_candidates_are_the_librarys_own(library, case, bounds):
 
 def test_the_cases_cover_every_attack():
     for library, left_out in {"adv_lib": set(), "torchattacks": {"CW", "EADEN", "EADL1", "MultiAttack"}}.items():
-        named = {name for _, name, *_ in CASES[library]} | left_out
+        named = {name for _, name, _ in CASES[library]} | left_out
         assert {listing.name for listing in usable(library)} <= named
 
 

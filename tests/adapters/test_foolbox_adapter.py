@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from robust_ext.core.errors import AttackError
+from robust_ext import AttackError, ThreatModel, as_attack
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack
 from tests.adapters.common import UNIT, conv_network, drawn_seed, predicted, require, run, uniform
 
 foolbox = require("foolbox")

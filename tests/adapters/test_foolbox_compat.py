@@ -5,18 +5,15 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from robust_ext.core.errors import AttackError
+from robust_ext import AttackError, ThreatModel, as_module
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.threat import ThreatModel
 from robust_ext.registry.base import adapters
-from robust_ext.registry.model import as_module
 from tests.adapters import common
-from tests.adapters.common import UNIT, Recorder, conv_network, predicted, require, uniform
+from tests.adapters.common import UNIT, Downhill, Recorder, conv_network, predicted, require, uniform
 
 foolbox = require("foolbox")
 
@@ -340,18 +337,10 @@ def test_foolbox_does_not_configure_the_callers_logging():
         root.handlers[:] = before
 
 
-class _Downhill:
-    """Stands in for Brendel-Bethge's compiled optimizer: a step along the boundary's normal, in the ball and box."""
-
-    def solve(self, x0, x, b, low, high, c, r):
-        step = b * c / (b @ b + 1e-12)
-        return np.clip(x + step * min(1.0, r / (np.linalg.norm(step) + 1e-12)), low, high) - x
-
-
 @pytest.mark.parametrize("name", [f"{norm}BrendelBethgeAttack" for norm in ("Linfinity", "L2", "L1", "L0")])
 def test_brendel_bethge_without_its_compiler(name, monkeypatch):
     """All but the optimizer itself: samples that cannot be started do not lose the others, and runs repeat."""
-    monkeypatch.setattr(getattr(foolbox.attacks, name), "instantiate_optimizer", lambda self: _Downhill())
+    monkeypatch.setattr(getattr(foolbox.attacks, name), "instantiate_optimizer", lambda self: Downhill())
     module, x = Recorder(Brightness([5.0, 0.45, 0.45])), images()
     norm = build(name).traits.norms[0]
     first = run(build(name, {"steps": 5}), module, x, norm=norm)

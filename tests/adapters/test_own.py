@@ -5,8 +5,7 @@ import pytest
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.registry import as_attack
-from robust_ext.registry.base import adapters
+from robust_ext.registry import adapters, as_attack
 
 
 def test_names_build_them_with_settings():

@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext import InvalidArgumentError, ThreatModel, as_attack
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack
 from robust_ext.registry.base import adapters
 from tests.adapters import common
 from tests.adapters.common import Recorder, conv_network, drawn_seed, predicted, require, uniform

@@ -8,9 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from robust_ext.core.errors import AttackError
-from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack
+from robust_ext import AttackError, ThreatModel, as_attack
 from tests.adapters import common
 from tests.adapters.common import AsItIs, Recorder, predicted, require, uniform
 

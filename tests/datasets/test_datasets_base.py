@@ -97,27 +97,17 @@ def test_no_images_at_all():
         assert (inputs.shape, taken.shape) == (shape, (0,))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("name", ""),
-        ("images", [[1]]),
-        ("images", np.zeros((3, 2, 2), np.uint8)),
-        ("images", np.zeros((3, 1, 0, 2), np.uint8)),
-        ("images", np.zeros((3, 1, 2, 2))),
-        ("images", np.full((3, 1, 2, 2), 1.5, np.float32)),
-        ("images", np.full((3, 1, 2, 2), -0.1, np.float32)),
-        ("images", np.full((3, 1, 2, 2), np.nan, np.float32)),
-        ("labels", [0, 1, 0]),
-        ("labels", np.zeros(2, int)),
-        ("labels", np.zeros((3, 1), int)),
-        ("labels", np.zeros(3)),
-        ("labels", np.array([0, 1, 2])),
-        ("labels", np.array([0, 1, -1])),
-        ("class_names", "ab"),
-        ("class_names", (1, 2)),
-    ],
-)
+SHAPES = [np.zeros(shape, np.uint8) for shape in ((3, 2, 2), (3, 1, 0, 2))]
+VALUES = [np.full((3, 1, 2, 2), value, np.float32) for value in (1.5, -0.1, np.nan)]
+WRONG = {
+    "name": [""],
+    "images": [[[1]], np.zeros((3, 1, 2, 2)), *SHAPES, *VALUES],
+    "labels": [[0, 1, 0], *map(np.zeros, (2, (3, 1)), (int, int)), np.zeros(3), *np.array([[0, 1, 2], [0, 1, -1]])],
+    "class_names": ["ab", (1, 2)],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
 def test_construction_names_the_wrong_field(field, value):
     fields = {"name": "toy", "images": np.zeros((3, 1, 2, 2), np.uint8)}
     fields |= {"labels": np.zeros(3, int), "class_names": ("a", "b")}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -7,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext import BPDA, InvalidArgumentError
 from robust_ext.core.random import derive_seed
 from robust_ext.defenses.adp import AdaptiveDenoising
 from robust_ext.defenses.training.score import ScoreTraining
-from robust_ext.models.bpda import BPDA
 from robust_ext.models.row_rng import RowRNG
+from tests.models.cases import data as some
 from tests.models.cases import network
 
 
@@ -27,8 +28,7 @@ class Quadratic(nn.Module):
         return -self.rates * (x - 0.5)
 
 
-def data(rows: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
+data = functools.partial(some, dtype=torch.float64)
 
 
 def defense(**settings: Any) -> AdaptiveDenoising:

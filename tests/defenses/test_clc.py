@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext import BPDA, InvalidArgumentError, ModelError
 from robust_ext.defenses.clc import ClosedLoopControl
 from robust_ext.defenses.training.projections import Projections, ProjectionsTraining, edited_inputs
-from robust_ext.models.bpda import BPDA
 from tests.models.cases import data, network
 
 LAYERS = ("", "1", "3")

@@ -8,15 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext import InvalidArgumentError, ModelError, ThreatModel
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.running import run_attack
-from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import Target
-from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
-from robust_ext.defenses.aid import AIDPurifier
-from robust_ext.defenses.imf import IMF
-from robust_ext.defenses.training.discriminator import Discriminator, DiscriminatorTraining
+from robust_ext.defenses import IMF, AIDPurifier, Discriminator, DiscriminatorTraining
 from robust_ext.demo.network import digits_network
 from tests.defenses.cases import Unit
 

@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext import BPDA, AdaptiveDefense, EoT, InvalidArgumentError, ModelError
 from robust_ext.core.settings import declared
 from robust_ext.core.target import PassCounter, count_calls
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.catalogue import DEFENSES, NAMED, TRAINED
-from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.bpda import BPDA, trajectory_gradient
-from robust_ext.models.eot import EoT
+from robust_ext.models.bpda import trajectory_gradient
 from tests.defenses.cases import GROUPED, SHAPE, data, gradient, make, network, of_digits, quick, seeds
 
 ALL = pytest.mark.parametrize("name", NAMED)

@@ -11,16 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext import BPDA, EoT, MissingDependencyError
 from robust_ext.attacks.running import run_attack
-from robust_ext.core.errors import MissingDependencyError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target
 from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.models.bpda import BPDA
-from robust_ext.models.eot import EoT
 from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.testing.conformance.problems import digits, network, threat_model
+from tests.adapters.common import Downhill
 from tests.models.cases import NoisyRounding, Rounding, art_classifier, quantise
 
 SAMPLES = 2
@@ -105,23 +104,15 @@ def attacked(library: str, listing: AttackListing, wrapped: str) -> tuple[Tensor
     return found, module
 
 
-class _Downhill:
-    """Stands in for Brendel-Bethge's compiled optimizer: a step along the boundary's normal, in the ball and box."""
-
-    def solve(self, x0: Any, x: Any, b: Any, low: float, high: float, c: float, r: float) -> Any:
-        step = b * c / (b @ b + 1e-12)
-        return np.clip(x + step * min(1.0, r / (np.linalg.norm(step) + 1e-12)), low, high) - x
-
-
 def without_compiler(library: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """numba would compile for a minute; all that queries the model stays as it is."""
     if library == "foolbox":
         attacks = importlib.import_module("foolbox.attacks")
-        monkeypatch.setattr(getattr(attacks, name), "instantiate_optimizer", lambda self: _Downhill())
+        monkeypatch.setattr(getattr(attacks, name), "instantiate_optimizer", lambda self: Downhill())
     else:
         module = importlib.import_module("art.attacks.evasion.brendel_bethge")
         for norm in ("L0", "L1", "L2", "Linf"):
-            monkeypatch.setattr(module, f"{norm}Optimizer", _Downhill)
+            monkeypatch.setattr(module, f"{norm}Optimizer", Downhill)
 
 
 @pytest.mark.parametrize(("library", "listing", "wrapped"), CASES)

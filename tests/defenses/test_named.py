@@ -9,9 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from robust_ext import ThreatModel
+from robust_ext import DataError, InvalidArgumentError, RunFolderError, ThreatModel, as_defense, evaluate_defense
 from robust_ext.cli import app as cli
-from robust_ext.core.errors import DataError, InvalidArgumentError, RunFolderError
 from robust_ext.core.objects import resolve_object
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.catalogue import NAMED, TRAINED
@@ -20,8 +19,7 @@ from robust_ext.defenses.training.contrastive import ContrastiveHead
 from robust_ext.defenses.training.stable_head import StableHead
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
-from robust_ext.evaluations.adaptive import evaluate_defense
-from robust_ext.registry.defense import as_defense, named_defense
+from robust_ext.registry.defense import named_defense
 from tests.defenses.cases import QUICK, drawn_part, of_digits
 
 

@@ -11,15 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext import BPDA, EoT, InvalidArgumentError
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.reverse import ContrastiveReversal
 from robust_ext.defenses.training.contrastive import ContrastiveEncoder, ContrastiveTraining, contrastive_losses
 from robust_ext.defenses.training.views import RandomViews, View
 from robust_ext.demo.network import digits_network
-from robust_ext.models.bpda import BPDA
-from robust_ext.models.eot import EoT
 from robust_ext.models.features import split
 from robust_ext.models.row_rng import RowRNG
 
@@ -196,20 +194,13 @@ def test_views_are_drawn_from_their_ranges() -> None:
         torch.testing.assert_close(own[row : row + 1], view.apply(x[row : row + 1]))
 
 
-def test_training_learns_and_depends_on_its_seed_alone() -> None:
+def test_training_learns() -> None:
     net = digits_network()
     inputs, _ = load_dataset("digits", split="train").take(range(200))
     features = split(net, inputs[:2]).features
     views = RandomViews(area=0.8, flip=0, jitter=0.2)
-    before = torch.get_rng_state()
-    keywords: dict[str, Any] = {"views": views, "width": 32, "epochs": 10, "batch_size": 50}
-    trained = [ContrastiveTraining(seed=seed, **keywords).fit(net, inputs) for seed in (0, 0)]
-    encoders = [ContrastiveEncoder(features, head) for head in trained]
-    other = ContrastiveEncoder(features, ContrastiveTraining(**{**keywords, "seed": 1, "epochs": 1}).fit(net, inputs))
-    assert torch.equal(torch.get_rng_state(), before)
+    trained = ContrastiveTraining(seed=0, views=views, width=32, epochs=10, batch_size=50).fit(net, inputs)
     x, _ = load_dataset("digits").take(range(40))
-    assert torch.equal(encoders[0](x), encoders[1](x))
-    assert not torch.equal(encoders[0](x), other(x))
     rows = torch.arange(40)
     seen = [torch.cat([views(x, RowRNG(rows + 100 * pair), number) for number in range(2)]) for pair in range(5)]
 
@@ -219,6 +210,4 @@ def test_training_learns_and_depends_on_its_seed_alone() -> None:
     with seeded_globals(3):
         fresh = nn.Sequential(nn.Linear(128, 32), nn.ReLU(), nn.Linear(32, 16))
     with torch.no_grad():
-        assert loss(encoders[0]) < loss(nn.Sequential(features, fresh)) - 0.2
-    assert all(p.grad is None for p in net.parameters())
-    assert all(p.requires_grad for p in net.parameters())
+        assert loss(ContrastiveEncoder(features, trained)) < loss(nn.Sequential(features, fresh)) - 0.2

@@ -11,7 +11,7 @@ import torch
 from scipy import ndimage
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext import BPDA, InvalidArgumentError, MissingDependencyError
 from robust_ext.core.random import seeded_globals
 from robust_ext.defenses import (
     BitDepthReduction,
@@ -20,7 +20,6 @@ from robust_ext.defenses import (
     RandomizedSmoothing,
     RandomResizePad,
 )
-from robust_ext.models.bpda import BPDA
 from robust_ext.models.row_rng import RowRNG
 
 

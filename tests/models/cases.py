@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext import AdaptiveDefense, Purifier
 from robust_ext.core.random import seeded_globals
-from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
-from robust_ext.models.purifier import Purifier
+from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.row_rng import RowRNG
 from robust_ext.models.vjp import row_gradient
 
@@ -77,6 +77,15 @@ def art_classifier(module: nn.Module, **settings: Any) -> Any:
     classification = pytest.importorskip("art.estimators.classification")
     shape = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0, 1)}
     return classification.PyTorchClassifier(module, loss=nn.CrossEntropyLoss(), device_type="cpu", **shape, **settings)
+
+
+def planted(features: nn.Module, x: Tensor, rows: str = "any", size: int = 8) -> BinarizedClassifier:
+    """A drawn readout of the features for each input."""
+    generator = torch.Generator().manual_seed(5)
+    weight, anchor = (torch.randn(len(x), size, generator=generator) for _ in range(2))
+    threshold, scale, offset = torch.randn(3, len(x), generator=generator)
+    values = {"threshold": threshold, "scale": scale.sigmoid() + 0.5, "offset": offset}
+    return BinarizedClassifier(features, references=x, weight=weight, anchor=anchor, **values, batching=rows)
 
 
 class Held:

@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext import AdaptiveDefense, InvalidArgumentError, ModelError, Purifier
 from robust_ext.core.random import seeded_globals
-from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
-from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG, row_seeds
 from robust_ext.models.vjp import row_gradient
 from tests.models.cases import Descent, data, network

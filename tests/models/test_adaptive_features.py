@@ -5,17 +5,13 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from robust_ext.core.errors import ModelError, SplitError
+from robust_ext import BPDA, AdaptiveDefense, EoT, ModelError, SplitError
 from robust_ext.core.target import Counted, PassCounter
-from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_features import DefendedFeatures, binarized_defense, split_defense
-from robust_ext.models.binarized import BinarizedClassifier
-from robust_ext.models.bpda import BPDA
-from robust_ext.models.eot import EoT
 from robust_ext.models.features import split
-from tests.models.cases import Controlled, Descent, data, network
+from tests.models.cases import Controlled, Descent, data, network, planted
 
 
 class Together(Controlled):
@@ -29,21 +25,6 @@ class Probable(Controlled):
 class Twice(Controlled):
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         return (super().readout(point, state) + super().readout(point / 2, state)) / 2
-
-
-def planted(features: nn.Module, x: Tensor, rows: str = "any") -> BinarizedClassifier:
-    generator = torch.Generator().manual_seed(5)
-    count = len(x)
-    return BinarizedClassifier(
-        features,
-        references=x,
-        weight=torch.randn(count, 8, generator=generator),
-        anchor=torch.randn(count, 8, generator=generator),
-        threshold=torch.randn(count, generator=generator),
-        scale=torch.rand(count, generator=generator) + 0.5,
-        offset=torch.randn(count, generator=generator),
-        batching=rows,
-    )
 
 
 @pytest.mark.parametrize("seed", [None, 7])

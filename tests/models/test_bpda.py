@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext import BPDA, InvalidArgumentError, ModelError, Purifier
 from robust_ext.attacks._common.objectives import cross_entropy
-from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.models.adaptive_solution import Solution
-from robust_ext.models.bpda import BPDA, trajectory_gradient
-from robust_ext.models.purifier import Purifier
+from robust_ext.models.bpda import trajectory_gradient
 from robust_ext.models.row_rng import RowRNG
 from tests.models.cases import Controlled
 

@@ -6,10 +6,9 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.detectors import Detector, Observation
-from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.defended import Defended, SuccessMargin
 from robust_ext.models.features import LayerInput
-from tests.models.cases import data
+from tests.models.cases import data, planted
 from tests.models.cases import network as wide_network
 
 
@@ -32,19 +31,6 @@ def calibrated(classifier: nn.Module) -> Hidden:
     return detector
 
 
-def binarized(classifier: nn.Module) -> BinarizedClassifier:
-    generator = torch.Generator().manual_seed(2)
-    return BinarizedClassifier(
-        LayerInput(classifier, "3"),
-        references=data(4),
-        weight=torch.randn(4, 5, generator=generator),
-        anchor=torch.randn(4, 5, generator=generator),
-        threshold=torch.zeros(4),
-        scale=torch.ones(4),
-        offset=torch.zeros(4),
-    )
-
-
 @pytest.mark.parametrize("inverted", [False, True])
 def test_one_pass_serves_both(inverted: bool) -> None:
     classifier = network()
@@ -54,7 +40,7 @@ def test_one_pass_serves_both(inverted: bool) -> None:
     x = data(4)
     sign = -1 if inverted else 1
     expected = sign * (classifier[1](x.flatten(1))[:, 0] - detector.threshold)
-    for head in (classifier, binarized(classifier)):
+    for head in (classifier, planted(LayerInput(classifier, "3"), x, size=5)):
         calls.clear()
         logits, excess = Defended(head, detector, inverted=inverted).both(x)
         assert calls == [4]

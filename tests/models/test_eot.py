@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,23 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from robust_ext import BPDA, AdaptiveDefense, EoT, InvalidArgumentError, ModelError, Purifier
 from robust_ext.attacks._common.objectives import cross_entropy, margin
-from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
-from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
-from robust_ext.models.bpda import BPDA
-from robust_ext.models.eot import GRADIENTS, VALUES, EoT
-from robust_ext.models.purifier import Purifier
+from robust_ext.models.eot import GRADIENTS, VALUES
 from robust_ext.models.row_rng import RowRNG
 from tests.models.cases import data as some
 from tests.models.cases import most_held, network
 
-
-def data(rows: int = 4, dtype: torch.dtype = torch.float64) -> Tensor:
-    return some(rows, dtype)
-
-
+data = functools.partial(some, rows=4, dtype=torch.float64)
 COTANGENT = torch.randn(4, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 LABELS = torch.tensor([0, 2, 1, 0])
 

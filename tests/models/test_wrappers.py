@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robust_ext import BPDA, AdaptiveDefense, EoT
 from robust_ext.attacks._common.objectives import cross_entropy
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.bpda import BPDA, trajectory_gradient
-from robust_ext.models.eot import EoT
+from robust_ext.models.bpda import trajectory_gradient
 from tests.models.cases import Descent, NoisyRounding, Rounding, art_classifier, data, held_by, network, quantise
 
 LABELS = torch.tensor([0, 2, 1, 0, 1])
