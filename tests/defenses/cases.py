@@ -1,7 +1,5 @@
 """A small case of every published defense: a network of two layers, and trained parts whose weights are drawn."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

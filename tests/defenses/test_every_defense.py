@@ -1,7 +1,5 @@
 """What holds for every defense of the catalogue, and for those that share something."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

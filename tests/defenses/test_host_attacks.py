@@ -1,7 +1,5 @@
 """Every gradient attack of the hosts, on test-time defenses whose own gradient is zero, through the wrappers."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

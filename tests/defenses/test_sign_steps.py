@@ -1,7 +1,5 @@
 """The defenses that step along signs, against a loop by hand on linear classifiers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

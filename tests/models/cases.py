@@ -1,7 +1,5 @@
 """What the tests of the models share: a network, inputs, random defenses, and the memory that graphs hold."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any

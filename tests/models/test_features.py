@@ -1,7 +1,5 @@
 """Splitting classifiers into features and readout: what is found, what is refused, and that nothing stays behind."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable

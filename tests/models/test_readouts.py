@@ -1,7 +1,5 @@
 """Fitted directions against scikit-learn, closed forms and an independent solver of the margin."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

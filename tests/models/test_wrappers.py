@@ -1,7 +1,5 @@
 """What holds for a random defense, for BPDA and for EoT alike: rows, types, gradients, memory, hosts behind them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
