@@ -105,14 +105,8 @@ def test_runs_as_other_attacks_do(made: NativeAttack) -> None:
     problem = small_defense(4)
     for parameter in problem.defended.parameters():
         parameter.requires_grad_(True)
-    out = run_attack(
-        made,
-        problem.target,
-        problem.inputs,
-        problem.labels,
-        threat_model=problem.threat_model,
-        generator=torch.Generator().manual_seed(0),
-    )
+    parts, generator = (problem.target, problem.inputs, problem.labels), torch.Generator().manual_seed(0)
+    out = run_attack(made, *parts, threat_model=problem.threat_model, generator=generator)
     assert torch.equal(out, attacked(made, problem))
     assert all(parameter.grad is None and parameter.requires_grad for parameter in problem.defended.parameters())
 
@@ -197,11 +191,10 @@ def test_classes_that_cannot_be_aimed_at_are_refused() -> None:
 @pytest.mark.parametrize("made", [APGD(steps=3), RayS(queries=70), Transfer(surrogates={"a": Rowwise(12)}, steps=3)])
 def test_candidates_are_those_of_the_result(made: Any) -> None:
     problem = small_defense(4)
+    parts, threat_model = (problem.target, problem.inputs, problem.labels), problem.threat_model
     given = {} if isinstance(made, RayS) else {"generator": stream(0)}
-    result = made.run(problem.target, problem.inputs, problem.labels, threat_model=problem.threat_model, **given)
-    out = made.search(
-        problem.target, problem.inputs, problem.labels, threat_model=problem.threat_model, generator=stream(0)
-    )
+    result = made.run(*parts, threat_model=threat_model, **given)
+    out = made.search(*parts, threat_model=threat_model, generator=stream(0))
     assert torch.equal(out, result.candidates)
 
 
@@ -219,12 +212,10 @@ def test_wrong_inputs_and_labels_are_refused(made: NativeAttack) -> None:
     problem = small_defense(2)
     if isinstance(made, ObjectivePGD):
         pytest.skip("takes inputs as they are, in any precision")
-    with pytest.raises(InvalidArgumentError, match="labels"):
-        attacked(made, problem, labels=problem.labels + 4)
-    with pytest.raises(InvalidArgumentError, match="labels"):
-        attacked(made, problem, labels=problem.labels[:1])
-    with pytest.raises(InvalidArgumentError, match="bounds"):
-        attacked(made, problem, inputs=problem.inputs + 1)
+    x, y = problem.inputs, problem.labels
+    for match, wrong in (("labels", {"labels": y + 4}), ("labels", {"labels": y[:1]}), ("bounds", {"inputs": x + 1})):
+        with pytest.raises(InvalidArgumentError, match=match):
+            attacked(made, problem, **wrong)
 
 
 @every

@@ -22,7 +22,7 @@ from robust_ext.core.target import frozen
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from tests.attacks.problems import Lambda, target_of
+from tests.attacks.problems import Lambda, predicted, target_of
 
 # Of 300 rows: from seed to seed the numbers of all these attacks differ by up to about this many.
 LUCK = 6
@@ -178,13 +178,11 @@ def digits() -> tuple[nn.Module, Tensor, Tensor]:
     pytest.importorskip("sklearn")
     network = digits_network()
     inputs, _ = load_dataset("digits").take(range(300))
-    with torch.no_grad():
-        return network, inputs, network(inputs).argmax(1)
+    return network, inputs, predicted(network, inputs)
 
 
 def left(network: nn.Module, candidates: Tensor, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> int:
-    with torch.no_grad():
-        found = (network(candidates).argmax(1) != labels) & threat_model.contains(candidates, inputs)
+    found = (predicted(network, candidates) != labels) & threat_model.contains(candidates, inputs)
     return int((~found).sum())
 
 

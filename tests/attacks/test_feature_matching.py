@@ -16,7 +16,7 @@ from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.detectors import Detector, Observation
 from robust_ext.models.defended import Defended
 from robust_ext.testing.defenses import small_defense
-from tests.attacks.problems import Lambda, attacked, watched
+from tests.attacks.problems import Lambda, attacked, predicted, watched
 
 
 def identity(x: Tensor) -> Tensor:
@@ -27,20 +27,18 @@ def identity(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("distance", ["l2", "linf"])
 def test_with_the_inputs_for_features_it_ends_at_the_nearest_point_to_the_reference(norm: str, distance: str) -> None:
     problem = small_defense(8, norm=norm, epsilon={"linf": 0.2, "l2": 0.5, "l1": 1.5}[norm], references=1)
-    reference = problem.target.references[:, 0]
+    reference, epsilon = problem.target.references[:, 0], problem.threat_model.epsilon
     for size, count in ((0.05, 100), (0.005, 400)):
         made = FeatureMatching(features=identity, distance=distance, weight=0, steps=count, rel_step_size=size)
         steps = watched(made, problem)
         last = steps[-1].points
         if distance == "l2" and norm == "linf":
             # Clipping is the projection onto a cube.
-            epsilon = problem.threat_model.epsilon
-            nearest = torch.minimum(torch.maximum(reference, problem.inputs - epsilon), problem.inputs + epsilon)
+            nearest = reference.clamp(problem.inputs - epsilon, problem.inputs + epsilon)
             assert float((last - nearest).abs().max()) <= 2.01 * size * epsilon
         if distance == "l2" and norm == "l2" and size == 0.05:
             offset = (reference - problem.inputs).flatten(1)
             length = offset.norm(dim=1, keepdim=True)
-            epsilon = problem.threat_model.epsilon
             nearest = problem.inputs + (offset * (epsilon / length).clamp_max(1)).view(reference.shape)
             assert float((last - nearest).flatten(1).norm(dim=1).max()) <= 2.01 * size * epsilon + 1e-3
     way = (reference - steps[-1].points).flatten(1)
@@ -55,10 +53,8 @@ def test_with_the_inputs_for_features_it_ends_at_the_nearest_point_to_the_refere
 def test_the_loss_is_the_one_stated(distance: str, weight: float, reference: str) -> None:
     problem = small_defense(6, epsilon=0.3, references=3)
     network, references = problem.defended.classifier, problem.target.references
-    made = FeatureMatching(
-        features=["1", "2"], distance=distance, weight=weight, reference=reference, confidence=0.2, steps=4
-    )
-    steps = watched(made, problem)
+    chosen = {"features": ["1", "2"], "distance": distance, "weight": weight, "reference": reference}
+    steps = watched(FeatureMatching(**chosen, confidence=0.2, steps=4), problem)
     for row in range(6):
         layers = [network[:2], network[:3]]
         scales = [float(layer(references[row]).norm(dim=1).mean()) for layer in layers]
@@ -93,8 +89,8 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     steps = watched(FeatureMatching(features="2", steps=3, samples=2), problem)
     for step, after in pairwise(steps):
         expected = (step.points + 0.04 * problem.threat_model.epsilon * step.gradient.sign()).clamp(0, 1)
-        low, high = problem.inputs - problem.threat_model.epsilon, problem.inputs + problem.threat_model.epsilon
-        torch.testing.assert_close(after.points, torch.minimum(torch.maximum(expected, low), high))
+        epsilon = problem.threat_model.epsilon
+        torch.testing.assert_close(after.points, expected.clamp(problem.inputs - epsilon, problem.inputs + epsilon))
         assert bool((after.loss > step.loss).float().mean() > 0.5)
 
 
@@ -131,13 +127,14 @@ def test_which_features_are_taken() -> None:
     torch.testing.assert_close(first, network[:2](x))
     torch.testing.assert_close(second, network(x))
     assert torch.equal(feature_map(own, identity, x[:1])(x)[0], x.flatten(1))
-    with pytest.raises(InvalidArgumentError, match="got 9, expected names of layers"):
-        feature_map(plain, ["9"], x[:1])(x)
-    with pytest.raises(InvalidArgumentError, match=r"shape \(4,\) from features"):
-        feature_map(plain, lambda x: x.flatten(1)[:, 0], x[:1])(x)
     unreadable = WithNumber(nn.Sequential(network, nn.Softmax(1)).eval())
-    with pytest.raises(AttackRefusedError, match="name layers of the detector's classifier"):
-        feature_map(unreadable, None, x[:1])
+    for error, message, detector, features in (
+        (InvalidArgumentError, "got 9, expected names of layers", plain, ["9"]),
+        (InvalidArgumentError, r"shape \(4,\) from features", plain, lambda x: x.flatten(1)[:, 0]),
+        (AttackRefusedError, "name layers of the detector's classifier", unreadable, None),
+    ):
+        with pytest.raises(error, match=message):
+            feature_map(detector, features, x[:1])(x)
 
 
 def test_a_detector_without_gradients_is_passed_by_its_features() -> None:
@@ -168,10 +165,9 @@ def test_targeted_goes_to_the_class_aimed_at() -> None:
     wide = replace(problem, threat_model=ThreatModel(norm="linf", epsilon=0.4), labels=(problem.labels + 1) % 4)
     network = problem.defended.classifier
     pool = torch.rand(500, 1, 3, 4, generator=torch.Generator().manual_seed(5))
-    with torch.no_grad():
-        classes, passes = network(pool).argmax(1), ~problem.defended.decide(pool)[1]
+    classes, passes = predicted(network, pool), ~problem.defended.decide(pool)[1]
     of_aim = torch.stack([pool[(classes == label) & passes][:2] for label in wide.labels])
     wide = replace(wide, target=replace(problem.target, references=of_aim))
     out = attacked(FeatureMatching(features="2", steps=60), wide, targeted=True)
-    predicted, rejected = problem.defended.decide(out)
-    assert int(((predicted == wide.labels) & ~rejected).sum()) >= 12
+    aimed, rejected = problem.defended.decide(out)
+    assert int(((aimed == wide.labels) & ~rejected).sum()) >= 12

@@ -15,22 +15,17 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.odds import OddsDetector
 from robust_ext.models.defended import Defended
 from robust_ext.testing.defenses import Problem, Rowwise, small_defense
-from tests.attacks.problems import attacked, watched
+from tests.attacks.problems import attacked, predicted, watched
 
 
 def two_networks(rows: int) -> Problem:
     """A classifier that is not the network that the detector watches."""
     problem = small_defense(rows, epsilon=0.3, references=3)
-    other = nn.Sequential(
-        nn.Flatten(), Rowwise(torch.randn(3, 12, generator=torch.Generator().manual_seed(3))), nn.Tanh()
-    )
-    defended = Defended(other.eval(), problem.defended.detector)
-    return replace(
-        problem,
-        target=replace(problem.target, defended=defended, classes=3),
-        labels=problem.labels % 3,
-        defended=defended,
-    )
+    weight = torch.randn(3, 12, generator=torch.Generator().manual_seed(3))
+    other = nn.Sequential(nn.Flatten(), Rowwise(weight), nn.Tanh()).eval()
+    defended = Defended(other, problem.defended.detector)
+    target = replace(problem.target, defended=defended, classes=3)
+    return replace(problem, target=target, labels=problem.labels % 3, defended=defended)
 
 
 @pytest.mark.parametrize("logits", ["classifier", "detector", "both"])
@@ -39,15 +34,12 @@ def two_networks(rows: int) -> Problem:
 @pytest.mark.parametrize("same", [False, True])
 def test_the_loss_without_noise_is_the_one_stated(logits: str, reference: str, targeted: bool, same: bool) -> None:
     problem = small_defense(5, epsilon=0.3, references=3) if same else two_networks(5)
-    made = LogitMatching(
-        logits=logits, reference=reference, level=0, samples=1, steps=6, margin_weight=0.7, confidence=0.1
-    )
-    steps = watched(made, problem, targeted=targeted)
+    chosen = {"logits": logits, "reference": reference, "margin_weight": 0.7, "confidence": 0.1}
+    steps = watched(LogitMatching(**chosen, level=0, samples=1, steps=6), problem, targeted=targeted)
     references = problem.target.references
     classifier, network = problem.defended.classifier, problem.defended.detector.classifier
-    parts = {"classifier": [classifier], "detector": [network], "both": [classifier, network]}[logits]
-    if same:
-        parts = [classifier]
+    both = {"classifier": [classifier], "detector": [network], "both": [classifier, network]}
+    parts = [classifier] if same else both[logits]
     for row in range(5):
 
         def matched(x: Tensor) -> Tensor:
@@ -76,19 +68,11 @@ def test_the_loss_is_averaged_over_the_noise(bounds: tuple[float, float]) -> Non
     width = bounds[1] - bounds[0]
     middle = torch.full_like(problem.inputs, sum(bounds) / 2)
     target = replace(problem.target, defended=defended, classes=3, references=middle[:, None] + 0.1)
-    changed = replace(
-        problem,
-        target=target,
-        defended=defended,
-        inputs=middle,
-        labels=torch.zeros(16, dtype=torch.int64),
-        threat_model=ThreatModel(norm="linf", epsilon=0.05, bounds=bounds),
-    )
+    parts = {"target": target, "defended": defended, "inputs": middle, "labels": torch.zeros(16, dtype=torch.int64)}
+    changed = replace(problem, **parts, threat_model=ThreatModel(norm="linf", epsilon=0.05, bounds=bounds))
     for noise, variance in (("normal", 1.0), ("uniform", 1 / 3), ("sign", 1.0)):
-        level = 0.05
-        made = LogitMatching(
-            logits="classifier", noise=noise, level=level, samples=250, steps=1, margin_weight=0, start="input"
-        )
+        level, chosen = 0.05, {"logits": "classifier", "samples": 250, "steps": 1, "margin_weight": 0, "start": "input"}
+        made = LogitMatching(**chosen, noise=noise, level=level)
         (step,) = watched(made, changed)
         plain = ((middle - middle - 0.1).flatten(1) @ weight.T).square().sum(1)
         expected = -(plain + variance * (level * width) ** 2 * weight.square().sum()) / 2
@@ -129,8 +113,7 @@ def test_an_odds_detector_is_passed_more_often_than_by_an_attack_that_ignores_it
         detector.fit(pool[:400])
         detector.calibrate(pool[400:], false_positive_rate=0.3)
         defended = Defended(network, detector)
-        with torch.no_grad():
-            classes, passes = network(pool).argmax(1), ~defended.decide(pool)[1]
+        classes, passes = predicted(network, pool), ~defended.decide(pool)[1]
     references = torch.stack([pool[(classes != label) & passes][:3] for label in small.labels])
     target = replace(small.target, defended=defended, references=references)
     problem = replace(small, target=target, defended=defended, threat_model=ThreatModel(norm="linf", epsilon=0.3))

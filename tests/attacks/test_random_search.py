@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.native import NativeAttack, Step
 from robust_ext.attacks.random_search import RandomSearch
+from robust_ext.attacks.spatial import SpatialTransformation
 from robust_ext.attacks.square import Square
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.testing.networks import margins
@@ -119,10 +120,19 @@ def test_batches_that_share_a_generator_equal_one_batch() -> None:
     assert torch.equal(torch.cat(parts), search(attack, x, y, threat_model, seed=5)[0])
 
 
-def test_equal_rows_get_points_of_their_own() -> None:
-    x = images(1, (1, 3, 4)).expand(5, -1, -1, -1)
-    out, *_ = search(RandomSearch(points=3), x, labels_of(x), ThreatModel(norm="l2", epsilon=0.01))
-    assert len(out.unique(dim=0)) == 5
+@pytest.mark.parametrize(
+    ("attack", "norm"),
+    [
+        (RandomSearch(points=3), "l2"),
+        (Square(queries=1, stop_early=False), "linf"),
+        (SpatialTransformation(translation=2, mode="random", samples=1), "linf"),
+    ],
+)
+def test_equal_rows_and_other_seeds_get_points_of_their_own(attack: NativeAttack, norm: str) -> None:
+    x = images(1, (1, 4, 30)).expand(5, -1, -1, -1)
+    threat_model = ThreatModel(norm=norm, epsilon=0.01)
+    out = torch.cat([search(attack, x, labels_of(x), threat_model, seed=seed)[0] for seed in (0, 1)])
+    assert len(out.unique(dim=0)) == 10
 
 
 def test_more_points_go_on_where_fewer_stop() -> None:

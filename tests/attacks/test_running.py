@@ -46,12 +46,10 @@ def run(attack: Attack, met: Target, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def test_targets_with_too_few_classes_are_padded() -> None:
-    few = Probe(minimum_classes=5)
-    run(few, target(), torch.rand(3, 2, 2), torch.zeros(3, dtype=torch.int64))
-    assert (few.classes, few.columns) == (5, 5)
-    enough = Probe(minimum_classes=3)
-    run(enough, target(4), torch.rand(3, 2, 2), torch.zeros(3, dtype=torch.int64))
-    assert (enough.classes, enough.columns) == (4, 4)
+    for fewest, classes, seen in ((5, 2, 5), (3, 4, 4)):
+        probe = Probe(minimum_classes=fewest)
+        run(probe, target(classes), torch.rand(3, 2, 2), torch.zeros(3, dtype=torch.int64))
+        assert (probe.classes, probe.columns) == (seen, seen)
 
 
 def test_nothing_of_the_callers_is_changed() -> None:
@@ -66,23 +64,19 @@ def test_nothing_of_the_callers_is_changed() -> None:
     assert not met.module.training
 
 
-def test_what_an_attack_raises_names_it() -> None:
-    inputs, labels = torch.rand(3, 2, 2), torch.ones(3).long()
-    with pytest.raises(AttackError, match="probe: raised ZeroDivisionError: by nothing"):
-        run(Probe(ZeroDivisionError("by nothing")), target(), inputs, labels)
-    with pytest.raises(InvalidArgumentError, match="eps: got 3"):
-        run(Probe(InvalidArgumentError("eps", 3, "less")), target(), inputs, labels)
-
-
-def test_changed_weights_are_noticed() -> None:
+def test_what_an_attack_raises_and_changed_weights_name_it() -> None:
     def careless(model, x, y):
         with torch.no_grad():
             next(model.parameters()).mul_(0.5)
         return x
 
-    inputs, labels = torch.rand(3, 2, 2), torch.ones(3).long()
-    with pytest.raises(AttackError, match=r"careless: changed the network's weights in place \(1\.weight\)"):
-        run(CallableAttack(careless), target(), inputs, labels)
+    for attack, error, message in (
+        (Probe(ZeroDivisionError("by nothing")), AttackError, "probe: raised ZeroDivisionError: by nothing"),
+        (Probe(InvalidArgumentError("eps", 3, "less")), InvalidArgumentError, "eps: got 3"),
+        (CallableAttack(careless), AttackError, r"careless: changed the network's weights in place \(1\.weight\)"),
+    ):
+        with pytest.raises(error, match=message):
+            run(attack, target(), torch.rand(3, 2, 2), torch.ones(3).long())
 
 
 def test_failed_rows_become_the_input() -> None:
@@ -100,14 +94,15 @@ def test_failed_rows_become_the_input() -> None:
 
 
 def test_missing_packages_and_detectors_are_named_before_any_work() -> None:
-    with pytest.raises(MissingDependencyError, match="probe needs nowhere_to_be_found; pip install nowhere"):
-        Probe(packages=("torch", "nowhere_to_be_found")).check(threat_model=LINF)
-    Probe(packages=("torch",)).check(threat_model=LINF)
-    with pytest.raises(AttackRefusedError, match="a detector together with the classifier"):
-        Probe(detector=True).check(threat_model=LINF)
-    Probe(detector=True).check(threat_model=LINF, detector=True)
-    with pytest.raises(AttackRefusedError, match="works for l2, not for linf"):
-        Probe(norms=("l2",)).check(threat_model=LINF)
+    missing = {"packages": ("torch", "nowhere_to_be_found")}
+    for traits, error, message in (
+        (missing, MissingDependencyError, "probe needs nowhere_to_be_found; pip install nowhere"),
+        ({"detector": True}, AttackRefusedError, "a detector together with the classifier"),
+        ({"norms": ("l2",)}, AttackRefusedError, "works for l2, not for linf"),
+    ):
+        with pytest.raises(error, match=message):
+            Probe(**traits).check(threat_model=LINF)
+    Probe(packages=("torch",), detector=True).check(threat_model=LINF, detector=True)
 
 
 @pytest.mark.parametrize("wrong", [{"batching": "some"}, {"failure": "never"}, {"seeds": "lucky"}])

@@ -105,9 +105,8 @@ def test_grid_keeps_what_a_loop_over_all_transforms_keeps(shape, bounds, loss, t
     x = images(6, shape, bounds)
     network = Rowwise(x[:1].numel(), 4)
     y = (labels_of(x) + targeted) % 4
-    attack = SpatialTransformation(
-        translation=2, rotation=40, translation_steps=3, rotation_steps=5, loss=loss, pad="edge"
-    )
+    chosen = {"translation": 2, "rotation": 40, "translation_steps": 3, "rotation_steps": 5}
+    attack = SpatialTransformation(**chosen, loss=loss, pad="edge")
     out, passes, _ = search(attack, x, y, bounds=bounds, targeted=targeted)
     assert passes.forward == 6 * 45 == 6 * attack.queries
     hits = 0
@@ -178,13 +177,6 @@ def test_random_motions_fill_the_allowed_range() -> None:
         assert float((ranked - expected).abs().max()) / 8 < 0.14
 
 
-def test_equal_rows_draw_motions_of_their_own_and_other_seeds_draw_others() -> None:
-    x = images(1, (1, 6, 6)).expand(5, -1, -1, -1)
-    attack = SpatialTransformation(translation=2, mode="random", samples=1)
-    first, second = (search(attack, x, labels_of(x), seed=seed)[0] for seed in (0, 1))
-    assert len(torch.cat([first, second]).unique(dim=0)) == 10
-
-
 @pytest.mark.filterwarnings("ignore:torch.meshgrid")
 @pytest.mark.parametrize(("translation", "rotation"), [(1, 0), (0.4, 0), (0, 40)])
 def test_solves_the_rows_that_foolbox_solves(translation: float, rotation: float) -> None:
@@ -193,13 +185,8 @@ def test_solves_the_rows_that_foolbox_solves(translation: float, rotation: float
     x = images(30, (1, 7, 7))
     y = labels_of(x)
     # Of 7 pixels Foolbox moves an image by 6.
-    theirs = foolbox.attacks.SpatialAttack(
-        max_translation=translation * 7 / 6,
-        max_rotation=rotation,
-        num_translations=3,
-        num_rotations=5,
-        grid_search=True,
-    )
+    most = {"max_translation": translation * 7 / 6, "max_rotation": rotation}
+    theirs = foolbox.attacks.SpatialAttack(**most, num_translations=3, num_rotations=5, grid_search=True)
     _, _, expected = theirs(foolbox.PyTorchModel(Rowwise(49, 4).eval(), bounds=(0, 1), device="cpu"), x, y)
     attack = SpatialTransformation(translation=translation, rotation=rotation, translation_steps=3, rotation_steps=5)
     solved = labels_of(search(attack, x, y)[0]) != y

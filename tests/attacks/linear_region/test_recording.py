@@ -17,6 +17,7 @@ from robust_ext.attacks.linear_region.network.recording import record
 from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import Counted, PassCounter
+from tests.attacks.problems import Lambda
 
 SHAPE = (4, 6, 5)
 # PyTorch warns that even kernels take a copy.
@@ -66,11 +67,9 @@ def check_regions(network: nn.Module, points: Tensor, *, tolerance: float = 1e-1
     """All that holds for the regions of any network, tried at points of the region and along lines out of it."""
     regions = record(network, points)
     rows = points.shape[0]
-    with torch.no_grad():
-        logits = network(points)
     constraints, replayed = regions.forward(points)
     assert constraints.shape == (rows, regions.constraints)
-    torch.testing.assert_close(replayed, logits, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(replayed, network(points), rtol=tolerance, atol=tolerance)
     assert bool((constraints >= -tolerance).all())
     check_adjoint(regions, points, tolerance)
     # The affine map is that of the network wherever all constraints hold, and only there is the pattern the same.
@@ -80,8 +79,7 @@ def check_regions(network: nn.Module, points: Tensor, *, tolerance: float = 1e-1
     lengths = falling.amin(1) if regions.constraints else torch.full((rows,), torch.inf)
     lengths = lengths.clamp(max=1.0).view(-1, *(1,) * (points.dim() - 1))
     inside = points + 0.99 * lengths * line
-    with torch.no_grad():
-        torch.testing.assert_close(regions.forward(inside)[1], network(inside), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(regions.forward(inside)[1], network(inside), rtol=tolerance, atol=tolerance)
     assert record(network, inside).pattern() == regions.pattern()
     if tolerance < 1e-8:
         outside = record(network, points + (lengths + 1e-6) * line).pattern()
@@ -453,12 +451,8 @@ def test_results_that_are_no_logits_are_refused() -> None:
     with pytest.raises(ModelError, match="returned tuple"):
         record(nn.MaxPool2d(2, return_indices=True), points)
 
-    class Constant(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.ones(x.shape[0], 3)
-
     with pytest.raises(ModelError, match="do not depend on its input"):
-        record(Constant(), points)
+        record(Lambda(lambda x: torch.ones(x.shape[0], 3)), points)
 
 
 @pytest.mark.parametrize("points", [torch.zeros(3), torch.zeros(2, 3, dtype=torch.int64), [[0.0]], None])
