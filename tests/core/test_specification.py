@@ -1,3 +1,4 @@
+import re
 import sys
 from pathlib import Path
 
@@ -46,9 +47,8 @@ NO_LITERALS = [
 
 @pytest.mark.parametrize("value", NO_LITERALS)
 def test_anything_but_literals_is_refused(value: str) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=r"^--attack: got "):
         parse_call(f"foolbox:FGSM(a={value})", argument="--attack")
-    assert str(caught.value).startswith("--attack: got ")
 
 
 OTHER_FORMS = [
@@ -64,17 +64,12 @@ def test_other_forms_are_refused(text: str) -> None:
 
 
 def test_what_came_is_shown() -> None:
-    with pytest.raises(InvalidArgumentError, match="positional argument 40"):
-        parse_call("foolbox:LinfPGD(40)")
-    with pytest.raises(InvalidArgumentError, match="got int"):
-        parse_call(3)  # type: ignore[arg-type]
+    for call, message in (("foolbox:LinfPGD(40)", "positional argument 40"), (3, "got int")):
+        with pytest.raises(InvalidArgumentError, match=message):
+            parse_call(call)
 
 
-def test_load_from_a_module_follows_dots() -> None:
-    assert resolve_object("pathlib:Path.home") == Path.home
-
-
-def test_load_from_a_file_and_call_it(tmp_path: Path) -> None:
+def test_load_from_a_module_or_a_file_and_call_it(tmp_path: Path) -> None:
     (tmp_path / "neighbour_of_mine.py").write_text("BASE = 10\n")
     file = tmp_path / "mine.py"
     file.write_text(
@@ -82,6 +77,7 @@ def test_load_from_a_file_and_call_it(tmp_path: Path) -> None:
         "class Group:\n    @staticmethod\n    def make(depth=1):\n        return BASE + depth\n"
     )
     before = list(sys.path)
+    assert resolve_object("pathlib:Path.home") == Path.home
     assert resolve_object(f"{file}:Group.make(depth=3)") == 13
     assert resolve_object(f"{file}:Group.make") is resolve_object(f"{file}:Group.make")
     assert sys.path == before
@@ -107,10 +103,8 @@ def test_edited_files_and_modules_of_the_current_folder_are_found(tmp_path: Path
     ],
 )
 def test_what_cannot_be_loaded_is_explained(text: str, expected: str) -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(InvalidArgumentError, match=f"(?s)^--model: got .*{re.escape(expected)}"):
         resolve_object(text, argument="--model")
-    assert expected in str(caught.value)
-    assert str(caught.value).startswith("--model: got ")
 
 
 @pytest.mark.parametrize(
@@ -133,14 +127,14 @@ def test_a_file_that_cannot_be_imported_is_a_data_error(tmp_path: Path, source: 
 def test_calls_that_fail_are_explained(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("VALUE = 1\ndef make(*, depth, width=1):\n    raise KeyError('inside')\n")
-    with pytest.raises(DataError, match="KeyError: 'inside'"):
-        resolve_object(f"{file}:make(depth=3)")
-    with pytest.raises(InvalidArgumentError, match=r"one of: depth, width; did you mean depth\?"):
-        resolve_object(f"{file}:make(dept=3)")
-    with pytest.raises(InvalidArgumentError, match=r"expected make\(depth=\.\.\., \.\.\.\)"):
-        resolve_object(f"{file}:make()")
-    with pytest.raises(InvalidArgumentError, match="no parentheses"):
-        resolve_object(f"{file}:VALUE()")
+    for call, error, message in (
+        ("make(depth=3)", DataError, "KeyError: 'inside'"),
+        ("make(dept=3)", InvalidArgumentError, r"one of: depth, width; did you mean depth\?"),
+        ("make()", InvalidArgumentError, r"expected make\(depth=\.\.\., \.\.\.\)"),
+        ("VALUE()", InvalidArgumentError, "no parentheses"),
+    ):
+        with pytest.raises(error, match=message):
+            resolve_object(f"{file}:{call}")
 
 
 def test_hidden_parameters_are_neither_needed_nor_accepted() -> None:

@@ -1,4 +1,3 @@
-import copy
 from contextlib import nullcontext
 
 import pytest
@@ -88,12 +87,9 @@ def state(module: nn.Module) -> dict[str, object]:
 def assert_state(module: nn.Module, before: dict[str, object], gradients: list[Tensor | None]) -> None:
     after = state(module)
     assert all(after[key] == before[key] for key in ("required", "flags", "same"))
-    for now, earlier in zip(after["buffers"], before["buffers"], strict=True):  # type: ignore[call-overload]
-        assert torch.equal(now, earlier)
-    for now, earlier, value in zip(after["gradients"], before["gradients"], gradients, strict=True):  # type: ignore[call-overload]
-        assert now is earlier
-        assert (now is None) == (value is None)
-        assert value is None or torch.equal(now, value)
+    assert list(map(id, after["gradients"])) == list(map(id, before["gradients"]))  # type: ignore[call-overload]
+    for key, expected in (("buffers", before["buffers"]), ("gradients", gradients)):
+        torch.testing.assert_close(after[key], expected, rtol=0, atol=0)
 
 
 def mixed(network: nn.Module) -> list[Tensor | None]:
@@ -139,8 +135,6 @@ def test_frozen_passes_gradients_of_inputs(network: nn.Module) -> None:
         (found,) = torch.autograd.grad(out.sum(), x)
         assert not network(x.detach()).requires_grad
     torch.testing.assert_close(found, expected)
-    weights = copy.deepcopy(network.state_dict())
-    assert all(torch.equal(weights[name], value) for name, value in network.state_dict().items())
 
 
 def test_frozen_restores_buffers_with_nan() -> None:
@@ -152,11 +146,9 @@ def test_frozen_restores_buffers_with_nan() -> None:
 
 
 def test_device_of_a_module() -> None:
-    assert module_device(nn.Linear(2, 2)) == torch.device("cpu")
-    assert module_device(nn.Linear(2, 2, device="meta")) == torch.device("meta")
-    assert module_device(nn.Flatten()) == torch.device("cpu")
     buffered = nn.BatchNorm1d(2, affine=False, device="meta")
-    assert module_device(buffered) == torch.device("meta")
+    modules = (nn.Linear(2, 2), nn.Flatten(), nn.Linear(2, 2, device="meta"), buffered)
+    assert [module_device(module).type for module in modules] == ["cpu", "cpu", "meta", "meta"]
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ def test_linf_surface_goes_to_the_bounds_where_no_value_has_room() -> None:
 
 
 def test_l2_corners_have_equal_moves_where_there_is_room() -> None:
-    threat_model = ThreatModel(norm="l2", epsilon=0.4)
-    moved = offsets(draw(threat_model, "sample_corners", torch.full((16,), 0.5), 10), torch.full((16,), 0.5))
+    x = torch.full((16,), 0.5)
+    moved = offsets(draw(ThreatModel(norm="l2", epsilon=0.4), "sample_corners", x, 10), x)
     np.testing.assert_allclose(abs(moved), 0.1, atol=1e-6)
 
 
@@ -189,9 +189,8 @@ def test_points_depend_on_the_generator_alone(norm: str, name: str) -> None:
     expected = draw(threat_model, name, x, 9)
     turned = x.t().contiguous().t()
     assert not turned.is_contiguous()
-    assert torch.equal(draw(threat_model, name, turned, 9), expected)
-    assert torch.equal(draw(threat_model, name, x.double(), 9), expected)
-    assert torch.equal(draw(threat_model, name, x.clone().requires_grad_(), 9), expected)
+    for same in (turned, x.double(), x.clone().requires_grad_()):
+        assert torch.equal(draw(threat_model, name, same, 9), expected)
     assert torch.equal(x, before)
     half = x.half()
     assert torch.equal(draw(threat_model, name, half, 9), draw(threat_model, name, half.float(), 9))
@@ -260,10 +259,8 @@ def test_tolerance_covers_float32_and_little_more(norm: str, bounds: tuple[float
 
 
 def test_what_is_no_number_is_not_contained() -> None:
-    threat_model = ThreatModel(norm="l2", epsilon=0.5)
-    x = torch.zeros(3, 2)
     candidates = torch.tensor([[float("nan"), 0.0], [float("inf"), 0.0], [0.1, 0.1]])
-    assert threat_model.contains(candidates, x).tolist() == [False, False, True]
+    assert ThreatModel(norm="l2", epsilon=0.5).contains(candidates, torch.zeros(3, 2)).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -272,11 +269,7 @@ def test_what_is_no_number_is_not_contained() -> None:
         ({"norm": "L2"}, r"norm: got 'L2', expected one of 'linf', 'l2', 'l1'"),
         ({"norm": 2}, r"norm: got 2, expected one of"),
         ({"epsilon": 0}, r"epsilon: got 0, expected a finite number in \(0, inf\]"),
-        ({"epsilon": -0.1}, r"epsilon: got -0.1, expected"),
-        ({"epsilon": float("nan")}, r"epsilon: got nan, expected"),
-        ({"epsilon": float("inf")}, r"epsilon: got inf, expected"),
-        ({"epsilon": "0.1"}, r"epsilon: got 0.1, expected"),
-        ({"epsilon": None}, r"epsilon: got None, expected"),
+        *(({"epsilon": e}, f"epsilon: got {e}, expected") for e in (-0.1, float("nan"), float("inf"), "0.1", None)),
         ({"bounds": 1}, r"bounds: got 1, expected a pair \(lowest, highest\)"),
         ({"bounds": (0, 1, 2)}, r"bounds: got \(0, 1, 2\), expected a pair"),
         ({"bounds": (1, 1)}, r"bounds: got \(1, 1\), expected a pair whose first number is below its second"),

@@ -20,8 +20,7 @@ def refused(message: str) -> Any:
 @pytest.mark.parametrize("value", [0, 5, np.int64(5), np.uint8(5), torch.tensor(5), np.array(5)])
 def test_integers_come_back_plain(value: Any) -> None:
     number = check_integer("count", value, minimum=0)
-    assert type(number) is int
-    assert number == int(value)
+    assert (type(number), number) == (int, int(value))
 
 
 @pytest.mark.parametrize(
@@ -30,8 +29,7 @@ def test_integers_come_back_plain(value: Any) -> None:
 def test_what_is_no_integer_is_refused(value: Any) -> None:
     with refused(r"count: got .*, expected an integer of at least 0 and at most 9$") as caught:
         check_integer("count", value, minimum=0, maximum=9)
-    assert caught.value.argument == "count"
-    assert caught.value.got is value
+    assert (caught.value.argument, caught.value.got is value) == ("count", True)
 
 
 @given(st.integers(-20, 20), st.integers(-10, 10), st.integers(-10, 10))
@@ -46,8 +44,7 @@ def test_integers_of_an_interval(value: int, minimum: int, maximum: int) -> None
 @pytest.mark.parametrize("value", [1, 0.5, np.float32(0.25), np.int64(1), torch.tensor(0.5), np.float64(0)])
 def test_numbers_come_back_plain(value: Any) -> None:
     number = check_number("share", value, minimum=0, maximum=1)
-    assert type(number) is float
-    assert number == float(value)
+    assert (type(number), number) == (float, float(value))
 
 
 @pytest.mark.parametrize(
@@ -86,10 +83,9 @@ def test_choices() -> None:
 def test_inputs_become_contiguous_float32(dtype: torch.dtype) -> None:
     given_inputs = torch.rand(4, 3, 5).to(dtype).transpose(1, 2).requires_grad_()
     inputs = check_inputs("inputs", given_inputs, bounds=(0, 1))
-    assert inputs.dtype == torch.float32
     assert inputs.is_contiguous()
     assert not inputs.requires_grad
-    assert torch.equal(inputs, given_inputs.detach().float())
+    torch.testing.assert_close(inputs, given_inputs.detach().float(), rtol=0, atol=0)
     assert check_inputs("inputs", given_inputs[:0], bounds=(0, 1)).shape == (0, 5, 3)
 
 
@@ -104,8 +100,7 @@ def test_inputs_become_contiguous_float32(dtype: torch.dtype) -> None:
         (torch.zeros(3), r"x: got shape \(3,\), expected a batch of shape \(N, ...\)"),
         (torch.zeros(()), r"x: got shape \(\), expected a batch"),
         (torch.zeros(2, 0), r"x: got shape \(2, 0\), expected samples with at least one value"),
-        (torch.tensor([[0.0, NAN]]), r"x: got NaN or infinite values, expected finite values"),
-        (torch.tensor([[0.0, INF]]), r"x: got NaN or infinite values, expected finite values"),
+        *((torch.tensor([[0.0, v]]), r"x: got NaN or infinite values, expected finite values") for v in (NAN, INF)),
         (torch.tensor([[0.0, 255.0]]), r"x: got values in \[0, 255\], expected values in the threat .* \[0, 1\]"),
         (torch.tensor([[-0.1, 0.5]]), r"x: got values in \[-0.1, 0.5\], expected values in the threat"),
         (torch.tensor([[1.001]]), r"x: got values in \[1.001, 1.001\], expected values"),
@@ -129,8 +124,7 @@ def test_inputs_clipped_to_any_bounds_are_in_them(low: float, high: float) -> No
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_labels_become_int64(dtype: torch.dtype) -> None:
     labels = check_labels("labels", torch.tensor([0, 2, 1]).to(dtype), samples=3, classes=3)
-    assert labels.dtype == torch.int64
-    assert labels.tolist() == [0, 2, 1]
+    assert (labels.dtype, labels.tolist()) == (torch.int64, [0, 2, 1])
     assert check_labels("labels", torch.zeros(0, dtype=dtype), samples=0).shape == (0,)
 
 
@@ -159,5 +153,4 @@ def test_labels_without_a_number_of_classes() -> None:
 
 
 def test_errors_are_value_errors_of_this_project() -> None:
-    assert issubclass(InvalidArgumentError, ValueError)
-    assert issubclass(InvalidArgumentError, RobustExtError)
+    assert {ValueError, RobustExtError} <= set(InvalidArgumentError.__mro__)
