@@ -46,13 +46,10 @@ def test_sizes_are_those_of_the_reference() -> None:
     assert [type(part) for part in detector.alarm[1::2]] == [nn.SELU] * 3
 
 
-def test_feature_maps_are_flattened() -> None:
+def test_feature_maps_are_flattened_and_training_lowers_the_loss() -> None:
     detector = DLADetector(digits_network(), layers=["3", "6"], widths=[4])
     detector.fit(torch.rand(6, 1, 8, 8), torch.rand(6, 1, 8, 8), epochs=1)
     assert detector.features == 32 * 4 * 4 + 128 + 10
-
-
-def test_training_lowers_the_loss() -> None:
     losses = DLADetector(network(), layers=["5"]).fit(data(40), data(20, 1).square(), epochs=30)
     assert len(losses) == 30
     assert losses[-1] < losses[0]

@@ -31,17 +31,15 @@ def test_an_attack_is_returned_or_renamed_as_a_copy():
     assert torch.equal(run(renamed), torch.full((2, 3), 0.25))
 
 
-def test_a_callable_becomes_an_attack():
-    attack = as_attack(shifted)
-    assert attack.name == "shifted"
-    assert torch.equal(run(attack), torch.full((2, 3), 0.25))
+def scaled(model, x, y, *, epsilon, factor=2.0):
+    return x + factor * epsilon
 
 
-def test_extras_and_defaults_of_a_callable_are_accepted():
-    def scaled(model, x, y, *, epsilon, factor=2.0):
-        return x + factor * epsilon
-
-    assert torch.equal(run(as_attack(scaled)), torch.full((2, 3), 0.5))
+@pytest.mark.parametrize(("function", "moved"), [(shifted, 0.25), (scaled, 0.5)])
+def test_callables_become_attacks_with_extras_and_defaults(function, moved):
+    attack = as_attack(function)
+    assert attack.name == function.__name__
+    assert torch.equal(run(attack), torch.full((2, 3), moved))
 
 
 @pytest.mark.parametrize(
@@ -60,11 +58,6 @@ def test_strings_name_attacks_in_files(tmp_path):
     assert torch.equal(run(as_attack(f"{file}:make(by=3)")), torch.full((2, 3), 3.0))
 
 
-def test_a_misspelled_library_is_recognised():
-    with pytest.raises(InvalidArgumentError, match=r"did you mean foolbox\?"):
-        as_attack("foolbxo:LinfPGD")
-
-
 @pytest.mark.parametrize("thing", [3, None, object(), (1, 2), CallableAttack, nn.Linear, "pathlib:Path", "math:pi"])
 def test_anything_else_is_refused_with_what_is_accepted(thing):
     with pytest.raises(InvalidArgumentError, match="callable") as caught:
@@ -72,18 +65,17 @@ def test_anything_else_is_refused_with_what_is_accepted(thing):
     assert str(caught.value).startswith("--attack: got ")
 
 
-def test_a_string_that_names_a_string_is_refused():
-    with pytest.raises(InvalidArgumentError, match="it names a string"):
-        as_attack("os:sep")
+@pytest.mark.parametrize(
+    ("text", "message"), [("foolbxo:LinfPGD", r"did you mean foolbox\?"), ("os:sep", "it names a string")]
+)
+def test_strings_that_name_no_attack_are_refused(text, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        as_attack(text)
 
 
-def test_a_module_is_its_own_module():
+def test_a_module_is_its_own_module_and_models_of_no_library_are_refused():
     module = nn.Linear(3, 2)
     adapted = as_module(module)
-    assert adapted.module is module
-    assert adapted.bounds is None
-
-
-def test_models_of_no_library_are_refused():
+    assert (adapted.module, adapted.bounds) == (module, None)
     with pytest.raises(InvalidArgumentError, match=r"--model: got int, expected a torch\.nn\.Module"):
         as_module(3, argument="--model")

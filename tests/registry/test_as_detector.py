@@ -17,6 +17,8 @@ from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.registry import base as libraries
 from robust_ext.registry.detector import as_detector
 from tests.adapters.common import art_classifier
+from tests.detectors import cases
+from tests.detectors.cases import weighted
 
 
 class Largest(Detector):
@@ -28,23 +30,18 @@ class Largest(Detector):
         return -seen.logits.amax(1) * self.factor
 
 
-class Brightness(nn.Module):
-    def forward(self, x):
-        return brightness(x)
-
-
-def network(seed=0):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
-
-
-def data(count, seed=0):
-    return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-
-
 def brightness(x):
     return x.flatten(1).mean(1)
+
+
+class Brightness(nn.Module):
+    forward = staticmethod(brightness)
+
+
+network = functools.partial(
+    weighted, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3))
+)
+data = functools.partial(cases.data, shape=(1, 8, 8))
 
 
 # Objects, scores, factories.
@@ -56,11 +53,9 @@ def test_a_detector_is_returned_if_it_watches_the_classifier():
     assert as_detector(detector, classifier) is detector
     same = copy.deepcopy(classifier)
     assert as_detector(detector, same, inputs=x) is detector
-    with pytest.raises(
-        InvalidArgumentError, match=r"detector: got Largest beside another module, Sequential, expected"
-    ):
+    with pytest.raises(InvalidArgumentError, match="detector: got Largest beside another module, Sequential, expected"):
         as_detector(detector, same)
-    for other in (network(1), nn.Sequential(nn.Flatten(), nn.Linear(64, 5)).eval()):
+    for other in (network(seed=1), nn.Sequential(nn.Flatten(), nn.Linear(64, 5)).eval()):
         with pytest.raises(InvalidArgumentError, match="guard: got Largest beside a classifier with other logits"):
             as_detector(detector, other, inputs=x, argument="guard")
 
@@ -78,7 +73,7 @@ def test_a_score_is_wrapped(score):
     torch.testing.assert_close(gradient, torch.full_like(x, 1 / 64))
 
 
-def test_scores_say_what_they_are():
+def test_scores_state_what_they_are_and_have_one_number_an_input():
     def score(x):
         return torch.from_numpy(x.numpy().mean((1, 2, 3))) + torch.rand(())
 
@@ -87,9 +82,6 @@ def test_scores_say_what_they_are():
     detector = as_detector(score, network())
     assert (detector.differentiable, detector.random) == (False, True)
     assert not detector.score(data(2).requires_grad_()).requires_grad
-
-
-def test_scores_of_another_shape_are_refused_when_asked():
     with pytest.raises(ModelError, match=r"returned shape \(2, 3\) for 2 inputs"):
         as_detector(network(), network()).score(data(2))
 
