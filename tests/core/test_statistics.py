@@ -1,6 +1,7 @@
 """Intervals against beta quantiles; the sequential test against numerical integration and by simulation."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -93,10 +94,8 @@ def test_decisions_are_those_of_numerical_integration(threshold: float, trials: 
 
 
 def test_how_soon_it_decides() -> None:
-    perfect = [sequential_decision(n, n, threshold=0.95) for n in range(64)]
-    assert perfect == [None] * 62 + ["above"] * 2
-    hopeless = [sequential_decision(0, n, threshold=0.95) for n in range(4)]
-    assert hopeless == [None, None, "below", "below"]
+    assert [sequential_decision(n, n, threshold=0.95) for n in range(64)] == [None] * 62 + ["above"] * 2
+    assert [sequential_decision(0, n, threshold=0.95) for n in range(4)] == [None] * 2 + ["below"] * 2
 
 
 @settings(deadline=None)
@@ -112,9 +111,8 @@ def test_more_hits_never_look_worse(counts: tuple[int, int], threshold: float) -
 
 @pytest.mark.parametrize("trials", [10**4, 10**6])
 def test_many_trials_are_no_trouble(trials: int) -> None:
-    assert sequential_decision(trials, trials, threshold=0.5) == "above"
-    assert sequential_decision(0, trials, threshold=0.5) == "below"
-    assert sequential_decision(trials // 2, trials, threshold=0.5) is None
+    decided = [sequential_decision(hits, trials, threshold=0.5) for hits in (trials, 0, trials // 2)]
+    assert decided == ["above", "below", None]
     assert sequential_decision(trials // 100, trials, threshold=0.95) == "below"
 
 
@@ -140,9 +138,7 @@ def wrong_rate(rate: float, wrong: str, *, runs: int, threshold: float = 0.95, e
     above, below = first_decisions(threshold, error_rate, 400)
     hits = (np.random.default_rng(1).random((runs, 400)) < rate).cumsum(1)
     up, down = hits >= above[1:], hits <= below[1:]
-    never = 400
-    first_up = np.where(up.any(1), up.argmax(1), never)
-    first_down = np.where(down.any(1), down.argmax(1), never)
+    first_up, first_down = (np.where(each.any(1), each.argmax(1), 400) for each in (up, down))
     bad = first_up < first_down if wrong == "above" else first_down < first_up
     return float(bad.mean())
 
@@ -165,23 +161,16 @@ def test_it_decides_rightly_when_the_rate_is_clear() -> None:
     assert wrong_rate(0.8, "below", runs=2000) > 0.99
 
 
-@pytest.mark.parametrize(
-    ("hits", "trials", "options", "message"),
-    [
-        (3, 2, {}, r"hits: got 3, expected an integer of at least 0 and at most 2"),
-        (-1, 2, {}, r"hits: got -1, expected"),
-        (0, -1, {}, r"trials: got -1, expected an integer of at least 0"),
-        (1.0, 2, {}, r"hits: got 1.0, expected"),
-    ],
-)
-def test_wrong_counts(hits: int, trials: int, options: dict[str, float], message: str) -> None:
-    for call in (
-        lambda: proportion_interval(hits, trials),
-        lambda: upper_bound(hits, trials),
-        lambda: sequential_decision(hits, trials, threshold=0.5),
+@pytest.mark.parametrize("call", [proportion_interval, upper_bound, partial(sequential_decision, threshold=0.5)])
+def test_wrong_counts(call) -> None:
+    for hits, trials, message in (
+        (3, 2, r"hits: got 3, expected an integer of at least 0 and at most 2"),
+        (-1, 2, r"hits: got -1, expected"),
+        (0, -1, r"trials: got -1, expected an integer of at least 0"),
+        (1.0, 2, r"hits: got 1.0, expected"),
     ):
         with pytest.raises(InvalidArgumentError, match="^" + message):
-            call()
+            call(hits, trials)
 
 
 @pytest.mark.parametrize("value", [0, 1, -1, float("nan"), "0.5", None])

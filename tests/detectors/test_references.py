@@ -1,5 +1,7 @@
 """Training sets of clean, noisy and adversarial inputs with references beside them, and the regression on them."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -60,19 +62,18 @@ def test_scalings_leave_constant_features_alone(scaling: str) -> None:
 def test_noise_is_as_large_as_the_perturbations_after_clipping() -> None:
     dark = (data(400) - 0.7).clamp_min(0)
     adversarial = (dark + 0.1).clamp(0, 1)
-    given = three_sets(dark, adversarial, references=None, apart=100, noise=None, bounds=(0, 1), folds=2, seed=0)
+    sets = partial(three_sets, dark, adversarial, references=None, apart=100, noise=None, folds=2, seed=0)
+    given, free = sets(bounds=(0, 1)), sets(bounds=None)
     size = (given.noisy - given.clean).square().mean().sqrt()
     assert float(size) == pytest.approx(float((given.adversarial - given.clean).square().mean().sqrt()), rel=1e-3)
     assert float(given.noisy.min()) == 0
     assert given.noise > 0.12
-    free = three_sets(dark, adversarial, references=None, apart=100, noise=None, bounds=None, folds=2, seed=0)
     assert float(free.noisy.min()) < 0
     assert free.noise == pytest.approx(0.1, abs=1e-3)
 
 
 def test_noise_cannot_be_larger_than_the_bounds_allow() -> None:
-    grey = torch.full((40, 2, 3), 0.5)
-    black = torch.zeros(40, 2, 3)
+    grey, black = torch.full((40, 2, 3), 0.5), torch.zeros(40, 2, 3)
     for clean, adversarial in ((grey, black), (black, 1 - black), (grey, grey)):
         given = three_sets(clean, adversarial, references=None, apart=5, noise=None, bounds=(0, 1), folds=2, seed=0)
         assert np.isfinite(given.noise)
@@ -84,8 +85,7 @@ def test_references_are_apart_from_what_is_trained_on() -> None:
     clean = data(40)
     given = three_sets(clean, clean / 2, references=None, apart=15, noise=0.1, bounds=(0, 1), folds=2, seed=4)
     assert torch.equal(given.references, clean[given.apart])
-    assert len(given.references) == 15
-    assert len(given.clean) == 25
+    assert (len(given.references), len(given.clean)) == (15, 25)
     torch.testing.assert_close(given.adversarial, given.clean / 2)
     union = torch.cat([given.references, given.clean]).flatten(1)
     assert len(union.unique(dim=0)) == 40

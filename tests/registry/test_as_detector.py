@@ -164,12 +164,8 @@ def test_text_names_any_of_these(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
     classifier, x = network(), data(3)
     top = -classifier(x).amax(1)
-    for name, expected in [
-        ("Largest", top),
-        ("make", top * 2),
-        ("with_factor(factor=3.0)", top * 3),
-        ("score", x.flatten(1).amax(1)),
-    ]:
+    values = {"Largest": top, "make": top * 2, "with_factor(factor=3.0)": top * 3, "score": x.flatten(1).amax(1)}
+    for name, expected in values.items():
         torch.testing.assert_close(as_detector(f"{tmp_path}/mine.py:{name}", classifier).score(x), expected)
     named = as_detector("torch.special:entr", classifier)
     with pytest.raises(ModelError, match="for 2 inputs, expected one floating point score"):
@@ -197,10 +193,8 @@ def test_adapters_are_asked(monkeypatch):
     def adapt_detector(obj, classifier):
         return Largest(classifier, factor=5.0) if isinstance(obj, Theirs) else None
 
-    known = {
-        "old": SimpleNamespace(adapt_detector=lambda obj, classifier: None),
-        "new": SimpleNamespace(adapt_detector=adapt_detector),
-    }
+    both = {"old": lambda obj, classifier: None, "new": adapt_detector}
+    known = {name: SimpleNamespace(adapt_detector=adapt) for name, adapt in both.items()}
     monkeypatch.setattr(libraries, "adapters", lambda: known)
     assert as_detector(Theirs(), network()).factor == 5.0
     assert as_detector(lambda model: Theirs(), network()).factor == 5.0
@@ -270,20 +264,19 @@ def art_detectors(theirs, classifier):
 @pytest.mark.parametrize("kind", ["input", "activation", "scan", "beyond"])
 def test_art_detectors_decide_as_art_does(theirs, kind):
     classifier = network()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        original = art_detectors(theirs, classifier)[kind]
-        detector = theirs.adapt(original, classifier)
-        x = torch.cat([data(30, 5) * 0.5, data(30, 6) * 0.5 + 0.5])
-        torch.manual_seed(1)
-        report, decided = original.detect(x.numpy())
-        torch.manual_seed(1)
-        decisions = detector.decide(x)
-        torch.manual_seed(1)
-        scores = detector.score(x.clone().requires_grad_())
-        torch.manual_seed(1)
-        hooks = [len(part._forward_hooks) for part in classifier.modules()]
-        detector.score(x)
+    x = torch.cat([data(30, 5) * 0.5, data(30, 6) * 0.5 + 0.5])
+
+    def seeded(call, inputs, seed=1):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return call(inputs)
+
+    original = seeded(lambda classifier: art_detectors(theirs, classifier), classifier, seed=0)[kind]
+    detector = theirs.adapt(original, classifier)
+    report, decided = seeded(original.detect, x.numpy())
+    decisions, scores = seeded(detector.decide, x), seeded(detector.score, x.clone().requires_grad_())
+    hooks = [len(part._forward_hooks) for part in classifier.modules()]
+    detector.score(x)
     assert decisions.tolist() == np.asarray(decided).tolist()
     if kind in ("input", "activation"):
         assert 20 < sum(decided[30:]) > sum(decided[:30])
