@@ -78,15 +78,13 @@ def drawn_seed(seed=3):
     return draw_seed(torch.Generator().manual_seed(seed))
 
 
+def target_of(module, shape, *, bounds=UNIT, classes=5):
+    return Target(module=module, bounds=bounds, classes=classes, input_shape=shape, device=torch.device("cpu"))
+
+
 def run(attack, module, x, y, threat_model, *, classes=5, seed=3, direct=True):
     """Candidates of an attack, by its ``search`` or by :func:`run_attack`."""
-    target = Target(
-        module=module,
-        bounds=threat_model.bounds,
-        classes=classes,
-        input_shape=tuple(x.shape[1:]),
-        device=torch.device("cpu"),
-    )
+    target = target_of(module, tuple(x.shape[1:]), bounds=threat_model.bounds, classes=classes)
     generator = torch.Generator().manual_seed(seed)
     if direct:
         return attack.search(target, x, y, threat_model=threat_model, generator=generator)
@@ -129,6 +127,20 @@ class Downhill:
     def solve(self, x0, x, b, low, high, c, r):
         step = b * c / (b @ b + 1e-12)
         return np.clip(x + step * min(1.0, r / (np.linalg.norm(step) + 1e-12)), low, high) - x
+
+
+class Brightness(nn.Module):
+    """Class 0 where the mean, in units of the bounds, is below a threshold of the row's own."""
+
+    def __init__(self, thresholds, bounds=UNIT, slope=10.0):
+        super().__init__()
+        self.thresholds, self.bounds, self.slope = torch.as_tensor(thresholds), bounds, slope
+        self.eval()
+
+    def forward(self, x):
+        mean = (x.flatten(1).mean(1) - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
+        along = self.slope * (mean - self.thresholds)
+        return torch.stack([-along, along], 1)
 
 
 class AsItIs:

@@ -45,12 +45,8 @@ def network(classes=5):
     return conv_network((3, 8, 8), classes)
 
 
-def batch():
-    x = uniform(ROWS, (3, 8, 8))
-    return x, predicted(network(), x)
-
-
-X, Y = batch()
+X = uniform(ROWS, (3, 8, 8))
+Y = predicted(network(), X)
 
 
 def run(attack, module, x, y, threat_model, seed=3):
@@ -153,13 +149,12 @@ def test_seeds_are_as_measured(name, settings):
 
 
 def test_gradients_whose_values_share_memory_are_copied(monkeypatch):
-    x, _ = batch()
     y = torch.zeros(ROWS, dtype=torch.int64)
     attack = attack_of("pgd_linf")
-    assert torch.equal(run(attack, Flat(), x, y, threat_model_of(attack)), x)
+    assert torch.equal(run(attack, Flat(), X, y, threat_model_of(attack)), X)
     monkeypatch.setattr(attack_module, "_unshared", lambda gradient: gradient)
     with pytest.raises(AttackError, match="single memory location"):
-        run(attack, Flat(), x, y, threat_model_of(attack))
+        run(attack, Flat(), X, y, threat_model_of(attack))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -171,22 +166,20 @@ def test_rows_that_are_misclassified_already_stay_so(name):
 
 
 def test_restoring_is_what_keeps_them_so():
-    x, _ = batch()
     module = PaddedClasses(network(2), classes=4)
-    wrong = 1 - module(x).argmax(1)
+    wrong = 1 - module(X).argmax(1)
     attack = attack_of("apgd_targeted", n_iter=20)
     threat_model = ThreatModel(norm="linf", epsilon=0.5)
-    assert bool((module(run(attack, module, x, wrong, threat_model)).argmax(1) != wrong).all())
+    assert bool((module(run(attack, module, X, wrong, threat_model)).argmax(1) != wrong).all())
     attack.entry = replace(attack.entry, restore=False)
-    assert not bool((module(run(attack, module, x, wrong, threat_model)).argmax(1) != wrong).all())
+    assert not bool((module(run(attack, module, X, wrong, threat_model)).argmax(1) != wrong).all())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_single_rows_and_features_are_accepted_or_refused_with_a_reason(name):
-    x, y = batch()
     attack = attack_of(name)
     threat_model = threat_model_of(attack)
-    assert run(attack, network(), x[:1], y[:1], threat_model).shape == x[:1].shape
+    assert run(attack, network(), X[:1], Y[:1], threat_model).shape == X[:1].shape
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -208,8 +201,7 @@ def test_colours_need_three_channels():
 
 
 def test_inputs_in_other_bounds_reach_attacks_that_check_theirs(monkeypatch):
-    x, y = batch()
-    x = x * 2 - 1
+    x = X * 2 - 1
     y = network()(x).argmax(1)
     attack, threat_model = attack_of("ddn"), ThreatModel(norm="l2", epsilon=0.5, bounds=(-1.0, 1.0))
     assert bool((network()(run(attack, network(), x, y, threat_model)).argmax(1) != y).all())
@@ -219,15 +211,14 @@ def test_inputs_in_other_bounds_reach_attacks_that_check_theirs(monkeypatch):
 
 
 def test_fmn_for_l0_ends_where_one_value_suffices(monkeypatch):
-    x, y = batch()
     attack = attack_of("fmn", norm=0)
     threat_model = ThreatModel(norm="l1", epsilon=1.0)
-    candidates = run(attack, network(), x[:1], y[:1], threat_model)
-    assert int((candidates != x[:1]).sum()) == 1
-    assert bool(network()(candidates).argmax(1) != y[:1])
+    candidates = run(attack, network(), X[:1], Y[:1], threat_model)
+    assert int((candidates != X[:1]).sum()) == 1
+    assert bool(network()(candidates).argmax(1) != Y[:1])
     monkeypatch.setattr(attack_module, "repaired", nullcontext)
     with pytest.raises(AttackError, match="out of bounds for dimension"):
-        run(attack, network(), x[:1], y[:1], threat_model)
+        run(attack, network(), X[:1], Y[:1], threat_model)
 
 
 def test_str_attack_ends_where_it_found_nothing(monkeypatch):

@@ -7,30 +7,28 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from robust_ext import InvalidArgumentError, MissingDependencyError, ModelError, ThreatModel, as_attack, as_module
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import Target
 from tests.adapters import common
-from tests.adapters.common import UNIT, Recorder, art_classifier, conv_network, drawn_seed, predicted, require, uniform
+from tests.adapters.common import (
+    UNIT,
+    Recorder,
+    Stretched,
+    art_classifier,
+    conv_network,
+    drawn_seed,
+    predicted,
+    require,
+    target_of,
+    uniform,
+)
 
 art = require("art")
 evasion = art.attacks.evasion
 preprocessors = art.defences.preprocessor
 AttackContext = importlib.import_module("robust_ext.adapters.art.settings").AttackContext
 SHAPE = (1, 10, 10)
-
-
-class Float32(nn.Module):
-    """Takes float64 too, which HopSkipJump sends on numpy 2: called directly it raises on a float32 network."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, x):
-        return self.module(x.float())
 
 
 def network(classes=5):
@@ -55,15 +53,15 @@ def classifier(module=None, **settings):
 
 
 def host(name, x, y, bounds, settings):
+    """What ART returns, of a network that takes float64 too, which HopSkipJump sends on numpy 2."""
     with seeded_globals(drawn_seed()):
-        attack = getattr(evasion, name)(classifier(Float32(network()), clip_values=bounds), **settings)
+        attack = getattr(evasion, name)(classifier(Stretched(network(), UNIT), clip_values=bounds), **settings)
         return torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm, monkeypatch):
-    x, y = batch()
-    x, y = x[:1], y[:1]
+    x, y = X[:1], Y[:1]
     settings = {"max_iter": 2, "max_eval": 20, "init_eval": 5}
     attack = as_attack((evasion.HopSkipJump, settings))
     # Called directly, ART seeds its own generators from the system; these stand in for them.
@@ -81,15 +79,9 @@ def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm, monkeypatc
 
 
 def test_ordered_attacks_ask_for_whole_batches_only():
-    x, y = batch()
-    x, y = x.repeat(7, 1, 1, 1), y.repeat(7)
-    for text in (
-        "art:ProjectedGradientDescent(max_iter=3, batch_size=2)",
-        "art:DeepFool(max_iter=3)",
-        "art:FastGradientMethod",
-    ):
-        module = Recorder(network()).eval()
-        attack = as_attack(text)
+    x, y = X.repeat(7, 1, 1, 1), Y.repeat(7)
+    for text in ("ProjectedGradientDescent(max_iter=3, batch_size=2)", "DeepFool(max_iter=3)", "FastGradientMethod"):
+        module, attack = Recorder(network()).eval(), as_attack(f"art:{text}")
         run(attack, x, y, ThreatModel(norm=attack.traits.norms[-1], epsilon=0.5), module=module)
         assert attack.traits.batching == "full"
         assert set(module.sizes) == {len(x)}, text
@@ -98,8 +90,7 @@ def test_ordered_attacks_ask_for_whole_batches_only():
 def test_probes_at_construction_do_not_reach_the_target():
     module = Recorder(network()).eval()
     attack = as_attack("art:AutoProjectedGradientDescent(max_iter=3, nb_random_init=1, loss_type='cross_entropy')")
-    target = Target(module=module, bounds=UNIT, classes=5, input_shape=SHAPE, device=torch.device("cpu"))
-    attack._make(target, AttackContext(inputs=X, threat_model=LINF))
+    attack._make(target_of(module, SHAPE), AttackContext(inputs=X, threat_model=LINF))
     assert module.sizes == []
     run(attack, X, Y, LINF, module=module)
     assert module.sizes[0] == 6
@@ -110,19 +101,20 @@ def test_probes_at_construction_do_not_reach_the_target():
 @pytest.mark.parametrize(
     "text",
     [
-        "art:ProjectedGradientDescent(max_iter=3)",
-        "art:FastGradientMethod",
-        "art:AutoProjectedGradientDescent(max_iter=3, nb_random_init=1)",
-        "art:SquareAttack(max_iter=5)",
-        "art:CarliniL2Method(max_iter=2, binary_search_steps=2)",
-        "art:DeepFool(max_iter=3)",
-        "art:NewtonFool(max_iter=3)",
+        *(
+            "FastGradientMethod",
+            "ProjectedGradientDescent(max_iter=3)",
+            "DeepFool(max_iter=3)",
+            "NewtonFool(max_iter=3)",
+        ),
+        *("SquareAttack(max_iter=5)", "CarliniL2Method(max_iter=2, binary_search_steps=2)"),
+        "AutoProjectedGradientDescent(max_iter=3, nb_random_init=1)",
     ],
 )
 def test_batches_with_rows_that_are_wrong_already(text, wrong, classes):
     x, y = batch(classes=classes)
     y[:wrong] = (y[:wrong] + 1) % classes
-    attack = as_attack(text)
+    attack = as_attack(f"art:{text}")
     norm = "l2" if attack.traits.norms == ("l2",) else "linf"
     before = x.clone()
     candidates = run(attack, x, y, ThreatModel(norm=norm, epsilon=0.1), classes=classes)
@@ -200,8 +192,7 @@ def test_preprocessing_is_kept_and_differentiated():
     model = classifier(inner, preprocessing=(np.array([0.3]), np.array([0.7])))
     adapted = as_module(model)
     assert adapted.bounds == (0.0, 1.0)
-    x, _ = batch()
-    x.requires_grad_()
+    x = X.clone().requires_grad_()
     out, by_hand = adapted.module(x), inner((x - 0.3) / 0.7)
     torch.testing.assert_close(out, by_hand)
     np.testing.assert_allclose(out.detach().numpy(), model.predict(x.detach().numpy()), rtol=1e-5, atol=1e-6)
@@ -223,7 +214,7 @@ def test_defences_in_pytorch_are_kept():
     inner = network()
     defences = [Halving(device_type="cpu"), FitOnly(device_type="cpu", apply_predict=False)]
     model = classifier(inner, preprocessing_defences=defences)
-    x, _ = batch()
+    x = X
     out = as_module(model).module(x)
     torch.testing.assert_close(out, inner(x / 2))
     np.testing.assert_allclose(out.detach().numpy(), model.predict(x.numpy()), rtol=1e-5, atol=1e-6)

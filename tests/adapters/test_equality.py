@@ -20,6 +20,7 @@ from robust_ext.core.specification import parse_call
 from robust_ext.core.target import Counted, PassCounter
 from tests.adapters.common import (
     UNIT,
+    Brightness,
     Stretched,
     art_classifier,
     conv_network,
@@ -153,15 +154,8 @@ def completed(library, made_of, settings, norm):
         accepted = inspect.signature(made_of).parameters
         return {key: value for key, value in wanted.items() if key in accepted} | settings
     names = {"art": {"linf": np.inf, "l2": 2, "l1": 1}, "torchattacks": {"linf": "Linf", "l2": "L2", "l1": "L1"}}
-    wanted = {
-        "eps": epsilon,
-        "max_epsilon": epsilon,
-        "norm": names[library][norm],
-        "verbose": False,
-        "n_classes": CLASSES,
-    }
-    if library == "art":
-        wanted["batch_size"] = 6
+    wanted = {"eps": epsilon, "max_epsilon": epsilon, "norm": names[library][norm]}
+    wanted |= {"verbose": False, "n_classes": CLASSES, **({"batch_size": 6} if library == "art" else {})}
     accepted = inspect.signature(made_of).parameters
     return {key: value for key, value in wanted.items() if key in accepted} | settings
 
@@ -202,9 +196,8 @@ def test_candidates_are_the_librarys_own(library, case, bounds):
             unit = ((x - bounds[0]) / width).clamp(0, 1)
             stretched = Stretched(module, bounds)
             stretched.place = nn.Parameter(torch.zeros(1))
-            out = by_hand(
-                library, made_of, model_of(library, stretched, UNIT, plain=True), unit, y, given, norm, EPSILON[norm]
-            )
+            plain = model_of(library, stretched, UNIT, plain=True)
+            out = by_hand(library, made_of, plain, unit, y, given, norm, EPSILON[norm])
             expected = torch.where(out == unit, x, (out * width + bounds[0]).clamp(*bounds))
     if attack.traits.failure == "start":
         failed = predicted(module, expected) == y
@@ -223,14 +216,6 @@ def test_the_cases_cover_every_attack():
     for library, left_out in {"adv_lib": set(), "torchattacks": {"CW", "EADEN", "EADL1", "MultiAttack"}}.items():
         named = {name for _, name, _ in CASES[library]} | left_out
         assert {listing.name for listing in usable(library)} <= named
-
-
-class Linear(nn.Module):
-    """Class 0 where the mean is below .3."""
-
-    def forward(self, x):
-        along = 10 * (x.flatten(1).mean(1) - 0.3)
-        return torch.stack([-along, along], 1)
 
 
 class Top(nn.Module):
@@ -321,14 +306,8 @@ def test_a_librarys_attack_is_called_two_frames_below_run_attack(text):
 
     x = uniform(4, SHAPE)
     module = Probe(conv_network(SHAPE)).eval()
-    run(
-        as_attack(text),
-        module,
-        x,
-        predicted(conv_network(SHAPE), x),
-        ThreatModel(norm="linf", epsilon=0.1),
-        direct=False,
-    )
+    labels, threat_model = predicted(conv_network(SHAPE), x), ThreatModel(norm="linf", epsilon=0.1)
+    run(as_attack(text), module, x, labels, threat_model, direct=False)
     root = Path(robust_ext.__file__).parents[1].as_posix()
     for above in stacks:
         ours = [name for name in above if name.startswith((f"{root}/robust_ext/", f"{root}/adapters/"))]
@@ -339,7 +318,7 @@ def counted(name, settings, x):
     counter = PassCounter()
     attack = as_attack((attack_of("foolbox", name), settings))
     labels, threat_model = torch.zeros(len(x), dtype=torch.int64), ThreatModel(norm="l2", epsilon=0.1)
-    run(attack, Counted(Linear(), counter).eval(), x, labels, threat_model, classes=2)
+    run(attack, Counted(Brightness(0.3), counter).eval(), x, labels, threat_model, classes=2)
     return counter
 
 

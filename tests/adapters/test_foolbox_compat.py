@@ -13,26 +13,12 @@ from robust_ext import AttackError, ThreatModel, as_module
 from robust_ext.core.random import seeded_globals
 from robust_ext.registry.base import adapters
 from tests.adapters import common
-from tests.adapters.common import UNIT, Downhill, Recorder, conv_network, predicted, require, uniform
+from tests.adapters.common import UNIT, Brightness, Downhill, Recorder, conv_network, predicted, require, uniform
 
 foolbox = require("foolbox")
 
 SHAPE = (1, 6, 6)
 HOPS = {"steps": 2, "initial_gradient_eval_steps": 10, "max_gradient_eval_steps": 20}
-
-
-class Brightness(nn.Module):
-    """Class 0 where the mean, in units of the bounds, is below a threshold of the row's own."""
-
-    def __init__(self, thresholds, bounds=UNIT, slope=10.0):
-        super().__init__()
-        self.thresholds, self.bounds, self.slope = torch.as_tensor(thresholds), bounds, slope
-        self.eval()
-
-    def forward(self, x):
-        mean = (x.flatten(1).mean(1) - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
-        along = self.slope * (mean - self.thresholds)
-        return torch.stack([-along, along], 1)
 
 
 class Constant(nn.Module):

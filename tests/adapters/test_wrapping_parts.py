@@ -8,9 +8,8 @@ from torch import nn
 
 from robust_ext.adapters.starting_points import starting_points
 from robust_ext.adapters.unit_space import UnitSpace
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from tests.adapters.common import UNIT
+from tests.adapters.common import UNIT, Brightness, Recorder, target_of
 
 
 def host():
@@ -59,40 +58,23 @@ def test_gradients_are_changed_only_where_they_have_vanished(factors, power):
     assert torch.equal(again, own)
 
 
-class Brightness(nn.Module):
-    """Class 1 where the mean is above a half of the bounds."""
-
-    def __init__(self, bounds):
-        super().__init__()
-        self.middle = sum(bounds) / 2
-        self.sizes = []
-
-    def forward(self, x):
-        self.sizes.append(len(x))
-        above = x.flatten(1).mean(1) - self.middle
-        return torch.stack([-above, above], 1)
-
-
-def target(module, bounds, shape=(1, 4, 4)):
-    return Target(module=module, bounds=bounds, classes=2, input_shape=shape, device=torch.device("cpu"))
-
-
 @pytest.mark.parametrize("bounds", [UNIT, (-1.0, 1.0), (0.0, 255.0)])
 def test_points_are_adversarial_and_close_to_the_boundary(bounds):
-    module, width = Brightness(bounds), bounds[1] - bounds[0]
+    module, width = Recorder(Brightness(0.5, bounds)), bounds[1] - bounds[0]
     x = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0)) * 0.6 * width + bounds[0]
     labels = module(x).argmax(1)
-    module.sizes.clear()
-    points, found = starting_points(target(module, bounds), x, labels, generator=torch.Generator().manual_seed(1))
+    module.queries.clear()
+    target = target_of(module, (1, 4, 4), bounds=bounds, classes=2)
+    points, found = starting_points(target, x, labels, generator=torch.Generator().manual_seed(1))
     assert set(module.sizes) == {6}
     assert bool(found.all())
     assert bool((module(points).argmax(1) != labels).all())
     assert bounds[0] <= float(points.min())
     assert float(points.max()) <= bounds[1]
     # Ten halvings lead within a thousandth of the way to where the mean crosses the middle.
-    away = (points.flatten(1).mean(1) - module.middle).abs()
+    away = (points.flatten(1).mean(1) - sum(bounds) / 2).abs()
     assert float(away.max()) < 2e-3 * width
-    again, _ = starting_points(target(module, bounds), x, labels, generator=torch.Generator().manual_seed(1))
+    again, _ = starting_points(target, x, labels, generator=torch.Generator().manual_seed(1))
     assert torch.equal(points, again)
 
 
@@ -103,15 +85,15 @@ def test_rows_without_such_points_keep_their_input():
 
     x = torch.rand(3, 1, 4, 4)
     labels = torch.tensor([0, 1, 0])
-    met = target(Constant(), UNIT)
+    met = target_of(Constant(), (1, 4, 4), classes=2)
     points, found = starting_points(met, x, labels, generator=torch.Generator(), tries=3)
     assert found.tolist() == [False, True, False]
     assert torch.equal(points[::2], x[::2])
 
 
 def space(bounds, norm="linf"):
-    module = nn.Linear(5, 2).eval()
-    return UnitSpace(target(module, bounds, (5,)), ThreatModel(norm=norm, epsilon=0.1, bounds=bounds))
+    target = target_of(nn.Linear(5, 2).eval(), (5,), bounds=bounds, classes=2)
+    return UnitSpace(target, ThreatModel(norm=norm, epsilon=0.1, bounds=bounds))
 
 
 def test_unit_bounds_are_left_alone():
