@@ -228,12 +228,10 @@ def test_as_many_are_found_as_by_art(digits: tuple[nn.Module, Tensor, Tensor]) -
         from art.estimators.classification import PyTorchClassifier
 
         network, inputs, labels = digits
-        classifier = PyTorchClassifier(
-            network, loss=nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1)
-        )
-        attack = AutoProjectedGradientDescent(
-            classifier, eps=0.1, eps_step=0.2, max_iter=50, nb_random_init=1, batch_size=300, verbose=False
-        )
+        given = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0, 1)}
+        classifier = PyTorchClassifier(network, loss=nn.CrossEntropyLoss(), **given)
+        chosen = {"eps": 0.1, "eps_step": 0.2, "max_iter": 50, "nb_random_init": 1, "batch_size": 300}
+        attack = AutoProjectedGradientDescent(classifier, **chosen, verbose=False)
         with seeded_globals(0), frozen(network), contextlib.redirect_stdout(io.StringIO()):
             candidates = torch.from_numpy(attack.generate(inputs.numpy(), labels.numpy()))
     threat_model = ThreatModel(norm="linf", epsilon=0.1)

@@ -11,9 +11,8 @@ from scipy.optimize import linprog, minimize
 from torch import Tensor
 
 from robust_ext.attacks._common.projections import project
-from robust_ext.core.threat import ThreatModel
+from robust_ext.core.threat import NORMS, ThreatModel
 
-NORMS = ("linf", "l2", "l1")
 BOUNDS = ((0.0, 1.0), (-2.5, 3.0))
 
 
@@ -37,14 +36,10 @@ def solver(point: np.ndarray, x: np.ndarray, threat_model: ThreatModel) -> np.nd
         "l2": lambda v: epsilon**2 - ((v[:n] - v[n:]) ** 2).sum(),
         "l1": lambda v: epsilon - v.sum(),
     }
-    found = minimize(
-        lambda v: ((v[:n] - v[n:] - wanted) ** 2).sum(),
-        np.zeros(2 * n),
-        bounds=[(0, high - value) for value in x] + [(0, value - low) for value in x],
-        constraints={"type": "ineq", "fun": norms[threat_model.norm]},
-        method="SLSQP",
-        options={"maxiter": 500, "ftol": 1e-14},
-    )
+    limits = [(0, high - value) for value in x] + [(0, value - low) for value in x]
+    within = {"bounds": limits, "constraints": {"type": "ineq", "fun": norms[threat_model.norm]}}
+    how = {"method": "SLSQP", "options": {"maxiter": 500, "ftol": 1e-14}}
+    found = minimize(lambda v: ((v[:n] - v[n:] - wanted) ** 2).sum(), np.zeros(2 * n), **within, **how)
     return x + found.x[:n] - found.x[n:]
 
 
@@ -99,8 +94,7 @@ def test_float32_points_are_allowed_and_projected_once(norm, bounds, epsilon, re
     point, x = (part.to(torch.float32) for part in draw(seed, shape, threat_model, reach, edge=False))
     before = x.clone(), point.clone()
     ours = project(point, x, threat_model)
-    assert ours.dtype == torch.float32
-    assert ours.shape == x.shape
+    assert (ours.shape, ours.dtype) == (x.shape, torch.float32)
     assert bool(((ours >= bounds[0]) & (ours <= bounds[1])).all())
     assert bool(threat_model.contains(ours, x).all())
     again = project(ours, x, threat_model)

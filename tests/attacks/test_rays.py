@@ -190,10 +190,9 @@ def test_stopping_ends_at_the_first_point_within_epsilon() -> None:
 
 
 def test_rows_that_are_wrong_already_come_back_after_one_query() -> None:
-    x = images(3, (1, 4, 4))
-    network = Recorder(network_of(16))
-    y = (predicted(network.inner, x) + 1) % 4
-    found = run(network, x, y, queries=50)
+    inner, x, y = problem(3, (1, 4, 4))
+    network = Recorder(inner)
+    found = run(network, x, (y + 1) % 4, queries=50)
     assert torch.equal(found.candidates, x)
     assert found.queries.tolist() == [1, 1, 1]
     assert found.distances.tolist() == [0, 0, 0]
@@ -212,9 +211,8 @@ def test_only_the_label_is_seen() -> None:
 @pytest.mark.parametrize("logits", [[torch.nan] * 4, [0.0, 1, 0, 0]])
 def test_targets_that_never_give_another_label_give_the_inputs_back(logits: list[float]) -> None:
     x = images(3, (1, 2, 3))
-    found = run(
-        Lambda(lambda x: torch.tensor(logits).expand(len(x), 4)), x, torch.ones(3, dtype=torch.int64), queries=100
-    )
+    network = Lambda(lambda x: torch.tensor(logits).expand(len(x), 4))
+    found = run(network, x, torch.ones(3, dtype=torch.int64), queries=100)
     assert torch.equal(found.candidates, x)
     assert not bool(found.found.any())
     assert found.distances.tolist() == [math.inf] * 3
@@ -227,9 +225,8 @@ def hop_skip_jump(host: str, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     np.random.seed(0)
     if host == "foolbox":
         foolbox = pytest.importorskip("foolbox")
-        attack = foolbox.attacks.HopSkipJumpAttack(
-            steps=12, initial_gradient_eval_steps=20, max_gradient_eval_steps=1000, constraint="linf"
-        )
+        most = {"steps": 12, "initial_gradient_eval_steps": 20, "max_gradient_eval_steps": 1000}
+        attack = foolbox.attacks.HopSkipJumpAttack(**most, constraint="linf")
         points, _, success = attack(foolbox.PyTorchModel(module, bounds=(0, 1), device="cpu"), x, y, epsilons=None)
         assert bool(success.all())
         return points

@@ -28,14 +28,8 @@ from robust_ext.core.threat import NORMS
 
 REQUIRED: dict[type, dict[str, Any]] = {Transfer: {"surrogates": {"a": nn.Identity()}}, BPDAAttack: {"attack": APGD()}}
 BOUNDARY = {"minimum_norm": True, "norms": ("linf",), "leaves_ball": True, "failure": "input", "seeds": "none"}
-SPATIAL = {
-    "norms": NORMS,
-    "leaves_ball": True,
-    "gradients": False,
-    "batching": "full",
-    "one_by_one": False,
-    "failure": "best",
-}
+SPATIAL = {"norms": NORMS, "leaves_ball": True, "gradients": False, "batching": "full"}
+SPATIAL |= {"one_by_one": False, "failure": "best"}
 SETTINGS = [
     pytest.param(each, name, info, id=f"{each.__name__} {name}")
     for each in (*ATTACKS, Transfer, BPDAAttack)

@@ -149,12 +149,8 @@ def test_points_outside_are_taken_back(norm: str) -> None:
 
 def test_no_logits_leave_the_input() -> None:
     network, x, y = problem()
-    found = transfer(
-        Transfer(surrogates={"a": network}, attacks=[Shift(0.1)]),
-        Lambda(lambda x: x.new_full((len(x), 4), torch.nan)),
-        x,
-        y,
-    )
+    mute, attack = Lambda(lambda x: x.new_full((len(x), 4), torch.nan)), [Shift(0.1)]
+    found = transfer(Transfer(surrogates={"a": network}, attacks=attack), mute, x, y)
     assert torch.equal(found.candidates, x)
     assert found.origin.tolist() == [-1] * 8
     assert not bool(found.found.any() or found.fooled.any())

@@ -138,9 +138,8 @@ def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm: st
     given = torch.stack([pool[found_classes != label][:2] for label in labels])
     order = ORDER[norm]
     starts = torch.linalg.vector_norm(given.double() - inputs.double()[:, None], ord=order, dim=2).amin(1)
-    found = attack(
-        target, inputs, labels, norm=norm, start="given", starting_points=given, fab_steps=steps, basin_hops=steps
-    )
+    chosen = {"norm": norm, "start": "given", "fab_steps": steps}
+    found = attack(target, inputs, labels, **chosen, starting_points=given, basin_hops=steps)
     assert bool((found.distances < starts).all())
     for earlier, later in pairwise(found.history):
         assert bool((later.distances <= earlier.distances).all())
@@ -148,8 +147,7 @@ def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm: st
         assert later.seconds >= earlier.seconds
     assert torch.equal(found.history[-1].distances, found.distances)
     # What is already optimal up to rounding comes back no farther.
-    given = found.candidates[:, None]
-    again = attack(target, inputs, labels, norm=norm, start="given", starting_points=given, fab_steps=steps)
+    again = attack(target, inputs, labels, **chosen, starting_points=found.candidates[:, None])
     assert bool((again.distances <= found.distances).all())
 
 

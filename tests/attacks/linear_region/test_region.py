@@ -53,13 +53,11 @@ def test_matrices_of_a_small_network_are_those_of_the_paper() -> None:
         offset = torch.cat([sign1 * b1, sign2 * b2])
         one = regions.select(torch.tensor([row]))
         constraints, logits = written_out(one)
-        torch.testing.assert_close(constraints, matrix, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(logits, v3, rtol=1e-12, atol=1e-12)
-        at_zero = one.forward(torch.zeros(1, 5, dtype=torch.float64))
-        torch.testing.assert_close(at_zero[0][0], offset, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(at_zero[1][0], b3, rtol=1e-12, atol=1e-12)
+        offsets, biases = one.forward(torch.zeros(1, 5, dtype=torch.float64))
         y, v = drawn(1, 13, seed=1), drawn(1, 3, seed=2)
-        torch.testing.assert_close(one.adjoint(y, v)[0], y[0] @ matrix + v[0] @ v3, rtol=1e-12, atol=1e-12)
+        found = constraints, logits, offsets[0], biases[0], one.adjoint(y, v)[0]
+        expected = matrix, v3, offset, b3, y[0] @ matrix + v[0] @ v3
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     assert regions.layers == (("relu", slice(0, 7)), ("relu", slice(7, 13)))
 
 
