@@ -169,11 +169,9 @@ def test_tensors_of_the_caller_stay_as_they_were() -> None:
         return x
 
     inputs, labels = INPUTS.clone(), LABELS.clone()
-    attack = as_attack(greedy)
-    candidates = attack.search(TARGET, inputs, labels, threat_model=THREAT_MODEL, generator=torch.Generator())
-    assert torch.equal(candidates.detach(), INPUTS * 2)
-    assert torch.equal(inputs, INPUTS)
-    assert torch.equal(labels, LABELS)
+    given = {"threat_model": THREAT_MODEL, "generator": torch.Generator()}
+    candidates = as_attack(greedy).search(TARGET, inputs, labels, **given)
+    torch.testing.assert_close((candidates.detach(), inputs, labels), (INPUTS * 2, INPUTS, LABELS), rtol=0, atol=0)
     assert not inputs.requires_grad
 
 

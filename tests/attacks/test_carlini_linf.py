@@ -28,19 +28,10 @@ def network_of(values: int, bounds: Bounds = (0.0, 1.0)) -> Rowwise:
     return Rowwise(values, 4, bounds, gain=3, centre=0.5)
 
 
-def search(
-    module: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    bounds: Bounds = (0.0, 1.0),
-    classes: int = 4,
-    targeted: bool = False,
-    **chosen: Any,
-) -> problems.Found:
+def search(module: nn.Module, x: Tensor, y: Tensor, *, bounds: Bounds = (0.0, 1.0), **chosen: Any) -> problems.Found:
     threat_model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
-    given = {"module": module, "classes": classes, "targeted": targeted}
-    return problems.search(CarliniWagnerLinf(**chosen), x, y, threat_model, **given)
+    given = {name: chosen.pop(name) for name in ("classes", "targeted") if name in chosen}
+    return problems.search(CarliniWagnerLinf(**chosen), x, y, threat_model, module=module, **given)
 
 
 def distances(out: Tensor, x: Tensor) -> Tensor:

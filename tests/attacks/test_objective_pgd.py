@@ -20,12 +20,9 @@ BOUNDS = (0.0, 1.0)
 NAMES = list(DIVERGENCES)
 
 
-def attack(
-    parts: tuple[Target, Tensor, Tensor], threat_model: ThreatModel, *, seed: int = 0, **chosen: object
-) -> Tensor:
-    chooser = {name: chosen.pop(name) for name in ("targeted", "watch") if name in chosen}
-    built = ObjectivePGD(**chosen)
-    return built.search(*parts, threat_model=threat_model, generator=stream(seed), **chooser)
+def attack(parts: tuple[Target, Tensor, Tensor], threat_model: ThreatModel, **chosen: object) -> Tensor:
+    given = {name: chosen.pop(name) for name in ("targeted", "watch") if name in chosen}
+    return ObjectivePGD(**chosen).search(*parts, threat_model=threat_model, generator=stream(0), **given)
 
 
 def foolbox_points(name: str, parts: tuple[Target, Tensor, Tensor], epsilon: float, **chosen: object) -> Tensor:
@@ -53,13 +50,12 @@ def test_cross_entropy_ascends_as_in_foolbox(norm: str, name: str, epsilon: floa
     torch.testing.assert_close(fgsm, once, rtol=0, atol=1e-7)
     theirs = foolbox_points(name, parts, epsilon, steps=40, abs_stepsize=step)
     chosen = {"algorithm": algorithm, "steps": 40, "step_size": step, "start": "input", "projection": "scaled"}
-    ours = attack(parts, ThreatModel(norm=norm, epsilon=epsilon), **chosen)
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon)
+    ours = attack(parts, threat_model, **chosen)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
     assert bool(((ours == 0) | (ours == 1)).any())
     if norm == "linf":
-        assert torch.equal(
-            attack(parts, ThreatModel(norm=norm, epsilon=epsilon), **{**chosen, "projection": "nearest"}), ours
-        )
+        assert torch.equal(attack(parts, threat_model, **{**chosen, "projection": "nearest"}), ours)
 
 
 def test_both_projections_are_one_in_an_l2_ball_away_from_the_bounds() -> None:
