@@ -28,7 +28,6 @@ EXAMPLES = {
     "train_defense.py": ("aid: trained on", "defended"),
 }
 
-
 SHARED = ROOT.parent / "shared"
 
 
@@ -82,11 +81,9 @@ def test_recipes_on_a_resnet(tmp_path):
     script = ROOT / "examples" / "resnet20_recipes.py"
     printed = run_script(script, "--weights", weights, "--data-root", tmp_path, "--samples", "16", folder=tmp_path)
     scores = {line[:42].strip(): float(line.split("score ")[1].split()[0]) for line in printed.splitlines()}
-    strong = [score for name, score in scores.items() if name.endswith(("x eps/8", "difference"))]
-    weak = [score for name, score in scores.items() if not name.endswith(("x eps/8", "difference"))]
     assert len(scores) == 5
-    assert min(strong) >= 0.95
-    assert max(weak) <= 0.5
+    for name, score in scores.items():
+        assert score >= 0.95 if name.endswith(("x eps/8", "difference")) else score <= 0.5, name
 
 
 def test_published_networks_load_and_work():

@@ -10,12 +10,14 @@ those of one machine. Where results are meant to change:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import robust_ext
-from robust_ext import ThreatModel, binarization_test, defenses, detectors, mead, robust_accuracy
+from robust_ext import ThreatModel, binarization_test, defenses, mead, robust_accuracy
 from robust_ext.attacks.bpda_attack import BPDAAttack
 from robust_ext.attacks.running import run_attack
 from robust_ext.attacks.transfer import Transfer
@@ -37,10 +39,10 @@ from robust_ext.evaluations.adaptive import Step, evaluate_defense
 from robust_ext.evaluations.binarization import plant
 from robust_ext.evaluations.mead import Arm
 from robust_ext.evaluations.mead.fitting import fit_detector
-from robust_ext.models.purifier import Purifier
 from robust_ext.registry.defense import as_defense
 from robust_ext.testing.defenses import small_defense
 from robust_ext.testing.networks import small_batch, small_network
+from tests.evaluations.subjects import Noisy, Pattern, Rounding, Unsure, rounded, spread
 
 for needed in ("foolbox", "art", "torchattacks", "adv_lib", "sklearn", "torchdiffeq", "PIL"):
     pytest.importorskip(needed, reason=f"{needed} is not installed")
@@ -90,48 +92,11 @@ class Widened(nn.Module):
         return self.network((x + 1) / 3)
 
 
-class Pattern(detectors.Detector):
-    """How much of a fixed pattern of pixels there is in an image."""
-
-    def score_of(self, seen: Any) -> Tensor:
-        signs = torch.zeros(64)
-        signs[20:44] = torch.tensor([1.0, -1.0] * 12)
-        return seen.inputs.flatten(1) @ signs
-
-
-class Noisy(Pattern):
-    random = True
-
-    def score_of(self, seen: Any) -> Tensor:
-        return super().score_of(seen) + 0.02 * torch.randn(len(seen.inputs))
-
-
-class Unsure(detectors.Detector):
-    def score_of(self, seen: Any) -> Tensor:
-        first, second = seen.logits.topk(2).values.unbind(1)
-        return second - first
-
-
-class Rounding(Purifier):
-    """A little towards grey, and 32 levels: plain gradients are zero."""
-
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Any, rng: Any) -> Tensor:
-        return ((point + 0.02 * (0.5 - point)) * 31).round() / 31
-
-
 class NoisyDefense:
     random = True
 
     def __call__(self, x: Tensor) -> Tensor:
         return (x + 0.1 * torch.randn_like(x)).clamp(0, 1)
-
-
-def rounded(x: Tensor) -> Tensor:
-    return (x * 4).round() / 4
-
-
-def spread(x: Tensor) -> Tensor:
-    return x.flatten(1).std(1)
 
 
 def callable_pgd(model: Any, x: Tensor, y: Tensor, threat_model: ThreatModel) -> Tensor:
@@ -214,14 +179,11 @@ case("binarization art l2", binarization, "art:DeepFool(max_iter=10)", "l2", kap
 case("binarization torchattacks", binarization, "torchattacks:PGD(steps=10, alpha=0.03)", kappa=0.9)
 case("binarization adv_lib l2", binarization, "adv_lib:ddn(steps=20)", "l2", kappa=0.9)
 case("binarization adv_lib l1", binarization, "adv_lib:fmn(steps=20)", "l1", kappa=0.9)
-OWN = {
-    "apgd": "robust_ext:APGD(steps=10)",
-    "square": "robust_ext:Square(queries=30)",
-    "rays": "robust_ext:RayS(queries=60)",
-}
+APGD, SEARCH, RAYS = "robust_ext:APGD(steps=10)", "robust_ext:RandomSearch(points=30)", "robust_ext:RayS(queries=60)"
+OWN = {"apgd": APGD, "square": "robust_ext:Square(queries=30)", "rays": RAYS}
 case("binarization own linf", binarization, OWN)
-case("binarization own l2", binarization, ["robust_ext:APGD(steps=10)", "robust_ext:RandomSearch(points=30)"], "l2")
-case("binarization own l1", binarization, ["robust_ext:APGD(steps=10)", "robust_ext:Square(queries=20)"], "l1")
+case("binarization own l2", binarization, [APGD, SEARCH], "l2")
+case("binarization own l1", binarization, [APGD, "robust_ext:Square(queries=20)"], "l1")
 # Draws depend on the attack's name, which spells its settings as when the results were recorded.
 REGIONS = {
     "robust_ext:LinearRegion(starts=2, walk=5, hops=2, hop_steps=3, regions=3)": (
@@ -230,43 +192,30 @@ REGIONS = {
 }
 case("binarization linear region", binarization, REGIONS, "l2", samples=4, kappa=0.9)
 case("binarization callables", binarization, {"pgd": callable_pgd, "predicted": predicted_labels}, kappa=0.9)
-case("binarization wide bounds", binarization, ["robust_ext:APGD(steps=10)", "foolbox:LinfPGD(steps=10)"], wide=True)
-case("binarization wide bounds l2", binarization, ["robust_ext:APGD(steps=10)", callable_pgd], "l2", wide=True)
+case("binarization wide bounds", binarization, [APGD, "foolbox:LinfPGD(steps=10)"], wide=True)
+case("binarization wide bounds l2", binarization, [APGD, callable_pgd], "l2", wide=True)
 case("binarization reference", binarization, callable_pgd, kappa=0.5, kappa_convention="reference", logit_scale="unit")
 OTHER = {"readout": "max-margin", "boundary": "surface", "boundary_points": 3, "gap": 0.2, "seed": 7, "batch_size": 3}
-case("binarization other settings", binarization, "robust_ext:APGD(steps=10)", kappa=0.9, **OTHER)
-case("binarization calibrated", binarization, [callable_pgd, OWN["apgd"]], calibrate_on=6, samples=12)
+case("binarization other settings", binarization, APGD, kappa=0.9, **OTHER)
+case("binarization calibrated", binarization, [callable_pgd, APGD], calibrate_on=6, samples=12)
 case("binarization sequential", binarization, callable_pgd, sequential=True, samples=24, kappa=0.9)
-case("binarization batch norm", binarization, OWN["apgd"], model=lambda: small_network((1, 8, 8), 5), kappa=0.9)
-case(
-    "binarization BPDA",
-    binarization,
-    [
-        callable_pgd,
-        BPDAAttack(attack=robust_ext.as_attack(callable_pgd)),
-        BPDAAttack(attack=robust_ext.as_attack(callable_pgd), gradient_mode="trajectory"),
-    ],
-    model=lambda: Rounding(network(), steps=2),
-    kappa=0.9,
-)
-case(
-    "binarization hd",
-    binarization,
-    BPDAAttack(attack=robust_ext.as_attack(callable_pgd), gradient_mode="trajectory"),
-    samples=6,
-    kappa=0.9,
-    model=lambda: defenses.HedgeDefense(network(), steps=1, step_size=0.02),
-)
-case(
-    "binarization EoT",
-    binarization,
-    BPDAAttack(attack=robust_ext.as_attack(callable_pgd), draws=2),
-    samples=6,
-    kappa=0.5,
-    model=lambda: as_defense("resize-pad(smallest=0.5, largest=1.0)", network(), digits(2)[0]),
-)
+case("binarization batch norm", binarization, APGD, model=lambda: small_network((1, 8, 8), 5), kappa=0.9)
+BPDA = partial(BPDAAttack, attack=robust_ext.as_attack(callable_pgd))
+TRAJECTORY = BPDA(gradient_mode="trajectory")
+MODELS = {
+    "BPDA": lambda: Rounding(network(), steps=2),
+    "hd": lambda: defenses.HedgeDefense(network(), steps=1, step_size=0.02),
+    "EoT": lambda: as_defense("resize-pad(smallest=0.5, largest=1.0)", network(), digits(2)[0]),
+}
+BY_BPDA = {
+    "BPDA": ([callable_pgd, BPDA(), TRAJECTORY], 8, 0.9),
+    "hd": (TRAJECTORY, 6, 0.9),
+    "EoT": (BPDA(draws=2), 6, 0.5),
+}
+for name, (attack, samples, kappa) in BY_BPDA.items():
+    case(f"binarization {name}", binarization, attack, model=MODELS[name], samples=samples, kappa=kappa)
 case("binarization detector, blind", detected, callable_pgd)
-case("binarization detector, margin", detected, {"own": OWN["apgd"], "pgd": callable_pgd}, exposure="margin")
+case("binarization detector, margin", detected, {"own": APGD, "pgd": callable_pgd}, exposure="margin")
 case("binarization detector, reject", detected, callable_pgd, exposure="reject", kappa=0.9)
 case("binarization detector, random", detected, callable_pgd, Noisy, exposure="margin", detector_draws=3)
 AWARE_NAMES = ["OrthogonalPGD(steps=10)", "SelectivePGD(steps=10)", "JointLoss(steps=5, restarts=2)"]
@@ -310,30 +259,21 @@ def mead_of(watched: Any, arms: Any, *, samples: int = 16, wide: bool = False, *
 BOTH = {"unsure": Unsure, "spread": spread}
 FOUR = ("ace", "kl", "gini", "fisher-rao")
 DEEPFOOL = "foolbox:L2DeepFoolAttack(steps=10, overshoot=0.02)"
-case("mead objectives", lambda: mead_of(BOTH, objective_arms("linf", 0.2, *FOUR), published=True))
-case(
-    "mead norms",
-    lambda: mead_of(BOTH, [*objective_arms("l2", 1.0, "ace", "kl"), *objective_arms("l1", 6.0, "ace", "gini")]),
-)
-case("mead filtered", lambda: mead_of(BOTH, objective_arms("linf", 0.2, *FOUR[:2]), naturals="filtered", seed=3))
-case(
-    "mead combined",
-    lambda: mead_of(
+PAIR = objective_arms("linf", 0.2, *FOUR[:2])
+MEADS: dict[str, Callable[[], Any]] = {
+    "objectives": lambda: mead_of(BOTH, objective_arms("linf", 0.2, *FOUR), published=True),
+    "norms": lambda: mead_of(BOTH, objective_arms("l2", 1.0, "ace", "kl") + objective_arms("l1", 6.0, "ace", "gini")),
+    "filtered": lambda: mead_of(BOTH, PAIR, naturals="filtered", seed=3),
+    "combined": lambda: mead_of(
         {**BOTH, "fs": fit_detector("fs", network(), *digits(300, part="train"))},
-        objective_arms("linf", 0.2, *FOUR[:2]),
+        PAIR,
         combine=("mean", "max", "mixture"),
     ),
-)
-case("mead wide bounds", lambda: mead_of(BOTH, objective_arms("linf", 0.6, *FOUR[:2]), wide=True))
-case(
-    "mead minimum norm",
-    lambda: mead_of(
+    "wide bounds": lambda: mead_of(BOTH, objective_arms("linf", 0.6, *FOUR[:2]), wide=True),
+    "minimum norm": lambda: mead_of(
         BOTH, [Arm(attack=DEEPFOOL, norm="l2", epsilon=epsilon, label="DF") for epsilon in (0.5, 1.0, None)]
     ),
-)
-case(
-    "mead aware",
-    lambda: mead_of(
+    "aware": lambda: mead_of(
         {"unsure": Unsure, "pattern": Pattern},
         [
             *objective_arms("linf", 0.2, "ace"),
@@ -342,8 +282,10 @@ case(
             Arm(attack="robust_ext:JointLoss(steps=5, restarts=2)", norm="linf", epsilon=0.2, label="Joint"),
         ],
     ),
-)
-case("mead suite", lambda: mead_of(BOTH, "quick", samples=10, resamples=0))
+    "suite": lambda: mead_of(BOTH, "quick", samples=10, resamples=0),
+}
+for name, function in MEADS.items():
+    case(f"mead {name}", function)
 
 # ---- Robust accuracy.
 
@@ -356,44 +298,31 @@ def robust(attacks: Any, norm: str, epsilons: list[float], *, samples: int = 12,
     return plain(result.content)
 
 
-case(
-    "robust accuracy linf",
-    robust,
-    {
-        "apgd": "robust_ext:APGD(steps=10)",
-        "pgd": callable_pgd,
-        "fmn": "adv_lib:fmn(steps=20)",
-        "rays": "robust_ext:RayS(queries=60)",
-        "cw": "robust_ext:CarliniWagnerLinf(steps=10, learning_rate=0.05)",
-    },
-    "linf",
-    [0.05, 0.1, 0.2],
-)
-case(
-    "robust accuracy l2",
-    robust,
-    {
-        "apgd": "robust_ext:APGD(steps=10, loss='margin')",
-        "df": DEEPFOOL,
-        "ddn": "adv_lib:ddn(steps=20)",
-        "torchattacks": "torchattacks:PGDL2(steps=10)",
-        "art": "art:DeepFool(max_iter=10)",
-    },
-    "l2",
-    [0.5, 1.0],
-)
-case(
-    "robust accuracy l1",
-    robust,
-    {
-        "apgd": "robust_ext:APGD(steps=10)",
-        "search": "robust_ext:RandomSearch(points=30)",
-        "ead": "foolbox:EADAttack(steps=20, binary_search_steps=2)",
-    },
-    "l1",
-    [2.0, 6.0],
-    seed=4,
-)
+ROBUST: dict[str, tuple[Any, list[float], int]] = {
+    "linf": (
+        {
+            **{"apgd": APGD, "pgd": callable_pgd, "fmn": "adv_lib:fmn(steps=20)", "rays": RAYS},
+            "cw": "robust_ext:CarliniWagnerLinf(steps=10, learning_rate=0.05)",
+        },
+        [0.05, 0.1, 0.2],
+        0,
+    ),
+    "l2": (
+        {
+            **{"apgd": "robust_ext:APGD(steps=10, loss='margin')", "df": DEEPFOOL, "ddn": "adv_lib:ddn(steps=20)"},
+            **{"torchattacks": "torchattacks:PGDL2(steps=10)", "art": "art:DeepFool(max_iter=10)"},
+        },
+        [0.5, 1.0],
+        0,
+    ),
+    "l1": (
+        {"apgd": APGD, "search": SEARCH, "ead": "foolbox:EADAttack(steps=20, binary_search_steps=2)"},
+        [2.0, 6.0],
+        4,
+    ),
+}
+for norm, (attacks, budgets, seed) in ROBUST.items():
+    case(f"robust accuracy {norm}", robust, attacks, norm, budgets, seed=seed)
 for norm, budgets in {"linf": [0.05, 0.1], "l2": [0.5, 1.0], "l1": [2.0, 4.0]}.items():
     regions = {**REGIONS, "robust_ext:APGD(steps=5)": "robust_ext:APGD(steps=5)"}
     case(f"robust accuracy linear region {norm}", robust, regions, norm, budgets, samples=4)
@@ -429,22 +358,23 @@ case(
 
 # ---- Attacks of this project, by themselves and as Foolbox's and ART's.
 
+ALL = ("linf", "l2", "l1")
 BLIND: dict[str, tuple[str, tuple[str, ...]]] = {
-    "APGD": ("steps=8", ("linf", "l2", "l1")),
-    "RandomSearch": ("points=20", ("linf", "l2", "l1")),
-    "ObjectivePGD": ("steps=8", ("linf", "l2", "l1")),
-    "LinearRegion": ("starts=2, fab_steps=5, basin_hops=2, hop_steps=3, regions=3", ("linf", "l2", "l1")),
+    "APGD": ("steps=8", ALL),
+    "RandomSearch": ("points=20", ALL),
+    "ObjectivePGD": ("steps=8", ALL),
+    "LinearRegion": ("starts=2, fab_steps=5, basin_hops=2, hop_steps=3, regions=3", ALL),
     "RayS": ("queries=80", ("linf",)),
-    "Square": ("queries=30", ("linf", "l2", "l1")),
+    "Square": ("queries=30", ALL),
     "CarliniWagnerLinf": ("steps=10, learning_rate=0.05, initial_const=0.1, const_factor=8", ("linf",)),
     "SpatialTransformation": ("translation=2, translation_steps=3, rotation_steps=5", ("linf",)),
 }
 AWARE: dict[str, tuple[str, tuple[str, ...]]] = {
     "OrthogonalPGD": ("steps=12, rel_step_size=0.2", ("linf", "l2")),
-    "SelectivePGD": ("steps=12, rel_step_size=0.2", ("linf", "l2", "l1")),
-    "JointLoss": ("steps=8, restarts=2", ("linf", "l2", "l1")),
-    "FeatureMatching": ("features='2', steps=12, rel_step_size=0.1", ("linf", "l2", "l1")),
-    "LogitMatching": ("steps=12, rel_step_size=0.1, samples=2, level=0.02, check_every=2", ("linf", "l2", "l1")),
+    "SelectivePGD": ("steps=12, rel_step_size=0.2", ALL),
+    "JointLoss": ("steps=8, restarts=2", ALL),
+    "FeatureMatching": ("features='2', steps=12, rel_step_size=0.1", ALL),
+    "LogitMatching": ("steps=12, rel_step_size=0.1, samples=2, level=0.02, check_every=2", ALL),
 }
 MORE = {
     "APGD": (
@@ -461,60 +391,58 @@ MORE = {
 WIDTHS = {"linf": 0.3, "l2": 0.8, "l1": 2.4}
 
 
+def points_of(attack: Any, name: str, problem: Any) -> Tensor:
+    """The points of an attack, or of the text of one, on a problem's target, inputs, labels and threat model."""
+    parts = (problem.target, problem.inputs, problem.labels)
+    return run_attack(
+        robust_ext.as_attack(attack), *parts, threat_model=problem.threat_model, generator=stream(3, name)
+    )
+
+
+def target_of(module: nn.Module, classes: int, bounds: tuple[float, float] = (0.0, 1.0)) -> Target:
+    return Target(module=module, bounds=bounds, classes=classes, input_shape=(1, 8, 8), device=torch.device("cpu"))
+
+
 def core(name: str, settings: str, norms: tuple[str, ...], *, wide: bool = True) -> Any:
     found = {}
-    for norm in norms:
-        for bounds in [(0.0, 1.0), (-1.0, 2.0)] if wide else [(0.0, 1.0)]:
-            epsilon = {"linf": 0.1, "l2": 0.4, "l1": 1.6}[norm] * (bounds[1] - bounds[0])
-            model = small_network((1, 8, 8), 4, bounds=bounds)
-            inputs = small_batch(6, (1, 8, 8), bounds=bounds)
-            with torch.no_grad():
-                labels = model(inputs).argmax(1)
-            target = Target(module=model, bounds=bounds, classes=4, input_shape=(1, 8, 8), device=inputs.device)
-            points = run_attack(
-                robust_ext.as_attack(f"robust_ext:{name}({settings})"),
-                target,
-                inputs,
-                labels,
-                threat_model=ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds),
-                generator=stream(3, name),
-            )
-            found[f"{norm} {bounds}"] = moved(points, inputs, labels, model)
+    for norm, bounds in itertools.product(norms, [(0.0, 1.0), (-1.0, 2.0)] if wide else [(0.0, 1.0)]):
+        epsilon = {"linf": 0.1, "l2": 0.4, "l1": 1.6}[norm] * (bounds[1] - bounds[0])
+        model = small_network((1, 8, 8), 4, bounds=bounds)
+        inputs = small_batch(6, (1, 8, 8), bounds=bounds)
+        with torch.no_grad():
+            labels = model(inputs).argmax(1)
+        threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+        problem = SimpleNamespace(
+            target=target_of(model, 4, bounds), inputs=inputs, labels=labels, threat_model=threat_model
+        )
+        points = points_of(f"robust_ext:{name}({settings})", name, problem)
+        found[f"{norm} {bounds}"] = moved(points, inputs, labels, model)
     return found
 
 
 def aware(name: str, settings: str, norms: tuple[str, ...]) -> Any:
     found = {}
-    for norm in norms:
-        for inverted in (False, True):
-            problem = small_defense(6, norm=norm, epsilon=WIDTHS[norm], inverted=inverted)
-            points = run_attack(
-                robust_ext.as_attack(f"robust_ext:{name}({settings})"),
-                problem.target,
-                problem.inputs,
-                problem.labels,
-                threat_model=problem.threat_model,
-                generator=stream(3, name),
-            )
-            kept = moved(points, problem.inputs, problem.labels, problem.defended.classifier)
-            found[f"{norm} {inverted}"] = {**kept, "successes": int(problem.successes(points).sum())}
+    for norm, inverted in itertools.product(norms, (False, True)):
+        problem = small_defense(6, norm=norm, epsilon=WIDTHS[norm], inverted=inverted)
+        points = points_of(f"robust_ext:{name}({settings})", name, problem)
+        kept = moved(points, problem.inputs, problem.labels, problem.defended.classifier)
+        found[f"{norm} {inverted}"] = {**kept, "successes": int(problem.successes(points).sum())}
     return found
 
 
 def transfer() -> Any:
     inputs, labels = right_digits(6)
-    target = Target(module=network(), bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
-    found = {}
-    for title, attack in {
+    threat_model = ThreatModel(norm="linf", epsilon=0.15)
+    problem = SimpleNamespace(target=target_of(network(), 10), inputs=inputs, labels=labels, threat_model=threat_model)
+    apgd = [robust_ext.as_attack("robust_ext:APGD(steps=5)")]
+    attacks = {
         "transfer": Transfer(surrogates={"rounding": small_network((1, 8, 8), 10)}, steps=5),
-        "one attack": Transfer(
-            surrogates={"a": network()}, attacks=[robust_ext.as_attack("robust_ext:APGD(steps=5)")], loss="ce"
-        ),
-    }.items():
-        threat_model = ThreatModel(norm="linf", epsilon=0.15)
-        points = run_attack(attack, target, inputs, labels, threat_model=threat_model, generator=stream(3, "transfer"))
-        found[title] = moved(points, inputs, labels, network())
-    return found
+        "one attack": Transfer(surrogates={"a": network()}, attacks=apgd, loss="ce"),
+    }
+    return {
+        title: moved(points_of(attack, "transfer", problem), inputs, labels, network())
+        for title, attack in attacks.items()
+    }
 
 
 for name, (settings, norms) in BLIND.items():

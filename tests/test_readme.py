@@ -16,6 +16,7 @@ from robust_ext.demo.network import digits_network
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PGD, LINF = "foolbox:LinfPGD(steps=2)", robust_ext.ThreatModel(norm="linf", epsilon=0.1)
 RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
@@ -39,15 +40,8 @@ def test_the_detector_runs_through_both_tests(tmp_path):
     file.write_text(blocks("docs/binarization.md")[0])
     digits = load_dataset("digits")
     inputs, _ = digits.take(digits.choose(104, seed=0))
-    result = robust_ext.binarization_test(
-        digits_network(),
-        "foolbox:LinfPGD(steps=2)",
-        inputs[:4],
-        robust_ext.ThreatModel(norm="linf", epsilon=0.1),
-        detector=f"{file}:Unsure",
-        detector_data=inputs[4:],
-        inner_points=20,
-    )
+    given = {"detector": f"{file}:Unsure", "detector_data": inputs[4:], "inner_points": 20}
+    result = robust_ext.binarization_test(digits_network(), PGD, inputs[:4], LINF, **given)
     (attack,) = result.content["attacks"]
     documented = set(re.findall(r"`(\w+)`", RESULTS.split("With a detector, an attack has ")[1]))
     assert {*attack, *attack["tests"], *attack["tests"]["regular"]["planting"]} <= documented
@@ -63,20 +57,16 @@ def test_the_lines_for_art_run(inputs, capsys):
         digits_network(), loss=torch.nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1)
     )
     classifier.model.eval()
-    given = {
-        "classifier": classifier,
-        "x": inputs.numpy(),
-        "attack_class": art.attacks.evasion.FastGradientMethod,
-    }
+    given = {"classifier": classifier, "x": inputs.numpy(), "attack_class": art.attacks.evasion.FastGradientMethod}
     exec(blocks("docs/libraries.md")[0], given)  # noqa: S102 - our own README
     assert 0 <= float(capsys.readouterr().out) <= 1
 
 
 def test_the_five_lines_run(inputs, capsys):
     code = blocks("README.md")[0]
-    attack = robust_ext.as_attack("foolbox:LinfPGD(steps=2)")
-    exec(code, {"model": digits_network(), "attack": attack, "inputs": inputs})  # noqa: S102 - our own README
-    assert "foolbox:LinfPGD(steps=2)" in capsys.readouterr().out
+    given = {"model": digits_network(), "attack": robust_ext.as_attack(PGD), "inputs": inputs}
+    exec(code, given)  # noqa: S102 - our own README
+    assert PGD in capsys.readouterr().out
 
 
 def test_the_first_screen_is_the_demonstration(tmp_path):
@@ -102,14 +92,7 @@ def test_commands_name_what_exists():
 
 
 def test_documented_keys_are_those_of_a_result(inputs, tmp_path):
-    robust_ext.binarization_test(
-        digits_network(),
-        "foolbox:LinfPGD(steps=2)",
-        inputs,
-        robust_ext.ThreatModel(norm="linf", epsilon=0.1),
-        inner_points=20,
-        out=tmp_path,
-    )
+    robust_ext.binarization_test(digits_network(), PGD, inputs, LINF, inner_points=20, out=tmp_path)
     content = json.loads((tmp_path / "result.json").read_text())
     first_columns = [line.split("|")[1] for line in RESULTS.splitlines() if line.startswith("| `")]
     documented = {name for cell in first_columns for name in re.findall(r"`(\w+)(?:\[\])?`", cell)}

@@ -40,8 +40,7 @@ def test_binarization(tmp_path):
     output, content = run(*BASE, *QUICK, "--attack", attacks[0], "--attack", attacks[1], out=out)
     assert "verdict" in output
     assert [attack["name"] for attack in content["attacks"]] == attacks
-    assert content["settings"]["epsilon"] == 0.1
-    assert content["settings"]["inner_points"] == 30
+    assert (content["settings"]["epsilon"], content["settings"]["inner_points"]) == (0.1, 30)
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
     assert "<svg" in (out / "report.html").read_text()
 
@@ -96,10 +95,9 @@ def test_the_matrix_of_one_library(tmp_path, monkeypatch):
     wanted = {"library", "attack", "target", "outcome", "reason", "verified", "seconds", "passes"}
     assert all(wanted <= set(row) for row in rows)
     by_name = {(row["attack"], row["target"]): row for row in rows}
-    assert by_name["APGD", "binarized"]["outcome"] == "ran"
-    assert by_name["APGD", "binarized"]["verified"] == 4
-    assert by_name["FeatureMatching", "classifier"]["outcome"] == "refused"
-    assert "has none; choose an attack on classifiers" in by_name["FeatureMatching", "classifier"]["reason"]
+    ran, refused = by_name["APGD", "binarized"], by_name["FeatureMatching", "classifier"]
+    assert (ran["outcome"], ran["verified"], refused["outcome"]) == ("ran", 4, "refused")
+    assert "has none; choose an attack on classifiers" in refused["reason"]
     assert "robust_ext:APGD" in output
     assert "## robust_ext" in (tmp_path / "page.md").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"rows.json", "page.md"}
@@ -149,15 +147,10 @@ def test_models_from_files_and_weights(tmp_path, files):
     torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "w.pt")
     x = torch.rand(2, 1, 8, 8)
     expected = digits_network()(x)
-    for spec, weights in [
-        ("digits", None),
-        (f"{file}:ready", None),
-        (f"{file}:make(trained=True)", None),
-        (f"{file}:make", "w.safetensors"),
-        (f"{file}:make", "w.pt"),
-    ]:
-        model = load_model(spec, weights=None if weights is None else str(tmp_path / weights))
-        assert torch.equal(model(x), expected)
+    for spec in ("digits", f"{file}:ready", f"{file}:make(trained=True)"):
+        assert torch.equal(load_model(spec, weights=None)(x), expected)
+    for weights in ("w.safetensors", "w.pt"):
+        assert torch.equal(load_model(f"{file}:make", weights=str(tmp_path / weights))(x), expected)
 
 
 def test_bad_weights(tmp_path):

@@ -1,8 +1,8 @@
-import json
 import logging
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -88,17 +88,14 @@ def test_a_damaged_line_is_an_error(tmp_path, damage):
 
 def test_other_settings_are_refused_and_named(tmp_path):
     first = {"epsilon": 0.1, "norm": "linf", "seed": 0, "old": 1}
+    words = ("with other settings", "epsilon: 0.1 there, 0.2 now", "old: 1 there, None now", "new: None there, 'xxx")
     opened(tmp_path, first).close()
     content = (tmp_path / "run.json").read_text()
     with pytest.raises(RunFolderError) as caught:
         opened(tmp_path, {"epsilon": 0.2, "norm": "linf", "seed": 0, "new": "x" * 100})
     text = str(caught.value)
-    assert "holds a run with other settings" in text
-    assert "epsilon: 0.1 there, 0.2 now" in text
-    assert "old: 1 there, None now" in text
-    assert "new: None there, 'xxx" in text
-    assert "norm" not in text
-    assert "seed" not in text
+    assert all(word in text for word in words)
+    assert not any(word in text for word in ("norm", "seed"))
     assert len(text) < 400 + len(str(tmp_path))
     assert (tmp_path / "run.json").read_text() == content
     # The refused one lets go of the folder, even while its error is kept.
@@ -180,14 +177,9 @@ def test_two_processes_do_not_write_the_same_shard(tmp_path):
 
 
 def test_once_is_computed_once(tmp_path):
-    calls = []
-
-    def compute():
-        calls.append(1)
-        return {"value": [1, 2.5, None, "a"]}
-
+    expected = {"value": [1, 2.5, None, "a"]}
+    compute = Mock(return_value=expected)
     with opened(tmp_path) as folder, opened(tmp_path, shard=1) as other:
-        expected = {"value": [1, 2.5, None, "a"]}
         assert [once(one, "plan", compute) for one in (folder, folder, other)] == [expected] * 3
         assert once(folder, "other", lambda: None) is None
         assert once(folder, "other", lambda: 5) is None
@@ -199,7 +191,7 @@ def test_once_is_computed_once(tmp_path):
         with pytest.raises(ValueError, match="not JSON compliant"):
             once(folder, "failed", lambda: float("nan"))
         assert once(folder, "failed", lambda: 3) == 3
-    assert len(calls) == 1
+    compute.assert_called_once_with()
 
 
 ONCE = """
@@ -220,10 +212,8 @@ with RunFolder(sys.argv[1], kind="test", settings={}, versions={}, shard=int(sys
 
 def test_processes_share_what_is_computed_once(tmp_path):
     pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
-    processes = [
-        subprocess.Popen([sys.executable, "-c", ONCE, str(tmp_path), str(i)], stdout=subprocess.PIPE, text=True)
-        for i in range(2)
-    ]
+    command = [sys.executable, "-c", ONCE, str(tmp_path)]
+    processes = [subprocess.Popen([*command, shard], stdout=subprocess.PIPE, text=True) for shard in "01"]
     answers = {process.communicate()[0] for process in processes}
     assert [process.returncode for process in processes] == [0, 0]
     assert len(answers) == 1
@@ -244,8 +234,6 @@ def test_finish_merges_shards_in_order(tmp_path):
         assert folder.records() == merged
         assert sorted(entry["group"] for entry in folder.timings()) == [0, 1, 2, 11]
     assert [file.name for file in tmp_path.glob("records*")] == ["records.jsonl"]
-    lines = (tmp_path / "records.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == merged
     with opened(tmp_path) as folder:
         assert folder.records() == merged
 
@@ -270,11 +258,7 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
     replace_file(file, "twö")
     assert file.read_text(encoding="utf-8") == "twö"
     assert tree(tmp_path) == {"file.txt"}
-
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", stopped)
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         replace_file(file, "three")
     assert file.read_text(encoding="utf-8") == "twö"

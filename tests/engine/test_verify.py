@@ -1,3 +1,5 @@
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -25,10 +27,9 @@ class FirstValue(nn.Module):
 
 
 def check(candidates, inputs, threat_model, labels=None, **more):
-    module, labels = FirstValue(), torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
-    return verify(
-        candidates, inputs, labels, module=module, threat_model=threat_model, attack="my attack", **more
-    ), module
+    labels = torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
+    keywords = {"module": FirstValue(), "threat_model": threat_model, "attack": "my attack", **more}
+    return verify(candidates, inputs, labels, **keywords), keywords["module"]
 
 
 LINF = ThreatModel(norm="linf", epsilon=0.25)
@@ -38,26 +39,17 @@ def test_what_a_detector_rejects_is_not_found():
     inputs = torch.full((3, 1, 2, 2), 0.4)
     candidates = inputs + 0.2
     candidates[1] = inputs[1]
-    asked = []
-
-    def rejects(points):
-        asked.append(points)
-        return torch.tensor([True, True, False])
-
+    rejects = Mock(return_value=torch.tensor([True, True, False]))
     result, _ = check(candidates, inputs, LINF, rejects=rejects)
     assert result.outcomes == ("rejected", "not_adversarial", "found")
-    assert torch.equal(asked[0], result.candidates)
+    assert torch.equal(rejects.call_args.args[0], result.candidates)
 
 
 def test_every_outcome():
     inputs = torch.full((7, 1, 2, 2), 0.4)
     candidates = inputs + 0.2
-    candidates[1] = inputs[1]
-    candidates[2] = 0.9
-    candidates[3, 0, 1, 1] = 1.1
-    candidates[4, 0, 0, 1] = NAN
-    candidates[5, 0, 0, 1] = INF
-    candidates[6, 0, 1, 0] = -INF
+    candidates[1], candidates[2] = inputs[1], 0.9
+    candidates[3:, 0, 1, 1] = torch.tensor([1.1, NAN, INF, -INF])
     kept = candidates.clone()
     result, module = check(candidates, inputs, LINF)
     expected = ("found", "not_adversarial", "beyond_epsilon", "out_of_bounds", *["not_finite"] * 3)

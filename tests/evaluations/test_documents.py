@@ -36,15 +36,11 @@ def subject():
         return network, x, network(x).argmax(1)
 
 
-def test_robust_accuracy(subject):
+def test_robust_accuracy_and_adaptive_defenses(subject):
     network, x, y = subject
     content = robust_accuracy(network, "robust_ext:APGD(steps=2)", x, y, LINF).to_dict()
     assert documented("robust_accuracy.md", "key") == set(content)
     assert documented("robust_accuracy.md", "key of an attack") == set(content["attacks"][0])
-
-
-def test_adaptive_defenses(subject):
-    network, x, y = subject
     content = evaluate_defense(lambda x: x, None, x, y, LINF, classifier=network, steps=2, queries=5).to_dict()
     assert documented("adaptive_defenses.md", "key") == set(content)
     for part in ("static", "defended"):

@@ -15,6 +15,7 @@ CALIBRATION = {
         for kappa, inner in [(0.99, 999), (0.999, 999), (0.9999, 999), (0.9999, 4999)]
     ],
 }
+FAILED = {"not_adversarial": 80, "beyond_epsilon": 11, "out_of_bounds": 5, "not_finite": 2}
 VERSIONS = {"robust_ext": "0.1.0", "torch": "2.5.1"}
 
 
@@ -46,14 +47,7 @@ def make_attack(name: str, **changes: Any) -> dict[str, Any]:
         "samples": 256,
         "not_separable": 3,
         "not_planted": 7,
-        "outcomes": {
-            "found": 157,
-            "rejected": 1,
-            "not_adversarial": 80,
-            "beyond_epsilon": 11,
-            "out_of_bounds": 5,
-            "not_finite": 2,
-        },
+        "outcomes": {"found": 157, "rejected": 1, **FAILED},
         "canaries": {"planted": 37, "repaired": 9},
         "seconds": {"features": 41.5, "readout": 3.25, "attack": 22.5, "random": 18.75, "verify": 0.5, "total": 87.0},
         "passes": {"forward": 716811, "backward": 10249},
@@ -95,15 +89,19 @@ def make_result(attacks: list[dict[str, Any]], **changes: Any) -> dict[str, Any]
 
 def make_robust_accuracy(*names: str, **changes: Any) -> dict[str, Any]:
     """Robust accuracy under these attacks at two budgets; ``changes`` replaces whole values."""
+
+    def curve(*rows: tuple[float, float, float]) -> list[dict[str, Any]]:
+        return [
+            {"epsilon": epsilon, "robust_accuracy": value, "interval": interval}
+            for epsilon, (value, *interval) in zip((0.5, 1.0), rows, strict=True)
+        ]
+
     attacks = [
         {
             "name": name,
             "description": f"{name}(steps={place})",
             "kind": "fixed epsilon",
-            "robust_accuracy": [
-                {"epsilon": 0.5, "robust_accuracy": 0.75 - place / 100, "interval": [0.65, 0.83]},
-                {"epsilon": 1.0, "robust_accuracy": 0.5 - place / 50, "interval": [0.4, 0.6]},
-            ],
+            "robust_accuracy": curve((0.75 - place / 100, 0.65, 0.83), (0.5 - place / 50, 0.4, 0.6)),
             "difference": {"mean": 0.01 * place, "maximum": 0.02 * place},
             "distances": [None, 0.25, 0.75] if place else None,
             "passes": {"forward": 1000 + place, "backward": 900 + place},
@@ -111,17 +109,13 @@ def make_robust_accuracy(*names: str, **changes: Any) -> dict[str, Any]:
         }
         for place, name in enumerate(names)
     ]
-    worst = [
-        {"epsilon": 0.5, "robust_accuracy": 0.7, "interval": [0.6, 0.79]},
-        {"epsilon": 1.0, "robust_accuracy": 0.4, "interval": [0.3, 0.5]},
-    ]
     return {
         "kind": "robust_accuracy",
         "norm": "l2",
         "samples": 100,
         "clean_accuracy": 0.95,
         "attacks": attacks,
-        "worst_case": worst,
+        "worst_case": curve((0.7, 0.6, 0.79), (0.4, 0.3, 0.5)),
         "settings": {"norm": "l2", "batch_size": 100, "seed": 3},
         "versions": VERSIONS,
         "seconds": {"attack": 26.0, "total": 30.0},

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -244,11 +245,7 @@ def test_refuses_numbers_that_json_does_not_know(tmp_path, value):
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     save(make_result([make_attack("pgd")], seed=1), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def full(_):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError("no space left on device")))
     with pytest.raises(OSError, match="no space"):
         save(make_result([make_attack("pgd")], seed=2), tmp_path)
     assert {path.name: path.read_bytes() for path in Path(tmp_path).iterdir()} == before

@@ -18,9 +18,13 @@ Image = pytest.importorskip("PIL.Image")
 GREY = np.arange(12, dtype=np.uint8).reshape(3, 4) * 23
 COLOUR = np.random.default_rng(0).integers(0, 256, size=(5, 4, 3), dtype=np.uint8)
 COLOUR_INPUT = np.moveaxis(COLOUR, -1, 0) / 255
+FLIPPED = COLOUR_INPUT[:, ::-1]
+FAR = np.abs(COLOUR_INPUT - FLIPPED).max()
 TWO_CHANNELS = np.stack([np.full((2, 2), 0.2), np.full((2, 2), 1.0)])
 HALF = np.full((1, 1, 4), 0.5)
+MOVES = np.array([0.0, -0.02, 0.01, 0.02])
 EDGES = np.array([[[0.0, 1.0]]])
+CUT = "values beyond the bounds are cut"
 
 
 def decode(uri):
@@ -35,28 +39,13 @@ def decode(uri):
     ("changes", "images", "scale", "notes"),
     [
         ({"clean": GREY[None].astype(np.float32) / 255}, {"clean": GREY}, 0, ()),
-        (
-            {"clean": COLOUR_INPUT, "candidate": COLOUR_INPUT[:, ::-1]},
-            {"clean": COLOUR, "candidate": COLOUR[::-1]},
-            np.abs(COLOUR_INPUT - COLOUR_INPUT[:, ::-1]).max(),
-            (),
-        ),
+        ({"clean": COLOUR_INPUT, "candidate": FLIPPED}, {"clean": COLOUR, "candidate": COLOUR[::-1]}, FAR, ()),
         ({"clean": np.array([[[-2.0, 0.0, 2.0]]]), "bounds": (-2.0, 2.0)}, {"clean": [[0, 128, 255]]}, 0, ()),
         # The perturbation is scaled to its largest value; none is grey.
-        (
-            {"clean": HALF, "candidate": HALF + np.array([0.0, -0.02, 0.01, 0.02])},
-            {"perturbation": [[128, 0, 191, 255]]},
-            0.02,
-            (),
-        ),
+        ({"clean": HALF, "candidate": HALF + MOVES}, {"perturbation": [[128, 0, 191, 255]]}, 0.02, ()),
         ({"clean": np.ones((3, 2, 2))}, {"perturbation": np.full((2, 2, 3), 128)}, 0, ()),
         ({"clean": TWO_CHANNELS}, {"clean": np.full((2, 2), 51)}, 0, ("first of 2 channels",)),
-        (
-            {"clean": EDGES, "candidate": EDGES + np.array([-0.5, 0.5])},
-            {"candidate": [[0, 255]]},
-            0.5,
-            ("values beyond the bounds are cut",),
-        ),
+        ({"clean": EDGES, "candidate": EDGES * 2 - 0.5}, {"candidate": [[0, 255]]}, 0.5, (CUT,)),
     ],
 )
 def test_pixels_are_those_of_the_input(changes, images, scale, notes):

@@ -20,13 +20,10 @@ from robust_ext.evaluations.adaptive.content import _warnings, _worst_case
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.registry.defense import FunctionPurifier, WholeDefense, as_defense
+from tests.evaluations.subjects import rounded
 
 THREAT = ThreatModel(norm="linf", epsilon=0.15)
 SHORT = {"steps": 8, "queries": 20}
-
-
-def rounded(x):
-    return (x * 4).round() / 4
 
 
 class Noise:

@@ -7,6 +7,7 @@ from torch import nn
 import robust_ext
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError, SplitError
 
+L1 = robust_ext.ThreatModel(norm="l1", epsilon=4.0)
 QUICK = {"inner_points": 40, "random_inner": 10, "random_corners": 10, "canaries": 0, "minimum_samples": 1}
 
 
@@ -49,9 +50,7 @@ class Broken(nn.Module):
 
     def __init__(self, change):
         super().__init__()
-        self.change = change
-        self.body = nn.Linear(64, 16)
-        self.head = nn.Linear(16, 3)
+        self.change, self.body, self.head = change, nn.Linear(64, 16), nn.Linear(16, 3)
         self.eval()
 
     def forward(self, x):
@@ -90,11 +89,7 @@ def raising(model, x, y):
         ({"network": Broken(lambda z: z).train()}, ModelError, r"train mode.*call model.eval\(\)"),
         ({"attack": lambda model, x, y: x[:1]}, AttackError, r"returned shape \(1, 1, 8, 8\)"),
         ({"attack": raising}, AttackError, "raised ZeroDivisionError"),
-        (
-            {"attack": "foolbox:LinfPGD", "threat_model": robust_ext.ThreatModel(norm="l1", epsilon=4.0)},
-            AttackRefusedError,
-            "not for l1",
-        ),
+        ({"attack": "foolbox:LinfPGD", "threat_model": L1}, AttackRefusedError, "not for l1"),
     ],
 )
 def test_what_does_not_fit(arguments, error, message, network, digits, linf):

@@ -15,11 +15,7 @@ from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.features import Split, split
 
-THREATS = [
-    ThreatModel(norm="linf", epsilon=0.1),
-    ThreatModel(norm="l2", epsilon=0.8),
-    ThreatModel(norm="l1", epsilon=4.0),
-]
+THREATS = [ThreatModel(norm=norm, epsilon=size) for norm, size in (("linf", 0.1), ("l2", 0.8), ("l1", 4.0))]
 
 
 def parts_of(network, inputs):
@@ -37,9 +33,8 @@ def problems_of(network, inputs, settings, forward_batch=64):
 @pytest.mark.parametrize("boundary_points", [1, 10])
 @pytest.mark.parametrize("kappa", [0.0, 0.999, 0.9999])
 def test_planted_points_survive_the_whole_model(network, digits, threat_model, boundary_points, kappa):
-    settings = BinarizationSettings(
-        threat_model=threat_model, inner_points=300, boundary_points=boundary_points, kappa=kappa
-    )
+    sizes = {"inner_points": 300, "boundary_points": boundary_points}
+    settings = BinarizationSettings(threat_model=threat_model, kappa=kappa, **sizes)
     parts, _, problems = problems_of(network, digits[:16], settings)
     rows = [row for row in range(16) if problems.separable[row]]
     assert len(rows) >= 15

@@ -13,16 +13,9 @@ from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.anti_adversary import AntiAdversary
 from robust_ext.defenses.hd import HedgeDefense
 from robust_ext.demo.network import digits_network
-from robust_ext.models.purifier import Purifier
+from tests.evaluations.subjects import Rounding
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
-
-
-class Rounding(Purifier):
-    """A little towards grey, and 32 levels: plain gradients are zero."""
-
-    def step(self, point, *, x, number, state, rng):
-        return ((point + 0.02 * (0.5 - point)) * 31).round() / 31
 
 
 def pgd(model, x, y, threat_model):

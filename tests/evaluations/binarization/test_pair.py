@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import robust_ext
 from robust_ext.attacks.native import NativeAttack
@@ -23,31 +23,10 @@ from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import pair_verdict
 from robust_ext.models.features import split
+from tests.evaluations.subjects import Noisy, Pattern
 
 QUICK = {"inner_points": 100, "canaries": 2, "minimum_samples": 5}
 PGD = "foolbox:LinfPGD(steps=30, rel_stepsize=0.1)"
-
-
-class Pattern(Detector):
-    """How much of a fixed pattern of sixteen pixels there is in an image."""
-
-    def __init__(self, classifier: nn.Module) -> None:
-        super().__init__(classifier)
-        signs = torch.zeros(64)
-        signs[20:44] = torch.tensor([1.0, -1.0] * 12)
-        self.register_buffer("signs", signs)
-
-    def score_of(self, seen: Observation) -> Tensor:
-        return seen.inputs.flatten(1) @ self.signs
-
-
-class Noisy(Pattern):
-    """The same, unsure of itself."""
-
-    random = True
-
-    def score_of(self, seen: Observation) -> Tensor:
-        return super().score_of(seen) + 0.02 * torch.randn(len(seen.inputs))
 
 
 @pytest.fixture(scope="module")

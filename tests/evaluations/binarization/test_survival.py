@@ -49,17 +49,6 @@ def test_an_interrupted_run_goes_on(tmp_path, tested, digits, pgd):
         assert records_of(folder) == records_of(tmp_path / "whole")
 
 
-def test_a_group_torn_in_the_middle_is_completed(tmp_path, tested, digits, pgd):
-    tested(pgd(), digits[:12], out=tmp_path)
-    whole = records_of(tmp_path)
-    lines = whole.splitlines(keepends=True)
-    for keep in (0, 1, 5, 11):
-        (tmp_path / "records.jsonl").write_bytes(b"".join(lines[:keep]) + lines[keep][: len(lines[keep]) // 2])
-        result = tested(pgd(), digits[:12], out=tmp_path)
-        assert records_of(tmp_path) == whole
-        assert result.attacks["attack"]["samples"] == 12
-
-
 def test_a_finished_run_is_not_run_again(tmp_path, tested, digits, pgd):
     calls = []
 

@@ -1,9 +1,5 @@
 """The rules of the verdict, one by one and at their edges."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +12,7 @@ from robust_ext.evaluations.binarization.verdict import VERDICTS, judge, overall
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
 
-def judged(
-    found: int, random_found: int, samples: int, *, planted: int = 8, repaired: int = 0, **options: Any
-) -> dict[str, Any]:
+def judged(found, random_found, samples, *, planted=8, repaired=0, **options):
     rules = BinarizationSettings(threat_model=LINF, **options)
     return judge(found, random_found, samples, planted=planted, repaired=repaired, settings=rules)
 
@@ -66,9 +60,7 @@ def judged(
         (61, 0, 61, {}, "passed", "so few samples leave room"),
     ],
 )
-def test_the_rules(
-    found: int, random_found: int, samples: int, options: dict[str, Any], verdict: str, reason: str
-) -> None:
+def test_the_rules(found, random_found, samples, options, verdict, reason):
     judgement = judged(found, random_found, samples, **options)
     assert judgement["verdict"] == verdict
     assert reason in judgement["reason"]
@@ -76,11 +68,11 @@ def test_the_rules(
 
 
 @pytest.mark.parametrize(("samples", "sure"), [(61, False), (62, True), (512, True)])
-def test_doubt_ends_where_the_sequential_test_decides(samples: int, sure: bool) -> None:
+def test_doubt_ends_where_the_sequential_test_decides(samples, sure):
     assert ("so few samples" not in judged(samples, 0, samples)["reason"]) == sure
 
 
-def test_numbers_of_a_judgement() -> None:
+def test_numbers_of_a_judgement():
     judgement = judged(19, 4, 20, confidence=0.9)
     assert (judgement["score"], judgement["random_score"]) == (0.95, 0.2)
     assert judgement["score_interval"] == pytest.approx((stats.beta.ppf(0.05, 19, 2), stats.beta.ppf(0.95, 20, 1)))
@@ -89,13 +81,8 @@ def test_numbers_of_a_judgement() -> None:
     )
     assert "It found 19 of 20 planted examples (0.95); random search found 0.20" in judgement["reason"]
     nothing = judged(0, 0, 0)
-    assert (
-        nothing["score"]
-        is nothing["score_interval"]
-        is nothing["random_score"]
-        is nothing["random_score_interval"]
-        is None
-    )
+    parts = ("score", "score_interval", "random_score", "random_score_interval")
+    assert all(nothing[part] is None for part in parts)
 
 
 @settings(deadline=None, max_examples=300)
@@ -103,7 +90,7 @@ def test_numbers_of_a_judgement() -> None:
     st.integers(0, 120).flatmap(lambda n: st.tuples(st.integers(0, n), st.integers(0, n), st.just(n))),
     st.integers(0, 3),
 )
-def test_what_passes_has_earned_it(counts: tuple[int, int, int], repaired: int) -> None:
+def test_what_passes_has_earned_it(counts, repaired):
     found, random_found, samples = counts
     judgement = judged(found, random_found, samples, repaired=repaired)
     assert judgement["verdict"] in VERDICTS
@@ -138,16 +125,16 @@ def test_what_passes_has_earned_it(counts: tuple[int, int, int], repaired: int) 
         (["passed"], "passed"),
     ],
 )
-def test_the_best_attack_decides(verdicts: list[str], expected: str) -> None:
+def test_the_best_attack_decides(verdicts, expected):
     assert overall(verdicts) == expected
     assert overall(verdicts[::-1]) == expected
 
 
-def entry(name: str, verdict: str, score: float | None) -> dict[str, Any]:
+def entry(name, verdict, score):
     return {"name": name, "verdict": verdict, "score": score, "reason": f"Reason of {name}."}
 
 
-def test_the_reason_is_that_of_the_deciding_attack() -> None:
+def test_the_reason_is_that_of_the_deciding_attack():
     assert overall_reason([]) == "No attack was run."
     assert overall_reason([entry("pgd", "failed", 0.1)]) == "Reason of pgd."
     attacks = [entry("fgsm", "passed", 0.96), entry("easy", "inconclusive", 1.0), entry("pgd", "passed", 0.99)]
@@ -167,9 +154,7 @@ def test_the_reason_is_that_of_the_deciding_attack() -> None:
         (("passed", 1.0), ("inconclusive", 1.0), "inconclusive", "In the inverted test: Reason of other."),
     ],
 )
-def test_the_verdict_on_both(
-    regular: tuple[str, float | None], inverted: tuple[str, float | None], verdict: str, words: str
-) -> None:
+def test_the_verdict_on_both(regular, inverted, verdict, words):
     found, reason = pair_verdict({"regular": entry("one", *regular), "inverted": entry("other", *inverted)})
     assert found == verdict
     assert words in reason

@@ -19,11 +19,7 @@ from robust_ext.detectors.catalogue import DETECTORS
 from robust_ext.evaluations.mead.fitting import NAMED, fit_detector, load_detector
 from robust_ext.evaluations.mead.training import training_adversarials
 
-QUICK = {
-    "kd-bu": {"passes": 8},
-    "lid": {"neighbours": 10},
-    "magnet": {"epochs": 20, "batch_size": 16},
-}
+QUICK = {"kd-bu": {"passes": 8}, "lid": {"neighbours": 10}, "magnet": {"epochs": 20, "batch_size": 16}}
 
 
 def with_dropout():
@@ -42,6 +38,12 @@ def small(channels=1, classes=3):
 
 def images(count, channels=1, seed=0):
     return torch.rand(count, channels, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def problem(count, channels=1):
+    """Images, labels of three classes, and images in place of adversarial ones."""
+    clean = images(count, channels)
+    return clean, torch.arange(count) % 3, (clean + 0.1).clamp(0, 1)
 
 
 class InBounds(nn.Module):
@@ -158,9 +160,8 @@ def test_fits_are_those_of_the_classes():
     assert same(found, lid)
     density = KDBUDetector(classifier, layer="4", bandwidth=0.7)
     density.fit(clean[:40], adversarial[:40], references=clean[40:], labels=labels[40:], folds=3, seed=2)
-    found = fit_detector(
-        "kd-bu", classifier, clean, labels, adversarial=adversarial[:40], bandwidth=0.7, folds=3, seed=2
-    )
+    chosen = {"bandwidth": 0.7, "folds": 3, "seed": 2}
+    found = fit_detector("kd-bu", classifier, clean, labels, adversarial=adversarial[:40], **chosen)
     assert found.layers == ("4",)
     assert same(found, density)
     autoencoders = MagNetDetector.preset("mnist", classifier, epochs=2)
@@ -170,8 +171,8 @@ def test_fits_are_those_of_the_classes():
 
 
 def test_too_few_other_rows_are_no_references():
-    classifier, clean, labels = small(), images(90), torch.arange(90) % 3
-    adversarial = (clean[:70] + 0.1).clamp(0, 1)
+    classifier, (clean, labels, adversarial) = small(), problem(90)
+    adversarial = adversarial[:70]
     lid = LIDDetector(classifier, layers=["1", "4", "5"], neighbours=20, size=30)
     lid.fit(clean[:70], adversarial, seed=1)
     assert same(fit_detector("lid", classifier, clean, labels, adversarial=adversarial, seed=1, size=30), lid)
@@ -199,15 +200,13 @@ def test_adversarial_inputs_are_made_where_none_are_given_of_as_many_rows():
 def test_presets_are_the_papers(channels, preset, expected):
     if expected == "cifar10":
         pytest.importorskip("cv2")
-    classifier, clean = small(channels), images(60, channels)
-    labels, adversarial = torch.arange(60) % 3, (clean + 0.1).clamp(0, 1)
-    mnist = expected == "mnist"
+    classifier, (clean, labels, adversarial), mnist = small(channels), problem(60, channels), expected == "mnist"
 
     def fit(name, **settings):
         return fit_detector(name, classifier, clean, labels, preset=preset, adversarial=adversarial, **settings)
 
-    assert fit("kd-bu").bandwidth == (1.2 if mnist else 0.26)
-    assert fit("kd-bu").passes == 50
+    density = fit("kd-bu")
+    assert (density.bandwidth, density.passes) == (1.2 if mnist else 0.26, 50)
     assert fit("kd-bu", bandwidth=3).bandwidth == 3
     assert fit("lid", size=40).neighbours == (20 if mnist else 30)
     squeezers = [squeezer.kind for squeezer in fit("fs").squeezers]
@@ -239,20 +238,12 @@ def test_magnet_sees_as_many_images_as_there_is_time_for(monkeypatch):
 @pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0)])
 @pytest.mark.parametrize("name", ["nss", "lid", "fs"])
 def test_bounds_make_no_difference(name, bounds):
-    clean, labels = images(60), torch.arange(60) % 3
-    adversarial = (clean + 0.1).clamp(0, 1)
+    clean, labels, adversarial = problem(60)
     low, width = bounds[0], bounds[1] - bounds[0]
     settings = {"size": 30, "neighbours": 8} if name == "lid" else {}
     plain = fit_detector(name, small(), clean, labels, adversarial=adversarial, **settings)
-    moved = fit_detector(
-        name,
-        InBounds(small(), bounds).eval(),
-        clean * width + low,
-        labels,
-        adversarial=(adversarial * width + low).clamp(*bounds),
-        bounds=bounds,
-        **settings,
-    )
+    settings |= {"adversarial": (adversarial * width + low).clamp(*bounds), "bounds": bounds}
+    moved = fit_detector(name, InBounds(small(), bounds).eval(), clean * width + low, labels, **settings)
     x = images(25, seed=9)
     # Nearly the same: values in other bounds are rounded otherwise, and so are the fits.
     torch.testing.assert_close(moved.score(x * width + low), plain.score(x), rtol=0.02, atol=0.02)
@@ -262,19 +253,17 @@ def test_bounds_make_no_difference(name, bounds):
 def test_training_adversarials_rise_within_the_ball(bounds):
     low, width = bounds[0], bounds[1] - bounds[0]
     classifier, clean = digits_network(), load_dataset("digits").take(range(40))[0]
-
     labels = classifier(clean).argmax(1)
     model = InBounds(classifier, bounds).eval()
-    found = training_adversarials(model, clean * width + low, labels, epsilon=0.1, bounds=bounds, batch_size=16)
-    assert found.shape == clean.shape
-    assert found.dtype == torch.float32
-    assert float(found.min()) >= bounds[0]
-    assert float(found.max()) <= bounds[1]
-    distance = (found - (clean * width + low)).abs().flatten(1).amax(1)
+    clean = clean * width + low
+    found = training_adversarials(model, clean, labels, epsilon=0.1, bounds=bounds, batch_size=16)
+    assert (found.shape, found.dtype) == (clean.shape, torch.float32)
+    assert bounds[0] <= float(found.min()) <= float(found.max()) <= bounds[1]
+    distance = (found - clean).abs().flatten(1).amax(1)
     # Ascent in linf ends in a corner of the ball.
     torch.testing.assert_close(distance, torch.full((40,), 0.1 * width), rtol=1e-4, atol=0)
     with torch.no_grad():
-        losses = [F.cross_entropy(model(x), labels, reduction="none") for x in (clean * width + low, found)]
+        losses = [F.cross_entropy(model(x), labels, reduction="none") for x in (clean, found)]
     assert bool((losses[1] > losses[0]).all())
 
 
@@ -289,8 +278,7 @@ def test_training_adversarials_do_not_depend_on_batches_and_leave_no_trace():
     assert not torch.equal(training_adversarials(classifier, clean, labels, seed=3), whole)
     one = training_adversarials(classifier, clean[:1], labels[:1], seed=2)
     torch.testing.assert_close(one, whole[:1], rtol=0, atol=1e-6)
-    none = training_adversarials(classifier, clean[:0], labels[:0])
-    assert none.shape == (0, 1, 8, 8)
+    assert training_adversarials(classifier, clean[:0], labels[:0]).shape == (0, 1, 8, 8)
     assert all(torch.equal(value, before[key]) for key, value in classifier.state_dict().items())
     assert [p.requires_grad for p in classifier.parameters()] == [False] + [True] * 5
     assert all(p.grad is None for p in classifier.parameters())
@@ -308,11 +296,7 @@ def test_training_adversarials_do_not_depend_on_batches_and_leave_no_trace():
         ("magnet", {"channels": 1}, "settings: got channels, expected settings of magnet: structures, powers"),
         ("lid", {"references": None}, "settings: got references, expected settings of lid: layers, neighbours, size"),
         ("lid", {"layers": ["99"]}, "layers: got 99, expected names of layers"),
-        (
-            "lid",
-            {},
-            "clean: got 6 inputs to train on, of which 100 become references, expected at least 5 beside .* size",
-        ),
+        ("lid", {}, "clean: got 6 inputs to train on, of which 100 become references, expected at least 5 besi.* size"),
         ("lid", {"rows": 4, "size": 2, "neighbours": 2}, "size: got 2, expected an integer of at least 3"),
         ("kd-bu", {}, "clean: got 6 inputs to train on, of which 3 become references, expected at least 5 beside"),
         ("kd-bu", {"layer": "hidden"}, "layers: got hidden, expected names of layers"),
@@ -344,8 +328,8 @@ def test_constants_are_to_be_chosen_for_inputs_of_other_channels(name):
 
 
 def test_networks_that_do_not_fit_are_told(caplog):
-    clean, labels = images(40), torch.arange(40) % 3
-    given = {"adversarial": (clean + 0.1).clamp(0, 1)}
+    clean, labels, adversarial = problem(40)
+    given = {"adversarial": adversarial}
     ending = nn.Sequential(*small(), nn.Tanh()).eval()
     with pytest.raises(InvalidArgumentError, match="layer: got None, expected the name of the layer before the logits"):
         fit_detector("kd-bu", ending, clean, labels, **given)
@@ -437,7 +421,5 @@ def test_the_readout_need_not_be_the_last_module():
         def forward(self, x):
             return self.last(self.act(self.first(x.flatten(1))))
 
-    clean = images(40)
-    labels, adversarial = torch.arange(40) % 3, (clean + 0.1).clamp(0, 1)
-    detector = fit_detector("kd-bu", Reversed().eval(), clean, labels, adversarial=adversarial)
-    assert detector.layers == ("act",)
+    clean, labels, adversarial = problem(40)
+    assert fit_detector("kd-bu", Reversed().eval(), clean, labels, adversarial=adversarial).layers == ("act",)

@@ -13,23 +13,11 @@ from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, ModelError, RunFolderError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors import Detector
+from tests.evaluations.subjects import Unsure, spread
 
 EPSILON = 0.2
 LINF = ThreatModel(norm="linf", epsilon=EPSILON)
 ARM = "robust_ext:ObjectivePGD(steps=2)"
-
-
-class Unsure(Detector):
-    """Small distance between the two largest logits."""
-
-    def score_of(self, seen):
-        first, second = seen.logits.topk(2).values.unbind(1)
-        return second - first
-
-
-def spread(x):
-    return x.flatten(1).std(1)
 
 
 class Counting(Attack):

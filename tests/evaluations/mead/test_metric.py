@@ -139,12 +139,8 @@ def test_attribution_is_shared_and_complete(problem):
 
 
 def test_objectives_take_in_the_arms_that_have_none():
-    labels = [
-        ArmLabel(name="a", objective="ace", algorithm="pgd"),
-        ArmLabel(name="b", objective="kl", algorithm="pgd"),
-        ArmLabel(name="c", objective="kl", algorithm="bim"),
-        ArmLabel(name="d"),
-    ]
+    rows = [("a", "ace", "pgd"), ("b", "kl", "pgd"), ("c", "kl", "bim"), ("d", None, None)]
+    labels = [ArmLabel(name=name, objective=objective, algorithm=algorithm) for name, objective, algorithm in rows]
     generator = np.random.default_rng(0)
     natural, scores = generator.random(40), generator.random((4, 40))
     success = generator.random((4, 40)) < 0.7
@@ -302,17 +298,13 @@ def test_resamples_are_the_seeds():
 
 
 def test_averages_weigh_rows_alike():
-    none = detect(np.zeros(3), np.full(3, NAN), resamples=0, seed=0)
-    rows = [
-        detect(np.array([0.0, 1.0]), np.array([2.0, NAN]), resamples=0, seed=0),
-        none,
-        detect(np.array([0.0] * 8 + [3.0] * 8), np.full(16, 1.0), resamples=0, seed=0),
-    ]
+    scores = ([0.0, 1.0], [2.0, NAN]), ([0.0] * 3, [NAN] * 3), ([0.0] * 8 + [3.0] * 8, [1.0] * 16)
+    rows = [detect(np.array(natural), np.array(hit), resamples=0, seed=0) for natural, hit in scores]
     found = average(rows)
     assert (found.auroc, found.fpr_at_95_tpr, found.tpr_at_5_fpr) == (0.75, 0.25, 0.5)
     assert (found.rows, found.skipped) == (2, 1)
     # Averages of groups: the four of the summary table count alike, however many rows they have.
     perfect = average([rows[0]])
-    assert average([found, perfect, perfect, average([none])]).auroc == pytest.approx(2.75 / 3)
+    assert average([found, perfect, perfect, average(rows[1:2])]).auroc == pytest.approx(2.75 / 3)
     assert average([]).auroc is None
     assert json.loads(json.dumps(found.to_dict()))["rows"] == 2

@@ -56,10 +56,9 @@ def test_the_papers_steps():
         ("BIM-ACE linf 0.03125", 10, 0.01),
         ("FGSM-Gini linf 0.5", 1, 0.5),
     ):
-        arm = arms[name]
-        assert isinstance(arm.resolved, ObjectivePGD)
-        model = ThreatModel(norm=arm.norm, epsilon=arm.epsilon)
-        assert (arm.resolved.steps_for(model), arm.resolved.step_size_for(model)) == (steps, size)
+        attack, model = arms[name].resolved, ThreatModel(norm=arms[name].norm, epsilon=arms[name].epsilon)
+        assert isinstance(attack, ObjectivePGD)
+        assert (attack.steps_for(model), attack.step_size_for(model)) == (steps, size)
 
 
 def test_every_suite_can_be_run_as_it_is():

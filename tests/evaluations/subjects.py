@@ -1,0 +1,47 @@
+"""Detectors and a defense that several tests of evaluations are about."""
+
+import torch
+
+from robust_ext.detectors import Detector
+from robust_ext.models.purifier import Purifier
+
+
+class Pattern(Detector):
+    """How much of a fixed pattern of pixels there is in an image of 64."""
+
+    def score_of(self, seen):
+        signs = torch.zeros(64)
+        signs[20:44] = torch.tensor([1.0, -1.0] * 12)
+        return seen.inputs.flatten(1) @ signs
+
+
+class Noisy(Pattern):
+    """The same, unsure of itself."""
+
+    random = True
+
+    def score_of(self, seen):
+        return super().score_of(seen) + 0.02 * torch.randn(len(seen.inputs))
+
+
+class Unsure(Detector):
+    """Small distance between the two largest logits."""
+
+    def score_of(self, seen):
+        first, second = seen.logits.topk(2).values.unbind(1)
+        return second - first
+
+
+class Rounding(Purifier):
+    """A little towards grey, and 32 levels: plain gradients are zero."""
+
+    def step(self, point, *, x, number, state, rng):
+        return ((point + 0.02 * (0.5 - point)) * 31).round() / 31
+
+
+def rounded(x):
+    return (x * 4).round() / 4
+
+
+def spread(x):
+    return x.flatten(1).std(1)
