@@ -348,9 +348,8 @@ case("test time random", defended, NoisyDefense(), repeats=3)
 case("test time smoothing", defended, "randomized-smoothing(samples=3)", "l2", samples=6)
 case("test time purifier", defended, lambda: Rounding(network(), steps=2))
 case("test time l1", defended, rounded, "l1", seed=2)
-EXTRA = Step(
-    name="more", category="white-box", attack=robust_ext.as_attack("foolbox:LinfPGD(steps=3)"), exposure="trajectory"
-)
+MORE_PGD = robust_ext.as_attack("foolbox:LinfPGD(steps=3)")
+EXTRA = Step(name="more", category="white-box", attack=MORE_PGD, exposure="trajectory")
 case(
     "test time surrogates",
     lambda: defended(rounded, attacks=["recommended", EXTRA], surrogates={"rounding": Rounding(network(), steps=1)}),
@@ -457,22 +456,16 @@ case("attack Transfer", transfer)
 # ---- What was written down, against what is found.
 
 
+MISSING = object()
+
+
 def differences(found: Any, wanted: Any, where: str = "") -> list[str]:
     """Where results differ: integers and words exactly, other numbers up to rounding."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        keys = sorted(set(found) | set(wanted))
-        missing = object()
-        return [
-            line
-            for key in keys
-            for line in differences(found.get(key, missing), wanted.get(key, missing), f"{where}/{key}")
-        ]
     if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
-        return [
-            line
-            for number, pair in enumerate(zip(found, wanted, strict=True))
-            for line in differences(*pair, f"{where}/{number}")
-        ]
+        found, wanted = dict(enumerate(found)), dict(enumerate(wanted))
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        pairs = {key: (found.get(key, MISSING), wanted.get(key, MISSING)) for key in sorted({*found, *wanted})}
+        return [line for key, pair in pairs.items() for line in differences(*pair, f"{where}/{key}")]
     if isinstance(wanted, float) and isinstance(found, (int, float)) and not isinstance(found, bool):
         same = found == wanted or abs(found - wanted) <= max(1e-6, 1e-5 * abs(wanted))
     else:

@@ -133,13 +133,11 @@ def test_every_option_is_in_a_test_here(command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_model_and_data_options(command, invoke, files):
     call = invoke(command)
-    inputs = call.positional[2]
+    inputs, origin = call.positional[2], call.context.origin
     assert len(inputs) == {"mead": 8, "robust-accuracy": 100}.get(command, 64)
     assert float(inputs.min()) == 0.0
-    assert call.context.origin["model"] == "digits"
-    assert call.context.origin["data"] == "digits-test, order random"
-    assert call.out is None
-    assert call.output == "the result\n"
+    assert (origin["model"], origin["data"]) == ("digits", "digits-test, order random")
+    assert (call.out, call.output) == (None, "the result\n")
     model = ["--model", f"{files / 'mine.py'}:make", "--weights", str(files / "w.safetensors"), "--device", "cpu"]
     data = ["--bounds=-1,1", "--data-root", str(files), "--samples", "5", "--order", "first", "--data-split"]
     # The commands that fit detectors take the train split for that.

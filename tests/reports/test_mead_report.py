@@ -52,9 +52,8 @@ def test_heat_maps_hold_every_arm_once(large):
         maps = heat_maps(large, detector)
         cells = [cell for heat in maps for cell in cells_of(heat)]
         assert len(cells) == len(detector["arms"])
-        expected = [
-            f"{row['arm']}: AUROC {shown(row['auroc'])}, {row['positives']} positives" for row in detector["arms"]
-        ]
+        title = "{}: AUROC {}, {} positives"
+        expected = [title.format(row["arm"], shown(row["auroc"]), row["positives"]) for row in detector["arms"]]
         assert sorted(cell.title for cell in cells) == sorted(expected)
         assert {heat.norm for heat in maps} == {"l1", "l2", "linf", None}
         for arm in large["arms"]:
@@ -114,11 +113,8 @@ def test_a_curve_goes_where_its_points_are():
     whole = result["detectors"][0]["results"][0]
     whole["curve"] = {"fpr": [0.0, 0.25, 1.0], "tpr": [0.0, 0.75, 1.0]}
     svg = plot(report_page(result), "ROC curves")
-    (path,) = [
-        path.get("d")
-        for path in svg.iter("{http://www.w3.org/2000/svg}path")
-        if "stroke-width: 2.2" in path.get("style", "")
-    ]
+    paths = svg.iter("{http://www.w3.org/2000/svg}path")
+    (path,) = [path.get("d") for path in paths if "stroke-width: 2.2" in path.get("style", "")]
     points = np.array([[float(x), float(y)] for x, y in re.findall(r"[ML] (\S+) (\S+)", path)])
     # From the lower left to the upper right; the page's y axis points down.
     where = (points[1] - points[0]) / (points[2] - points[0])
@@ -143,9 +139,8 @@ def test_arms_adaptive_to_the_detector_have_rows_of_their_own(small):
     (heat,) = [heat for heat in heat_maps(small, lid) if heat.norm == "linf"]
     name, row = heat.rows[-1]
     assert name == "PGD-ACE (white-box)"
-    assert [cell.title.split(":")[0] for cell in row] == [
-        f"PGD-ACE {group}, knowing lid" for group in ("linf 0.125", "linf 0.3125")
-    ]
+    expected = [f"PGD-ACE {group}, knowing lid" for group in ("linf 0.125", "linf 0.3125")]
+    assert [cell.title.split(":")[0] for cell in row] == expected
     assert not [name for name, _ in heat_maps(small, small["detectors"][0])[1].rows if "white-box" in name]
 
 

@@ -127,9 +127,7 @@ def test_worst_case_is_below_every_attack(subject):
 
 
 def test_a_random_defense_is_asked_afresh(subject):
-    first = evaluate(subject, Noise(), repeats=3, draws=2)
-    again = evaluate(subject, Noise(), repeats=3, draws=2)
-    other = evaluate(subject, Noise(), repeats=3, draws=2, seed=1)
+    first, again, other = (evaluate(subject, Noise(), repeats=3, draws=2, seed=seed) for seed in (0, 0, 1))
     single = evaluate(subject, Noise(), repeats=1, draws=1)
     assert plain(first.content) == plain(again.content)
     assert plain(first.content) != plain(other.content)
@@ -152,9 +150,8 @@ def test_groups_keep_their_composition(subject):
     result = evaluate(subject, Centred, batch_size=10)
     assert result.content["batch_level"]
     # Blocks of two whole groups; one of ten rows would be refused by the defense.
-    assert result.content["defended"]["clean_accuracy"] == pytest.approx(
-        float((Centred(network)(inputs).argmax(1) == labels).double().mean())
-    )
+    expected = float((Centred(network)(inputs).argmax(1) == labels).double().mean())
+    assert result.content["defended"]["clean_accuracy"] == pytest.approx(expected)
     with pytest.raises(InvalidArgumentError, match="multiple of 4"):
         evaluate_defense(Centred(network), None, inputs[:6], labels[:6], THREAT, **SHORT)
     step = Step(name="other order", category="black-box", attack=Leaving(batching="any"), exposure="defense")
@@ -237,10 +234,8 @@ def test_a_random_purifier_draws_by_its_seed(subject, noise):
 
 def test_signs_of_a_weak_evaluation():
     def content(**kinds):
-        attacks = [
-            {"name": name, "category": kind, "robust_accuracy": value, "deviation": 0.0}
-            for name, (kind, value) in kinds.items()
-        ]
+        keys = ("category", "robust_accuracy")
+        attacks = [{"name": name, "deviation": 0.0, **dict(zip(keys, kinds[name], strict=True))} for name in kinds]
         parts = {"static": {"clean_accuracy": 0.9}, "defended": {"clean_accuracy": 0.9, "attacks": attacks}}
         return {"samples": 100, "random": False, "settings": {"draws": 4}, **parts}
 

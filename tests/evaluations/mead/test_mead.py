@@ -66,10 +66,8 @@ def content(result):
 def test_against_hand_written_attacks_and_scikit_learn(subject):
     """Two FGSMs by hand, worst case by hand, areas by scikit-learn."""
     network, inputs, labels, _ = subject
-    arms = [
-        Arm(attack=Counting("strong"), norm="linf", epsilon=EPSILON, objective="a"),
-        Arm(attack=Counting("weak", scale=0.6), norm="linf", epsilon=EPSILON, objective="b"),
-    ]
+    attacks = {"a": Counting("strong"), "b": Counting("weak", scale=0.6)}
+    arms = [Arm(attack=attack, norm="linf", epsilon=EPSILON, objective=name) for name, attack in attacks.items()]
     result = run(subject, {"unsure": Unsure}, arms)
     detector = Unsure(network)
     with torch.no_grad():
@@ -88,9 +86,8 @@ def test_against_hand_written_attacks_and_scikit_learn(subject):
         positives = worst[worst < np.inf]
         truth = np.r_[np.zeros(len(natural)), np.ones(len(positives))]
         assert entry["auroc"] == pytest.approx(roc_auc_score(truth, np.r_[natural, positives]))
-        assert entry["positives"] == len(positives)
-        assert entry["coverage"] == len(positives) / len(inputs)
-        assert entry["arms"] == len(chosen)
+        found = (entry["positives"], entry["coverage"], entry["arms"])
+        assert found == (len(positives), len(positives) / len(inputs), len(chosen))
         assert entry["successes_per_sample"] == np.array(success)[chosen].sum() / len(inputs)
     assert [result.arms[f"{name} linf 0.2"]["successes"] for name in ("strong", "weak")] == [s.sum() for s in success]
     with torch.no_grad():
