@@ -101,13 +101,8 @@ def test_probes_at_construction_do_not_reach_the_target():
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            "FastGradientMethod",
-            "ProjectedGradientDescent(max_iter=3)",
-            "DeepFool(max_iter=3)",
-            "NewtonFool(max_iter=3)",
-        ),
-        *("SquareAttack(max_iter=5)", "CarliniL2Method(max_iter=2, binary_search_steps=2)"),
+        *("FastGradientMethod", "SquareAttack(max_iter=5)", "CarliniL2Method(max_iter=2, binary_search_steps=2)"),
+        *("ProjectedGradientDescent(max_iter=3)", "DeepFool(max_iter=3)", "NewtonFool(max_iter=3)"),
         "AutoProjectedGradientDescent(max_iter=3, nb_random_init=1)",
     ],
 )

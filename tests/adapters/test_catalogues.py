@@ -259,13 +259,9 @@ def test_settings_that_differ_from_the_threat_model_are_kept_and_logged(text, ot
 @pytest.mark.parametrize(
     "text",
     [
-        "foolbox:LinfPGD(steps=1)",
-        "art:ProjectedGradientDescent(max_iter=1, num_random_init=1)",
-        "torchattacks:PGD(steps=1)",
-        "adv_lib:apgd(n_iter=10)",
-        "adv_lib:pgd_linf(steps=10)",
-        "adv_lib:fga(max_iter=10, n_samples=3)",
-        "adv_lib:vfga(max_iter=10, n_samples=3)",
+        *("foolbox:LinfPGD(steps=1)", "art:ProjectedGradientDescent(max_iter=1, num_random_init=1)"),
+        *("torchattacks:PGD(steps=1)", "adv_lib:apgd(n_iter=10)", "adv_lib:pgd_linf(steps=10)"),
+        *("adv_lib:fga(max_iter=10, n_samples=3)", "adv_lib:vfga(max_iter=10, n_samples=3)"),
     ],
 )
 def test_runs_depend_on_the_generator_only(text):

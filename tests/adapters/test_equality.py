@@ -284,11 +284,8 @@ def test_torchattacks_queries_are_as_many_as_by_hand(name):
 @pytest.mark.parametrize(
     "text",
     [
-        "foolbox:FGSM",
-        "art:FastGradientMethod",
-        "torchattacks:FGSM",
-        "adv_lib:pgd_linf(steps=1)",
-        "adv_lib:ddn(steps=1)",
+        *("foolbox:FGSM", "art:FastGradientMethod", "torchattacks:FGSM"),
+        *("adv_lib:pgd_linf(steps=1)", "adv_lib:ddn(steps=1)"),
     ],
 )
 def test_a_librarys_attack_is_called_two_frames_below_run_attack(text):

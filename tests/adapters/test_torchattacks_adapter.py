@@ -131,10 +131,8 @@ def test_an_object_is_bound_to_the_target_and_its_model_not_asked():
         ("APGDT", {"rho": 0.5, "n_restarts": 2}),
         ("FAB", {"multi_targeted": True, "alpha_max": 0.2}),
         ("Square", {"resc_schedule": False, "p_init": 0.3, "loss": "ce"}),
-        (
-            "Pixle",
-            {"x_dimensions": (1, 3), "y_dimensions": (0.1, 0.2), "max_iterations": 7, "pixel_mapping": "distance"},
-        ),
+        ("Pixle", {"x_dimensions": (1, 3), "y_dimensions": (0.1, 0.2), "pixel_mapping": "distance"}),
+        ("Pixle", {"max_iterations": 7}),
         ("PGDRS", {"noise_type": "uniform", "noise_sd": 0.25, "noise_batch_size": 3, "batch_max": 7}),
         ("PGDRSL2", {"noise_sd": 0.25, "eps_for_division": 1e-6}),
         ("TIFGSM", {"kernel_name": "linear", "len_kernel": 5, "resize_rate": 0.5}),

@@ -95,11 +95,8 @@ def test_jsma_aims_at_the_next_class_of_the_target(classes):
 @pytest.mark.parametrize("bias", [-50.0, 0.0, 50.0])
 @pytest.mark.parametrize(
     ("name", "settings", "norm"),
-    [
-        ("CW", {"steps": 60, "c": 2.0, "lr": 0.05}, "l2"),
-        ("EADL1", {"lr": 0.02, "initial_const": 0.01, "binary_search_steps": 5}, "l1"),
-        ("EADEN", {"lr": 0.02, "initial_const": 0.01, "binary_search_steps": 5}, "l1"),
-    ],
+    [("CW", {"steps": 60, "c": 2.0, "lr": 0.05}, "l2")]
+    + [(name, {"lr": 0.02, "initial_const": 0.01, "binary_search_steps": 5}, "l1") for name in ("EADL1", "EADEN")],
 )
 def test_margins_do_not_depend_on_a_constant_in_the_logits(name, settings, norm, bias):
     x, y, module = problem((1, 8, 8), 2, bias=bias)
@@ -169,16 +166,9 @@ def test_small_images_are_refused_where_they_do_not_work():
 @pytest.mark.parametrize(
     ("name", "norm"),
     [
-        ("PGD(steps=3)", "linf"),
-        ("MIFGSM(steps=3)", "linf"),
-        ("APGD(steps=3)", "l2"),
-        ("Square(n_queries=5)", "linf"),
-        ("FAB(steps=3)", "l2"),
-        ("PGDL2(steps=3)", "l2"),
-        ("DeepFool(steps=5)", "l2"),
-        ("JSMA", "l1"),
-        ("OnePixel(steps=2)", "l1"),
-        ("SparseFool(steps=2)", "l1"),
+        *((name, "linf") for name in ("PGD(steps=3)", "MIFGSM(steps=3)", "Square(n_queries=5)")),
+        *((name, "l2") for name in ("APGD(steps=3)", "FAB(steps=3)", "PGDL2(steps=3)", "DeepFool(steps=5)")),
+        *((name, "l1") for name in ("JSMA", "OnePixel(steps=2)", "SparseFool(steps=2)")),
     ],
 )
 def test_inputs_of_any_shape_are_images(name, norm, shape):

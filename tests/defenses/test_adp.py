@@ -41,12 +41,8 @@ def noise_of(seeds: Tensor, run: int, like: Tensor) -> np.ndarray:
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"share": 1.5},
-        {"stop": 0.0, "lengths": (0.004, 0.005)},
-        {"stop": 0.0035},
-        {"clip": False, "noise": 0.6},
-        {"noise": 0.0, "runs": 1},
+        *({}, {"share": 1.5}, {"stop": 0.0, "lengths": (0.004, 0.005)}, {"stop": 0.0035}),
+        *({"clip": False, "noise": 0.6}, {"noise": 0.0, "runs": 1}),
     ],
 )
 def test_each_run_takes_the_steps_of_the_formula(settings: dict[str, Any]) -> None:

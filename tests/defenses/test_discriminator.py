@@ -44,14 +44,8 @@ def attacked(net: nn.Sequential) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def fit(net: nn.Module, training: tuple[Tensor, Tensor], layers: tuple[str, ...]) -> Discriminator:
-    small: dict[str, Any] = {
-        "epochs": 12,
-        "batch_size": 30,
-        "learning_rate": 0.02,
-        "width": 32,
-        "before": 0,
-        "after": 1,
-    }
+    small: dict[str, Any] = {"epochs": 12, "batch_size": 30, "learning_rate": 0.02}
+    small |= {"width": 32, "before": 0, "after": 1}
     settings = DiscriminatorTraining(layers=layers, epsilon=0.1, attack_step_size=0.04, attack_steps=5, **small)
     return settings.fit(net, *training)
 

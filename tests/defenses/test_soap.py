@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -50,16 +52,9 @@ def by_hand(
 def test_what_it_does_is_what_a_loop_by_hand_does(seed: int, steps: int, rows: int, radii: int, batch: bool) -> None:
     net = linear(np.random.default_rng(seed).normal(size=(3, 30)))
     x = np.random.default_rng(seed + 1).random((rows, 30))
-    defense = SOAP(
-        net,
-        steps=steps,
-        radius=0.03,
-        # No number of steps ends on a radius, where rounding would choose between two that are alike.
-        step_size=0.0225,
-        radii=radii,
-        choice="batch" if batch else "row",
-        group_size=rows if batch else None,
-    )
+    # No number of steps ends on a radius, where rounding would choose between two that are alike.
+    sizes: dict[str, Any] = {"steps": steps, "radius": 0.03, "step_size": 0.0225, "radii": radii}
+    defense = SOAP(net, **sizes, choice="batch" if batch else "row", group_size=rows if batch else None)
     trace = defense.trace(torch.from_numpy(x).view(rows, 1, 6, 5))
     weights = net.get_parameter("1.weight").detach().numpy()
     path, radius = by_hand(

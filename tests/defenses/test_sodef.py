@@ -36,14 +36,10 @@ def defense(dtype: torch.dtype = torch.float32, **settings: Any) -> SODEF:
     return SODEF(net, net[:3], head, **{"solver": "rk4", **settings})
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"solver": "rk4", "steps": 200},
-        {"solver": "dopri5", "tolerance": 1e-9},
-        {"solver": "dopri5", "tolerance": 1e-9, "adjoint": False},
-    ],
-)
+DOPRI = {"solver": "dopri5", "tolerance": 1e-9}
+
+
+@pytest.mark.parametrize("settings", [{"solver": "rk4", "steps": 200}, DOPRI, {**DOPRI, "adjoint": False}])
 def test_a_linear_equation_ends_where_the_exponential_does(settings: dict[str, Any]) -> None:
     if settings["solver"] == "dopri5":
         pytest.importorskip("torchdiffeq")
@@ -58,13 +54,8 @@ def test_a_linear_equation_ends_where_the_exponential_does(settings: dict[str, A
 
 def test_times_are_those_of_the_steps_and_the_order_is_four() -> None:
     # Velocity t, so that the state at t is t^2 / 2 later.
-    end = integrate(
-        lambda time, state: time.expand_as(state),
-        torch.zeros(1, 2, dtype=torch.float64),
-        time=3.0,
-        solver="rk4",
-        steps=2,
-    )
+    start = torch.zeros(1, 2, dtype=torch.float64)
+    end = integrate(lambda time, state: time.expand_as(state), start, time=3.0, solver="rk4", steps=2)
     torch.testing.assert_close(end, torch.full((1, 2), 4.5, dtype=torch.float64))
     start = torch.ones(1, 3, dtype=torch.float64)
     exact = start @ torch.tensor(scipy.linalg.expm(5.0 * MATRIX)).T
