@@ -1,3 +1,4 @@
+import json
 import logging
 import subprocess
 import sys
@@ -234,6 +235,7 @@ def test_finish_merges_shards_in_order(tmp_path):
         assert folder.records() == merged
         assert sorted(entry["group"] for entry in folder.timings()) == [0, 1, 2, 11]
     assert [file.name for file in tmp_path.glob("records*")] == ["records.jsonl"]
+    assert [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()] == merged
     with opened(tmp_path) as folder:
         assert folder.records() == merged
 

@@ -100,7 +100,11 @@ def make(
             adaptive_to=arm.adaptive_to,
             success=success[place],
             scores={name: scores[name][place] for name in detectors},
-            cost=cost_of(arm, success[place]),
+            cost={
+                "outcomes": {"found": int(success[place].sum()), "not_adversarial": int((~success[place]).sum())},
+                "seconds": 3.0 + len(arm.name) / 7,
+                "passes": {"forward": 100 * samples, "backward": 99 * samples},
+            },
         )
         for place, arm in enumerate(everything)
     ]
@@ -141,12 +145,6 @@ def make(
         "seed": 20240501,
         "seconds": {"attack": 912.25, "verify": 3.5, "score": 187.75, "total": 1110.0},
     }
-
-
-def cost_of(arm: Arm, success: Any) -> dict[str, Any]:
-    outcomes = {"found": int(success.sum()), "not_adversarial": int((~success).sum())}
-    passes = {"forward": 100 * len(success), "backward": 99 * len(success)}
-    return {"outcomes": outcomes, "seconds": 3.0 + len(arm.name) / 7, "passes": passes}
 
 
 def _add_intervals(row: dict[str, Any]) -> None:
