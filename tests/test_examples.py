@@ -100,7 +100,7 @@ def test_published_networks_load_and_work():
 def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
     """A network trained against l2 holds out where a plainly trained one falls."""
 
-    def trained(norm: str) -> object:
+    def trained(norm):
         weights = tmp_path / f"{norm}.safetensors"
         size = ("--norm", norm, "--eps", "0.5", "--images", "1000", "--epochs", "8")
         run_script(ROOT / "examples" / "train_robust.py", *size, "--out", weights, folder=tmp_path)

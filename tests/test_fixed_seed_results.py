@@ -7,18 +7,15 @@ those of one machine. Where results are meant to change:
     python tests/test_fixed_seed_results.py --record [--only WORD] [--out FILE]
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -53,10 +50,10 @@ LEFT_OUT = {"seconds", "versions", "settings", "description", "attack", "reason"
 EPSILON = {"linf": 0.15, "l2": 1.0, "l1": 4.0}
 # Searches and trainings in which rounding grows: the same on one machine and one thread, not on another machine.
 SENSITIVE = ("LinearRegion", "linear region")
-CASES: dict[str, Callable[[], Any]] = {}
+CASES = {}
 
 
-def case(name: str, function: Callable[..., Any], *arguments: Any, **settings: Any) -> None:
+def case(name, function, *arguments, **settings):
     assert name not in CASES
     CASES[name] = partial(function, *arguments, **settings)
 
@@ -65,15 +62,15 @@ def case(name: str, function: Callable[..., Any], *arguments: Any, **settings: A
 
 
 @cache
-def network() -> nn.Sequential:
+def network():
     return digits_network()
 
 
-def digits(count: int, start: int = 0, part: str = "test") -> tuple[Tensor, Tensor]:
+def digits(count, start=0, part="test"):
     return load_dataset("digits", split=part).take(range(start, start + count))
 
 
-def right_digits(count: int) -> tuple[Tensor, Tensor]:
+def right_digits(count):
     inputs, labels = digits(2 * count)
     with torch.no_grad():
         right = network()(inputs).argmax(1) == labels
@@ -83,23 +80,23 @@ def right_digits(count: int) -> tuple[Tensor, Tensor]:
 class Widened(nn.Module):
     """The network for inputs in [-1, 2]."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.network = network()
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.network((x + 1) / 3)
 
 
 class NoisyDefense:
     random = True
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x):
         return (x + 0.1 * torch.randn_like(x)).clamp(0, 1)
 
 
-def callable_pgd(model: Any, x: Tensor, y: Tensor, threat_model: ThreatModel) -> Tensor:
+def callable_pgd(model, x, y, threat_model):
     adversarial = x.clone()
     for _ in range(10):
         adversarial.requires_grad_()
@@ -111,11 +108,11 @@ def callable_pgd(model: Any, x: Tensor, y: Tensor, threat_model: ThreatModel) ->
     return adversarial
 
 
-def predicted_labels(model: Any, x: Tensor, y: Tensor, threat_model: ThreatModel) -> Tensor:
+def predicted_labels(model, x, y, threat_model):
     return callable_pgd(model, x, model(x).argmax(1), threat_model)
 
 
-def plain(found: Any) -> Any:
+def plain(found):
     """Results as JSON data, without times and words; of a curve only the sum."""
     if isinstance(found, Mapping):
         kept = {str(key): plain(value) for key, value in found.items() if key not in LEFT_OUT}
@@ -129,13 +126,13 @@ def plain(found: Any) -> Any:
     return str(found) if isinstance(found, float) and not math.isfinite(found) else found
 
 
-def numbers(values: Tensor) -> dict[str, Any]:
+def numbers(values):
     """Size and first three values of a tensor; what cancels in a plain sum would be noise."""
     flat = values.detach().double().flatten()
     return {"size": float(flat.abs().sum()), "first": flat[:3].tolist()}
 
 
-def moved(candidates: Tensor, inputs: Tensor, labels: Tensor, module: nn.Module) -> dict[str, Any]:
+def moved(candidates, inputs, labels, module):
     """Candidates in a few numbers."""
     distance = (candidates - inputs).detach().double().flatten(1)
     with torch.no_grad():
@@ -154,7 +151,7 @@ def moved(candidates: Tensor, inputs: Tensor, labels: Tensor, module: nn.Module)
 QUICK = {"inner_points": 80, "random_inner": 20, "random_corners": 20, "canaries": 2, "minimum_samples": 5}
 
 
-def binarization(attack: Any, norm: str = "linf", *, model: Any = None, wide: bool = False, **settings: Any) -> Any:
+def binarization(attack, norm="linf", *, model=None, wide=False, **settings):
     inputs, _ = digits(settings.pop("samples", 8))
     epsilon = settings.pop("epsilon", {"linf": 0.1, "l2": 0.8, "l1": 4.0}[norm]) * (3 if wide else 1)
     model = Widened() if wide else network() if model is None else model()
@@ -165,7 +162,7 @@ def binarization(attack: Any, norm: str = "linf", *, model: Any = None, wide: bo
     return {**plain(result.content), "records": plain(result.records)}
 
 
-def detected(attack: Any, kind: Any = Pattern, **settings: Any) -> Any:
+def detected(attack, kind=Pattern, **settings):
     data, _ = digits(60, 100)
     return binarization(attack, detector=kind, detector_data=data, detector_fpr=0.3, **settings)
 
@@ -225,7 +222,7 @@ case("binarization detector, matching", detected, [f"robust_ext:{name}" for name
 case("demo", lambda: plain(run_demo(samples=6).content))
 
 
-def planted() -> Any:
+def planted():
     inputs, _ = digits(6)
     found = plant(network(), inputs, ThreatModel(norm="l2", epsilon=0.8), inner_points=60)
     with torch.no_grad():
@@ -238,12 +235,12 @@ case("binarization planted points", planted)
 # ---- MEAD.
 
 
-def objective_arms(norm: str, epsilon: float, *names: str) -> list[Arm]:
+def objective_arms(norm, epsilon, *names):
     text = "robust_ext:ObjectivePGD(objective='{}', steps=5)"
     return [Arm(attack=text.format(name), norm=norm, epsilon=epsilon, objective=name, label=name) for name in names]
 
 
-def mead_of(watched: Any, arms: Any, *, samples: int = 16, wide: bool = False, **settings: Any) -> Any:
+def mead_of(watched, arms, *, samples=16, wide=False, **settings):
     (inputs, labels), (data, _) = digits(samples), digits(60, 100)
     settings = {"resamples": 20, "batch_size": 10, **settings}
     bounds, model = ((-1.0, 2.0), Widened()) if wide else ((0.0, 1.0), network())
@@ -260,7 +257,7 @@ BOTH = {"unsure": Unsure, "spread": spread}
 FOUR = ("ace", "kl", "gini", "fisher-rao")
 DEEPFOOL = "foolbox:L2DeepFoolAttack(steps=10, overshoot=0.02)"
 PAIR = objective_arms("linf", 0.2, *FOUR[:2])
-MEADS: dict[str, Callable[[], Any]] = {
+MEADS = {
     "objectives": lambda: mead_of(BOTH, objective_arms("linf", 0.2, *FOUR), published=True),
     "norms": lambda: mead_of(BOTH, objective_arms("l2", 1.0, "ace", "kl") + objective_arms("l1", 6.0, "ace", "gini")),
     "filtered": lambda: mead_of(BOTH, PAIR, naturals="filtered", seed=3),
@@ -290,7 +287,7 @@ for name, function in MEADS.items():
 # ---- Robust accuracy.
 
 
-def robust(attacks: Any, norm: str, epsilons: list[float], *, samples: int = 12, **settings: Any) -> Any:
+def robust(attacks, norm, epsilons, *, samples=12, **settings):
     inputs, labels = digits(samples)
     threat_model = ThreatModel(norm=norm, epsilon=epsilons[0])
     settings = {"epsilons": epsilons, "batch_size": 8, **settings}
@@ -298,7 +295,7 @@ def robust(attacks: Any, norm: str, epsilons: list[float], *, samples: int = 12,
     return plain(result.content)
 
 
-ROBUST: dict[str, tuple[Any, list[float], int]] = {
+ROBUST = {
     "linf": (
         {
             **{"apgd": APGD, "pgd": callable_pgd, "fmn": "adv_lib:fmn(steps=20)", "rays": RAYS},
@@ -330,7 +327,7 @@ for norm, budgets in {"linf": [0.05, 0.1], "l2": [0.5, 1.0], "l1": [2.0, 4.0]}.i
 # ---- Test-time defenses.
 
 
-def defended(defense: Any, norm: str = "linf", *, samples: int = 8, **settings: Any) -> Any:
+def defended(defense, norm="linf", *, samples=8, **settings):
     inputs, labels = digits(samples)
     settings = {"steps": 3, "queries": 10, "draws": 2, "repeats": 2, **settings}
     defense = defense() if callable(defense) and getattr(defense, "__name__", "") == "<lambda>" else defense
@@ -358,7 +355,7 @@ case(
 # ---- Attacks of this project, by themselves and as Foolbox's and ART's.
 
 ALL = ("linf", "l2", "l1")
-BLIND: dict[str, tuple[str, tuple[str, ...]]] = {
+BLIND = {
     "APGD": ("steps=8", ALL),
     "RandomSearch": ("points=20", ALL),
     "ObjectivePGD": ("steps=8", ALL),
@@ -368,7 +365,7 @@ BLIND: dict[str, tuple[str, tuple[str, ...]]] = {
     "CarliniWagnerLinf": ("steps=10, learning_rate=0.05, initial_const=0.1, const_factor=8", ("linf",)),
     "SpatialTransformation": ("translation=2, translation_steps=3, rotation_steps=5", ("linf",)),
 }
-AWARE: dict[str, tuple[str, tuple[str, ...]]] = {
+AWARE = {
     "OrthogonalPGD": ("steps=12, rel_step_size=0.2", ("linf", "l2")),
     "SelectivePGD": ("steps=12, rel_step_size=0.2", ALL),
     "JointLoss": ("steps=8, restarts=2", ALL),
@@ -390,7 +387,7 @@ MORE = {
 WIDTHS = {"linf": 0.3, "l2": 0.8, "l1": 2.4}
 
 
-def points_of(attack: Any, name: str, problem: Any) -> Tensor:
+def points_of(attack, name, problem):
     """The points of an attack, or of the text of one, on a problem's target, inputs, labels and threat model."""
     parts = (problem.target, problem.inputs, problem.labels)
     return run_attack(
@@ -398,11 +395,11 @@ def points_of(attack: Any, name: str, problem: Any) -> Tensor:
     )
 
 
-def target_of(module: nn.Module, classes: int, bounds: tuple[float, float] = (0.0, 1.0)) -> Target:
+def target_of(module, classes, bounds=(0.0, 1.0)):
     return Target(module=module, bounds=bounds, classes=classes, input_shape=(1, 8, 8), device=torch.device("cpu"))
 
 
-def core(name: str, settings: str, norms: tuple[str, ...], *, wide: bool = True) -> Any:
+def core(name, settings, norms, *, wide=True):
     found = {}
     for norm, bounds in itertools.product(norms, [(0.0, 1.0), (-1.0, 2.0)] if wide else [(0.0, 1.0)]):
         epsilon = {"linf": 0.1, "l2": 0.4, "l1": 1.6}[norm] * (bounds[1] - bounds[0])
@@ -419,7 +416,7 @@ def core(name: str, settings: str, norms: tuple[str, ...], *, wide: bool = True)
     return found
 
 
-def aware(name: str, settings: str, norms: tuple[str, ...]) -> Any:
+def aware(name, settings, norms):
     found = {}
     for norm, inverted in itertools.product(norms, (False, True)):
         problem = small_defense(6, norm=norm, epsilon=WIDTHS[norm], inverted=inverted)
@@ -429,7 +426,7 @@ def aware(name: str, settings: str, norms: tuple[str, ...]) -> Any:
     return found
 
 
-def transfer() -> Any:
+def transfer():
     inputs, labels = right_digits(6)
     threat_model = ThreatModel(norm="linf", epsilon=0.15)
     problem = SimpleNamespace(target=target_of(network(), 10), inputs=inputs, labels=labels, threat_model=threat_model)
@@ -459,7 +456,7 @@ case("attack Transfer", transfer)
 MISSING = object()
 
 
-def differences(found: Any, wanted: Any, where: str = "") -> list[str]:
+def differences(found, wanted, where=""):
     """Where results differ: integers and words exactly, other numbers up to rounding."""
     if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
         found, wanted = dict(enumerate(found)), dict(enumerate(wanted))
@@ -473,12 +470,12 @@ def differences(found: Any, wanted: Any, where: str = "") -> list[str]:
     return [] if same else [f"{where}: {found!r}, was {wanted!r}"]
 
 
-def machine() -> str:
+def machine():
     """What rounding depends on."""
     return f"torch {torch.__version__}, numpy {np.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def result_of(name: str) -> Any:
+def result_of(name):
     """A case's result as it is after a journey through JSON; the global generators start the same."""
     torch.set_num_threads(1)
     with seeded_globals(0):
@@ -486,18 +483,18 @@ def result_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_those_that_were_written_down(name: str) -> None:
+def test_results_are_those_that_were_written_down(name):
     written = json.loads(RESULTS.read_text())
     if written["machine"] != machine() and any(part in name for part in SENSITIVE):
         pytest.skip(f"written down on {written['machine']}, and rounding makes another result of this one elsewhere")
     assert not differences(result_of(name), written[name])
 
 
-def test_every_case_is_written_down() -> None:
+def test_every_case_is_written_down():
     assert sorted(json.loads(RESULTS.read_text())) == sorted([*CASES, "machine"])
 
 
-def record(only: str, out: Path) -> None:
+def record(only, out):
     found, seconds = {}, {}
     for name in sorted(CASES):
         if only in name:

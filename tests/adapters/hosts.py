@@ -1,13 +1,9 @@
 """What the tests of the Foolbox and ART classes of this project's attacks share: both hosts, and a problem in both."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor, nn
 
 from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.testing.networks import small_batch, small_network
@@ -33,7 +29,7 @@ EachNorm = pytest.mark.parametrize("norm", list(ORDERS))
 SHAPE = (1, 4, 4)
 
 
-def class_of(host: str, name: str, norm: str = "linf") -> Any:
+def class_of(host, name, norm="linf"):
     """The class of an attack in a host."""
     if host == "art":
         return getattr(art_attacks, name)
@@ -41,7 +37,7 @@ def class_of(host: str, name: str, norm: str = "linf") -> Any:
     return getattr(foolbox_attacks, f"{title}{STEMS.get(name, name)}Attack")
 
 
-def in_words_of(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
+def in_words_of(kind, settings):
     """Settings of the core attack under the names of a host's class."""
     names = {entry.setting: entry.name for entry in kind.parameters}
     found = {names.get(key, key): value for key, value in settings.items()}
@@ -50,13 +46,11 @@ def in_words_of(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def foolbox_model(network: nn.Module, bounds: Bounds = (0.0, 1.0), **settings: Any) -> Any:
+def foolbox_model(network, bounds=(0.0, 1.0), **settings):
     return foolbox.PyTorchModel(network, bounds=bounds, device="cpu", **settings)
 
 
-def problem(
-    bounds: Any = (0.0, 1.0), classes: int = 4, rows: int = 6, *, network: nn.Module | None = None, **ways: Any
-) -> SimpleNamespace:
+def problem(bounds=(0.0, 1.0), classes=4, rows=6, *, network=None, **ways):
     """A network, inputs, their predictions, and the network as a model of Foolbox and of ART (with ``ways``)."""
     inside = bounds or (0.0, 1.0)
     network = small_network(SHAPE, classes, bounds=inside) if network is None else network.eval()
@@ -71,13 +65,13 @@ def problem(
     )
 
 
-def art_problem(*args: Any, **ways: Any) -> tuple[nn.Module, Any, Any, Any]:
+def art_problem(*args, **ways):
     """Network, ART's classifier, inputs and labels in numpy."""
     at = problem(*args, **ways)
     return at.network, at.estimator, at.x.numpy(), at.y.numpy()
 
 
-def foolbox_problem(*args: Any, **ways: Any) -> tuple[nn.Module, Any, Tensor, Tensor]:
+def foolbox_problem(*args, **ways):
     """Network, Foolbox's model, inputs and labels."""
     at = problem(*args, **ways)
     return at.network, at.model, at.x, at.y

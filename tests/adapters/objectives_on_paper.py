@@ -1,10 +1,8 @@
 """What the tests of MEAD's objectives as losses of the hosts' attacks share: cases, derivatives on paper."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.adapters.hosts import OBJECTIVES
 
@@ -15,20 +13,20 @@ EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
 class Smooth(nn.Module):
     """A smooth network of 16 values that records its queries, and may saturate."""
 
-    def __init__(self, *, scale: float = 1.0) -> None:
+    def __init__(self, *, scale=1.0):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.first = nn.Parameter(torch.randn(16, 12, generator=generator) / 4)
         self.last = nn.Parameter(torch.randn(12, 4, generator=generator))
         self.scale = scale
-        self.queries: list[Tensor] = []
+        self.queries = []
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.queries.append(x.detach().clone())
         return (x.flatten(1) @ self.first).tanh() @ self.last * self.scale
 
 
-def slopes(name: str, logits: Tensor, natural: Tensor, labels: Tensor) -> Tensor:
+def slopes(name, logits, natural, labels):
     """Derivatives of the objectives by the logits, worked out on paper."""
     p, q = natural.softmax(1), logits.softmax(1)
     if name == "ace":
@@ -45,7 +43,7 @@ def slopes(name: str, logits: Tensor, natural: Tensor, labels: Tensor) -> Tensor
     return (q * cosine - roots) / (half * (2 - half)).sqrt()
 
 
-def slopes_by_inputs(name: str, network: nn.Module, points: Tensor, x: Tensor, labels: Tensor) -> Tensor:
+def slopes_by_inputs(name, network, points, x, labels):
     """The same by the points ``(N, ...)``, with the inputs ``x`` as the natural ones."""
     points = points.detach().requires_grad_()
     logits = network(points)

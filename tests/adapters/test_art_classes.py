@@ -1,14 +1,11 @@
 """What ART's own attacks take and give, on the ART classes of this project's attacks."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.testing.networks import small_batch, small_network
@@ -17,10 +14,10 @@ from tests.adapters.hosts import art_attacks as attacks
 from tests.adapters.hosts import art_problem as problem
 
 invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="ART is not installed")
-Classification: Any = art.estimators.classification
-Estimators: Any = art.estimators
+Classification = art.estimators.classification
+Estimators = art.estimators
 WITHOUT_GRADIENTS = ("RandomSearch", "Square", "RayS", "SpatialTransformation")
-QUICK: dict[str, dict[str, Any]] = {
+QUICK = {
     "APGD": {"max_iter": 6},
     "RandomSearch": {"max_iter": 30},
     "Square": {"max_iter": 30},
@@ -32,19 +29,19 @@ QUICK: dict[str, dict[str, Any]] = {
 EachName = pytest.mark.parametrize("name", list(QUICK))
 
 
-def make(name: str, estimator: Any, **settings: Any) -> Any:
+def make(name, estimator, **settings):
     kind = getattr(attacks, name)
     own = {"eps": 0.2, "seed": 5, "verbose": False}
     known = {key: value for key, value in own.items() if key in kind.attack_params}
     return kind(estimator, **{**known, **QUICK[name], **settings})
 
 
-def distances(points: Any, x: Any) -> Any:
+def distances(points, x):
     return np.abs(points.astype(float) - x).reshape(len(x), -1).max(1)
 
 
 @EachName
-def test_masks_keep_values_as_they_are(name: str) -> None:
+def test_masks_keep_values_as_they_are(name):
     _, estimator, x, y = problem()
     mask = (np.random.default_rng(0).random(x.shape) < 0.5).astype(np.float32)
     attack = make(name, estimator)
@@ -60,7 +57,7 @@ def test_masks_keep_values_as_they_are(name: str) -> None:
     assert np.array_equal(attack.generate(x, y, mask=np.zeros(1)), x)
 
 
-def test_masks_limit_what_gradients_may_change() -> None:
+def test_masks_limit_what_gradients_may_change():
     _, estimator, x, y = problem()
     mask = np.zeros(SHAPE, dtype=bool)
     mask[0, :2] = True
@@ -78,7 +75,7 @@ def test_masks_limit_what_gradients_may_change() -> None:
 
 
 @pytest.mark.parametrize("name", ["APGD", "RandomSearch", "Square", "ObjectivePGD"])
-def test_each_input_may_have_a_budget(name: str) -> None:
+def test_each_input_may_have_a_budget(name):
     _, estimator, x, y = problem()
     budgets = np.array([0.1, 0.3, 0.1, 0.0, 0.2, 0.3]).reshape(6, 1, 1, 1)
     found = make(name, estimator, eps=budgets).generate(x, y)
@@ -93,7 +90,7 @@ def test_each_input_may_have_a_budget(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["APGD", "RandomSearch", "Square", "ObjectivePGD"])
 @pytest.mark.parametrize("shape", [(6, *SHAPE), SHAPE, (4, 4), (4,)])
-def test_each_value_may_have_a_budget(name: str, shape: tuple[int, ...]) -> None:
+def test_each_value_may_have_a_budget(name, shape):
     _, estimator, x, y = problem((-1.0, 2.0))
     budgets = np.random.default_rng(0).random(shape) * 0.6
     budgets.flat[0] = 0
@@ -122,7 +119,7 @@ def test_each_value_may_have_a_budget(name: str, shape: tuple[int, ...]) -> None
         ),
     ],
 )
-def test_arrays_of_budgets_that_do_not_fit_are_refused(name: str, settings: dict[str, Any], shown: str) -> None:
+def test_arrays_of_budgets_that_do_not_fit_are_refused(name, settings, shown):
     _, estimator, x, y = problem()
     with pytest.raises(InvalidArgumentError, match=shown):
         make(name, estimator, **settings).generate(x, y)
@@ -147,13 +144,13 @@ def test_arrays_of_budgets_that_do_not_fit_are_refused(name: str, settings: dict
     ],
     ids=str,
 )
-def test_wrong_parameters_raise_where_the_attack_is_made(wrong: dict[str, Any]) -> None:
+def test_wrong_parameters_raise_where_the_attack_is_made(wrong):
     _, estimator, _, _ = problem()
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         attacks.ObjectivePGD(estimator, **wrong)
 
 
-def test_parameters_may_be_given_by_position() -> None:
+def test_parameters_may_be_given_by_position():
     _, estimator, x, y = problem()
     placed = attacks.ObjectivePGD(estimator, 2, 0.4, 0.05, 7, True, 16, seed=1, verbose=False)
     assert (placed.norm, placed.eps, placed.eps_step, placed.max_iter, placed.targeted) == (2, 0.4, 0.05, 7, True)
@@ -166,7 +163,7 @@ def test_parameters_may_be_given_by_position() -> None:
 
 
 @pytest.mark.parametrize("name", ["APGD", "SelectivePGD"])
-def test_no_random_starts_means_one_from_the_input(name: str) -> None:
+def test_no_random_starts_means_one_from_the_input(name):
     kind = getattr(attacks, name)
     declared = {entry.name: entry for entry in kind.parameters}
     assert declared["num_random_init"].default == 1
@@ -180,7 +177,7 @@ def test_no_random_starts_means_one_from_the_input(name: str) -> None:
 
 
 @EachName
-def test_what_rounding_left_outside_the_clip_values_is_clipped(name: str) -> None:
+def test_what_rounding_left_outside_the_clip_values_is_clipped(name):
     _, estimator, x, y = problem()
     x.flat[:2] = (-9e-6, 1 + 9e-6)
     found = make(name, estimator).generate(x, y)
@@ -191,7 +188,7 @@ def test_what_rounding_left_outside_the_clip_values_is_clipped(name: str) -> Non
 
 
 @EachName
-def test_x_init_is_taken_and_other_keywords_are_refused(name: str) -> None:
+def test_x_init_is_taken_and_other_keywords_are_refused(name):
     _, estimator, x, y = problem()
     attack = make(name, estimator)
     assert np.array_equal(attack.generate(x, y, x_init=np.zeros((20, *SHAPE))), attack.generate(x, y))
@@ -208,16 +205,16 @@ def test_x_init_is_taken_and_other_keywords_are_refused(name: str) -> None:
         (np.full(SHAPE, np.nan), "values below 0 or NaN"),
     ],
 )
-def test_wrong_masks_are_refused(mask: Any, shown: str) -> None:
+def test_wrong_masks_are_refused(mask, shown):
     _, estimator, x, y = problem()
     with pytest.raises(InvalidArgumentError, match=f"mask: got {shown}"):
         make("APGD", estimator).generate(x, y, mask=mask)
 
 
-def by_predictions(estimator: Any, form: str) -> Any:
+def by_predictions(estimator, form):
     """The classifier as one of which predictions alone are known."""
 
-    def predict(x: Any) -> Any:
+    def predict(x):
         logits = estimator.predict(x.astype(np.float32))
         return np.eye(4)[logits.argmax(1)] if form == "labels" else logits
 
@@ -227,12 +224,12 @@ def by_predictions(estimator: Any, form: str) -> Any:
 class AsFloat(nn.Module):
     """For preprocessing of ART that gives float64."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x.float()
 
 
 @pytest.mark.parametrize("name", WITHOUT_GRADIENTS)
-def test_attacks_without_gradients_take_black_boxes(name: str) -> None:
+def test_attacks_without_gradients_take_black_boxes(name):
     _, estimator, x, y = problem()
     box = by_predictions(estimator, "logits")
     attack = make(name, box, batch_size=4)
@@ -252,7 +249,7 @@ def test_attacks_without_gradients_take_black_boxes(name: str) -> None:
 
 
 @EachName
-def test_estimators_are_those_that_are_required(name: str) -> None:
+def test_estimators_are_those_that_are_required(name):
     kind = getattr(attacks, name)
     required = [Estimators.BaseEstimator, Classification.ClassifierMixin]
     required += [] if name in WITHOUT_GRADIENTS else [Estimators.LossGradientsMixin]
@@ -270,27 +267,27 @@ def test_estimators_are_those_that_are_required(name: str) -> None:
             kind(by_predictions(problem()[1], "logits"))
 
 
-def test_classifiers_of_other_frameworks_are_refused_where_gradients_are_needed() -> None:
-    class Elsewhere(  # type: ignore[misc]
+def test_classifiers_of_other_frameworks_are_refused_where_gradients_are_needed():
+    class Elsewhere(
         Classification.ClassGradientsMixin,
         Classification.ClassifierMixin,
         Estimators.BaseEstimator,
         Estimators.LossGradientsMixin,
     ):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__(model=None, clip_values=(0, 1))
 
         input_shape = SHAPE
         nb_classes = 4
 
-        def predict(self, x: Any, **kwargs: Any) -> Any:
+        def predict(self, x, **kwargs):
             return x.reshape(len(x), -1)[:, :4]
 
-        def fit(self, x: Any, y: Any, **kwargs: Any) -> None: ...
+        def fit(self, x, y, **kwargs): ...
 
-        def loss_gradient(self, x: Any, y: Any, **kwargs: Any) -> Any: ...
+        def loss_gradient(self, x, y, **kwargs): ...
 
-        def class_gradient(self, x: Any, label: Any = None, **kwargs: Any) -> Any: ...
+        def class_gradient(self, x, label=None, **kwargs): ...
 
     for name in ("APGD", "ObjectivePGD", "CarliniWagnerLinf"):
         with pytest.raises(InvalidArgumentError, match="a Elsewhere, expected a PyTorchClassifier"):
@@ -300,7 +297,7 @@ def test_classifiers_of_other_frameworks_are_refused_where_gradients_are_needed(
     assert (Elsewhere().predict(found).argmax(1) != Elsewhere().predict(x).argmax(1)).any()
 
 
-def test_clip_values_and_preprocessing_in_pytorch_are_needed() -> None:
+def test_clip_values_and_preprocessing_in_pytorch_are_needed():
     _, estimator, x, y = problem(None)
     for name in ("APGD", "RandomSearch"):
         with pytest.raises(InvalidArgumentError, match="clip_values=None"):
@@ -311,7 +308,7 @@ def test_clip_values_and_preprocessing_in_pytorch_are_needed() -> None:
         make("APGD", estimator).generate(x, y)
 
 
-def test_points_of_minimum_norm_attacks_may_lie_beyond_eps() -> None:
+def test_points_of_minimum_norm_attacks_may_lie_beyond_eps():
     _, estimator, x, y = problem()
     points = make("RayS", estimator, eps=1e-3, max_iter=60).generate(x, y)
     assert (distances(points, x) > 1e-3).all()
@@ -322,7 +319,7 @@ def test_points_of_minimum_norm_attacks_may_lie_beyond_eps() -> None:
         make("RayS", estimator, norm=2)
 
 
-def test_the_summary_writer_gets_gradients_of_what_is_attacked() -> None:
+def test_the_summary_writer_gets_gradients_of_what_is_attacked():
     network, estimator, x, y = problem()
     points = torch.from_numpy(x.copy()).requires_grad_()
     loss = nn.functional.cross_entropy(network(points), torch.from_numpy(y), reduction="sum")
@@ -345,7 +342,7 @@ def test_the_summary_writer_gets_gradients_of_what_is_attacked() -> None:
         attack.set_params(summary_writer=3)
 
 
-def test_float64_inputs_and_no_inputs_are_taken() -> None:
+def test_float64_inputs_and_no_inputs_are_taken():
     _, estimator, x, y = problem()
     for name in QUICK:
         attack = make(name, estimator)
@@ -364,7 +361,7 @@ def test_float64_inputs_and_no_inputs_are_taken() -> None:
         (np.eye(6), r"y: got shape \(6, 6\)"),
     ],
 )
-def test_labels_that_do_not_fit_are_refused(labels: Any, shown: str) -> None:
+def test_labels_that_do_not_fit_are_refused(labels, shown):
     _, estimator, x, _ = problem()
     with pytest.raises(InvalidArgumentError, match=shown):
         make("APGD", estimator).generate(x, labels)

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -19,10 +15,10 @@ from tests.adapters.hosts import art_attacks as attacks
 from tests.adapters.hosts import art_problem as problem
 from tests.adapters.objectives_on_paper import EachBounds, EachName, Smooth, slopes, slopes_by_inputs
 
-evasion: Any = art.attacks.evasion
+evasion = art.attacks.evasion
 
 
-def climb(estimator: Any, **settings: Any) -> Any:
+def climb(estimator, **settings):
     """ART's own projected gradient descent."""
     chosen = {"eps": 0.1, "eps_step": 0.02, "verbose": False, **settings}
     return evasion.ProjectedGradientDescent(estimator, **chosen)
@@ -35,7 +31,7 @@ ROWS = st.lists(st.lists(st.floats(-40, 40, width=32), min_size=3, max_size=3), 
 
 @settings(deadline=None)
 @given(ROWS, st.sampled_from(OBJECTIVES))
-def test_gradients_are_the_derivatives_on_paper(rows: list[list[float]], name: str) -> None:
+def test_gradients_are_the_derivatives_on_paper(rows, name):
     table = torch.tensor(rows, dtype=torch.float64)
     logits, natural = table[: len(rows) // 2].requires_grad_(), table[len(rows) // 2 :].detach()
     labels = torch.arange(len(logits)) % 3
@@ -50,7 +46,7 @@ def test_gradients_are_the_derivatives_on_paper(rows: list[list[float]], name: s
 
 @EachName
 @EachBounds
-def test_the_estimators_gradients_are_the_derivatives_on_paper(name: str, bounds: tuple[float, float]) -> None:
+def test_the_estimators_gradients_are_the_derivatives_on_paper(name, bounds):
     network, estimator, x, y = problem(bounds, network=Smooth())
     bound = objective_estimator(estimator, name, x)
     points = np.clip(x + np.float32(0.1) * np.sin(np.arange(96, dtype=np.float32)).reshape(x.shape), *bounds)
@@ -63,7 +59,7 @@ def test_the_estimators_gradients_are_the_derivatives_on_paper(name: str, bounds
 
 
 @EachName
-def test_losses_of_rows_are_not_reduced_where_art_asks_for_them(name: str) -> None:
+def test_losses_of_rows_are_not_reduced_where_art_asks_for_them(name):
     _, estimator, x, y = problem()
     bound = objective_estimator(estimator, name, x)
     noisy = np.clip(x + 0.1, 0, 1).astype(np.float32)
@@ -85,7 +81,7 @@ def test_losses_of_rows_are_not_reduced_where_art_asks_for_them(name: str) -> No
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @EachName
 @EachBounds
-def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(norm: str, name: str, bounds: tuple[float, float]) -> None:
+def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(norm, name, bounds):
     network, estimator, x, y = problem(bounds, network=Smooth())
     epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
     attack = climb(
@@ -116,7 +112,7 @@ def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(norm: str, name: str, 
 
 
 @pytest.mark.parametrize("name", ["ace", "gini"])
-def test_from_the_input_arts_pgd_ends_where_this_projects_ends(name: str) -> None:
+def test_from_the_input_arts_pgd_ends_where_this_projects_ends(name):
     _, estimator, x, y = problem()
     own = attacks.ObjectivePGD(
         estimator, eps=0.1, objective=name, max_iter=9, eps_step=0.02, start="input", verbose=False
@@ -125,7 +121,7 @@ def test_from_the_input_arts_pgd_ends_where_this_projects_ends(name: str) -> Non
     np.testing.assert_allclose(host.generate(x, y), own.generate(x, y), rtol=0, atol=1e-6)
 
 
-def test_with_cross_entropy_arts_attacks_are_themselves() -> None:
+def test_with_cross_entropy_arts_attacks_are_themselves():
     _, estimator, x, y = problem()
     for attack_class, chosen in (
         (evasion.ProjectedGradientDescent, {"max_iter": 7, "eps_step": 0.03, "num_random_init": 1}),
@@ -142,7 +138,7 @@ def test_with_cross_entropy_arts_attacks_are_themselves() -> None:
 
 
 @pytest.mark.parametrize("name", ["kl", "fisher-rao"])
-def test_bound_rows_keep_their_order(name: str) -> None:
+def test_bound_rows_keep_their_order(name):
     _, estimator, x, y = problem(network=Smooth())
     order = np.array([3, 0, 5, 1, 4, 2])
     noise = (0.05 * np.cos(np.arange(96, dtype=np.float32))).reshape(x.shape)
@@ -154,7 +150,7 @@ def test_bound_rows_keep_their_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kl", "fisher-rao"])
-def test_a_batch_that_is_not_the_bound_one_is_refused(name: str) -> None:
+def test_a_batch_that_is_not_the_bound_one_is_refused(name):
     _, estimator, x, y = problem(rows=40)
     bound = objective_estimator(estimator, name, x)
     small = climb(bound, max_iter=2)
@@ -166,7 +162,7 @@ def test_a_batch_that_is_not_the_bound_one_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kl", "fisher-rao"])
-def test_at_the_input_there_is_noise(name: str) -> None:
+def test_at_the_input_there_is_noise(name):
     _, estimator, x, y = problem()
     bound = objective_estimator(estimator, name, x)
     assert np.abs(bound.loss_gradient(x, y)).max() < 1e-5
@@ -176,7 +172,7 @@ def test_at_the_input_there_is_noise(name: str) -> None:
 @pytest.mark.parametrize("scale", [1e3, 1e6])
 @EachNorm
 @EachName
-def test_saturated_logits_give_finite_points(norm: str, name: str, scale: float) -> None:
+def test_saturated_logits_give_finite_points(norm, name, scale):
     _, estimator, x, y = problem(network=Smooth(scale=scale))
     own = attacks.ObjectivePGD(
         estimator, norm=ORDERS[norm], eps=EPSILONS[norm], objective=name, max_iter=8, verbose=False
@@ -195,7 +191,7 @@ def test_saturated_logits_give_finite_points(norm: str, name: str, scale: float)
     assert np.isfinite(gradient).all()
 
 
-def test_the_network_is_left_as_it_was() -> None:
+def test_the_network_is_left_as_it_was():
     network, estimator, x, _ = problem()
     kept, *others = network.parameters()
     kept.grad = torch.ones_like(kept)
@@ -213,7 +209,7 @@ def test_the_network_is_left_as_it_was() -> None:
     np.testing.assert_allclose(bound.loss.natural.numpy(), estimator.predict(x), rtol=1e-5, atol=1e-6)
 
 
-def test_preprocessing_and_clip_values_are_kept() -> None:
+def test_preprocessing_and_clip_values_are_kept():
     network, _, x, y = problem()
     estimator = art_classifier(network, SHAPE, 4, clip_values=(-0.5, 1.5), preprocessing=(0.25, 1.5))
     bound = objective_estimator(estimator, "fisher-rao", x)
@@ -226,7 +222,7 @@ def test_preprocessing_and_clip_values_are_kept() -> None:
     assert np.isfinite(bound.loss_gradient(x, y)).all()
 
 
-def test_planted_classifiers_are_taken() -> None:
+def test_planted_classifiers_are_taken():
     network = small_network((1, 8, 8), 4)
     inside = art_classifier(network, (1, 8, 8), 4)
     planted = BinarizedPyTorchClassifier.from_classifier(inside, small_batch(5, (1, 8, 8)).numpy(), eps=0.1)
@@ -234,7 +230,7 @@ def test_planted_classifiers_are_taken() -> None:
     assert planted.score(attack.generate(planted.x, planted.y)) == 1.0
 
 
-def test_what_cannot_be_bound_is_refused() -> None:
+def test_what_cannot_be_bound_is_refused():
     network, estimator, x, _ = problem()
     with pytest.raises(InvalidArgumentError, match="objective"):
         objective_estimator(estimator, "hinge", x)
@@ -263,6 +259,6 @@ def test_what_cannot_be_bound_is_refused() -> None:
         ({"objective": "gini", "reduction": "max"}, "reduction"),
     ],
 )
-def test_wrong_losses_are_refused(chosen: dict[str, Any], message: str) -> None:
+def test_wrong_losses_are_refused(chosen, message):
     with pytest.raises(InvalidArgumentError, match=message):
         ObjectiveLoss(**chosen)

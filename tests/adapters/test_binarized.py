@@ -1,14 +1,9 @@
 """Classifiers with planted adversarial examples as native models of ART and Foolbox."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from eagerpy import astensor
-from torch import Tensor
 
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
@@ -25,30 +20,28 @@ EPSILON = 0.1
 
 
 @pytest.fixture(scope="module")
-def digits() -> Tensor:
+def digits():
     dataset = load_dataset("digits")
     inputs, _ = dataset.take(dataset.choose(12, seed=0))
     return inputs
 
 
-def classifier(**settings: Any) -> Any:
+def classifier(**settings):
     return art_classifier(digits_network().eval(), (1, 8, 8), 10, **settings)
 
 
 @pytest.fixture(scope="module")
-def in_art(digits: Tensor) -> BinarizedPyTorchClassifier:
+def in_art(digits):
     return BinarizedPyTorchClassifier.from_classifier(classifier(), digits.numpy(), eps=EPSILON, inner_points=200)
 
 
 @pytest.fixture(scope="module")
-def in_foolbox(digits: Tensor) -> BinarizedPyTorchModel:
+def in_foolbox(digits):
     model = foolbox_model(digits_network())
     return BinarizedPyTorchModel.from_model(model, digits, epsilon=EPSILON, inner_points=200)
 
 
-def test_they_are_the_planted_classifier(
-    in_art: BinarizedPyTorchClassifier, in_foolbox: BinarizedPyTorchModel, digits: Tensor
-) -> None:
+def test_they_are_the_planted_classifier(in_art, in_foolbox, digits):
     planted = plant(digits_network(), digits, ThreatModel(norm="linf", epsilon=EPSILON), inner_points=200)
     inner, expected = planted.planted[:, 0], planted.module(planted.inputs).detach()
     assert isinstance(in_foolbox, foolbox.PyTorchModel)
@@ -75,16 +68,14 @@ def test_they_are_the_planted_classifier(
         ("LinfDeepFoolAttack", {"overshoot": 0.002}),
     ],
 )
-def test_foolbox_attacks_find_what_is_planted(
-    in_foolbox: BinarizedPyTorchModel, call: str, settings: dict[str, Any]
-) -> None:
+def test_foolbox_attacks_find_what_is_planted(in_foolbox, call, settings):
     torch.manual_seed(0)
     attack = getattr(foolbox.attacks, call)(**settings)
     _, clipped, success = attack(in_foolbox, in_foolbox.inputs, in_foolbox.labels, epsilons=EPSILON)
     assert in_foolbox.score(clipped) == float(success.float().mean()) >= 0.8
 
 
-def test_gradients_reach_each_rows_own_problem(in_art: BinarizedPyTorchClassifier) -> None:
+def test_gradients_reach_each_rows_own_problem(in_art):
     shuffled = np.random.default_rng(0).permutation(12)
     together = in_art.loss_gradient(in_art.x, in_art.y)
     np.testing.assert_allclose(
@@ -106,9 +97,7 @@ def test_gradients_reach_each_rows_own_problem(in_art: BinarizedPyTorchClassifie
         ("SquareAttack", {"max_iter": 200}),
     ],
 )
-def test_art_attacks_find_what_is_planted(
-    in_art: BinarizedPyTorchClassifier, name: str, settings: dict[str, Any]
-) -> None:
+def test_art_attacks_find_what_is_planted(in_art, name, settings):
     subject = in_art
     if settings.get("loss_type") == "difference_logits_ratio":
         subject = BinarizedPyTorchClassifier(in_art.planted_problems, classes=3)
@@ -131,9 +120,7 @@ def test_art_attacks_find_what_is_planted(
         ("BoundaryAttack", {"max_iter": 20, "targeted": False}),
     ],
 )
-def test_attacks_that_ask_about_far_points_go_one_by_one(
-    in_art: BinarizedPyTorchClassifier, name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attacks_that_ask_about_far_points_go_one_by_one(in_art, name, settings, monkeypatch):
     # Both make generators of their own, which take their seed from the system.
     seeded = np.random.RandomState
     monkeypatch.setattr(np.random, "RandomState", lambda seed=None: seeded(0 if seed is None else seed))
@@ -144,12 +131,12 @@ def test_attacks_that_ask_about_far_points_go_one_by_one(
     assert one.predict(candidate.astype(np.float32)).argmax() == 1
 
 
-def test_attacks_on_probabilities_are_given_some(digits: Tensor) -> None:
+def test_attacks_on_probabilities_are_given_some(digits):
     threat_model = ThreatModel(norm="l2", epsilon=1.0)
     # With the network's own logits the softmax is 1 to the last bit, and SimBA sees no change.
     planted = plant(digits_network(), digits[:1], threat_model, inner_points=50, logit_scale="unit")
 
-    def simba(subject: BinarizedPyTorchClassifier) -> Any:
+    def simba(subject):
         return evasion.SimBA(subject, epsilon=0.1, max_iter=64, verbose=False).generate(subject.x, subject.y)
 
     with pytest.raises(ValueError, match="predicting probabilities"):
@@ -160,7 +147,7 @@ def test_attacks_on_probabilities_are_given_some(digits: Tensor) -> None:
     assert one.predict(candidate)[0, 0] < one.predict(one.x)[0, 0]
 
 
-def test_preprocessing_and_bounds_are_kept(digits: Tensor) -> None:
+def test_preprocessing_and_bounds_are_kept(digits):
     mean, std = np.array([0.2], dtype=np.float32), np.array([0.5], dtype=np.float32)
     plain = classifier(clip_values=(-1.0, 1.0), preprocessing=(mean, std))
     x = digits.numpy() * 2 - 1
@@ -172,7 +159,7 @@ def test_preprocessing_and_bounds_are_kept(digits: Tensor) -> None:
     torch.testing.assert_close(features, by_hand, rtol=1e-4, atol=1e-5)
 
 
-def test_wrapped_models_and_eagerpy_tensors(digits: Tensor) -> None:
+def test_wrapped_models_and_eagerpy_tensors(digits):
     model = foolbox_model(digits_network(), preprocessing={"mean": [0.2], "std": [0.5], "axis": -3})
     wrapped = foolbox.models.TransformBoundsWrapper(model, (-1, 1))
     x = digits * 2 - 1
@@ -198,8 +185,8 @@ def test_wrapped_models_and_eagerpy_tensors(digits: Tensor) -> None:
         ({"model": foolbox_model(digits_network()), "norm": "l7"}, "norm: got 'l7'"),
     ],
 )
-def test_bad_arguments_are_named(change: dict[str, Any], message: str, digits: Tensor) -> None:
-    build: Any = BinarizedPyTorchClassifier.from_classifier
+def test_bad_arguments_are_named(change, message, digits):
+    build = BinarizedPyTorchClassifier.from_classifier
     ways = {"classifier": classifier(), "x": digits.numpy()[:2], "eps": 0.1}
     if "model" in change:
         build, ways = BinarizedPyTorchModel.from_model, {"inputs": digits, "epsilon": 0.1}
@@ -207,6 +194,6 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str, digits: T
         build(**{**ways, **change})
 
 
-def test_it_cannot_be_trained(in_art: BinarizedPyTorchClassifier) -> None:
+def test_it_cannot_be_trained(in_art):
     with pytest.raises(ValueError, match="optimizer"):
         in_art.fit(in_art.x, in_art.y)

@@ -1,20 +1,15 @@
 """Classifiers with a detector as native models of ART and Foolbox."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
 from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors import Detector, Observation
+from robust_ext.detectors import Detector
 from tests.adapters.common import art_classifier
 from tests.adapters.hosts import art, foolbox, foolbox_model
 
@@ -24,26 +19,26 @@ EPS = 0.2
 class Pattern(Detector):
     """How much of a fixed pattern there is in an image."""
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, seen):
         signs = torch.tensor([1.0, -1.0] * 32)
         return seen.inputs.flatten(1) @ signs
 
 
 @pytest.fixture(scope="module")
-def digits() -> tuple[Tensor, Tensor]:
+def digits():
     dataset = load_dataset("digits")
     inputs, labels = dataset.take(dataset.choose(300, seed=0))
     return inputs, labels
 
 
 @pytest.fixture(scope="module")
-def detector(digits: tuple[Tensor, Tensor]) -> Pattern:
+def detector(digits):
     made = Pattern(digits_network())
     made.calibrate(digits[0][100:], false_positive_rate=0.2)
     return made
 
 
-def expected(detector: Pattern, x: Tensor, y: Tensor) -> list[str]:
+def expected(detector, x, y):
     """By hand: rejected where the pattern is above the threshold, else by the network's prediction."""
     signs = torch.tensor([1.0, -1.0] * 32)
     rejected = (x.flatten(1) @ signs > detector.threshold).tolist()
@@ -51,7 +46,7 @@ def expected(detector: Pattern, x: Tensor, y: Tensor) -> list[str]:
     return ["rejected" if r else "correct" if ok else "fooled" for r, ok in zip(rejected, right, strict=True)]
 
 
-def test_art(digits: tuple[Tensor, Tensor], detector: Pattern) -> None:
+def test_art(digits, detector):
     x, y = digits[0][:40], digits[1][:40]
     plain = art_classifier(detector.classifier, (1, 8, 8), 10)
     plain.model.eval()
@@ -90,7 +85,7 @@ def test_art(digits: tuple[Tensor, Tensor], detector: Pattern) -> None:
 
 
 @pytest.mark.parametrize(("name", "settings"), [("LinfPGD", {"steps": 30}), ("LInfFMNAttack", {"steps": 40})])
-def test_foolbox(digits: tuple[Tensor, Tensor], detector: Pattern, name: str, settings: dict[str, Any]) -> None:
+def test_foolbox(digits, detector, name, settings):
     x, y = digits[0][:40], digits[1][:40]
     plain = foolbox_model(detector.classifier)
     defended = DefendedPyTorchModel.from_model(plain, detector, inputs=x)

@@ -1,25 +1,20 @@
 """The Foolbox and ART classes of detector-aware attacks, both from one table of cases."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
 from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.detectors import Observation
 from robust_ext.models.defended import Defended
 from robust_ext.registry import as_attack
-from robust_ext.testing.defenses import FarHidden, Problem, small_defense
+from robust_ext.testing.defenses import FarHidden, small_defense
 from tests.adapters.common import art_classifier
 from tests.adapters.hosts import CORE, HOSTS, ORDERS, class_of, foolbox, foolbox_attacks, foolbox_model, in_words_of
 
-QUICK: dict[str, dict[str, Any]] = {
+QUICK = {
     "OrthogonalPGD": {"steps": 12, "rel_step_size": 0.2},
     "SelectivePGD": {"steps": 12, "rel_step_size": 0.2},
     "JointLoss": {"steps": 8, "restarts": 2},
@@ -34,7 +29,7 @@ EachCase = pytest.mark.parametrize(
 )
 
 
-def model_of(host: str, problem: Problem, *, exposure: str = "reject") -> Any:
+def model_of(host, problem, *, exposure="reject"):
     defended = problem.defended
     shown = Defended(defended.classifier, defended.detector, inverted=defended.inverted, exposure=exposure)
     bounds = problem.threat_model.bounds
@@ -44,7 +39,7 @@ def model_of(host: str, problem: Problem, *, exposure: str = "reject") -> Any:
     return DefendedPyTorchClassifier(shown, input_shape=shape, nb_classes=4, clip_values=bounds)
 
 
-def build(host: str, name: str, problem: Problem, **settings: Any) -> Any:
+def build(host, name, problem, **settings):
     """The attack, with settings in the words of the core attack; ART's on a model of the problem."""
     model = settings.pop("model", None)
     kind = class_of(host, name, problem.threat_model.norm)
@@ -55,7 +50,7 @@ def build(host: str, name: str, problem: Problem, **settings: Any) -> Any:
     return kind(model_of("art", problem) if model is None else model, **{**own, **chosen})
 
 
-def run(host: str, name: str, problem: Problem, *, labels: Any = None, references: Any = "own", **settings: Any) -> Any:
+def run(host, name, problem, *, labels=None, references="own", **settings):
     """Candidates ``(N, ...)`` of an attack in a host."""
     targeted, model = settings.pop("targeted", False), settings.pop("model", None)
     y = problem.labels if labels is None else labels
@@ -76,9 +71,7 @@ def run(host: str, name: str, problem: Problem, *, labels: Any = None, reference
 @EachCase
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), pytest.param((-1.0, 2.0), marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("targeted", [False, True])
-def test_points_are_those_of_the_attack_itself(
-    host: str, norm: str, name: str, bounds: tuple[float, float], targeted: bool
-) -> None:
+def test_points_are_those_of_the_attack_itself(host, norm, name, bounds, targeted):
     problem = small_defense(6, norm=norm, epsilon=EPSILON[norm], bounds=bounds)
     labels = (problem.labels + 1) % 4 if targeted else problem.labels
     expected = CORE[name](**QUICK[name]).search(
@@ -96,7 +89,7 @@ def test_points_are_those_of_the_attack_itself(
 
 @EachCase
 @pytest.mark.parametrize("inverted", [False, True])
-def test_success_is_what_the_defended_classifier_decides(norm: str, name: str, inverted: bool) -> None:
+def test_success_is_what_the_defended_classifier_decides(norm, name, inverted):
     problem = small_defense(12, norm=norm, epsilon=EPSILON[norm], inverted=inverted)
     ways = {"references": problem.target.references} if name in MATCHING else {}
     attack = build("foolbox", name, problem, seed=0)
@@ -112,7 +105,7 @@ def test_success_is_what_the_defended_classifier_decides(norm: str, name: str, i
 
 
 @pytest.mark.parametrize("name", ["OrthogonalPGD", "JointLoss"])
-def test_more_is_found_than_by_attacks_on_the_labels_alone(name: str) -> None:
+def test_more_is_found_than_by_attacks_on_the_labels_alone(name):
     problem = small_defense(40, epsilon=0.3)
     model, criterion = model_of("foolbox", problem), Undetected(problem.labels)
     attack = class_of("foolbox", name)(steps=50, seed=0)
@@ -123,7 +116,7 @@ def test_more_is_found_than_by_attacks_on_the_labels_alone(name: str) -> None:
 
 @HOSTS
 @EachName
-def test_settings_are_those_of_the_core_attack(host: str, name: str) -> None:
+def test_settings_are_those_of_the_core_attack(host, name):
     problem = small_defense(1)
     made = build(host, name, problem)
     assert made.native().description == CORE[name](**QUICK[name]).description
@@ -143,7 +136,7 @@ def test_settings_are_those_of_the_core_attack(host: str, name: str) -> None:
 
 @HOSTS
 @EachName
-def test_steps_may_be_relative_or_in_the_units_of_the_inputs(host: str, name: str) -> None:
+def test_steps_may_be_relative_or_in_the_units_of_the_inputs(host, name):
     problem = small_defense(6)
     relative = run(host, name, problem, rel_step_size=0.25, seed=1)
     absolute = run(host, name, problem, rel_step_size=9.0, step_size=0.25 * problem.threat_model.epsilon, seed=1)
@@ -152,7 +145,7 @@ def test_steps_may_be_relative_or_in_the_units_of_the_inputs(host: str, name: st
 
 
 @HOSTS
-def test_settings_for_other_norms_are_refused(host: str) -> None:
+def test_settings_for_other_norms_are_refused(host):
     for name, norm, settings in (
         ("OrthogonalPGD", "l2", {"step": "sign"}),
         ("SelectivePGD", "l1", {"step": "sign"}),
@@ -172,7 +165,7 @@ def test_settings_for_other_norms_are_refused(host: str) -> None:
 
 @HOSTS
 @EachName
-def test_models_without_a_detector_are_refused(host: str, name: str) -> None:
+def test_models_without_a_detector_are_refused(host, name):
     problem = small_defense(2)
     if host == "foolbox":
         plain = foolbox_model(problem.defended.classifier)
@@ -183,29 +176,28 @@ def test_models_without_a_detector_are_refused(host: str, name: str) -> None:
 
 
 class Rounded(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return (x * 255).round() / 255
 
 
 class Shifted(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + 0.1
 
 
 class Twice(nn.Module):
-    def __init__(self, defended: Defended) -> None:
+    def __init__(self, defended):
         super().__init__()
         self.defended = defended
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.defended(x) + 0 * self.defended(x)
-        return out
+    def forward(self, x):
+        return self.defended(x) + 0 * self.defended(x)
 
 
 @pytest.mark.parametrize("around", ["mean", "rounding", "shift", "after", "twice"])
-def test_what_lies_around_the_detector_is_refused(around: str) -> None:
+def test_what_lies_around_the_detector_is_refused(around):
     problem = small_defense(3)
-    modules: dict[str, nn.Module] = {
+    modules = {
         "mean": problem.defended,
         "rounding": nn.Sequential(Rounded(), problem.defended),
         "shift": nn.Sequential(Shifted(), problem.defended),
@@ -225,7 +217,7 @@ def test_what_lies_around_the_detector_is_refused(around: str) -> None:
         run("art", "SelectivePGD", problem, model=estimator)
 
 
-def test_modules_around_that_change_nothing_are_passed_by() -> None:
+def test_modules_around_that_change_nothing_are_passed_by():
     problem = small_defense(3)
     held = foolbox_model(nn.Sequential(nn.Identity(), problem.defended).eval())
     points = [run("foolbox", "SelectivePGD", problem, model=model, seed=1) for model in (held, None)]
@@ -233,11 +225,11 @@ def test_modules_around_that_change_nothing_are_passed_by() -> None:
 
 
 @HOSTS
-def test_references_go_with_their_rows_and_may_be_shared(host: str) -> None:
+def test_references_go_with_their_rows_and_may_be_shared(host):
     problem = small_defense(6)
     groups = problem.target.references
     assert groups is not None
-    ways: dict[str, Any] = {"start": "input", "seed": 2}
+    ways = {"start": "input", "seed": 2}
     whole = run(host, "FeatureMatching", problem, **ways)
     if host == "art":
         parts = run(host, "FeatureMatching", problem, batch_size=2, **ways)
@@ -262,7 +254,7 @@ def test_references_go_with_their_rows_and_may_be_shared(host: str) -> None:
         (torch.full((2, 1, 3, 4), torch.nan), "references: got NaN"),
     ],
 )
-def test_wrong_references_are_refused(host: str, references: Any, shown: str) -> None:
+def test_wrong_references_are_refused(host, references, shown):
     problem = small_defense(4)
     for ways in ({}, {"eps": 0}) if host == "art" else ({},):
         for name in MATCHING:
@@ -270,7 +262,7 @@ def test_wrong_references_are_refused(host: str, references: Any, shown: str) ->
                 run(host, name, problem, references=references, **ways)
 
 
-def test_attacks_that_imitate_nothing_take_no_references_and_none_a_mask() -> None:
+def test_attacks_that_imitate_nothing_take_no_references_and_none_a_mask():
     problem = small_defense(4)
     with pytest.raises(TypeError, match="references"):
         run("foolbox", "OrthogonalPGD", problem, references=problem.target.references)
@@ -291,7 +283,7 @@ def test_attacks_that_imitate_nothing_take_no_references_and_none_a_mask() -> No
 
 
 @HOSTS
-def test_being_rejected_is_no_class_to_aim_at(host: str) -> None:
+def test_being_rejected_is_no_class_to_aim_at(host):
     problem = small_defense(4)
     for labels in [torch.full((4,), 4)] + [torch.eye(5)[[4, 4, 4, 4]]] * (host == "art"):
         with pytest.raises(InvalidArgumentError, match=r"got labels in 4\.\.4"):
@@ -299,7 +291,7 @@ def test_being_rejected_is_no_class_to_aim_at(host: str) -> None:
 
 
 @HOSTS
-def test_scores_without_gradients_are_refused(host: str) -> None:
+def test_scores_without_gradients_are_refused(host):
     problem = small_defense(4)
     problem.defended.detector.differentiable = False
     with pytest.raises(AttackRefusedError, match="differentiable=False"):
@@ -307,7 +299,7 @@ def test_scores_without_gradients_are_refused(host: str) -> None:
 
 
 @EachName
-def test_exposures_and_all_forms_of_labels_are_attacked_alike(name: str) -> None:
+def test_exposures_and_all_forms_of_labels_are_attacked_alike(name):
     problem = small_defense(6)
     y = problem.labels.numpy()
     expected = run("art", name, problem, seed=1)
@@ -325,12 +317,12 @@ def test_exposures_and_all_forms_of_labels_are_attacked_alike(name: str) -> None
 class Noisy(FarHidden):
     random = True
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, seen):
         return super().score_of(seen) + 0.1 * torch.randn(len(seen.inputs))
 
 
 @HOSTS
-def test_random_detectors_draw_what_the_seed_decides(host: str) -> None:
+def test_random_detectors_draw_what_the_seed_decides(host):
     problem = small_defense(6)
     detector = Noisy(problem.defended.classifier)
     detector.middle = problem.defended.detector.get_buffer("middle")
@@ -351,7 +343,7 @@ def test_random_detectors_draw_what_the_seed_decides(host: str) -> None:
 
 
 @HOSTS
-def test_the_detector_is_left_as_it_was(host: str) -> None:
+def test_the_detector_is_left_as_it_was(host):
     problem = small_defense(4)
     scale = nn.Parameter(torch.ones(()))
     problem.defended.detector.register_parameter("scale", scale)

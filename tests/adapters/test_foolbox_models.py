@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.registry.model import as_module
@@ -14,15 +11,15 @@ from tests.adapters.common import conv_network, require, uniform
 foolbox = require("foolbox")
 
 
-def network() -> nn.Sequential:
+def network():
     return conv_network((1, 10, 10))
 
 
-def batch(bounds: tuple[float, float]) -> Tensor:
+def batch(bounds):
     return uniform(6, (1, 10, 10), bounds)
 
 
-def wrapped(kind: str, inner: nn.Module) -> Any:
+def wrapped(kind, inner):
     preprocessing = {"mean": [0.3], "std": [0.7], "axis": -3}
     model = foolbox.PyTorchModel(inner, bounds=(0, 1), device="cpu", preprocessing=preprocessing)
     return {
@@ -37,7 +34,7 @@ def wrapped(kind: str, inner: nn.Module) -> Any:
 KINDS = ["plain", "transform_bounds", "TransformBounds", "Thresholding", "ExpectationOverTransformation"]
 
 
-def test_preprocessing_is_kept_and_differentiated() -> None:
+def test_preprocessing_is_kept_and_differentiated():
     inner = network()
     mean, std = torch.tensor([0.3]), torch.tensor([0.7])
     model = foolbox.PyTorchModel(
@@ -58,7 +55,7 @@ def test_preprocessing_is_kept_and_differentiated() -> None:
         assert not adapted.module(x).requires_grad
 
 
-def test_wrapped_models_keep_bounds_and_reach_the_network() -> None:
+def test_wrapped_models_keep_bounds_and_reach_the_network():
     inner = network()
     model = foolbox.models.TransformBoundsWrapper(foolbox.PyTorchModel(inner, bounds=(0, 1), device="cpu"), (-1, 1))
     adapted = as_module(model)
@@ -69,7 +66,7 @@ def test_wrapped_models_keep_bounds_and_reach_the_network() -> None:
     assert len(list(adapted.module.parameters())) == len(list(inner.parameters()))
     assert not adapted.module.training
     seen = []
-    with inner[0].register_forward_hook(lambda *_: seen.append(1)):  # type: ignore[index]
+    with inner[0].register_forward_hook(lambda *_: seen.append(1)):
         adapted.module(x)
     assert seen == [1]
     adapted.module.train()
@@ -78,7 +75,7 @@ def test_wrapped_models_keep_bounds_and_reach_the_network() -> None:
     assert not inner.training
 
 
-def test_other_models_of_foolbox_are_refused() -> None:
+def test_other_models_of_foolbox_are_refused():
     model = foolbox.NumPyModel(lambda x: x, bounds=(0, 1))
     with pytest.raises(ModelError, match="NumPyModel runs outside PyTorch"):
         as_module(model)
@@ -87,7 +84,7 @@ def test_other_models_of_foolbox_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_modules_return_what_the_models_do_and_copies_have_a_network_of_their_own(kind: str) -> None:
+def test_modules_return_what_the_models_do_and_copies_have_a_network_of_their_own(kind):
     """PyTorchModel holds its network in a closure, which a copy of the module would go on to call."""
     model = wrapped(kind, network())
     x = batch(tuple(model.bounds))
@@ -109,15 +106,15 @@ def test_modules_return_what_the_models_do_and_copies_have_a_network_of_their_ow
     assert torch.equal(model(x), expected)
 
 
-def test_moving_to_another_device_moves_mean_and_std() -> None:
+def test_moving_to_another_device_moves_mean_and_std():
     module = copy.deepcopy(as_module(wrapped("TransformBounds", network())).module).to("meta")
     out = module(torch.empty(2, 1, 10, 10, device="meta"))
     assert (out.device.type, out.shape) == ("meta", (2, 5))
 
 
-def test_random_models_stay_random_and_are_averaged() -> None:
+def test_random_models_stay_random_and_are_averaged():
     class Noisy(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x.flatten(1)[:, :3] + torch.randn(len(x), 3)
 
     model = foolbox.PyTorchModel(Noisy().eval(), bounds=(0, 1), device="cpu")

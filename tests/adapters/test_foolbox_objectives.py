@@ -1,16 +1,11 @@
-from __future__ import annotations
-
 import inspect
-from typing import Any
 
 import eagerpy as ep
 import pytest
 import torch
-from torch import Tensor
 
 from robust_ext.adapters.foolbox.objectives import WithObjective, with_objective
 from robust_ext.adapters.module_search import search_module
-from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
@@ -24,13 +19,13 @@ from tests.adapters.objectives_on_paper import EachBounds, EachName, Smooth, slo
 HOSTS = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.L1PGD}
 
 
-class Named(WithObjective, foolbox.attacks.LinfPGD):  # type: ignore[misc]
+class Named(WithObjective, foolbox.attacks.LinfPGD):
     objective = "gini"
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
 @pytest.mark.parametrize("name", OBJECTIVES[1:])
-def test_aims_are_refused_but_for_cross_entropy(name: str, epsilon: float) -> None:
+def test_aims_are_refused_but_for_cross_entropy(name, epsilon):
     _, model, x, y = problem()
     criterion = foolbox.criteria.TargetedMisclassification(y)
     for attack in (
@@ -55,7 +50,7 @@ def test_aims_are_refused_but_for_cross_entropy(name: str, epsilon: float) -> No
     ],
     ids=repr,
 )
-def test_with_cross_entropy_foolboxes_attacks_are_themselves(host: Any) -> None:
+def test_with_cross_entropy_foolboxes_attacks_are_themselves(host):
     _, model, x, y = problem()
     twin = object.__new__(with_objective(type(host), "ace"))
     vars(twin).update(vars(host))
@@ -73,9 +68,7 @@ def test_with_cross_entropy_foolboxes_attacks_are_themselves(host: Any) -> None:
 @EachNorm
 @EachName
 @EachBounds
-def test_foolboxes_pgd_is_a_loop_with_the_derivatives_on_paper(
-    norm: str, name: str, bounds: tuple[float, float]
-) -> None:
+def test_foolboxes_pgd_is_a_loop_with_the_derivatives_on_paper(norm, name, bounds):
     network = Smooth().double().eval()
     x = small_batch(5, (16,), bounds=bounds).double()
     y = network(x).argmax(1)
@@ -101,10 +94,10 @@ def test_foolboxes_pgd_is_a_loop_with_the_derivatives_on_paper(
 
 @EachNorm
 @EachName
-def test_from_one_start_foolboxes_pgd_ends_where_this_projects_ends(norm: str, name: str) -> None:
+def test_from_one_start_foolboxes_pgd_ends_where_this_projects_ends(norm, name):
     network, model, x, y = problem()
     epsilon, size = EPSILONS[norm], 0.2 * EPSILONS[norm]
-    steps: list[Step] = []
+    steps = []
     ours = search_module(
         ObjectivePGD(objective=name, steps=10, step_size=size, start="random", projection="scaled"),
         network,
@@ -115,8 +108,8 @@ def test_from_one_start_foolboxes_pgd_ends_where_this_projects_ends(norm: str, n
         watch=steps.append,
     )
 
-    class Placed(with_objective(HOSTS[norm], name)):  # type: ignore[misc]
-        def get_random_start(self, x0: Any, epsilon: float) -> Any:
+    class Placed(with_objective(HOSTS[norm], name)):
+        def get_random_start(self, x0, epsilon):
             return type(x0)(steps[0].points)
 
     theirs = Placed(steps=10, abs_stepsize=size, random_start=True).run(model, x, y, epsilon=epsilon)
@@ -128,7 +121,7 @@ def test_from_one_start_foolboxes_pgd_ends_where_this_projects_ends(norm: str, n
 
 
 @EachName
-def test_every_query_is_the_batch_and_clean_inputs_cost_one(name: str) -> None:
+def test_every_query_is_the_batch_and_clean_inputs_cost_one(name):
     network = Smooth().eval()
     x = small_batch(5, (16,))
     y = network(x).argmax(1)
@@ -145,7 +138,7 @@ def test_every_query_is_the_batch_and_clean_inputs_cost_one(name: str) -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 @EachNorm
 @EachName
-def test_saturated_logits_give_finite_points(norm: str, name: str, scale: float) -> None:
+def test_saturated_logits_give_finite_points(norm, name, scale):
     network = Smooth(scale=1e3 * scale).eval()
     x = small_batch(6, (16,))
     y = network(x).argmax(1)
@@ -161,14 +154,14 @@ def test_saturated_logits_give_finite_points(norm: str, name: str, scale: float)
 
 @EachNorm
 @EachName
-def test_rows_do_not_depend_on_the_others(norm: str, name: str) -> None:
+def test_rows_do_not_depend_on_the_others(norm, name):
     _, model, x, y = problem()
     attack, epsilon = class_of("foolbox", "ObjectivePGD", norm)(objective=name, steps=6, seed=0), EPSILONS[norm]
     whole, alone = attack(model, x, y, epsilons=epsilon)[0], attack(model, x[:1], y[:1], epsilons=epsilon)[0]
     torch.testing.assert_close(whole[:1], alone, rtol=0, atol=1e-5)
 
-    class Placed(with_objective(HOSTS[norm], name)):  # type: ignore[misc]
-        def get_random_start(self, x0: Any, epsilon: float) -> Any:
+    class Placed(with_objective(HOSTS[norm], name)):
+        def get_random_start(self, x0, epsilon):
             return x0 + 0.3 * epsilon / 16 * (x0 - 0.5).sign()
 
     climb = Placed(steps=6, random_start=True)
@@ -179,12 +172,12 @@ def test_rows_do_not_depend_on_the_others(norm: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kl", "fisher-rao"])
-def test_at_the_input_there_is_noise_so_climbs_start_elsewhere(name: str) -> None:
+def test_at_the_input_there_is_noise_so_climbs_start_elsewhere(name):
     _, model, x, y = problem()
-    gradients: list[Tensor] = []
+    gradients = []
 
-    class Watched(with_objective(foolbox.attacks.LinfBasicIterativeAttack, name)):  # type: ignore[misc]
-        def value_and_grad(self, loss_fn: Any, x: Any) -> Any:
+    class Watched(with_objective(foolbox.attacks.LinfBasicIterativeAttack, name)):
+        def value_and_grad(self, loss_fn, x):
             value, gradient = super().value_and_grad(loss_fn, x)
             gradients.append(gradient.raw)
             return value, gradient
@@ -205,7 +198,7 @@ def test_at_the_input_there_is_noise_so_climbs_start_elsewhere(name: str) -> Non
     assert inspect.signature(plain).parameters["random_start"].default is False
 
 
-def test_classes_are_made_once_and_can_be_named() -> None:
+def test_classes_are_made_once_and_can_be_named():
     _, model, x, y = problem()
     made = with_objective(foolbox.attacks.LinfPGD, "gini")
     assert made is with_objective(foolbox.attacks.LinfProjectedGradientDescentAttack, "gini")
@@ -222,19 +215,19 @@ def test_classes_are_made_once_and_can_be_named() -> None:
 @pytest.mark.parametrize(
     "wrong", [foolbox.attacks.L2DeepFoolAttack, foolbox.attacks.LinfPGD(), "LinfPGD", attacks.LinfObjectivePGD, [1]]
 )
-def test_attacks_with_another_kind_of_loss_are_refused(wrong: Any) -> None:
+def test_attacks_with_another_kind_of_loss_are_refused(wrong):
     with pytest.raises(InvalidArgumentError, match="attack_class"):
         with_objective(wrong, "kl")
 
 
-def test_the_loss_is_known_in_a_run_alone() -> None:
+def test_the_loss_is_known_in_a_run_alone():
     _, model, _, y = problem()
     attack = with_objective(foolbox.attacks.LinfPGD, "kl")()
     with pytest.raises(AttackError, match="call the attack"):
         attack.get_loss_fn(model, ep.astensor(y))
 
 
-def test_foolboxes_attack_with_an_objective_is_an_attack_of_this_project_too() -> None:
+def test_foolboxes_attack_with_an_objective_is_an_attack_of_this_project_too():
     attack = as_attack(with_objective(foolbox.attacks.LinfPGD, "kl")(steps=4))
     assert attack.traits.norms == ("linf",)
     assert "WithKL" in attack.description

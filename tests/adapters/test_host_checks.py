@@ -1,9 +1,5 @@
 """What the hosts' own test suites check of every attack, on all classes of this project's attacks at trial settings."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -24,13 +20,13 @@ FOOLBOX = [
 EPSILONS = {"linf": 0.4, "l2": 1.6, "l1": 8.0}
 
 
-def quick_settings(kind: Any) -> dict[str, Any]:
+def quick_settings(kind):
     """Trial settings in the host's words; the small detector's network has no linear layer whose inputs to match."""
     settings = trial_settings(kind.core) | ({"features": "2"} if kind.core.__name__ == "FeatureMatching" else {})
     return in_words_of(kind, settings)
 
 
-def problem(kind: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
+def problem(kind):
     """A network of four classes, inputs, labels and the keywords that a call of the attack needs."""
     if not kind.core.traits.detector:
         network, x = affine_network(SHAPE, 4), small_batch(8, SHAPE)
@@ -42,7 +38,7 @@ def problem(kind: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", FOOLBOX, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("targeted", [False, True])
-def test_foolboxes_checks(kind: Any, targeted: bool) -> None:
+def test_foolboxes_checks(kind, targeted):
     network, x, y, ways = problem(kind)
     model = foolbox_model(network)
     if not kind.core.traits.detector:
@@ -68,7 +64,7 @@ def test_foolboxes_checks(kind: Any, targeted: bool) -> None:
 
 
 @pytest.mark.parametrize("name", list(CORE))
-def test_arts_checks(name: str) -> None:
+def test_arts_checks(name):
     kind = getattr(art_attacks, name)
     network, x, y, ways = problem(kind)
     ways = {key: value.numpy() for key, value in ways.items()}
@@ -93,7 +89,7 @@ def test_arts_checks(name: str) -> None:
     if name != "SpatialTransformation":
         assert (network(torch.from_numpy(found)).argmax(1) != y).any()
 
-    class Named(kind):  # type: ignore[misc]
+    class Named(kind):
         pass
 
     again = Named(estimator, **{key: getattr(attack, key) for key in attack.attack_params if key != "summary_writer"})

@@ -1,16 +1,13 @@
 """The Foolbox and ART classes of the linear-region attack, both from one table of cases."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from eagerpy import astensor
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.adapters.module_search import search_module
 from robust_ext.attacks.linear_region.attack import LinearRegion
@@ -20,46 +17,36 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import affine_network
 from tests.adapters.common import art_classifier
-from tests.adapters.hosts import (
-    HOSTS,
-    ORDERS,
-    Bounds,
-    EachNorm,
-    class_of,
-    foolbox,
-    foolbox_attacks,
-    foolbox_model,
-    in_words_of,
-)
+from tests.adapters.hosts import HOSTS, ORDERS, EachNorm, class_of, foolbox, foolbox_attacks, foolbox_model, in_words_of
 
-TINY: dict[str, Any] = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
+TINY = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
 STILL = TINY | {"start": "given", "fab_steps": 0, "basin_hops": 0, "regions": 0}
 SHAPE = (1, 2, 3)
 
 
-def images(count: int, bounds: Bounds = (0.0, 1.0), *, seed: int = 1) -> Tensor:
+def images(count, bounds=(0.0, 1.0), *, seed=1):
     unit = torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(seed))
     return unit * (bounds[1] - bounds[0]) + bounds[0]
 
 
-def labels_of(network: nn.Module, x: Tensor) -> Tensor:
+def labels_of(network, x):
     """The predictions, but for the last row, which is wrong as it is."""
     with torch.no_grad():
-        labels: Tensor = network(x).argmax(1)
+        labels = network(x).argmax(1)
     return torch.cat([labels[:-1], (labels[-1:] + 1) % 3])
 
 
-def distances(norm: str, points: Tensor, x: Tensor) -> Any:
+def distances(norm, points, x):
     return np.linalg.norm((points.double() - x.double()).flatten(1).numpy(), ord=ORDERS[norm], axis=1)
 
 
-def aligned(points: Any, x: Any, starts: Any) -> Any:
+def aligned(points, x, starts):
     """The cosine between the way to each point and that to the start most in its direction."""
     way, ways = (points - x).reshape(len(x), 1, -1), (starts - x[:, None]).reshape(*starts.shape[:2], -1)
     return ((way * ways).sum(2) / np.linalg.norm(way, axis=2) / np.linalg.norm(ways, axis=2)).max(1)
 
 
-def build(host: str, norm: str, network: nn.Module, bounds: Bounds = (0.0, 1.0), **settings: Any) -> tuple[Any, Any]:
+def build(host, norm, network, bounds=(0.0, 1.0), **settings):
     """The attack, and the model that it is called with in Foolbox."""
     if host == "foolbox":
         model = foolbox_model(network, bounds, preprocessing=settings.pop("mean", None))
@@ -71,7 +58,7 @@ def build(host: str, norm: str, network: nn.Module, bounds: Bounds = (0.0, 1.0),
     return kind(estimator, norm=ORDERS[norm], verbose=False, **in_words_of(kind, settings)), None
 
 
-def run(host: str, norm: str, network: nn.Module, x: Tensor, y: Tensor, points: Any = None, **settings: Any) -> Tensor:
+def run(host, norm, network, x, y, points=None, **settings):
     """Candidates of the attack in a host."""
     targeted = settings.pop("targeted", False)
     if host == "art" and targeted:
@@ -80,13 +67,12 @@ def run(host: str, norm: str, network: nn.Module, x: Tensor, y: Tensor, points: 
     if host == "foolbox":
         criterion = foolbox.criteria.TargetedMisclassification(y) if targeted else y
         ways = {} if points is None else {"starting_points": points}
-        raw: Tensor = attack(model, x, criterion, epsilons=None, **ways)[0]
-        return raw
+        return attack(model, x, criterion, epsilons=None, **ways)[0]
     ways = {} if points is None else {"x_adv_init": np.asarray(points)}
     return torch.from_numpy(attack.generate(x.numpy(), np.eye(3, dtype=np.float32)[y.numpy()], **ways))
 
 
-def by_hand(network: nn.Module, x: Tensor, y: Tensor, norm: str, bounds: Bounds = (0.0, 1.0), **ways: Any) -> Tensor:
+def by_hand(network, x, y, norm, bounds=(0.0, 1.0), **ways):
     target = Target(module=network, bounds=bounds, classes=3, input_shape=SHAPE, device=torch.device("cpu"))
     target = replace(target, starting_points=ways.pop("starting_points", None))
     return LinearRegion(**TINY | ways.pop("chosen", {})).search(
@@ -103,7 +89,7 @@ def by_hand(network: nn.Module, x: Tensor, y: Tensor, norm: str, bounds: Bounds 
 @EachNorm
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
 @pytest.mark.parametrize("targeted", [False, True])
-def test_points_are_those_of_the_attack_itself(host: str, norm: str, bounds: Bounds, targeted: bool) -> None:
+def test_points_are_those_of_the_attack_itself(host, norm, bounds, targeted):
     network, x = affine_network(SHAPE, 3, bounds=bounds), images(4, bounds)
     y = (labels_of(network, x) + targeted) % 3
     found = run(host, norm, network, x, y, bounds=bounds, targeted=targeted, seed=5)
@@ -112,7 +98,7 @@ def test_points_are_those_of_the_attack_itself(host: str, norm: str, bounds: Bou
     assert not torch.equal(found, x)
 
 
-def test_epsilons_decide_what_is_success_but_not_where_points_lie() -> None:
+def test_epsilons_decide_what_is_success_but_not_where_points_lie():
     network, x = affine_network(SHAPE, 3), images(4)
     y = labels_of(network, x)
     attack, model = build("foolbox", "l2", network, **TINY, seed=5)
@@ -131,7 +117,7 @@ def test_epsilons_decide_what_is_success_but_not_where_points_lie() -> None:
 @HOSTS
 @EachNorm
 @pytest.mark.parametrize("count", [1, 3])
-def test_no_point_is_farther_than_the_starting_points(host: str, norm: str, count: int) -> None:
+def test_no_point_is_farther_than_the_starting_points(host, norm, count):
     network, x, pool = affine_network(SHAPE, 3), images(4), images(60, seed=7)
     y = labels_of(network, x)
     given = torch.stack([pool[network(pool).argmax(1) != label][:count] for label in y])
@@ -150,7 +136,7 @@ def test_no_point_is_farther_than_the_starting_points(host: str, norm: str, coun
 
 
 @HOSTS
-def test_starting_points_that_are_not_adversarial_are_no_results(host: str) -> None:
+def test_starting_points_that_are_not_adversarial_are_no_results(host):
     network, x = affine_network(SHAPE, 3), images(3)
     found = run(host, "l2", network, x, network(x).argmax(1), x, start="given", fab_steps=0, seed=5)
     assert torch.equal(found, x)
@@ -161,7 +147,7 @@ def test_starting_points_that_are_not_adversarial_are_no_results(host: str) -> N
     "points",
     [torch.zeros(2, *SHAPE), torch.zeros(3, 1, 3, 2), torch.full((3, *SHAPE), 1.5), torch.zeros(3, 2, 1, 3, 2)],
 )
-def test_wrong_starting_points_raise(host: str, points: Tensor) -> None:
+def test_wrong_starting_points_raise(host, points):
     network, x = affine_network(SHAPE, 3), images(3)
     name = {"foolbox": "starting_points", "art": "x_adv_init"}[host]
     with pytest.raises(InvalidArgumentError, match=f"^{name}: got"):
@@ -169,19 +155,19 @@ def test_wrong_starting_points_raise(host: str, points: Tensor) -> None:
 
 
 @HOSTS
-def test_start_given_needs_starting_points(host: str) -> None:
+def test_start_given_needs_starting_points(host):
     network, x = affine_network(SHAPE, 3), images(2)
     with pytest.raises(InvalidArgumentError, match="starting_points"):
         run(host, "l2", network, x, network(x).argmax(1), start="given")
 
 
 @HOSTS
-def test_preprocessing_acts_as_a_layer(host: str) -> None:
+def test_preprocessing_acts_as_a_layer(host):
     network, x = affine_network(SHAPE, 3), images(3)
     mean, deviation = torch.tensor([0.25, 0.5, 0.125]), torch.tensor([0.5, 2.0, 1.0])
 
     class Standardised(nn.Module):
-        def forward(self, values: Tensor) -> Tensor:
+        def forward(self, values):
             return (values - mean) / deviation
 
     whole = nn.Sequential(Standardised(), network).eval()
@@ -191,7 +177,7 @@ def test_preprocessing_acts_as_a_layer(host: str) -> None:
     assert bool((whole(found).argmax(1) != y).all())
 
 
-def test_flipped_axes_are_followed_but_not_that_of_the_batch() -> None:
+def test_flipped_axes_are_followed_but_not_that_of_the_batch():
     network, x = affine_network(SHAPE, 3), images(3)
     model = foolbox_model(network, preprocessing={"flip_axis": -1})
     y = network(x.flip(-1)).argmax(1)
@@ -200,7 +186,7 @@ def test_flipped_axes_are_followed_but_not_that_of_the_batch() -> None:
     # The same function without a flip: that of the first layer's weights.
     plain = copy.deepcopy(network)
     with torch.no_grad():
-        plain[1].weight.copy_(network[1].weight.view(-1, *SHAPE).flip(-1).flatten(1))  # type: ignore[index]
+        plain[1].weight.copy_(network[1].weight.view(-1, *SHAPE).flip(-1).flatten(1))
     torch.testing.assert_close(raw, by_hand(plain, x, y, "l2"), rtol=0, atol=1e-3)
     turned = foolbox_model(network, preprocessing={"flip_axis": 0})
     with pytest.raises(ModelError, match="rows of the batch"):
@@ -208,7 +194,7 @@ def test_flipped_axes_are_followed_but_not_that_of_the_batch() -> None:
 
 
 @HOSTS
-def test_images_of_a_pool_are_started_at(host: str) -> None:
+def test_images_of_a_pool_are_started_at(host):
     network, x, pool = affine_network(SHAPE, 3), images(3), images(30, seed=7)
     y = network(x).argmax(1)
     given = pool if host == "foolbox" else pool.numpy()
@@ -219,11 +205,11 @@ def test_images_of_a_pool_are_started_at(host: str) -> None:
 
 
 @HOSTS
-def test_seeds_decide_the_points(host: str) -> None:
+def test_seeds_decide_the_points(host):
     network, x = affine_network(SHAPE, 3), images(4)
     y = network(x).argmax(1)
 
-    def points(seed: int | None, outer: int) -> Tensor:
+    def points(seed, outer):
         torch.manual_seed(outer)
         np.random.seed(outer)
         return run(host, "l2", network, x, y, seed=seed)
@@ -235,7 +221,7 @@ def test_seeds_decide_the_points(host: str) -> None:
 
 
 @HOSTS
-def test_networks_that_are_not_piecewise_affine_are_refused(host: str) -> None:
+def test_networks_that_are_not_piecewise_affine_are_refused(host):
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Sigmoid(), nn.Linear(8, 3)).eval()
     x = images(2)
     with pytest.raises(ModelError, match="piecewise affine"):
@@ -243,7 +229,7 @@ def test_networks_that_are_not_piecewise_affine_are_refused(host: str) -> None:
 
 
 @EachNorm
-def test_masks_are_searched_within(norm: str) -> None:
+def test_masks_are_searched_within(norm):
     network, x = affine_network(SHAPE, 3), images(4)
     y = labels_of(network, x)
     mask = np.array([True, True, False])
@@ -255,11 +241,11 @@ def test_masks_are_searched_within(norm: str) -> None:
     assert bool((network(found).argmax(1) != y)[moved].all())
 
     class Kept(nn.Module):
-        def __init__(self, row: Tensor) -> None:
+        def __init__(self, row):
             super().__init__()
             self.row = row
 
-        def forward(self, values: Tensor) -> Tensor:
+        def forward(self, values):
             kept = torch.from_numpy(mask).float()
             return values * kept + self.row * (1 - kept)
 
@@ -278,7 +264,7 @@ def test_masks_are_searched_within(norm: str) -> None:
         assert torch.equal(whole[0](alone)[0], found[number])
 
 
-def test_no_samples_give_none() -> None:
+def test_no_samples_give_none():
     attack, _ = build("art", "l2", affine_network(SHAPE, 3), **TINY)
     x, y = images(1)[:0].numpy(), np.zeros(0, dtype=np.int64)
     assert attack.generate(x, y).shape == (0, *SHAPE)
@@ -288,12 +274,12 @@ def test_no_samples_give_none() -> None:
 
 
 @HOSTS
-def test_settings_are_those_of_the_attack(host: str) -> None:
+def test_settings_are_those_of_the_attack(host):
     network = affine_network(SHAPE, 3)
     made = as_attack(build(host, "l1", network, **TINY, q=0.9)[0], name="mine")
     assert isinstance(made, LinearRegion)
     assert (made.name, made.description) == ("mine", LinearRegion(**TINY, q=0.9).description)
-    wrong: Any = {"starts": 0, "start": "far", "q": 0.4, "improvement": (0.1,), "seconds": 0.0, "seed": -1}
+    wrong = {"starts": 0, "start": "far", "q": 0.4, "improvement": (0.1,), "seconds": 0.0, "seed": -1}
     for name, value in {**wrong, "regions": -1}.items():
         shown = "max_iter" if (host, name) == ("art", "regions") else name
         with pytest.raises(InvalidArgumentError, match=f"^{shown}: got"):

@@ -1,17 +1,14 @@
 """The classes that Foolbox and ART have of this project's attacks, both from one table of cases."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import pickle
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.adapters.art.building import art_class
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
@@ -32,7 +29,6 @@ from tests.adapters.hosts import (
     HOSTS,
     OBJECTIVES,
     ORDERS,
-    Bounds,
     EachNorm,
     art_attacks,
     class_of,
@@ -43,7 +39,7 @@ from tests.adapters.hosts import (
     problem,
 )
 
-CASES: list[tuple[str, str, dict[str, Any]]] = [
+CASES = [
     ("APGD", "linf", {"steps": 6}),
     ("APGD", "l2", {"steps": 5, "loss": "margin", "restarts": 2, "stop_early": True}),
     ("APGD", "l1", {"steps": 5, "start": "input"}),
@@ -72,18 +68,17 @@ EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), pytest.param((-1.0, 
 PLAIN = [case for case in CASES if case[0] not in ("RayS", "CarliniWagnerLinf", "SpatialTransformation")]
 
 
-def make(host: str, name: str, norm: str, at: SimpleNamespace, *, epsilon: float = 0.1, **settings: Any) -> Any:
+def make(host, name, norm, at, *, epsilon=0.1, **settings):
     """A function from inputs and labels to candidates: an attack in a host."""
     kind, targeted = class_of(host, name, norm), settings.pop("targeted", False)
     chosen = in_words_of(kind, settings)
     if host == "foolbox":
         attack = kind(**chosen)
 
-        def call(x: Tensor, y: Tensor) -> Tensor:
-            raw: Tensor = attack(
+        def call(x, y):
+            return attack(
                 at.model, x, foolbox.criteria.TargetedMisclassification(y) if targeted else y, epsilons=epsilon
             )[0]
-            return raw
 
         return call
     known = inspect.signature(kind).parameters
@@ -92,7 +87,7 @@ def make(host: str, name: str, norm: str, at: SimpleNamespace, *, epsilon: float
     return lambda x, y: torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
 
 
-def by_hand(name: str, norm: str, settings: dict[str, Any], at: SimpleNamespace, y: Tensor, **ways: Any) -> Tensor:
+def by_hand(name, norm, settings, at, y, **ways):
     epsilon = ways.pop("epsilon", EPSILONS[norm] * (at.bounds[1] - at.bounds[0]))
     return search_module(
         CORE[name](**settings),
@@ -105,16 +100,14 @@ def by_hand(name: str, norm: str, settings: dict[str, Any], at: SimpleNamespace,
     )
 
 
-def seeded(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+def seeded(name, settings):
     return settings if CORE[name].traits.seeds == "none" else {**settings, "seed": 5}
 
 
 @HOSTS
 @EachCase
 @EachBounds
-def test_points_are_those_of_the_attack_itself(
-    host: str, name: str, norm: str, settings: dict[str, Any], bounds: Bounds
-) -> None:
+def test_points_are_those_of_the_attack_itself(host, name, norm, settings, bounds):
     at = problem(bounds)
     epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
     found = make(host, name, norm, at, epsilon=epsilon, **seeded(name, settings))(at.x, at.y)
@@ -124,9 +117,7 @@ def test_points_are_those_of_the_attack_itself(
 
 @HOSTS
 @pytest.mark.parametrize(("name", "norm", "settings"), [case for case in CASES if case[0] != "RayS"], ids=str)
-def test_targeted_points_are_those_of_the_attack_itself(
-    host: str, name: str, norm: str, settings: dict[str, Any]
-) -> None:
+def test_targeted_points_are_those_of_the_attack_itself(host, name, norm, settings):
     at = problem((-1.0, 2.0))
     aims = (at.y + 1) % 4
     ways = {**seeded(name, settings), "targeted": True}
@@ -135,7 +126,7 @@ def test_targeted_points_are_those_of_the_attack_itself(
 
 
 @pytest.mark.parametrize(("name", "norm", "settings"), CASES, ids=str)
-def test_the_hosts_give_the_same_points(name: str, norm: str, settings: dict[str, Any]) -> None:
+def test_the_hosts_give_the_same_points(name, norm, settings):
     at = problem()
     ways = {**seeded(name, settings), "epsilon": EPSILONS[norm]}
     there = make("foolbox", name, norm, at, **ways)(at.x, at.y)
@@ -145,7 +136,7 @@ def test_the_hosts_give_the_same_points(name: str, norm: str, settings: dict[str
 
 @HOSTS
 @pytest.mark.parametrize("name", list(CORE))
-def test_parameters_are_those_of_the_declaration(host: str, name: str) -> None:
+def test_parameters_are_those_of_the_declaration(host, name):
     kind = class_of(host, name, CORE[name].traits.norms[0])
     own = inspect.signature(kind).parameters
     for entry in host_parameters(CORE[name], host):
@@ -168,7 +159,7 @@ def test_parameters_are_those_of_the_declaration(host: str, name: str) -> None:
         assert list(own)[-2:] == ["summary_writer", "verbose"]
 
 
-def test_names_are_the_hosts() -> None:
+def test_names_are_the_hosts():
     base = foolbox.attacks.base
     for name, attack in CORE.items():
         least = name in ("RayS", "CarliniWagnerLinf", "LinearRegion")
@@ -204,11 +195,11 @@ class Shift(NativeAttack):
 
     share: float = setting(default=1.0, help="Of epsilon.", minimum=0, maximum=1, art="part", foolbox="portion")
 
-    def search(self, target: Any, inputs: Tensor, labels: Tensor, **ways: Any) -> Tensor:
+    def search(self, target, inputs, labels, **ways):
         return (inputs + self.share * ways["threat_model"].epsilon).clamp(*target.bounds)
 
 
-def test_a_new_attack_is_a_class_of_both_hosts() -> None:
+def test_a_new_attack_is_a_class_of_both_hosts():
     at = problem()
     expected = (at.x + 0.05).clamp(0, 1)
     made = foolbox_classes(Shift)
@@ -255,14 +246,14 @@ def test_a_new_attack_is_a_class_of_both_hosts() -> None:
     ],
     ids=str,
 )
-def test_wrong_settings_raise_at_once(host: str, name: str, wrong: dict[str, Any]) -> None:
+def test_wrong_settings_raise_at_once(host, name, wrong):
     kind = class_of(host, name, "linf")
     chosen = in_words_of(kind, wrong)
     with pytest.raises(InvalidArgumentError, match=f"^{list(chosen)[-1]}: got"):
         kind(*[problem().estimator] * (host == "art"), **chosen)
 
 
-def test_wrong_starts_raise_at_once() -> None:
+def test_wrong_starts_raise_at_once():
     for kind, start in (("L2ObjectivePGD", "input"), ("LinfAPGD", None), ("LinfAPGD", 1)):
         with pytest.raises(InvalidArgumentError, match="random_start"):
             getattr(foolbox_attacks, kind)(random_start=start)
@@ -272,7 +263,7 @@ def test_wrong_starts_raise_at_once() -> None:
 
 
 @HOSTS
-def test_a_seed_overrides_the_hosts(host: str) -> None:
+def test_a_seed_overrides_the_hosts(host):
     at, runs = problem(), []
     for seed in (None, 7):
         for outer in (0, 1):
@@ -286,7 +277,7 @@ def test_a_seed_overrides_the_hosts(host: str) -> None:
 @HOSTS
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize(("name", "norm", "settings"), CASES, ids=str)
-def test_few_classes_are_enough(host: str, classes: int, name: str, norm: str, settings: dict[str, Any]) -> None:
+def test_few_classes_are_enough(host, classes, name, norm, settings):
     at = problem(classes=classes)
     epsilon = {"linf": 0.4, "l2": 1.2, "l1": 6.0}[norm]
     found = make(host, name, norm, at, epsilon=epsilon, **seeded(name, settings))(at.x, at.y)
@@ -296,9 +287,7 @@ def test_few_classes_are_enough(host: str, classes: int, name: str, norm: str, s
 
 @HOSTS
 @pytest.mark.parametrize(("name", "norm", "settings"), CASES, ids=str)
-def test_as_attacks_of_this_project_they_are_the_core_attacks(
-    host: str, name: str, norm: str, settings: dict[str, Any]
-) -> None:
+def test_as_attacks_of_this_project_they_are_the_core_attacks(host, name, norm, settings):
     kind = class_of(host, name, norm)
     own = {"norm": ORDERS[norm]} if host == "art" and "norm" in kind.attack_params else {}
     made = kind(*[problem().estimator] * (host == "art"), **own, **in_words_of(kind, settings))
@@ -311,7 +300,7 @@ def test_as_attacks_of_this_project_they_are_the_core_attacks(
 
 @HOSTS
 @pytest.mark.parametrize("name", ["APGD", "RandomSearch", "Square", "ObjectivePGD"])
-def test_no_budget_leaves_the_inputs(host: str, name: str) -> None:
+def test_no_budget_leaves_the_inputs(host, name):
     at = problem()
     points = make(host, name, "linf", at, epsilon=0.0)(at.x, at.y)
     assert torch.equal(points, at.x)
@@ -319,7 +308,7 @@ def test_no_budget_leaves_the_inputs(host: str, name: str) -> None:
 
 
 @HOSTS
-def test_attacks_that_cannot_aim_refuse_to(host: str) -> None:
+def test_attacks_that_cannot_aim_refuse_to(host):
     at = problem()
     cases = [("RayS", {"queries": 5}, "cannot aim")]
     cases += [("ObjectivePGD", {"objective": name}, rf"'{name}'.*'ace'") for name in OBJECTIVES[1:]]
@@ -331,11 +320,11 @@ def test_attacks_that_cannot_aim_refuse_to(host: str) -> None:
 
 @HOSTS
 @pytest.mark.parametrize("loss", ["ce", "targeted-dlr"])
-def test_planted_points_are_found(host: str, loss: str) -> None:
+def test_planted_points_are_found(host, loss):
     network, x = small_network((1, 8, 8), 4), small_batch(6, (1, 8, 8))
     if host == "foolbox":
         plain = foolbox_model(network)
-        planted: Any = BinarizedPyTorchModel.from_model(plain, x, epsilon=0.1)
+        planted = BinarizedPyTorchModel.from_model(plain, x, epsilon=0.1)
         begin, labels = planted.inputs, planted.labels
     else:
         plain = art_classifier(network, (1, 8, 8), 4)
@@ -350,10 +339,10 @@ def test_planted_points_are_found(host: str, loss: str) -> None:
 # Foolbox
 
 
-def test_rays_stops_at_the_smallest_epsilon_alone() -> None:
+def test_rays_stops_at_the_smallest_epsilon_alone():
     at = problem((-1.0, 2.0))
     attack = foolbox_attacks.LinfRaySAttack(queries=150, tolerance=0.01)
-    ways: dict[str, Any] = {"queries": 150, "tolerance": 0.01}
+    ways = {"queries": 150, "tolerance": 0.01}
     stopped = by_hand("RayS", "linf", ways, at, at.y, epsilon=0.25)
     whole = by_hand("RayS", "linf", {**ways, "stop": False}, at, at.y, epsilon=0.25)
     assert not torch.equal(stopped, whole)
@@ -367,19 +356,18 @@ def test_rays_stops_at_the_smallest_epsilon_alone() -> None:
 
 
 class Counting(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner):
         super().__init__()
         self.inner, self.rows = inner, 0
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.rows += len(x)
-        logits: Tensor = self.inner(x)
-        return logits
+        return self.inner(x)
 
 
 @pytest.mark.parametrize("keep_rows", [True, False])
-def test_rays_spends_no_more_than_its_queries_and_draws_nothing(keep_rows: bool) -> None:
+def test_rays_spends_no_more_than_its_queries_and_draws_nothing(keep_rows):
     at = problem()
     counting, before = Counting(at.network), torch.get_rng_state()
     model = foolbox_model(counting)
@@ -391,7 +379,7 @@ def test_rays_spends_no_more_than_its_queries_and_draws_nothing(keep_rows: bool)
 
 
 @EachNorm
-def test_step_sizes_are_foolboxes(norm: str) -> None:
+def test_step_sizes_are_foolboxes(norm):
     at, epsilons = problem(), [EPSILONS[norm], 2 * EPSILONS[norm]]
     make_it = class_of("foolbox", "ObjectivePGD", norm)
     relative = make_it(steps=5, seed=1, rel_stepsize=0.25)(at.model, at.x, at.y, epsilons=epsilons)[0]
@@ -402,7 +390,7 @@ def test_step_sizes_are_foolboxes(norm: str) -> None:
     assert not torch.equal(relative[1], make_it(steps=5, seed=1)(at.model, at.x, at.y, epsilons=epsilons[1])[0])
 
 
-def test_the_model_keeps_its_preprocessing() -> None:
+def test_the_model_keeps_its_preprocessing():
     at = problem()
     shifted = foolbox_model(at.network, (1, 2), preprocessing={"mean": 1.0})
     attack = foolbox_attacks.LinfAPGD(steps=6, seed=1)
@@ -414,7 +402,7 @@ WITH_GINI = foolbox_attacks.with_objective(foolbox.attacks.LinfPGD, "gini")
 
 
 @pytest.mark.parametrize("name", ["LinfAPGD", "LinfObjectivePGD", "LinfRaySAttack", "Foolbox's"])
-def test_tensors_of_other_libraries_and_epsilons_below_zero_are_refused(name: str) -> None:
+def test_tensors_of_other_libraries_and_epsilons_below_zero_are_refused(name):
     at, attack = problem(), getattr(foolbox_attacks, name, WITH_GINI)()
     with pytest.raises(ValueError, match=r"numpy.ndarray, expected a torch.Tensor"):
         attack(at.model, at.x.numpy(), at.y.numpy(), epsilons=0.1)
@@ -423,7 +411,7 @@ def test_tensors_of_other_libraries_and_epsilons_below_zero_are_refused(name: st
             attack(at.model, at.x, at.y, epsilons=epsilons)
 
 
-def test_double_precision_points_stay_in_the_ball() -> None:
+def test_double_precision_points_stay_in_the_ball():
     at = problem()
     x = at.x.double()
     model = foolbox_model(at.network.double())
@@ -433,7 +421,7 @@ def test_double_precision_points_stay_in_the_ball() -> None:
     assert float((clipped - x).abs().max()) <= 0.1 + 1e-12
 
 
-def test_networks_in_train_mode_keep_their_statistics() -> None:
+def test_networks_in_train_mode_keep_their_statistics():
     at = problem()
     at.network.train()
     before = {name: value.clone() for name, value in at.network.named_buffers()}
@@ -446,7 +434,7 @@ def test_networks_in_train_mode_keep_their_statistics() -> None:
     assert not all(torch.equal(value, before[name]) for name, value in at.network.named_buffers())
 
 
-def test_spatial_transformations_ignore_epsilons() -> None:
+def test_spatial_transformations_ignore_epsilons():
     at = problem()
     attack = foolbox_attacks.SpatialTransformationAttack(translation=2, translation_steps=3, rotation_steps=3)
     raw, clipped, success = attack(at.model, at.x, at.y, epsilons=1e-3)

@@ -1,13 +1,10 @@
 """The classes of this project's attacks keep to what every attack of their library keeps to."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.core.errors import InvalidArgumentError
@@ -18,14 +15,14 @@ from robust_ext.testing.defenses import FarHidden
 from robust_ext.testing.networks import affine_network, margins, small_batch, small_network
 from tests.adapters.hosts import art_attacks, class_of, foolbox, foolbox_attacks, in_words_of
 
-ArtBase: Any = art_invariants.ArtAttackInvariants
-FoolboxBase: Any = foolbox_invariants.FoolboxAttackInvariants
+ArtBase = art_invariants.ArtAttackInvariants
+FoolboxBase = foolbox_invariants.FoolboxAttackInvariants
 with_objective = foolbox_attacks.with_objective
 Bounds = tuple[float, float]
 ORDERS = {"Linf": np.inf, "L2": 2, "L1": 1}
 
 
-def rise(name: str, logits: Tensor, natural: Tensor) -> Tensor:
+def rise(name, logits, natural):
     """By how much an objective rose from the inputs, row by row, in double precision."""
     p, q = natural.double().softmax(1), logits.double().softmax(1)
     if name == "kl":
@@ -46,7 +43,7 @@ class BlindInFoolbox(FoolboxBase):
     objective: str
 
     @foolbox_invariants.EachBounds
-    def test_untargeted_points_lower_the_margin_of_the_label(self, bounds: Bounds) -> None:
+    def test_untargeted_points_lower_the_margin_of_the_label(self, bounds):
         model, x, y = self._problem(bounds)
         _, clipped, success = self._attack(model, x, y, self._epsilon(bounds))
         with torch.no_grad():
@@ -55,7 +52,7 @@ class BlindInFoolbox(FoolboxBase):
         assert bool(success.any())
 
     @foolbox_invariants.EachBounds
-    def test_models_may_be_wrapped(self, bounds: Bounds) -> None:
+    def test_models_may_be_wrapped(self, bounds):
         inner, x, y = self._problem(bounds)
         model = inner.transform_bounds((0, 2), wrapper=True)
         stretched = ((x - bounds[0]) / (bounds[1] - bounds[0]) * 2).clamp(0, 2)
@@ -72,7 +69,7 @@ class CannotAimInArt(ArtBase):
     words: str
 
     @pytest.mark.parametrize("bounds", [(0.0, 1.0)])
-    def test_targeted_points_go_to_their_targets(self, bounds: Bounds) -> None:
+    def test_targeted_points_go_to_their_targets(self, bounds):
         """They are refused."""
         estimator, _, _ = self._problem(bounds)
         with pytest.raises(InvalidArgumentError, match=rf"targeted: got True.*{self.words}"):
@@ -88,13 +85,13 @@ class BlindInArt(CannotAimInArt):
     words = "'ace'"
 
     @art_invariants.EachBounds
-    def test_points_lower_the_margin_of_the_label(self, bounds: Bounds) -> None:
+    def test_points_lower_the_margin_of_the_label(self, bounds):
         self._check_rise(*self._problem(bounds), bounds)
 
-    def test_two_classes_are_enough(self) -> None:
+    def test_two_classes_are_enough(self):
         self._check_rise(*self._problem(classes=2), (0.0, 1.0))
 
-    def _check_rise(self, estimator: Any, x: Any, y: Any, bounds: Bounds) -> None:
+    def _check_rise(self, estimator, x, y, bounds):
         logits = estimator.predict(self._make(estimator, bounds, seed=0).generate(x, y))
         tensors = (torch.from_numpy(values) for values in (logits, estimator.predict(x)))
         assert bool((rise(self.objective, *tensors) > 0).all())
@@ -107,7 +104,7 @@ class RegionInFoolbox(FoolboxBase):
     shape = (1, 2, 3)
     epsilon = 0.5
 
-    def make_network(self, bounds: Bounds) -> nn.Module:
+    def make_network(self, bounds):
         return affine_network(self.shape, self.classes, bounds=bounds)
 
 
@@ -117,16 +114,16 @@ class RegionInArt(ArtBase):
     shape = (1, 2, 3)
     epsilon = 0.9
 
-    def make_network(self, bounds: Bounds, classes: int) -> nn.Module:
+    def make_network(self, bounds, classes):
         return affine_network(self.shape, classes, bounds=bounds)
 
 
-def defend(network: nn.Module, shape: tuple[int, ...], bounds: Bounds) -> Defended:
+def defend(network, shape, bounds):
     """A network whose hidden units are watched, by a detector that lets most points pass."""
     points = small_batch(64, shape, bounds=bounds)
     detector = FarHidden(network)
     with torch.no_grad():
-        detector.middle = network[:3](points).mean(0)  # type: ignore[index]
+        detector.middle = network[:3](points).mean(0)
     detector.calibrate(points, false_positive_rate=0.05)
     return Defended(network, detector)
 
@@ -136,19 +133,19 @@ class DefendedInFoolbox(FoolboxBase):
 
     epsilon = 0.25
 
-    def make_network(self, bounds: Bounds) -> nn.Module:
+    def make_network(self, bounds):
         return defend(super().make_network(bounds), self.shape, bounds)
 
     @pytest.mark.parametrize("dtype", [torch.float64])
     @pytest.mark.parametrize("device", foolbox_invariants.DEVICES)
-    def test_type_and_device_are_kept(self, dtype: torch.dtype, device: str) -> None:
+    def test_type_and_device_are_kept(self, dtype, device):
         """float32 is kept; other types are refused."""
         super().test_type_and_device_are_kept(torch.float32, device)
         with pytest.raises(InvalidArgumentError, match="float64, expected float32"):
             super().test_type_and_device_are_kept(dtype, device)
 
     @foolbox_invariants.EachBounds
-    def test_models_may_be_wrapped(self, bounds: Bounds) -> None:
+    def test_models_may_be_wrapped(self, bounds):
         """A wrapper that changes nothing may be there; one with other bounds is refused."""
         model, x, y = self._problem(bounds)
         plain = self._attack(model, x, y, self._epsilon(bounds))
@@ -165,16 +162,16 @@ class DefendedInArt(ArtBase):
     # All rows of a batch draw after the detector's.
     repeatable: ClassVar[dict[str, Any]] = {"start": "input", "num_random_init": 1}
 
-    def make_network(self, bounds: Bounds, classes: int) -> nn.Module:
+    def make_network(self, bounds, classes):
         return defend(super().make_network(bounds, classes), self.shape, bounds)
 
-    def test_preprocessing_of_the_estimator_is_attacked_through(self) -> None:
+    def test_preprocessing_of_the_estimator_is_attacked_through(self):
         """It is refused: the detector could not see what it does."""
         with pytest.raises(InvalidArgumentError, match="model: got one that changes inputs or logits"):
             super().test_preprocessing_of_the_estimator_is_attacked_through()
 
 
-def likest(network: nn.Module, shape: tuple[int, ...], bounds: Bounds, wanted: Tensor, *, aimed: bool) -> Tensor:
+def likest(network, shape, bounds, wanted, *, aimed):
     """Three points for each label: of that class, or of any other."""
     pool = small_batch(64, shape, bounds=bounds)
     with frozen(network), torch.no_grad():
@@ -183,11 +180,11 @@ def likest(network: nn.Module, shape: tuple[int, ...], bounds: Bounds, wanted: T
     return torch.stack([pool[row.topk(3).indices] for row in gained])
 
 
-def guided(kind: Any) -> Any:
+def guided(kind):
     """A Foolbox attack that finds its references itself, as the invariants give none."""
 
-    class Guided(kind):  # type: ignore[misc]
-        def run(self, model: Any, inputs: Any, criterion: Any, *, epsilon: float, **kwargs: Any) -> Any:
+    class Guided(kind):
+        def run(self, model, inputs, criterion, *, epsilon, **kwargs):
             judged = foolbox.attacks.base.get_criterion(criterion)
             aimed = hasattr(judged, "target_classes")
             if not aimed and not hasattr(judged, "labels"):
@@ -205,11 +202,11 @@ def guided(kind: Any) -> Any:
     return Guided
 
 
-def guided_in_art(kind: Any) -> Any:
+def guided_in_art(kind):
     """The same for ART."""
 
-    class Guided(kind):  # type: ignore[misc]
-        def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
+    class Guided(kind):
+        def generate(self, x, y=None, **kwargs):
             network = self.estimator.model.classifier
             bounds = tuple(float(end) for end in self.estimator.clip_values)
             labels = torch.from_numpy(self.estimator.predict(x) if y is None else np.asarray(y))
@@ -222,15 +219,15 @@ def guided_in_art(kind: Any) -> Any:
 
 
 WRONG = (*ArtBase.wrong_settings, {"seed": -1}, {"eps": float("inf")})
-BASES: dict[str, tuple[Any, Any]] = {
+BASES = {
     "RayS": (RaysInFoolbox, CannotAimInArt),
     "LinearRegion": (RegionInFoolbox, RegionInArt),
     **{attack.__name__: (DefendedInFoolbox, DefendedInArt) for attack in ATTACKS if attack.traits.detector},
 }
-TINY: dict[str, Any] = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
-LOGITS: dict[str, Any] = {"steps": 12, "rel_step_size": 0.1, "samples": 2, "level": 0.02, "check_every": 2}
+TINY = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
+LOGITS = {"steps": 12, "rel_step_size": 0.1, "samples": 2, "level": 0.02, "check_every": 2}
 # An attack, a norm and settings in the words of its declaration; the first of each attack is among the quick tests.
-ROWS: list[tuple[str, str, dict[str, Any]]] = [
+ROWS = [
     ("APGD", "Linf", {"steps": 8}),
     ("APGD", "L2", {"steps": 8, "loss": "dlr", "restarts": 2}),
     ("APGD", "L1", {"steps": 8, "loss": "margin"}),
@@ -259,33 +256,33 @@ LIBRARYS_OWN = [
 ]
 
 
-def add(name: str, base: Any, make_attack: Any, *, quick: bool, **parts: Any) -> None:
+def add(name, base, make_attack, *, quick, **parts):
     made = type(f"Test{name}", (base,), {"make_attack": make_attack, "__module__": __name__, **parts})
     globals()[f"Test{name}"] = made if quick else pytest.mark.exhaustive(made)
 
 
-def in_foolbox(kind: Any, settings: dict[str, Any]) -> Any:
+def in_foolbox(kind, settings):
     return lambda self: kind(**settings)
 
 
-def in_art(kind: Any, norm: str, settings: dict[str, Any]) -> Any:
-    def make_attack(self: Any, estimator: Any, **chosen: Any) -> Any:
+def in_art(kind, norm, settings):
+    def make_attack(self, estimator, **chosen):
         known = {key: value for key, value in chosen.items() if key != "eps" or "eps" in kind.attack_params}
         return kind(estimator, **{"norm": ORDERS[norm], **settings, **known})
 
     return make_attack
 
 
-def add_both(name: str, norm: str, settings: dict[str, Any], *, number: int, quick: bool) -> None:
+def add_both(name, norm, settings, *, number, quick):
     """The tests of an attack in both hosts."""
     objective = settings.get("objective")
     foolbox_base, art_base = (BlindInFoolbox, BlindInArt) if objective else BASES.get(name, (FoolboxBase, ArtBase))
     kind = class_of("foolbox", name, norm.lower())
     twin = getattr(art_attacks, name)
-    shared: dict[str, Any] = {"objective": objective} if objective else {}
+    shared = {"objective": objective} if objective else {}
     if norm == "L1" and name in ("RandomSearch", "Square"):
         shared["epsilon"] = 0.4
-    own: dict[str, Any] = {"norm": ORDERS[norm], "wrong_settings": WRONG}
+    own = {"norm": ORDERS[norm], "wrong_settings": WRONG}
     if name == "RayS":
         own |= {"words": "cannot aim", "wrong_settings": (*WRONG[:-2], {"norm": 2}, {"eps": 0.0}, {"stop": 1})}
     if name in ("LinearRegion", "CarliniWagnerLinf"):
@@ -306,7 +303,7 @@ def add_both(name: str, norm: str, settings: dict[str, Any], *, number: int, qui
         add(f"Art{name}{number}", art_base, in_art(twin, norm, chosen[1]), quick=quick, **shared, **own)
 
 
-seen: set[str] = set()
+seen = set()
 for position, (attack, its_norm, ways) in enumerate(ROWS):
     add_both(attack, its_norm, ways, number=position, quick=attack not in seen)
     seen.add(attack)

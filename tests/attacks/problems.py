@@ -1,10 +1,7 @@
 """Small networks, inputs and targets that tests of attacks share."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching
-from robust_ext.attacks.native import NativeAttack, Step
+from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
 from robust_ext.attacks.random_search import RandomSearch
@@ -24,14 +21,12 @@ from robust_ext.attacks.rays import RayS
 from robust_ext.attacks.spatial import SpatialTransformation
 from robust_ext.attacks.square import Square
 from robust_ext.core.target import Counted, PassCounter, Target
-from robust_ext.core.threat import ThreatModel
 from robust_ext.demo.network import digits_network
-from robust_ext.testing.defenses import Problem
 
 Bounds = tuple[float, float]
 
 # LinearRegion needs a piecewise affine network, and is tested beside its solver.
-MADE: dict[str, NativeAttack] = {
+MADE = {
     "APGD": APGD(steps=12, restarts=2),
     "APGD from the input": APGD(steps=8, loss="margin", start="input"),
     "APGD on DLR": APGD(steps=6, loss="dlr", restarts=2),
@@ -62,18 +57,16 @@ in_every_norm = pytest.mark.parametrize(("name", "norm"), IN_NORMS)
 class Rowwise(nn.Module):
     """A small network whose rows are summed one by one, so that a row alone gives the same bits as in a batch."""
 
-    def __init__(
-        self, values: int, classes: int = 4, bounds: Bounds = (0.0, 1.0), *, gain: float = 1, centre: float = 0
-    ) -> None:
+    def __init__(self, values, classes=4, bounds=(0.0, 1.0), *, gain=1, centre=0):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.first = nn.Parameter(gain * torch.randn(16, values, generator=generator) / values**0.5)
         self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
         self.bounds, self.centre = bounds, centre
-        self.sizes: list[int] = []
+        self.sizes = []
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.sizes.append(len(x))
         low, high = self.bounds
         unit = (x.flatten(1) - low) / (high - low) - self.centre
@@ -84,7 +77,7 @@ class Rowwise(nn.Module):
 class Lambda(nn.Module):
     """A function of a batch as a network."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function):
         super().__init__()
         self.forward = function
         self.eval()
@@ -93,11 +86,11 @@ class Lambda(nn.Module):
 class Linear(nn.Module):
     """Margin ``weight . x - threshold`` of class 1 over class 0, in double precision; thresholds may be of rows."""
 
-    def __init__(self, weight: Tensor, threshold: Any = 0.0) -> None:
+    def __init__(self, weight, threshold=0.0):
         super().__init__()
         self.weight, self.threshold = weight, threshold
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         along = (x.double() * self.weight.double()).flatten(1).sum(1) - self.threshold
         return torch.stack([torch.zeros_like(along), along], 1)
 
@@ -105,30 +98,29 @@ class Linear(nn.Module):
 class Recorder(nn.Module):
     """Keeps every batch it is queried with, without gradients."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner):
         super().__init__()
         self.inner = inner
-        self.batches: list[Tensor] = []
+        self.batches = []
         self.eval()
 
     @property
-    def rows(self) -> int:
+    def rows(self):
         return sum(len(batch) for batch in self.batches)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         assert not torch.is_grad_enabled()
         self.batches.append(x.clone())
-        logits: Tensor = self.inner(x.float())
-        return logits
+        return self.inner(x.float())
 
 
-def images(count: int, shape: tuple[int, ...], bounds: Bounds = (0.0, 1.0), seed: int = 1) -> Tensor:
+def images(count, shape, bounds=(0.0, 1.0), seed=1):
     unit = torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed))
     return (unit * (bounds[1] - bounds[0]) + bounds[0]).clamp(*bounds)
 
 
 @cache
-def right_digits(count: int) -> tuple[nn.Module, Tensor, Tensor]:
+def right_digits(count):
     """A network, and those of the last digits, with their labels, that it gets right."""
     data = load_digits()
     x = torch.from_numpy(data.images[-count:, None] / 16).float()
@@ -138,12 +130,12 @@ def right_digits(count: int) -> tuple[nn.Module, Tensor, Tensor]:
     return network, x[right], y[right]
 
 
-def predicted(module: nn.Module, x: Tensor) -> Tensor:
+def predicted(module, x):
     with torch.no_grad():
         return module(x).argmax(1)
 
 
-def target_of(module: nn.Module, shape: tuple[int, ...], classes: int = 4, bounds: Bounds = (0.0, 1.0)) -> Target:
+def target_of(module, shape, classes=4, bounds=(0.0, 1.0)):
     counter = PassCounter()
     return Target(
         module=Counted(module, counter),
@@ -155,14 +147,12 @@ def target_of(module: nn.Module, shape: tuple[int, ...], classes: int = 4, bound
     )
 
 
-def labels_of(x: Tensor) -> Tensor:
+def labels_of(x):
     """How the network that :func:`search` attacks by default classifies inputs."""
     return predicted(Rowwise(x[:1].numel()), x)
 
 
-def rowwise_problem(
-    *, rows: int = 6, shape: tuple[int, ...] = (2, 3, 4), classes: int = 5, bounds: Bounds = (0.0, 1.0)
-) -> tuple[Target, Tensor, Tensor]:
+def rowwise_problem(*, rows=6, shape=(2, 3, 4), classes=5, bounds=(0.0, 1.0)):
     """A small network as target, with inputs and the labels that it gives them."""
     module, inputs = Rowwise(torch.Size(shape).numel(), classes), images(rows, shape, bounds)
     return target_of(module, shape, classes, bounds), inputs, predicted(module, inputs)
@@ -176,33 +166,23 @@ class Found(NamedTuple):
     steps: list[Step]
 
 
-def search(
-    attack: NativeAttack,
-    x: Tensor,
-    y: Tensor,
-    threat_model: ThreatModel,
-    *,
-    module: nn.Module | None = None,
-    classes: int = 4,
-    seed: int = 0,
-    **extras: Any,
-) -> Found:
+def search(attack, x, y, threat_model, *, module=None, classes=4, seed=0, **extras):
     target = target_of(module or Rowwise(x[:1].numel()), tuple(x.shape[1:]), classes, threat_model.bounds)
     generator = torch.Generator().manual_seed(seed)
-    steps: list[Step] = []
+    steps = []
     given = {"threat_model": threat_model, "generator": generator, "watch": steps.append, **extras}
     return Found(attack.search(target, x, y, **given), target.counter, steps)
 
 
-def attacked(attack: NativeAttack, problem: Problem, *, seed: int = 0, **extras: Any) -> Tensor:
+def attacked(attack, problem, *, seed=0, **extras):
     """The candidates of an attack on a problem with a detector."""
     given = {"target": problem.target, "inputs": problem.inputs, "labels": problem.labels, **extras}
     generator = torch.Generator().manual_seed(seed)
     return attack.search(threat_model=problem.threat_model, generator=generator, **given)
 
 
-def watched(attack: NativeAttack, problem: Problem, **extras: Any) -> list[Step]:
+def watched(attack, problem, **extras):
     """The steps of an attack on a problem with a detector."""
-    steps: list[Step] = []
+    steps = []
     attacked(attack, problem, watch=steps.append, **extras)
     return steps

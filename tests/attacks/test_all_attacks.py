@@ -1,18 +1,14 @@
 """What every attack of this project promises alike: of its settings, candidates, rows, randomness and arguments."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 from robust_ext.attacks._common.objectives import DIVERGENCES, OBJECTIVES
 from robust_ext.attacks._common.rows import STARTS
@@ -20,7 +16,7 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.attacks.logit_matching import LogitMatching
-from robust_ext.attacks.native import NativeAttack, Step
+from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ALGORITHMS, PROJECTIONS, ObjectivePGD
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.attacks.rays import RayS
@@ -32,20 +28,20 @@ from robust_ext.core.random import stream
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.models.defended import Defended
 from robust_ext.registry import as_attack
-from robust_ext.testing.defenses import Problem, small_defense
+from robust_ext.testing.defenses import small_defense
 from tests.attacks.problems import MADE, Lambda, Rowwise, attacked, in_every_norm, predicted, rowwise_problem, watched
 
 every = pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 BLACK_BOX = [name for name, made in MADE.items() if not made.traits.gradients]
 
 
-def changed(problem: Problem, classifier: nn.Module) -> Problem:
+def changed(problem, classifier):
     defended = Defended(classifier, problem.defended.detector)
     target = replace(problem.target, module=classifier, defended=defended)
     return replace(problem, target=target, defended=defended)
 
 
-def rows_of(problem: Problem, rows: Any) -> Problem:
+def rows_of(problem, rows):
     """Some rows of a problem, in that order."""
     references = problem.target.references
     target = replace(problem.target, references=references[rows])
@@ -53,7 +49,7 @@ def rows_of(problem: Problem, rows: Any) -> Problem:
 
 
 @in_every_norm
-def test_candidates_are_allowed_and_layouts_make_no_difference(name: str, norm: str) -> None:
+def test_candidates_are_allowed_and_layouts_make_no_difference(name, norm):
     made = MADE[name]
     problem = small_defense(5, norm=norm, epsilon={"linf": 0.2, "l2": 0.6, "l1": 1.5}[norm], bounds=(-1.0, 2.0))
     out = attacked(made, problem)
@@ -71,7 +67,7 @@ def test_candidates_are_allowed_and_layouts_make_no_difference(name: str, norm: 
 
 
 @in_every_norm
-def test_a_row_gets_the_same_alone_and_in_any_batch(name: str, norm: str) -> None:
+def test_a_row_gets_the_same_alone_and_in_any_batch(name, norm):
     made = MADE[name]
     problem = small_defense(6, norm=norm, epsilon={"linf": 0.3, "l2": 0.6, "l1": 1.5}[norm])
     # Adam divides by roots of small numbers, in which other sums of a batch of another size would show.
@@ -88,7 +84,7 @@ def test_a_row_gets_the_same_alone_and_in_any_batch(name: str, norm: str) -> Non
 
 
 @every
-def test_global_randomness_and_arguments_are_left_alone(made: NativeAttack) -> None:
+def test_global_randomness_and_arguments_are_left_alone(made):
     problem = small_defense(3)
     inputs, references = problem.inputs.clone(), problem.target.references.clone()
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
@@ -101,7 +97,7 @@ def test_global_randomness_and_arguments_are_left_alone(made: NativeAttack) -> N
 
 
 @every
-def test_runs_as_other_attacks_do(made: NativeAttack) -> None:
+def test_runs_as_other_attacks_do(made):
     problem = small_defense(4)
     for parameter in problem.defended.parameters():
         parameter.requires_grad_(True)
@@ -112,7 +108,7 @@ def test_runs_as_other_attacks_do(made: NativeAttack) -> None:
 
 
 @every
-def test_watched_steps_are_numbered_and_of_the_batch(made: NativeAttack) -> None:
+def test_watched_steps_are_numbered_and_of_the_batch(made):
     problem = small_defense(4)
     seen = watched(made, problem)
     assert [step.number for step in seen] == list(range(len(seen)))
@@ -156,7 +152,7 @@ def test_every_point_lies_in_ball_and_bounds_and_nothing_is_touched(made, norm, 
     inputs[:1, :, 0], inputs[1:2, :, :, -1] = bounds
     before, state, seen = inputs.clone(), torch.get_rng_state(), list[Step]()
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
-    given: dict[str, Any] = {"threat_model": threat_model, "targeted": targeted, "watch": seen.append}
+    given = {"threat_model": threat_model, "targeted": targeted, "watch": seen.append}
     out = made.search(target, inputs, labels, generator=stream(0), **given)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(inputs, before)
@@ -176,20 +172,20 @@ def test_every_point_lies_in_ball_and_bounds_and_nothing_is_touched(made, norm, 
 
 
 @every
-def test_other_norms_are_refused(made: NativeAttack) -> None:
+def test_other_norms_are_refused(made):
     made.check(threat_model=ThreatModel(norm="linf", epsilon=1), detector=True)
     for norm in set(NORMS) - set(made.traits.norms):
         with pytest.raises(AttackRefusedError, match=f"works for linf.*, not for {norm}"):
             made.check(threat_model=ThreatModel(norm=norm, epsilon=1), detector=True)
 
 
-def test_classes_that_cannot_be_aimed_at_are_refused() -> None:
+def test_classes_that_cannot_be_aimed_at_are_refused():
     with pytest.raises(AttackRefusedError, match=r"RayS: .*aim"):
         attacked(MADE["RayS"], small_defense(2), targeted=True)
 
 
 @pytest.mark.parametrize("made", [APGD(steps=3), RayS(queries=70), Transfer(surrogates={"a": Rowwise(12)}, steps=3)])
-def test_candidates_are_those_of_the_result(made: Any) -> None:
+def test_candidates_are_those_of_the_result(made):
     problem = small_defense(4)
     parts, threat_model = (problem.target, problem.inputs, problem.labels), problem.threat_model
     given = {} if isinstance(made, RayS) else {"generator": stream(0)}
@@ -199,8 +195,8 @@ def test_candidates_are_those_of_the_result(made: Any) -> None:
 
 
 @every
-def test_no_rows(made: NativeAttack) -> None:
-    queries: list[int] = []
+def test_no_rows(made):
+    queries = []
     problem = rows_of(small_defense(2), slice(0, 0))
     problem.defended.classifier.register_forward_hook(lambda *_: queries.append(1))
     assert attacked(made, problem).shape == (0, 1, 3, 4)
@@ -208,7 +204,7 @@ def test_no_rows(made: NativeAttack) -> None:
 
 
 @every
-def test_wrong_inputs_and_labels_are_refused(made: NativeAttack) -> None:
+def test_wrong_inputs_and_labels_are_refused(made):
     problem = small_defense(2)
     if isinstance(made, ObjectivePGD):
         pytest.skip("takes inputs as they are, in any precision")
@@ -220,7 +216,7 @@ def test_wrong_inputs_and_labels_are_refused(made: NativeAttack) -> None:
 
 @every
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_logits_that_are_no_numbers_are_no_success(made: NativeAttack, bad: float) -> None:
+def test_logits_that_are_no_numbers_are_no_success(made, bad):
     problem, seen = small_defense(3), list[Step]()
     mute = Lambda(lambda x: problem.defended.classifier(x) * torch.tensor([1.0, bad, bad, 1.0]))
     out = attacked(made, changed(problem, mute), watch=seen.append)
@@ -231,17 +227,17 @@ def test_logits_that_are_no_numbers_are_no_success(made: NativeAttack, bad: floa
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in BLACK_BOX])
-def test_classifiers_without_gradients_are_refused(name: str) -> None:
+def test_classifiers_without_gradients_are_refused(name):
     steps = Lambda(lambda x: x.flatten(1)[:, :4].detach())
     with pytest.raises(AttackError, match=r"gives no gradients; .*BPDA"):
         attacked(MADE[name], changed(small_defense(3), steps))
 
 
 @pytest.mark.parametrize("name", BLACK_BOX)
-def test_modules_that_work_on_their_input_in_place(name: str) -> None:
-    def shift(x: Tensor) -> Tensor:
+def test_modules_that_work_on_their_input_in_place(name):
+    def shift(x):
         assert not torch.is_grad_enabled()
-        logits: Tensor = problem.defended.classifier(x)
+        logits = problem.defended.classifier(x)
         x.zero_()
         return logits
 
@@ -250,13 +246,13 @@ def test_modules_that_work_on_their_input_in_place(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "instead"), [("Square", "RandomSearch"), ("Spatial grid", "notion of pixels")])
-def test_inputs_that_are_no_images_are_refused_with_what_to_do(name: str, instead: str) -> None:
+def test_inputs_that_are_no_images_are_refused_with_what_to_do(name, instead):
     problem = small_defense(2, shape=(12,))
     with pytest.raises(AttackRefusedError, match=rf"images \(N, C, H, W\).*\(2, 12\); reshape .*{instead}"):
         attacked(MADE[name], problem)
 
 
-def test_each_is_built_by_name_and_named() -> None:
+def test_each_is_built_by_name_and_named():
     for attack_class in ATTACKS:
         built = as_attack(f"robust_ext:{attack_class.__name__}()")
         assert isinstance(built, attack_class)

@@ -1,36 +1,29 @@
 """APGD: what it promises of its results, its queries and its rows."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from robust_ext.attacks._common.objectives import OBJECTIVES
-from robust_ext.attacks.apgd import APGD, ApgdResult
-from robust_ext.attacks.native import Step
+from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
-from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import NORMS, ThreatModel
 from tests.attacks.problems import Lambda, predicted, rowwise_problem, target_of
 
 
-def attack(
-    parts: tuple[Target, Tensor, Tensor], threat_model: ThreatModel, watch: Any = None, **chosen: Any
-) -> ApgdResult:
+def attack(parts, threat_model, watch=None, **chosen):
     return APGD(**chosen).run(*parts, threat_model=threat_model, generator=stream(0), watch=watch)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
 @pytest.mark.parametrize("epsilon", [1e-3, 0.3])
-def test_losses_are_those_of_the_best_points(norm: str, loss: str, epsilon: float) -> None:
+def test_losses_are_those_of_the_best_points(norm, loss, epsilon):
     parts = rowwise_problem()
     result = attack(parts, ThreatModel(norm=norm, epsilon=epsilon), loss=loss, steps=20)
     # On failure the best point comes back.
@@ -46,10 +39,10 @@ def test_losses_are_those_of_the_best_points(norm: str, loss: str, epsilon: floa
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("loss", list(OBJECTIVES))
 @pytest.mark.parametrize("start", ["random", "input"])
-def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm: str, loss: str, start: str) -> None:
+def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm, loss, start):
     target, inputs, labels = rowwise_problem()
     counter = PassCounter()
-    queried: list[Tensor] = []
+    queried = []
     counted = Counted(target.module, counter)
     counted.register_forward_pre_hook(lambda _, given: queried.append(given[0].detach().clone()))
     threat_model = ThreatModel(norm=norm, epsilon=0.02)
@@ -67,7 +60,7 @@ def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm: str, los
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_stopping_early_solves_the_same_rows_with_fewer_passes(norm: str) -> None:
+def test_stopping_early_solves_the_same_rows_with_fewer_passes(norm):
     parts = rowwise_problem(rows=40)
     threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.4, "l1": 1.0}[norm])
     full = attack(parts, threat_model, steps=20, restarts=2)
@@ -83,8 +76,8 @@ def test_stopping_early_solves_the_same_rows_with_fewer_passes(norm: str) -> Non
     assert everywhere.passes.backward < 40 * 50
 
 
-def test_an_adversarial_point_counts_even_where_another_has_a_higher_loss() -> None:
-    def trap(x: Tensor) -> Tensor:
+def test_an_adversarial_point_counts_even_where_another_has_a_higher_loss():
+    def trap(x):
         left = x < 0.5
         second = torch.where(left, 0.2 + 0.001 * x, -0.01 + 0.001 * x)
         return torch.cat([torch.zeros_like(x), second, torch.where(left, -3.0, -0.01)], 1)
@@ -98,11 +91,11 @@ def test_an_adversarial_point_counts_even_where_another_has_a_higher_loss() -> N
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm, caplog):
     target, inputs, labels = rowwise_problem(rows=4)
 
-    def broken(x: Tensor) -> Tensor:
-        out: Tensor = target.module(x).clone()
+    def broken(x):
+        out = target.module(x).clone()
         out[1] = out[1] + torch.nan
         # The root has an infinite gradient at 0, and infinity times 0 is no number.
         out[2] = out[2] + (x[2].flatten()[:1] * 0).sqrt()
@@ -122,7 +115,7 @@ def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm: str, caplog: pyt
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_zero_gradients_leave_rows_where_they_are_and_are_reported(norm: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_zero_gradients_leave_rows_where_they_are_and_are_reported(norm, caplog):
     inputs = torch.rand(3, 2, 2)
     flat = Lambda(lambda x: torch.cat([x.flatten(1) * 0, x.flatten(1)[:, :1] * 0 - 1], 1))
     parts = (target_of(flat, (2, 2), 5), inputs, torch.zeros(3, dtype=torch.int64))
@@ -134,7 +127,7 @@ def test_zero_gradients_leave_rows_where_they_are_and_are_reported(norm: str, ca
 
 
 @pytest.mark.parametrize(("loss", "fewest"), [("dlr", 3), ("targeted-dlr", 4)])
-def test_losses_need_their_classes_and_padding_gives_them(loss: str, fewest: int) -> None:
+def test_losses_need_their_classes_and_padding_gives_them(loss, fewest):
     parts = rowwise_problem(classes=2, rows=20)
     threat_model = ThreatModel(norm="linf", epsilon=0.15)
     with pytest.raises(InvalidArgumentError, match=rf"at least {fewest} classes .* choose loss='margin'"):
@@ -147,9 +140,9 @@ def test_losses_need_their_classes_and_padding_gives_them(loss: str, fewest: int
 
 
 @pytest.mark.parametrize("stop_early", [False, True])
-def test_watching_shows_every_evaluation(stop_early: bool) -> None:
+def test_watching_shows_every_evaluation(stop_early):
     target, inputs, labels = rowwise_problem()
-    shown: list[Step] = []
+    shown = []
     threat_model = ThreatModel(norm="linf", epsilon=0.001)
     attack((target, inputs, labels), threat_model, steps=4, restarts=2, watch=shown.append, stop_early=stop_early)
     assert [step.number for step in shown] == list(range(10))

@@ -1,22 +1,18 @@
 """APGD against optima known from linear programs, the papers' algorithm written down plainly, and other libraries."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog, minimize_scalar
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.attacks._common.apgd_steps import checkpoints
-from robust_ext.attacks.apgd import APGD, ApgdResult
-from robust_ext.attacks.native import Step
+from robust_ext.attacks.apgd import APGD
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.target import frozen
 from robust_ext.core.threat import NORMS, ThreatModel
@@ -28,22 +24,20 @@ from tests.attacks.problems import Lambda, predicted, target_of
 LUCK = 6
 
 
-def run(
-    made: APGD, module: nn.Module, x: Tensor, labels: Tensor, threat_model: ThreatModel, **extras: Any
-) -> ApgdResult:
+def run(made, module, x, labels, threat_model, **extras):
     """The result for targets of ten classes, or of as many as ``classes``."""
     target = target_of(module, tuple(x.shape[1:]), extras.pop("classes", 10), threat_model.bounds)
     return made.run(target, x, labels, threat_model=threat_model, generator=stream(0), **extras)
 
 
-def largest_gain(weights: np.ndarray, x: np.ndarray, threat_model: ThreatModel) -> float:
+def largest_gain(weights, x, threat_model):
     """The largest ``weights @ d`` that the threat model allows."""
     low, high = threat_model.bounds
     room = np.where(weights > 0, high - x, x - low)
     strength, epsilon = np.abs(weights), threat_model.epsilon
     if threat_model.norm == "l2":
         # Lagrange's dual: min over m > 0 of max_d of strength d - m (d^2 - epsilon^2) / 2, with d in its room.
-        def dual(log: float) -> float:
+        def dual(log):
             d = np.minimum(strength / math.exp(log), room)
             return float(strength @ d - math.exp(log) * (d @ d - epsilon**2) / 2)
 
@@ -79,13 +73,13 @@ def test_linear_classifiers_are_attacked_as_well_as_can_be(norm, epsilon, loss, 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("loss", ["ce", "margin", "dlr", "targeted-dlr"])
-def test_targets_are_reached_exactly_where_a_linear_program_reaches_them(norm: str, loss: str) -> None:
+def test_targets_are_reached_exactly_where_a_linear_program_reaches_them(norm, loss):
     """Four classes, of which two have constant logits far below: only the decision between the others is open."""
     generator = torch.Generator().manual_seed(4)
     weights = torch.randn(40, generator=generator)
     x = torch.rand(30, 40, generator=generator)
 
-    def logits(x: Tensor) -> Tensor:
+    def logits(x):
         out = x @ weights - 0.5
         low = torch.full_like(out, -50.0)
         return torch.stack([torch.zeros_like(out), out, low, low - 1], 1)
@@ -105,7 +99,7 @@ def test_targets_are_reached_exactly_where_a_linear_program_reaches_them(norm: s
         assert result.found.tolist() == expected
 
 
-def test_checkpoints_follow_the_rule_of_the_paper() -> None:
+def test_checkpoints_follow_the_rule_of_the_paper():
     for steps in (1, 5, 10, 50, 100, 137, 1000):
         fractions = [0.0, 0.22]
         while fractions[-1] < 1:
@@ -114,13 +108,13 @@ def test_checkpoints_follow_the_rule_of_the_paper() -> None:
         assert set(checkpoints(steps)) == expected
 
 
-def plainly(x: np.ndarray, centre: np.ndarray, curvature: np.ndarray, epsilon: float, steps: int) -> list[np.ndarray]:
+def plainly(x, centre, curvature, epsilon, steps):
     """Algorithm 1 for linf on ``-sum(curvature (x - centre)^2)``, from x, with the best point's gradient kept."""
 
-    def loss(point: np.ndarray) -> float:
+    def loss(point):
         return float(-(curvature * (point - centre) ** 2).sum())
 
-    def nearest(point: np.ndarray) -> np.ndarray:
+    def nearest(point):
         return np.clip(np.clip(point, x - epsilon, x + epsilon), 0, 1)
 
     marks = [math.ceil(round(p * steps, 9)) for p in (0.22, 0.41, 0.57, 0.70, 0.80, 0.87, 0.93, 0.99)]
@@ -149,17 +143,17 @@ def plainly(x: np.ndarray, centre: np.ndarray, curvature: np.ndarray, epsilon: f
     return path
 
 
-def test_the_path_is_that_of_the_algorithm_written_down_plainly() -> None:
+def test_the_path_is_that_of_the_algorithm_written_down_plainly():
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(4, 12, generator=generator)
     centre = x + 0.2 * torch.randn(4, 12, generator=generator)
     curvature = torch.rand(12, generator=generator) + 0.5
 
-    def bowl(x: Tensor) -> Tensor:
+    def bowl(x):
         out = -(curvature.double() * (x.double() - centre.double()) ** 2).sum(1)
         return torch.stack([torch.zeros_like(out), out], 1)
 
-    shown: list[Step] = []
+    shown = []
     made, threat_model = APGD(steps=50, loss="margin", start="input"), ThreatModel(norm="linf", epsilon=0.1)
     run(made, Lambda(bowl), x, torch.zeros(4).long(), threat_model, classes=2, watch=shown.append)
     assert len(shown) == 51
@@ -174,19 +168,19 @@ def test_the_path_is_that_of_the_algorithm_written_down_plainly() -> None:
 
 
 @pytest.fixture(scope="module")
-def digits() -> tuple[nn.Module, Tensor, Tensor]:
+def digits():
     pytest.importorskip("sklearn")
     network = digits_network()
     inputs, _ = load_dataset("digits").take(range(300))
     return network, inputs, predicted(network, inputs)
 
 
-def left(network: nn.Module, candidates: Tensor, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> int:
+def left(network, candidates, inputs, labels, threat_model):
     found = (predicted(network, candidates) != labels) & threat_model.contains(candidates, inputs)
     return int((~found).sum())
 
 
-def ours(digits: tuple[nn.Module, Tensor, Tensor], threat_model: ThreatModel, loss: str) -> int:
+def ours(digits, threat_model, loss):
     with frozen(digits[0]):
         result = run(APGD(steps=50, loss=loss), *digits, threat_model)
     return left(digits[0], result.candidates, *digits[1:], threat_model)
@@ -207,7 +201,7 @@ def test_as_many_are_found_as_by_torchattacks(digits, norm, epsilon, loss):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_as_many_are_found_as_by_foolbox(digits: tuple[nn.Module, Tensor, Tensor], norm: str) -> None:
+def test_as_many_are_found_as_by_foolbox(digits, norm):
     foolbox = pytest.importorskip("foolbox")
     network, inputs, labels = digits
     threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.7, "l1": 2.0}[norm])
@@ -220,7 +214,7 @@ def test_as_many_are_found_as_by_foolbox(digits: tuple[nn.Module, Tensor, Tensor
     assert ours(digits, threat_model, "ce") <= count + LUCK
 
 
-def test_as_many_are_found_as_by_art(digits: tuple[nn.Module, Tensor, Tensor]) -> None:
+def test_as_many_are_found_as_by_art(digits):
     pytest.importorskip("art")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,21 +1,16 @@
 """Plain callables as attacks: what they may be, what they are given, and that they leave no trace."""
 
-from __future__ import annotations
-
 import pickle
 import random
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from robust_ext.attacks import Attack
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.target import Target
@@ -33,40 +28,40 @@ MODULE = nn.Linear(3, 2)
 TARGET = Target(module=MODULE, bounds=(0.0, 1.0), classes=2, input_shape=(3,), device=torch.device("cpu"))
 
 
-def run(attack: Attack, seed: int = 0, inputs: Tensor = INPUTS, labels: Tensor = LABELS) -> Tensor:
+def run(attack, seed=0, inputs=INPUTS, labels=LABELS):
     generator = torch.Generator().manual_seed(seed)
     return run_attack(attack, TARGET, inputs, labels, threat_model=THREAT_MODEL, generator=generator)
 
 
-def moved(model: nn.Module, x: Tensor, y: Tensor, by: float = 0.125) -> Tensor:
+def moved(model, x, y, by=0.125):
     return x + by
 
 
 class Mover:
     """A callable that holds its settings."""
 
-    def __init__(self, by: float) -> None:
+    def __init__(self, by):
         self.by = by
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, epsilon: float) -> Tensor:
+    def __call__(self, model, x, y, *, epsilon):
         return x + self.by * epsilon
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def attack(self, model, x, y):
         return x + self.by
 
     @classmethod
-    def half(cls, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def half(cls, model, x, y):
         return x + 0.5
 
     @staticmethod
-    def quarter(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def quarter(model, x, y):
         return x + 0.25
 
 
 class Module(nn.Module):
     """An attack written as a module."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.by = nn.Parameter(torch.tensor(0.5))
 
@@ -86,7 +81,7 @@ class Module(nn.Module):
         (Module(), 0.25, "Module"),
     ],
 )
-def test_callables_of_every_kind_are_attacks(attack: Any, by: float, name: str) -> None:
+def test_callables_of_every_kind_are_attacks(attack, by, name):
     adapted = as_attack(attack, name="mine" if name == "mine" else None)
     assert adapted.name == name
     assert torch.equal(run(adapted), INPUTS + by)
@@ -94,10 +89,10 @@ def test_callables_of_every_kind_are_attacks(attack: Any, by: float, name: str) 
     assert " at 0x" not in adapted.description
 
 
-def test_what_a_callable_names_as_parameter_is_what_the_run_has() -> None:
-    met: list[Any] = []
+def test_what_a_callable_names_as_parameter_is_what_the_run_has():
+    met = []
 
-    def attack(model, x, y, epsilon, *, threat_model, generator, **others) -> Tensor:
+    def attack(model, x, y, epsilon, *, threat_model, generator, **others):
         met.extend((model, generator, threat_model, epsilon, others, y.tolist()))
         return x
 
@@ -107,18 +102,18 @@ def test_what_a_callable_names_as_parameter_is_what_the_run_has() -> None:
     assert met[3:] == [0.5, {}, [0, 1]]
 
 
-def seed_all(seed: int) -> None:
+def seed_all(seed):
     for seeded in (random.seed, np.random.seed, torch.manual_seed):
         seeded(seed)
 
 
-def reseeding(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+def reseeding(model, x, y, generator):
     start = torch.rand(x.shape, generator=generator)
     seed_all(0)
     return start
 
 
-DRAWS: dict[str, Callable[..., Tensor]] = {
+DRAWS = {
     "torch": lambda model, x, y: torch.rand_like(x),
     "numpy": lambda model, x, y: torch.from_numpy(np.random.rand(*x.shape)).float(),
     "python": lambda model, x, y: torch.tensor([[random.random() for _ in row] for row in x]),
@@ -127,7 +122,7 @@ DRAWS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def state() -> bytes:
+def state():
     kind, keys, *rest = np.random.get_state()
     numpy_state = kind, np.asarray(keys).tobytes(), rest
     return pickle.dumps((random.getstate(), numpy_state, torch.random.get_rng_state().numpy().tobytes()))
@@ -147,8 +142,8 @@ def test_randomness_of_every_kind_follows_the_generator(function, seed, before):
     assert not torch.equal(run(attack, seed + 1), first)
 
 
-def test_random_states_are_restored_when_a_callable_raises() -> None:
-    def failing(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def test_random_states_are_restored_when_a_callable_raises():
+    def failing(model, x, y):
         torch.rand(3)
         np.random.rand(3)
         random.random()
@@ -161,8 +156,8 @@ def test_random_states_are_restored_when_a_callable_raises() -> None:
     assert unchanged
 
 
-def test_tensors_of_the_caller_stay_as_they_were() -> None:
-    def greedy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def test_tensors_of_the_caller_stay_as_they_were():
+    def greedy(model, x, y):
         y.fill_(1)
         x.requires_grad_()
         x.data.mul_(2)
@@ -175,8 +170,8 @@ def test_tensors_of_the_caller_stay_as_they_were() -> None:
     assert not inputs.requires_grad
 
 
-def test_candidates_that_carry_a_graph_are_verified_without_it() -> None:
-    def attached(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def test_candidates_that_carry_a_graph_are_verified_without_it():
+    def attached(model, x, y):
         return x.requires_grad_() * 1.5
 
     candidates = run(as_attack(attached))
@@ -197,13 +192,13 @@ def test_candidates_that_carry_a_graph_are_verified_without_it() -> None:
         (lambda x: (x * 255).to(torch.uint8), r"mine: returned dtype torch\.uint8"),
     ],
 )
-def test_what_is_no_batch_of_candidates_is_refused_by_name(returned: Callable[[Tensor], Any], expected: str) -> None:
+def test_what_is_no_batch_of_candidates_is_refused_by_name(returned, expected):
     attack = as_attack(lambda model, x, y: returned(x), name="mine")
     with pytest.raises(AttackError, match=expected):
         verify(run(attack), INPUTS, LABELS, module=MODULE, threat_model=THREAT_MODEL, attack=attack.name)
 
 
-def test_what_a_partial_sets_is_kept_and_described() -> None:
+def test_what_a_partial_sets_is_kept_and_described():
     def shift(model, x, y, epsilon):
         return x + epsilon
 
@@ -213,7 +208,7 @@ def test_what_a_partial_sets_is_kept_and_described() -> None:
         assert torch.equal(run(attack), INPUTS + by)
 
 
-def test_extras_in_the_wrong_place_are_refused() -> None:
+def test_extras_in_the_wrong_place_are_refused():
     for function in (lambda model, x, y, epsilon, /: x, lambda model, x, epsilon: x, nn.Linear(2, 2)):
         with pytest.raises(InvalidArgumentError, match=r"expected a callable \(model, x, y\) -> x_adv"):
             as_attack(function)

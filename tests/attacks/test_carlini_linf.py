@@ -1,47 +1,44 @@
 """The linf attack of Carlini and Wagner: closed forms, ART's, and what it promises of points, rows and passes."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.core.threat import ThreatModel
 from tests.attacks import problems
-from tests.attacks.problems import MADE, Bounds, Lambda, Linear, Rowwise, images, predicted
+from tests.attacks.problems import MADE, Lambda, Linear, Rowwise, images, predicted
 
 # Few, short searches, for what does not hang on how near the points are.
-SHORT: dict[str, Any] = MADE["CarliniWagnerLinf"].to_dict()
+SHORT = MADE["CarliniWagnerLinf"].to_dict()
 
 # Small steps and finely spaced limits, for how near they come; few constants, as that takes long.
-CLOSE: dict[str, Any] = {**SHORT, "steps": 100, "learning_rate": 0.005, "initial_const": 0.02, "decrease_factor": 0.95}
+CLOSE = {**SHORT, "steps": 100, "learning_rate": 0.005, "initial_const": 0.02, "decrease_factor": 0.95}
 
 
-def network_of(values: int, bounds: Bounds = (0.0, 1.0)) -> Rowwise:
+def network_of(values, bounds=(0.0, 1.0)):
     return Rowwise(values, 4, bounds, gain=3, centre=0.5)
 
 
-def search(module: nn.Module, x: Tensor, y: Tensor, *, bounds: Bounds = (0.0, 1.0), **chosen: Any) -> problems.Found:
+def search(module, x, y, *, bounds=(0.0, 1.0), **chosen):
     threat_model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
     given = {name: chosen.pop(name) for name in ("classes", "targeted") if name in chosen}
     return problems.search(CarliniWagnerLinf(**chosen), x, y, threat_model, module=module, **given)
 
 
-def distances(out: Tensor, x: Tensor) -> Tensor:
+def distances(out, x):
     return (out.double() - x.double()).abs().flatten(1).amax(1)
 
 
-def least(margin: float, weight: Tensor, room: Tensor) -> float:
+def least(margin, weight, room):
     """The smallest linf distance at which values with this much room, moved by it at most, make up for a margin."""
 
-    def left(reach: float) -> float:
+    def left(reach):
         return margin - float((weight.abs() * room.clamp_max(reach)).sum())
 
     return float(brentq(left, 0, float(room.max())))
@@ -49,7 +46,7 @@ def least(margin: float, weight: Tensor, room: Tensor) -> float:
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-3.0, 5.0)])
 @pytest.mark.parametrize("label", [0, 1])
-def test_distance_to_a_plane_is_the_closed_form(bounds: tuple[float, float], label: int) -> None:
+def test_distance_to_a_plane_is_the_closed_form(bounds, label):
     width = bounds[1] - bounds[0]
     weight = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     base = images(1, (2, 3, 4), bounds).double() * 0.4 + (bounds[0] + bounds[1]) / 2 * 0.6
@@ -64,7 +61,7 @@ def test_distance_to_a_plane_is_the_closed_form(bounds: tuple[float, float], lab
     assert bool((ratio <= 1.06).all())
 
 
-def test_values_at_the_bounds_move_and_stop_there() -> None:
+def test_values_at_the_bounds_move_and_stop_there():
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(1, 4, 5, generator=generator, dtype=torch.float64)
     x = torch.randint(0, 2, (3, 1, 4, 5), generator=generator).float()
@@ -112,7 +109,7 @@ def test_returns_the_nearest_that_it_queried_and_never_leaves_the_bounds(shape, 
     assert len(seen) <= seen[0].total == CarliniWagnerLinf(**chosen).most_steps
 
 
-def test_distances_follow_the_width_of_the_bounds() -> None:
+def test_distances_follow_the_width_of_the_bounds():
     x = images(4, (5, 5))
     wide = x * 6 - 2
     y = predicted(network_of(25), x)
@@ -121,7 +118,7 @@ def test_distances_follow_the_width_of_the_bounds() -> None:
     torch.testing.assert_close(distances(other, wide), 6 * distances(unit, x), rtol=0.02, atol=0)
 
 
-def test_rows_that_are_misclassified_come_back_as_they_are_after_one_pass() -> None:
+def test_rows_that_are_misclassified_come_back_as_they_are_after_one_pass():
     x = images(4, (3, 3), (-0.3, 0.9))
     module = network_of(9, (-0.3, 0.9))
     y = (predicted(module, x) + 1) % 4
@@ -131,7 +128,7 @@ def test_rows_that_are_misclassified_come_back_as_they_are_after_one_pass() -> N
 
 
 @pytest.mark.parametrize("targeted", [False, True])
-def test_confidence_is_the_least_margin(targeted: bool) -> None:
+def test_confidence_is_the_least_margin(targeted):
     x = images(4, (4, 4))
     module = network_of(16)
     y = module(x).argsort(1)[:, 2 if targeted else 3]
@@ -147,7 +144,7 @@ def test_confidence_is_the_least_margin(targeted: bool) -> None:
     assert bool((distances(far, x) > distances(near, x)).all())
 
 
-def test_a_target_that_never_changes_its_mind_ends_at_the_input() -> None:
+def test_a_target_that_never_changes_its_mind_ends_at_the_input():
     x = images(2, (3, 3))
     stubborn = Lambda(lambda x: torch.tensor([[5.0, 0.0, 0.0, 0.0]]) + 0 * x.flatten(1).sum(1, keepdim=True))
     out, passes, _ = search(stubborn, x, torch.tensor([0, 0]), **SHORT)
@@ -156,7 +153,7 @@ def test_a_target_that_never_changes_its_mind_ends_at_the_input() -> None:
     assert passes.forward < 2 * (2 * 10 * (1 + math.ceil(math.log(20 / 0.05, 8))) + 1)
 
 
-def test_finds_points_at_least_as_near_as_art() -> None:
+def test_finds_points_at_least_as_near_as_art():
     art = pytest.importorskip("art.attacks.evasion", reason="ART is not installed")
     from art.estimators.classification import PyTorchClassifier
 

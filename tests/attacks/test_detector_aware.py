@@ -1,26 +1,21 @@
 """What the attacks that are aware of a detector promise alike: what they need, query, keep and reach."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching
-from robust_ext.attacks.native import NativeAttack
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.threat import NORMS
-from robust_ext.detectors import Detector, Observation
+from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended
-from robust_ext.testing.defenses import Problem, linear_defense, small_defense
+from robust_ext.testing.defenses import linear_defense, small_defense
 from tests.attacks.problems import MADE, attacked, watched
 
 AWARE = [name for name, made in MADE.items() if made.traits.detector]
@@ -28,12 +23,12 @@ SCORED = ("OrthogonalPGD", "SelectivePGD", "JointLoss")
 every = pytest.mark.parametrize("made", [MADE[name] for name in AWARE], ids=AWARE)
 
 
-def recorded(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor, Tensor]]:
+def recorded(problem, monkeypatch):
     """Every query of classifier and detector together, with what they returned."""
-    calls: list[tuple[Tensor, Tensor, Tensor]] = []
+    calls = []
     both_of = problem.defended.both
 
-    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    def both(x):
         logits, score = both_of(x)
         calls.append((x.detach().clone(), logits.detach(), score.detach()))
         return logits, score
@@ -74,7 +69,7 @@ def test_the_point_kept_is_the_one_that_a_loop_over_all_points_keeps(made, norm,
 
 
 @pytest.mark.parametrize(("name", "inverted"), [*((name, False) for name in AWARE), *((name, True) for name in SCORED)])
-def test_succeeds_where_an_attack_on_the_classifier_alone_does_not(name: str, inverted: bool) -> None:
+def test_succeeds_where_an_attack_on_the_classifier_alone_does_not(name, inverted):
     # To match points that are detected means little of what else is, so the inverted test is for the others.
     problem = small_defense(40, epsilon=0.2 if inverted else 0.3, inverted=inverted)
     blind = attacked(APGD(steps=60), problem)
@@ -98,13 +93,13 @@ def test_succeeds_where_an_attack_on_the_classifier_alone_does_not(name: str, in
 )
 def test_passes_are_as_many_as_stated(made, forward, backward, monkeypatch):
     problem = small_defense(5)
-    counted: list[int] = []
+    counted = []
     network = problem.defended.detector.classifier
     network.register_forward_hook(lambda _module, args, _out: counted.append(len(args[0])))
-    gradients: list[int] = []
+    gradients = []
     real = torch.autograd.grad
 
-    def grad(value: Tensor, x: Tensor, **settings: Any) -> Any:
+    def grad(value, x, **settings):
         gradients.append(len(x))
         return real(value, x, **settings)
 
@@ -122,7 +117,7 @@ LINEAR = [
 
 
 @cache
-def linear_problem(norm: str, values: int, likeness: float) -> tuple[Problem, Tensor]:
+def linear_problem(norm, values, likeness):
     """A problem, and what an attack solves of it that is not aware of the detector."""
     problem = linear_defense(80, values, norm=norm, likeness=likeness, bounds=(-1.0, 1.0))
     return problem, problem.successes(attacked(APGD(steps=50), problem))
@@ -130,7 +125,7 @@ def linear_problem(norm: str, values: int, likeness: float) -> tuple[Problem, Te
 
 @pytest.mark.parametrize(("made", "norm"), LINEAR)
 @pytest.mark.parametrize(("values", "likeness"), [(2, 0.7), (5, 0.0), (10, 0.7)])
-def test_finds_what_linear_programming_finds(made: NativeAttack, norm: str, values: int, likeness: float) -> None:
+def test_finds_what_linear_programming_finds(made, norm, values, likeness):
     problem, blind = linear_problem(norm, values, likeness)
     found = problem.successes(attacked(made, problem))
     hard = (problem.room > 0.01 * problem.threat_model.epsilon) & ~blind
@@ -141,10 +136,10 @@ def test_finds_what_linear_programming_finds(made: NativeAttack, norm: str, valu
 
 
 @every
-def test_every_query_is_the_batch_in_row_order(made: NativeAttack) -> None:
+def test_every_query_is_the_batch_in_row_order(made):
     problem = small_defense(5, epsilon=0.1)
     known = torch.cat([problem.inputs[:, None], problem.target.references], 1)
-    queried: list[Tensor] = []
+    queried = []
     problem.defended.classifier.register_forward_pre_hook(lambda _module, args: queried.append(args[0].detach()))
     attacked(made, problem)
     assert len(queried) >= 30
@@ -156,7 +151,7 @@ def test_every_query_is_the_batch_in_row_order(made: NativeAttack) -> None:
 
 
 @every
-def test_the_start(made: NativeAttack) -> None:
+def test_the_start(made):
     problem = small_defense(4)
     for start in ("random", "input"):
         seen = watched(replace(made, start=start), problem)
@@ -165,7 +160,7 @@ def test_the_start(made: NativeAttack) -> None:
 
 
 @every
-def test_what_is_missing_is_named(made: NativeAttack) -> None:
+def test_what_is_missing_is_named(made):
     problem = small_defense(2)
     bare = replace(problem, target=replace(problem.target, defended=None))
     assert made.refusal(threat_model=problem.threat_model) is not None
@@ -185,12 +180,12 @@ def test_what_is_missing_is_named(made: NativeAttack) -> None:
 class Rounded(Detector):
     """A score without gradients, declared so or not, or with gradients of zeros."""
 
-    def __init__(self, classifier: nn.Module, how: str) -> None:
+    def __init__(self, classifier, how):
         super().__init__(classifier)
         self.how, self.differentiable = how, how != "declared"
         self.threshold = torch.tensor(-1.0)
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, seen):
         total = seen.inputs.flatten(1).sum(1)
         return total * 0 if self.how == "zeros" else total.detach() * 0
 
@@ -200,7 +195,7 @@ class Rounded(Detector):
     ("how", "words"),
     [("declared", "is declared useless"), ("undeclared", "is missing"), ("zeros", "is zero wherever it rejects")],
 )
-def test_detectors_without_gradients(name: str, how: str, words: str) -> None:
+def test_detectors_without_gradients(name, how, words):
     problem = small_defense(3)
     defended = Defended(problem.defended.classifier, Rounded(problem.defended.classifier, how))
     changed = replace(problem, target=replace(problem.target, defended=defended))
@@ -216,13 +211,13 @@ class Noisy(Detector):
 
     random = True
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, seen):
         first = seen.inputs.flatten(1)[:, 0]
         return first + torch.randn(len(first))
 
 
 @pytest.mark.parametrize("name", [*SCORED, "FeatureMatching"])
-def test_scores_of_random_detectors_are_averaged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_random_detectors_are_averaged(name, monkeypatch):
     problem = small_defense(3)
     detector = Noisy(problem.defended.classifier)
     detector.threshold = torch.tensor(0.5)
@@ -246,14 +241,14 @@ def test_scores_of_random_detectors_are_averaged(name: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("attack_class", [OrthogonalPGD, SelectivePGD, JointLoss])
-def test_steps_of_signs_are_for_linf(attack_class: Any) -> None:
+def test_steps_of_signs_are_for_linf(attack_class):
     assert attack_class(step="sign").traits.norms == ("linf",)
     with pytest.raises(AttackRefusedError, match="works for linf, not for l2"):
         attacked(attack_class(step="sign"), small_defense(2, norm="l2"))
 
 
 @every
-def test_absolute_step_sizes_go_before_relative_ones(made: Any) -> None:
+def test_absolute_step_sizes_go_before_relative_ones(made):
     problem = small_defense(3, epsilon=0.25)
     settings = ({"step_size": 0.0625, "rel_step_size": 9.0}, {"rel_step_size": 0.25}, {"step_size": 0.0625}, {})
     both, relative, absolute, plain = (attacked(replace(made, **chosen), problem) for chosen in settings)

@@ -1,31 +1,28 @@
 """Feature matching: what it pulls where, by which features."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.attacks.feature_matching import FeatureMatching, feature_map
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.threat import NORMS, ThreatModel
-from robust_ext.detectors import Detector, Observation
+from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended
 from robust_ext.testing.defenses import small_defense
 from tests.attacks.problems import Lambda, attacked, predicted, watched
 
 
-def identity(x: Tensor) -> Tensor:
+def identity(x):
     return x.flatten(1)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("distance", ["l2", "linf"])
-def test_with_the_inputs_for_features_it_ends_at_the_nearest_point_to_the_reference(norm: str, distance: str) -> None:
+def test_with_the_inputs_for_features_it_ends_at_the_nearest_point_to_the_reference(norm, distance):
     problem = small_defense(8, norm=norm, epsilon={"linf": 0.2, "l2": 0.5, "l1": 1.5}[norm], references=1)
     reference, epsilon = problem.target.references[:, 0], problem.threat_model.epsilon
     for size, count in ((0.05, 100), (0.005, 400)):
@@ -50,7 +47,7 @@ def test_with_the_inputs_for_features_it_ends_at_the_nearest_point_to_the_refere
 @pytest.mark.parametrize("distance", ["l2", "linf", "cosine"])
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 @pytest.mark.parametrize("reference", ["nearest", "mean"])
-def test_the_loss_is_the_one_stated(distance: str, weight: float, reference: str) -> None:
+def test_the_loss_is_the_one_stated(distance, weight, reference):
     problem = small_defense(6, epsilon=0.3, references=3)
     network, references = problem.defended.classifier, problem.target.references
     chosen = {"features": ["1", "2"], "distance": distance, "weight": weight, "reference": reference}
@@ -59,14 +56,14 @@ def test_the_loss_is_the_one_stated(distance: str, weight: float, reference: str
         layers = [network[:2], network[:3]]
         scales = [float(layer(references[row]).norm(dim=1).mean()) for layer in layers]
 
-        def joined(x: Tensor, layers: Any = layers, scales: Any = scales) -> Tensor:
+        def joined(x, layers=layers, scales=scales):
             return torch.cat([layer(x)[0] / scale for layer, scale in zip(layers, scales, strict=True)])
 
         known = [joined(references[row, number][None]) for number in range(3)]
         own = joined(problem.inputs[row][None])
         wanted = sum(known) / 3 if reference == "mean" else min(known, key=lambda one: float((one - own).norm()))
 
-        def far(a: Tensor, wanted: Any = wanted) -> float:
+        def far(a, wanted=wanted):
             if distance == "l2":
                 return float((a - wanted).norm() ** 2)
             if distance == "linf":
@@ -84,7 +81,7 @@ def test_the_loss_is_the_one_stated(distance: str, weight: float, reference: str
             assert float(step.loss[row]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-def test_the_gradient_is_that_of_the_loss() -> None:
+def test_the_gradient_is_that_of_the_loss():
     problem = small_defense(4, epsilon=0.3)
     steps = watched(FeatureMatching(features="2", steps=3, samples=2), problem)
     for step, after in pairwise(steps):
@@ -99,10 +96,10 @@ class WithFeatures(Detector):
 
     differentiable = False
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x):
         return x.flatten(1)[:, :3] * 2
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, seen):
         return seen.inputs.detach().flatten(1).sum(1)
 
 
@@ -111,11 +108,11 @@ class WithNumber(Detector):
 
     features = 7
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, seen):
         return seen.inputs.flatten(1).sum(1)
 
 
-def test_which_features_are_taken() -> None:
+def test_which_features_are_taken():
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
     x = torch.rand(4, 2, 3, generator=torch.Generator().manual_seed(0))
     own, plain = WithFeatures(network), WithNumber(network)
@@ -137,7 +134,7 @@ def test_which_features_are_taken() -> None:
             feature_map(detector, features, x[:1])(x)
 
 
-def test_a_detector_without_gradients_is_passed_by_its_features() -> None:
+def test_a_detector_without_gradients_is_passed_by_its_features():
     # Detected: sums above 6 of twelve values. Classified by the first value; references are far below on both.
     problem = small_defense(5, epsilon=0.3)
     detector = WithFeatures(Lambda(lambda x: (x.flatten(1)[:, :1] - 0.5) * torch.tensor([1, -1])))
@@ -154,13 +151,13 @@ def test_a_detector_without_gradients_is_passed_by_its_features() -> None:
     assert torch.equal(changed.successes(out), out.flatten(1).sum(1) <= 7.5)
 
 
-def test_features_without_gradients() -> None:
+def test_features_without_gradients():
     problem = small_defense(2)
     with pytest.raises(AttackRefusedError, match="features give no gradients; name others"):
         attacked(FeatureMatching(features=lambda x: x.detach().flatten(1)), problem)
 
 
-def test_targeted_goes_to_the_class_aimed_at() -> None:
+def test_targeted_goes_to_the_class_aimed_at():
     problem = small_defense(20, epsilon=0.4)
     wide = replace(problem, threat_model=ThreatModel(norm="linf", epsilon=0.4), labels=(problem.labels + 1) % 4)
     network = problem.defended.classifier

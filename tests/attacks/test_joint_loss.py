@@ -1,7 +1,5 @@
 """The joint loss: what it reaches on linear problems, and how each row looks for its weight."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from tests.attacks.problems import attacked, watched
 
 @pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
 @pytest.mark.parametrize("alpha", [1e-4, 1e4])
-def test_the_search_makes_up_for_a_wrong_first_weight(loss: str, alpha: float) -> None:
+def test_the_search_makes_up_for_a_wrong_first_weight(loss, alpha):
     # Two classes: the logits are padded for DLR.
     problem = linear_defense(60, 6, likeness=0.7)
     feasible = problem.room > 0.02 * problem.threat_model.epsilon
@@ -24,12 +22,12 @@ def test_the_search_makes_up_for_a_wrong_first_weight(loss: str, alpha: float) -
         assert int((once & feasible).sum()) < 0.9 * int(feasible.sum())
 
 
-def test_the_weight_is_bisected() -> None:
+def test_the_weight_is_bisected():
     weights = _Weights(torch.zeros(4, 1), 1.0)
     one = torch.ones(4, 1)
     assert weights.of(one, one).tolist() == [1, 1, 1, 1]
 
-    def learn(solved: list[bool], misclassified: list[bool], passed: list[bool]) -> list[float]:
+    def learn(solved, misclassified, passed):
         weights.learn(torch.tensor(solved), torch.tensor(misclassified), torch.tensor(passed))
         return weights.of(one, one).tolist()
 
@@ -43,7 +41,7 @@ def test_the_weight_is_bisected() -> None:
     assert after == pytest.approx([1000, 0.01**0.5 * 0.1**0.5, 10**0.75, 10])
 
 
-def test_weights_are_in_units_of_the_first_gradients() -> None:
+def test_weights_are_in_units_of_the_first_gradients():
     weights = _Weights(torch.zeros(3, 2), 2.0)
     of_loss = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
     of_score = torch.tensor([[0.0, 10.0], [1.0, 0.0], [0.0, 0.0]])
@@ -53,7 +51,7 @@ def test_weights_are_in_units_of_the_first_gradients() -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_the_loss_shown_has_the_gradient_shown(norm: str) -> None:
+def test_the_loss_shown_has_the_gradient_shown(norm):
     problem = small_defense(6, norm=norm, epsilon={"linf": 0.2, "l2": 0.5, "l1": 1.5}[norm])
     steps = watched(JointLoss(steps=8, restarts=1, loss="ce"), problem)
     generator = torch.Generator().manual_seed(1)

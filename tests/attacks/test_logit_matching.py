@@ -1,24 +1,22 @@
 """Logit matching: whose logits, under which noise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 from scipy.stats import kstest
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.logit_matching import LogitMatching, _draw
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.odds import OddsDetector
 from robust_ext.models.defended import Defended
-from robust_ext.testing.defenses import Problem, Rowwise, small_defense
+from robust_ext.testing.defenses import Rowwise, small_defense
 from tests.attacks.problems import attacked, predicted, watched
 
 
-def two_networks(rows: int) -> Problem:
+def two_networks(rows):
     """A classifier that is not the network that the detector watches."""
     problem = small_defense(rows, epsilon=0.3, references=3)
     weight = torch.randn(3, 12, generator=torch.Generator().manual_seed(3))
@@ -32,7 +30,7 @@ def two_networks(rows: int) -> Problem:
 @pytest.mark.parametrize("reference", ["nearest", "mean"])
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("same", [False, True])
-def test_the_loss_without_noise_is_the_one_stated(logits: str, reference: str, targeted: bool, same: bool) -> None:
+def test_the_loss_without_noise_is_the_one_stated(logits, reference, targeted, same):
     problem = small_defense(5, epsilon=0.3, references=3) if same else two_networks(5)
     chosen = {"logits": logits, "reference": reference, "margin_weight": 0.7, "confidence": 0.1}
     steps = watched(LogitMatching(**chosen, level=0, samples=1, steps=6), problem, targeted=targeted)
@@ -42,7 +40,7 @@ def test_the_loss_without_noise_is_the_one_stated(logits: str, reference: str, t
     parts = [classifier] if same else both[logits]
     for row in range(5):
 
-        def matched(x: Tensor) -> Tensor:
+        def matched(x):
             return torch.cat([part(x[None])[0] for part in parts])
 
         known = [matched(point) for point in references[row]]
@@ -57,7 +55,7 @@ def test_the_loss_without_noise_is_the_one_stated(logits: str, reference: str, t
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0)])
-def test_the_loss_is_averaged_over_the_noise(bounds: tuple[float, float]) -> None:
+def test_the_loss_is_averaged_over_the_noise(bounds):
     """With a linear network, noise of variance v adds v times the squared weights to the squared distance."""
     problem = small_defense(16, bounds=bounds)
     weight = torch.randn(3, 12, generator=torch.Generator().manual_seed(3))
@@ -83,7 +81,7 @@ def test_the_loss_is_averaged_over_the_noise(bounds: tuple[float, float]) -> Non
     assert not LogitMatching(level=0).traits.leaves_ball
 
 
-def test_noise_is_of_the_kind_chosen() -> None:
+def test_noise_is_of_the_kind_chosen():
     generator = torch.Generator().manual_seed(0)
     assert kstest(_draw((2000,), "normal", generator).numpy(), "norm").pvalue > 1e-3
     assert kstest(_draw((2000,), "uniform", generator).numpy() / 2 + 0.5, "uniform").pvalue > 1e-3
@@ -92,9 +90,9 @@ def test_noise_is_of_the_kind_chosen() -> None:
     assert abs(float(signs.mean())) < 0.1
 
 
-def test_points_are_evaluated_as_often_as_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_are_evaluated_as_often_as_chosen(monkeypatch):
     problem = small_defense(3)
-    queried: list[Tensor] = []
+    queried = []
     both = problem.defended.both
     monkeypatch.setattr(problem.defended, "both", lambda x: (queried.append(x.clone()), both(x))[1])
     steps = watched(LogitMatching(steps=7, samples=1, check_every=3), problem)
@@ -102,7 +100,7 @@ def test_points_are_evaluated_as_often_as_chosen(monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(queried[number], steps[3 * number].points) for number in range(3))
 
 
-def test_an_odds_detector_is_passed_more_often_than_by_an_attack_that_ignores_it() -> None:
+def test_an_odds_detector_is_passed_more_often_than_by_an_attack_that_ignores_it():
     generator = torch.Generator().manual_seed(0)
     small = small_defense(30, references=0)
     network = small.defended.classifier

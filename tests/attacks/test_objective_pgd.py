@@ -1,18 +1,13 @@
 """The ascents of MEAD: Foolbox's, where Foolbox has them, and what they promise of points, passes and rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from robust_ext.attacks._common.objectives import DIVERGENCES
 from robust_ext.attacks._common.projections import project
-from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ALGORITHMS, ObjectivePGD
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import stream
-from robust_ext.core.target import Target
 from robust_ext.core.threat import NORMS, ThreatModel
 from tests.attacks.problems import Lambda, predicted, rowwise_problem, target_of
 
@@ -20,12 +15,12 @@ BOUNDS = (0.0, 1.0)
 NAMES = list(DIVERGENCES)
 
 
-def attack(parts: tuple[Target, Tensor, Tensor], threat_model: ThreatModel, **chosen: object) -> Tensor:
+def attack(parts, threat_model, **chosen):
     given = {name: chosen.pop(name) for name in ("targeted", "watch") if name in chosen}
     return ObjectivePGD(**chosen).search(*parts, threat_model=threat_model, generator=stream(0), **given)
 
 
-def foolbox_points(name: str, parts: tuple[Target, Tensor, Tensor], epsilon: float, **chosen: object) -> Tensor:
+def foolbox_points(name, parts, epsilon, **chosen):
     foolbox = pytest.importorskip("foolbox", reason="Foolbox is not installed")
     target, inputs, labels = parts
     model = foolbox.PyTorchModel(target.module, bounds=BOUNDS, device="cpu")
@@ -42,7 +37,7 @@ def foolbox_points(name: str, parts: tuple[Target, Tensor, Tensor], epsilon: flo
     ],
 )
 @pytest.mark.parametrize("algorithm", ["pgd", "bim"])
-def test_cross_entropy_ascends_as_in_foolbox(norm: str, name: str, epsilon: float, step: float, algorithm: str) -> None:
+def test_cross_entropy_ascends_as_in_foolbox(norm, name, epsilon, step, algorithm):
     """Across the bounds, too."""
     parts = rowwise_problem(rows=8)
     once = foolbox_points("LinfFastGradientAttack", parts, epsilon)
@@ -58,7 +53,7 @@ def test_cross_entropy_ascends_as_in_foolbox(norm: str, name: str, epsilon: floa
         assert torch.equal(attack(parts, threat_model, **{**chosen, "projection": "nearest"}), ours)
 
 
-def test_both_projections_are_one_in_an_l2_ball_away_from_the_bounds() -> None:
+def test_both_projections_are_one_in_an_l2_ball_away_from_the_bounds():
     target, inputs, labels = rowwise_problem(rows=8)
     inputs = 0.3 + 0.4 * inputs
     chosen = {"steps": 40, "step_size": 0.03, "start": "input"}
@@ -75,17 +70,17 @@ def test_both_projections_are_one_in_an_l2_ball_away_from_the_bounds() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_each_step_is_along_the_gradient_by_finite_differences(name: str, norm: str) -> None:
+def test_each_step_is_along_the_gradient_by_finite_differences(name, norm):
     """The first step in the middle of the ball, of length step_size in the norm, along differences of the objective."""
     target, inputs, labels = rowwise_problem(rows=3)
     target.module.double()
     inputs = (0.4 + 0.2 * inputs).double()
     threat_model = ThreatModel(norm=norm, epsilon=0.2)
-    seen: list[Step] = []
+    seen = []
     attack((target, inputs, labels), threat_model, objective=name, steps=2, step_size=0.01, watch=seen.append)
     points, after = seen[0].points.double(), seen[1].points.double()
 
-    def value(x: Tensor) -> Tensor:
+    def value(x):
         with torch.no_grad():
             return DIVERGENCES[name].value(target.module(x), target.module(inputs), labels)
 
@@ -103,11 +98,11 @@ def test_each_step_is_along_the_gradient_by_finite_differences(name: str, norm: 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("best", [False, True])
-def test_passes_are_the_steps_and_every_query_is_the_batch(name: str, best: bool) -> None:
+def test_passes_are_the_steps_and_every_query_is_the_batch(name, best):
     target, inputs, labels = rowwise_problem()
     module, counter = target.module.module, target.counter
     module.sizes.clear()
-    watched: list[Step] = []
+    watched = []
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     found = attack((target, inputs, labels), threat_model, objective=name, steps=9, best=best, watch=watched.append)
     extra = int(DIVERGENCES[name].compares) + int(best)
@@ -122,21 +117,21 @@ def test_passes_are_the_steps_and_every_query_is_the_batch(name: str, best: bool
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_objectives_rise(name: str, norm: str) -> None:
+def test_objectives_rise(name, norm):
     target, inputs, labels = rowwise_problem()
     epsilon = {"linf": 0.1, "l2": 0.5, "l1": 2.0}[norm]
-    seen: list[Step] = []
+    seen = []
     chosen = {"objective": name, "steps": 40, "step_size": epsilon / 20, "watch": seen.append}
     attack((target, inputs, labels), ThreatModel(norm=norm, epsilon=epsilon), **chosen)
     assert bool((seen[-1].loss > seen[0].loss).all())
 
 
-def test_best_is_the_misclassified_point_of_highest_objective() -> None:
+def test_best_is_the_misclassified_point_of_highest_objective():
     target, inputs, labels = rowwise_problem(rows=20)
     threat_model = ThreatModel(norm="linf", epsilon=0.12)
     # Gini leads to undecided points, on either side of the boundary.
     chosen = {"objective": "gini", "steps": 25, "step_size": 0.05}
-    seen: list[Step] = []
+    seen = []
     last = attack((target, inputs, labels), threat_model, watch=seen.append, **chosen)
     best = attack((target, inputs, labels), threat_model, best=True, **chosen)
     with torch.no_grad():
@@ -152,7 +147,7 @@ def test_best_is_the_misclassified_point_of_highest_objective() -> None:
     assert int((predicted(target.module, last) != labels).sum()) < int(found.sum())
 
 
-def test_aims_lower_cross_entropy_and_the_others_have_none() -> None:
+def test_aims_lower_cross_entropy_and_the_others_have_none():
     target, inputs, labels = rowwise_problem()
     aims, threat_model = (labels + 1) % 5, ThreatModel(norm="linf", epsilon=0.5)
     found = attack((target, inputs, aims), threat_model, targeted=True, best=True)
@@ -164,7 +159,7 @@ def test_aims_lower_cross_entropy_and_the_others_have_none() -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_rows_without_a_gradient_do_not_harm_the_others(norm: str) -> None:
+def test_rows_without_a_gradient_do_not_harm_the_others(norm):
     slope = torch.tensor([[0.0], [torch.nan], [1.0]])
     dead = target_of(Lambda(lambda x: x.flatten(1)[:, :2] * slope), (4,))
     inputs = torch.full((3, 4), 0.5)
@@ -175,7 +170,7 @@ def test_rows_without_a_gradient_do_not_harm_the_others(norm: str) -> None:
     assert float(found[2, 1]) > 0.5 > float(found[2, 0])
 
 
-def test_tiny_gradients_make_whole_steps() -> None:
+def test_tiny_gradients_make_whole_steps():
     inputs = torch.full((1, 4), 0.5)
     parts = (target_of(Lambda(lambda x: x.flatten(1)[:, :2] * 1e-30), (4,)), inputs, torch.zeros(1).long())
     for norm in ("l2", "l1"):
@@ -184,8 +179,8 @@ def test_tiny_gradients_make_whole_steps() -> None:
         assert float(threat_model.distance(found, inputs)) == pytest.approx(0.01, rel=1e-4)
 
 
-def test_defaults_are_the_papers() -> None:
-    def of(norm: str, epsilon: float, algorithm: str, bounds: tuple[float, float] = BOUNDS) -> tuple[int, float]:
+def test_defaults_are_the_papers():
+    def of(norm, epsilon, algorithm, bounds=BOUNDS):
         threat_model, built = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds), ObjectivePGD(algorithm=algorithm)
         return built.steps_for(threat_model), built.step_size_for(threat_model)
 

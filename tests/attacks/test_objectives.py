@@ -1,9 +1,6 @@
 """Losses against numpy, loops, finite differences and the libraries that have them too."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
-from torch import Tensor
 
 from robust_ext.attacks._common.objectives import (
     DIVERGENCES,
@@ -28,13 +24,13 @@ from robust_ext.attacks._common.objectives import (
 from robust_ext.core.errors import InvalidArgumentError
 
 
-def problem(seed: int, rows: int = 6, classes: int = 5, scale: float = 3.0) -> tuple[Tensor, Tensor]:
+def problem(seed, rows=6, classes=5, scale=3.0):
     generator = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(rows, classes, generator=generator, dtype=torch.float64)
     return logits, torch.randint(classes, (rows,), generator=generator)
 
 
-def by_loop(name: str, z: np.ndarray, y: int, t: int = -1) -> float:
+def by_loop(name, z, y, t=-1):
     others = np.delete(z, y)
     top = np.sort(z)[::-1]
     if name == "ce":
@@ -50,7 +46,7 @@ def by_loop(name: str, z: np.ndarray, y: int, t: int = -1) -> float:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**31), classes=st.integers(4, 12), scale=st.sampled_from([1e-3, 1.0, 50.0]))
 @pytest.mark.parametrize("name", list(OBJECTIVES))
-def test_values_are_those_of_the_formulas(name: str, seed: int, classes: int, scale: float) -> None:
+def test_values_are_those_of_the_formulas(name, seed, classes, scale):
     logits, labels = problem(seed, classes=classes, scale=scale)
     expected = [by_loop(name, z, int(y)) for z, y in zip(logits.numpy(), labels, strict=True)]
     objective = OBJECTIVES[name]
@@ -58,7 +54,7 @@ def test_values_are_those_of_the_formulas(name: str, seed: int, classes: int, sc
     np.testing.assert_allclose(objective.targeted(logits, labels).numpy(), -np.array(expected), rtol=1e-9, atol=1e-12)
 
 
-def test_numbers_by_hand() -> None:
+def test_numbers_by_hand():
     logits = torch.tensor([[4.0, 3.0, 1.0, 0.0]])
     first, second = torch.tensor([0]), torch.tensor([1])
     found = [margin(logits, first), margin(logits, second), dlr(logits, first), dlr(logits, second)]
@@ -67,7 +63,7 @@ def test_numbers_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["margin", "dlr", "targeted-dlr"])
-def test_signs_are_decisions(name: str) -> None:
+def test_signs_are_decisions(name):
     logits, labels = problem(3, rows=500)
     wrong = logits.argmax(1) != labels
     assert 0 < int(wrong.sum()) < 500
@@ -77,7 +73,7 @@ def test_signs_are_decisions(name: str) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**31), shift=st.floats(-100, 100), scale=st.floats(0.01, 1000))
-def test_dlr_is_invariant_to_shift_and_scale(seed: int, shift: float, scale: float) -> None:
+def test_dlr_is_invariant_to_shift_and_scale(seed, shift, scale):
     logits, labels = problem(seed)
     classes = (labels + 1) % 5
     torch.testing.assert_close(dlr(logits * scale + shift, labels), dlr(logits, labels), rtol=1e-6, atol=1e-6)
@@ -87,11 +83,11 @@ def test_dlr_is_invariant_to_shift_and_scale(seed: int, shift: float, scale: flo
 
 @pytest.mark.parametrize("name", [*OBJECTIVES, *DIVERGENCES])
 @pytest.mark.parametrize("targeted", [False, True])
-def test_gradients_are_those_of_finite_differences(name: str, targeted: bool) -> None:
+def test_gradients_are_those_of_finite_differences(name, targeted):
     logits, labels = problem(5, rows=12)
     natural, _ = problem(6, rows=12)
 
-    def loss(z: Tensor) -> Tensor:
+    def loss(z):
         if name in DIVERGENCES:
             return DIVERGENCES[name].value(z, natural, labels)
         return OBJECTIVES[name].of_kind(targeted=targeted)(z, labels)
@@ -100,7 +96,7 @@ def test_gradients_are_those_of_finite_differences(name: str, targeted: bool) ->
 
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
-def test_equal_logits_give_finite_values_and_gradients(name: str) -> None:
+def test_equal_logits_give_finite_values_and_gradients(name):
     logits = torch.zeros(2, 5, requires_grad=True)
     value = OBJECTIVES[name].untargeted(logits, torch.tensor([0, 1]))
     (gradient,) = torch.autograd.grad(value.sum(), logits)
@@ -108,7 +104,7 @@ def test_equal_logits_give_finite_values_and_gradients(name: str) -> None:
     assert bool(torch.isfinite(gradient).all())
 
 
-def test_dlr_is_that_of_torchattacks() -> None:
+def test_dlr_is_that_of_torchattacks():
     torchattacks = pytest.importorskip("torchattacks")
     logits, labels = problem(7, rows=200)
     model = torch.nn.Linear(1, 1)
@@ -118,7 +114,7 @@ def test_dlr_is_that_of_torchattacks() -> None:
     torch.testing.assert_close(theirs, aimed_dlr(logits, labels, classes))
 
 
-def test_minimum_classes_are_the_fewest_that_work() -> None:
+def test_minimum_classes_are_the_fewest_that_work():
     for name, objective in OBJECTIVES.items():
         labels = torch.tensor([0])
         assert objective.untargeted(torch.randn(1, objective.minimum_classes), labels).shape == (1,)
@@ -131,12 +127,12 @@ def test_minimum_classes_are_the_fewest_that_work() -> None:
 # ---- Those of MEAD.
 
 
-def logits_of(*rows: list[float]) -> Tensor:
+def logits_of(*rows):
     """Any logits with these probabilities; what is added to a row changes nothing."""
     return torch.tensor(rows, dtype=torch.float64).log() + 3.0
 
 
-def test_values_where_they_are_known() -> None:
+def test_values_where_they_are_known():
     natural, adversarial = logits_of([0.5, 0.5], [0.2, 0.8]), logits_of([0.25, 0.75], [0.2, 0.8])
     labels = torch.tensor([0, 1])
     expected = {
@@ -151,7 +147,7 @@ def test_values_where_they_are_known() -> None:
 
 
 @given(p=st.lists(st.floats(1e-3, 1), min_size=2, max_size=6), q=st.lists(st.floats(1e-3, 1), min_size=6, max_size=6))
-def test_values_are_those_of_the_paper(p: list[float], q: list[float]) -> None:
+def test_values_are_those_of_the_paper(p, q):
     of_p, of_q = (np.array(one[: len(p)]) / sum(one[: len(p)]) for one in (p, q))
     natural, adversarial = logits_of(list(of_p)), logits_of(list(of_q))
     found = [float(kl(adversarial, natural)), float(gini(adversarial)), float(fisher_rao(adversarial, natural))]
@@ -164,7 +160,7 @@ def test_values_are_those_of_the_paper(p: list[float], q: list[float]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e3, 1e6])
 @pytest.mark.parametrize("name", list(DIVERGENCES))
-def test_nothing_is_no_number(name: str, scale: float, dtype: torch.dtype) -> None:
+def test_nothing_is_no_number(name, scale, dtype):
     """10,000 rows far apart, equal and nearly equal, whose probabilities underflow at the larger scales."""
     natural, labels = problem(1, rows=10_000, scale=scale)
     natural, apart = natural.to(dtype), problem(2, rows=10_000, scale=scale)[0].to(dtype)
@@ -180,7 +176,7 @@ def test_nothing_is_no_number(name: str, scale: float, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("distance", [1e-3, 1e-6, 1e-9])
-def test_fisher_rao_is_exact_for_near_distributions(distance: float) -> None:
+def test_fisher_rao_is_exact_for_near_distributions(distance):
     """Nearby it is the length in Fisher's metric, ``(sum dp^2 / p)^.5``, of which the cosine keeps no digit."""
     p = torch.tensor([[0.1, 0.2, 0.7]], dtype=torch.float64)
     # For logits z + d: dp = p (d - p.d), so the length is the standard deviation of d under p.
@@ -192,7 +188,7 @@ def test_fisher_rao_is_exact_for_near_distributions(distance: float) -> None:
 
 @settings(deadline=None)
 @given(scale=st.floats(1e-3, 30), seed=st.integers(0, 1000), distance=st.floats(1e-5, 10))
-def test_fisher_rao_has_a_gradient_of_bounded_length(scale: float, seed: int, distance: float) -> None:
+def test_fisher_rao_has_a_gradient_of_bounded_length(scale, seed, distance):
     """The distance of two distributions cannot grow faster than the logits move."""
     natural, _ = problem(seed, 1, 4, scale)
     logits = (natural + problem(seed + 1, 1, 4, distance)[0]).requires_grad_(True)
@@ -200,7 +196,7 @@ def test_fisher_rao_has_a_gradient_of_bounded_length(scale: float, seed: int, di
     assert float(gradient.norm()) <= 1 + 1e-6
 
 
-def test_comparisons_have_no_gradient_at_the_input_and_the_others_do() -> None:
+def test_comparisons_have_no_gradient_at_the_input_and_the_others_do():
     natural, _ = problem(2, rows=50, scale=1)
     for objective in DIVERGENCES.values():
         logits = natural.clone().requires_grad_(True)
@@ -210,7 +206,7 @@ def test_comparisons_have_no_gradient_at_the_input_and_the_others_do() -> None:
 
 
 @pytest.mark.parametrize("gap", [1.0, 20.0, 60.0])
-def test_gini_keeps_its_gradient_where_the_largest_probability_rounds_to_one(gap: float) -> None:
+def test_gini_keeps_its_gradient_where_the_largest_probability_rounds_to_one(gap):
     values, gradients = [], []
     for dtype in (torch.float32, torch.float64):
         logits = torch.tensor([[gap, 0.0, -1.0]], dtype=dtype, requires_grad=True)
@@ -226,12 +222,12 @@ def test_gini_keeps_its_gradient_where_the_largest_probability_rounds_to_one(gap
 
 
 @pytest.mark.parametrize("loss", [kl, fisher_rao])
-def test_comparisons_grow_with_the_distance(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_comparisons_grow_with_the_distance(loss):
     natural = torch.tensor([[2.0, 0.0]])
     moved = natural + torch.tensor([[0.0, 1.0]]) * torch.linspace(0, 8, 9)[:, None]
     assert bool((loss(moved, natural.expand(9, 2)).diff() > 0).all())
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_names_are_refused():
     with pytest.raises(InvalidArgumentError, match="objective: got 'ce'"):
         find_divergence("ce")

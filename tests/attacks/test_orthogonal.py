@@ -1,24 +1,20 @@
 """Orthogonal and selective PGD: the geometry of their steps, and what they reach on linear problems."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from robust_ext.attacks._common.objectives import cross_entropy, margin
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD, without_component
 from robust_ext.core.threat import NORMS
-from robust_ext.testing.defenses import Problem, linear_defense, small_defense
+from robust_ext.testing.defenses import linear_defense, small_defense
 from tests.attacks.problems import attacked, watched
 
 
-def gradients(problem: Problem, points: Tensor, loss: Any) -> tuple[Tensor, Tensor, Tensor]:
+def gradients(problem, points, loss):
     """Which rows are misclassified, and the gradients of loss and score, ``(N, D)``."""
     x = points.clone().requires_grad_(True)
     logits, score = problem.defended.both(x)
@@ -30,7 +26,7 @@ def gradients(problem: Problem, points: Tensor, loss: Any) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("confidence", [0.0, 0.3])
 @pytest.mark.parametrize("loss", ["margin", "ce"])
-def test_steps_leave_the_other_gradient_alone(norm: str, confidence: float, loss: str) -> None:
+def test_steps_leave_the_other_gradient_alone(norm, confidence, loss):
     problem = small_defense(12, norm=norm, epsilon=0.2 if norm == "linf" else 0.5)
     steps = watched(OrthogonalPGD(steps=40, loss=loss, confidence=confidence), problem)
     sides, orthogonal = set(), 0
@@ -52,7 +48,7 @@ def test_steps_leave_the_other_gradient_alone(norm: str, confidence: float, loss
 
 
 @pytest.mark.parametrize(("norm", "kind"), [*((norm, "l2") for norm in NORMS), ("linf", "sign")])
-def test_selective_steps_at_the_detector_never_raise_its_score(norm: str, kind: str) -> None:
+def test_selective_steps_at_the_detector_never_raise_its_score(norm, kind):
     epsilon = {"linf": 0.2, "l2": 0.5, "l1": 1.5}[norm]
     problem = small_defense(12, norm=norm, epsilon=epsilon)
     steps = watched(SelectivePGD(steps=60, step=kind), problem)
@@ -68,7 +64,7 @@ def test_selective_steps_at_the_detector_never_raise_its_score(norm: str, kind: 
     assert aimed > 100
 
 
-def test_a_linear_score_falls_at_every_step_at_the_detector() -> None:
+def test_a_linear_score_falls_at_every_step_at_the_detector():
     problem = linear_defense(60, 6)
     steps = watched(SelectivePGD(steps=80), problem)
     falls = 0
@@ -106,7 +102,7 @@ def test_what_is_left_of_a_gradient_is_orthogonal(count, values, seed, power, ne
     assert bool((kept | (expected.norm(dim=1) < 1e-5 * a.norm(dim=1))).all())
 
 
-def test_parallel_and_zero_gradients() -> None:
+def test_parallel_and_zero_gradients():
     own = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0], [1.0, 2.0]])
     other = torch.tensor([[2.0, 4.0], [0.0, 0.0], [1.0, 1.0], [-3.0, -6.0]])
     left = without_component(own, other)
@@ -114,7 +110,7 @@ def test_parallel_and_zero_gradients() -> None:
     torch.testing.assert_close(left[1] / left[1, 0], own[1])
 
 
-def test_parallel_gradients_leave_the_selective_step() -> None:
+def test_parallel_gradients_leave_the_selective_step():
     # One direction for both: only the thresholds differ.
     problem = linear_defense(150, 3, likeness=1.0)
     both = problem.room > 0.02 * problem.threat_model.epsilon
@@ -124,7 +120,7 @@ def test_parallel_gradients_leave_the_selective_step() -> None:
 
 
 @pytest.mark.parametrize("attack_class", [OrthogonalPGD, SelectivePGD])
-def test_step_lengths(attack_class: Any) -> None:
+def test_step_lengths(attack_class):
     problem = small_defense(6, epsilon=5.0)
     width = problem.inputs[0].numel()
     for kind, decay in (("l2", True), ("l2", False), ("sign", False)):

@@ -1,14 +1,11 @@
 """Projections against a general solver, and against what every projection must satisfy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize
-from torch import Tensor
 
 from robust_ext.attacks._common.projections import project
 from robust_ext.core.threat import NORMS, ThreatModel
@@ -16,9 +13,7 @@ from robust_ext.core.threat import NORMS, ThreatModel
 BOUNDS = ((0.0, 1.0), (-2.5, 3.0))
 
 
-def draw(
-    seed: int, shape: tuple[int, ...], threat_model: ThreatModel, reach: float, edge: bool
-) -> tuple[Tensor, Tensor]:
+def draw(seed, shape, threat_model, reach, edge):
     generator = torch.Generator().manual_seed(seed)
     low, high = threat_model.bounds
     x = torch.rand(shape, generator=generator, dtype=torch.float64)
@@ -26,7 +21,7 @@ def draw(
     return x + reach * torch.randn(shape, generator=generator, dtype=torch.float64), x
 
 
-def solver(point: np.ndarray, x: np.ndarray, threat_model: ThreatModel) -> np.ndarray:
+def solver(point, x, threat_model):
     """The same by sequential quadratic programming, on the parts of the offset above and below 0."""
     n, epsilon = len(x), threat_model.epsilon
     low, high = threat_model.bounds
@@ -67,7 +62,7 @@ def test_no_allowed_point_is_nearer(norm, bounds, epsilon, reach, values, edge, 
 
 @pytest.mark.parametrize("epsilon", [0.3, 4.0, 30.0])
 @pytest.mark.parametrize("reach", [0.02, 0.5, 20.0])
-def test_the_l1_projection_satisfies_the_variational_inequality(epsilon: float, reach: float) -> None:
+def test_the_l1_projection_satisfies_the_variational_inequality(epsilon, reach):
     threat_model = ThreatModel(norm="l1", epsilon=epsilon)
     point, x = draw(1, (3, 60), threat_model, reach, edge=False)
     ours = project(point, x, threat_model)
@@ -104,7 +99,7 @@ def test_float32_points_are_allowed_and_projected_once(norm, bounds, epsilon, re
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_rows_do_not_influence_one_another_and_none_are_fine(norm: str) -> None:
+def test_rows_do_not_influence_one_another_and_none_are_fine(norm):
     threat_model = ThreatModel(norm=norm, epsilon=0.7)
     point, x = draw(3, (5, 50), threat_model, 0.5, edge=False)
     point[2] = x[2]

@@ -1,14 +1,10 @@
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
 from scipy.stats import beta, binom, binomtest
-from torch import Tensor, nn
 
-from robust_ext.attacks.native import NativeAttack, Step
+from robust_ext.attacks.native import Step
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.attacks.spatial import SpatialTransformation
 from robust_ext.attacks.square import Square
@@ -19,14 +15,12 @@ from tests.attacks.problems import Linear, Recorder, Rowwise, images, labels_of,
 X = images(3, (1, 3, 4))
 
 
-def run(
-    attack: NativeAttack, module: nn.Module, x: Tensor, threat_model: ThreatModel, seed: int = 0, **extras: Any
-) -> Tensor:
+def run(attack, module, x, threat_model, seed=0, **extras):
     """Candidates for rows of class 0."""
     return search(attack, x, torch.zeros(len(x)).long(), threat_model, module=module, seed=seed, **extras)[0]
 
 
-def recorder(weight: Tensor, threshold: float) -> Recorder:
+def recorder(weight, threshold):
     return Recorder(Linear(weight, threshold))
 
 
@@ -61,7 +55,7 @@ def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(attack, norm, t
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("outer", ["corners", "surface"])
-def test_inner_and_outer_points_take_turns(norm: str, outer: str) -> None:
+def test_inner_and_outer_points_take_turns(norm, outer):
     threat_model = ThreatModel(norm=norm, epsilon=0.25, bounds=(-5.0, 5.0))
     module = recorder(torch.zeros(1), 1.0)
     run(RandomSearch(points=25, outer=outer), module, X, threat_model)
@@ -75,7 +69,7 @@ def test_inner_and_outer_points_take_turns(norm: str, outer: str) -> None:
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.25, 5), (1 / 3, 6), (0.9, 18), (1.0, 20)])
-def test_the_share_of_outer_points(share: float, expected: int) -> None:
+def test_the_share_of_outer_points(share, expected):
     threat_model = ThreatModel(norm="linf", epsilon=0.25)
     module, x = recorder(torch.zeros(1), 1.0), torch.full((1, 1, 3, 4), 0.5)
     run(RandomSearch(points=20, outer_share=share), module, x, threat_model)
@@ -109,7 +103,7 @@ def test_success_rates(chosen, norm, weight, threshold, probability):
     assert binomtest(int(predicted(module, out).sum()), 3000, probability).pvalue > 1e-6
 
 
-def test_batches_that_share_a_generator_equal_one_batch() -> None:
+def test_batches_that_share_a_generator_equal_one_batch():
     x, attack, threat_model = images(6, (1, 3, 4)), RandomSearch(points=20), ThreatModel(norm="l2", epsilon=0.3)
     y, target = labels_of(x), target_of(Rowwise(12), (1, 3, 4))
     generator = torch.Generator().manual_seed(5)
@@ -128,14 +122,14 @@ def test_batches_that_share_a_generator_equal_one_batch() -> None:
         (SpatialTransformation(translation=2, mode="random", samples=1), "linf"),
     ],
 )
-def test_equal_rows_and_other_seeds_get_points_of_their_own(attack: NativeAttack, norm: str) -> None:
+def test_equal_rows_and_other_seeds_get_points_of_their_own(attack, norm):
     x = images(1, (1, 4, 30)).expand(5, -1, -1, -1)
     threat_model = ThreatModel(norm=norm, epsilon=0.01)
     out = torch.cat([search(attack, x, labels_of(x), threat_model, seed=seed)[0] for seed in (0, 1)])
     assert len(out.unique(dim=0)) == 10
 
 
-def test_more_points_go_on_where_fewer_stop() -> None:
+def test_more_points_go_on_where_fewer_stop():
     modules = [recorder(torch.zeros(1), 1.0) for _ in range(2)]
     for module, points in zip(modules, (13, 27), strict=True):
         run(RandomSearch(points=points), module, X, ThreatModel(norm="l1", epsilon=0.5), seed=4)
@@ -144,7 +138,7 @@ def test_more_points_go_on_where_fewer_stop() -> None:
     assert all(torch.equal(a, b) for a, b in zip(few, many, strict=False))
 
 
-def test_ends_when_all_rows_are_solved() -> None:
+def test_ends_when_all_rows_are_solved():
     module, seen = recorder(torch.ones(1), -5.0), list[Step]()
     threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=(-2.0, 2.0))
     run(RandomSearch(), module, torch.zeros(4, 1), threat_model, watch=seen.append)

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,54 +8,44 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from robust_ext.attacks.native import Step
-from robust_ext.attacks.rays import RayS, RaysResult
+from robust_ext.attacks.rays import RayS
 from robust_ext.core.threat import ThreatModel
-from tests.attacks.problems import Bounds, Lambda, Linear, Recorder, Rowwise, images, predicted, right_digits, target_of
+from tests.attacks.problems import Lambda, Linear, Recorder, Rowwise, images, predicted, right_digits, target_of
 
 
-def network_of(values: int, bounds: Bounds = (0.0, 1.0)) -> Rowwise:
+def network_of(values, bounds=(0.0, 1.0)):
     return Rowwise(values, 4, bounds, gain=3)
 
 
-def problem(count: int, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor, Tensor]:
+def problem(count, shape):
     x = images(count, shape)
     network = network_of(x[0].numel())
     return network, x, predicted(network, x)
 
 
-def run(
-    module: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    bounds: Bounds = (0.0, 1.0),
-    epsilon: float = 1e-9,
-    classes: int = 4,
-    watch: Callable[[Step], None] | None = None,
-    **chosen: Any,
-) -> RaysResult:
+def run(module, x, y, *, bounds=(0.0, 1.0), epsilon=1e-9, classes=4, watch=None, **chosen):
     threat_model = ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds)
     return RayS(**chosen).run(
         target_of(module, tuple(x.shape[1:]), classes, bounds), x, y, threat_model=threat_model, watch=watch
     )
 
 
-def by_hand(module: nn.Module, x: Tensor, label: int, bounds: Bounds, queries: int, tolerance: float) -> list[Tensor]:
+def by_hand(module, x, label, bounds, queries, tolerance):
     """The algorithm for one row as nested loops: the points it queries, and then what it returns."""
     flat, queried, values = x.flatten(), list[Tensor](), x.numel()
     width = bounds[1] - bounds[0]
-    best: tuple[Tensor, float] | None = None
+    best = None
 
-    def point(signs: Tensor, radius: float) -> Tensor:
+    def point(signs, radius):
         return (flat + np.float32(radius) * signs).clamp(*bounds).view(x.shape)
 
-    def wrong(at: Tensor) -> bool:
+    def wrong(at):
         if len(queried) == queries:
             raise StopIteration
         queried.append(at)
         return int(predicted(module, at[None])) != label
 
-    def try_ray(signs: Tensor) -> bool:
+    def try_ray(signs):
         nonlocal best
         known = width if best is None else best[1]
         if not wrong(point(signs, known)):
@@ -109,7 +95,7 @@ def test_queries_what_nested_loops_for_single_rows_query(shape, bounds, queries,
     network = network_of(x[0].numel(), bounds)
     y = predicted(network, x)
     y[4] = (y[4] + 1) % 4
-    seen: list[Step] = []
+    seen = []
     found = run(network, x, y, bounds=bounds, queries=queries, tolerance=tolerance, stop=False, watch=seen.append)
     for row in range(5):
         *queried, returned = by_hand(network, x[row], int(y[row]), bounds, queries, tolerance)
@@ -124,7 +110,7 @@ def test_queries_what_nested_loops_for_single_rows_query(shape, bounds, queries,
 
 
 @pytest.mark.parametrize("shape", [(12,), (1, 3, 5), (3, 4, 4)])
-def test_distance_on_linear_models_is_the_closed_form(shape: tuple[int, ...]) -> None:
+def test_distance_on_linear_models_is_the_closed_form(shape):
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(*shape, generator=generator)
     x = torch.rand(6, *shape, generator=generator) - 0.5
@@ -145,7 +131,7 @@ def test_distance_on_linear_models_is_the_closed_form(shape: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("keep_rows", [True, False])
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.0, 3.0)])
-def test_queries_are_exact_and_points_in_bounds(keep_rows: bool, bounds: Bounds) -> None:
+def test_queries_are_exact_and_points_in_bounds(keep_rows, bounds):
     x = images(8, (1, 4, 5), bounds)
     x[0], x[1] = bounds
     network = Recorder(network_of(20, bounds))
@@ -166,7 +152,7 @@ def test_queries_are_exact_and_points_in_bounds(keep_rows: bool, bounds: Bounds)
     assert bool(solved.any())
 
 
-def test_leaving_finished_rows_out_changes_no_row() -> None:
+def test_leaving_finished_rows_out_changes_no_row():
     network, x, y = problem(8, (1, 4, 5))
     kept, left = (run(network, x, y, epsilon=0.25, queries=120, keep_rows=keep) for keep in (True, False))
     assert torch.equal(kept.candidates, left.candidates)
@@ -174,7 +160,7 @@ def test_leaving_finished_rows_out_changes_no_row() -> None:
     assert int(kept.queries.min()) < int(kept.queries.max())
 
 
-def test_stopping_ends_at_the_first_point_within_epsilon() -> None:
+def test_stopping_ends_at_the_first_point_within_epsilon():
     network, x, y = problem(6, (1, 4, 4))
     whole, stopped = list[Step](), list[Step]()
     run(network, x, y, queries=200, stop=False, watch=whole.append)
@@ -189,7 +175,7 @@ def test_stopping_ends_at_the_first_point_within_epsilon() -> None:
             assert torch.equal(step.points[row], expected.points[row])
 
 
-def test_rows_that_are_wrong_already_come_back_after_one_query() -> None:
+def test_rows_that_are_wrong_already_come_back_after_one_query():
     inner, x, y = problem(3, (1, 4, 4))
     network = Recorder(inner)
     found = run(network, x, (y + 1) % 4, queries=50)
@@ -200,7 +186,7 @@ def test_rows_that_are_wrong_already_come_back_after_one_query() -> None:
     assert network.rows == 3
 
 
-def test_only_the_label_is_seen() -> None:
+def test_only_the_label_is_seen():
     network, x, y = problem(5, (1, 4, 4))
     one_hot = Lambda(lambda x: nn.functional.one_hot(network(x).argmax(1), 4).float())
     soft, hard = (run(module, x, y, queries=100) for module in (network, one_hot))
@@ -209,7 +195,7 @@ def test_only_the_label_is_seen() -> None:
 
 
 @pytest.mark.parametrize("logits", [[torch.nan] * 4, [0.0, 1, 0, 0]])
-def test_targets_that_never_give_another_label_give_the_inputs_back(logits: list[float]) -> None:
+def test_targets_that_never_give_another_label_give_the_inputs_back(logits):
     x = images(3, (1, 2, 3))
     network = Lambda(lambda x: torch.tensor(logits).expand(len(x), 4))
     found = run(network, x, torch.ones(3, dtype=torch.int64), queries=100)
@@ -220,7 +206,7 @@ def test_targets_that_never_give_another_label_give_the_inputs_back(logits: list
     assert found.queries.tolist() == [1 + 1 + 1 + 2 + 3 + 6] * 3
 
 
-def hop_skip_jump(host: str, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def hop_skip_jump(host, module, x, y):
     torch.manual_seed(0)
     np.random.seed(0)
     if host == "foolbox":
@@ -240,7 +226,7 @@ def hop_skip_jump(host: str, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("host", "rows"), [("foolbox", 20), ("art", 5)])
-def test_finds_nearer_points_than_hop_skip_jump(host: str, rows: int) -> None:
+def test_finds_nearer_points_than_hop_skip_jump(host, rows):
     network, x, y = right_digits(60)
     x, y = x[:rows], y[:rows]
     theirs, ours = Recorder(network), Recorder(network)

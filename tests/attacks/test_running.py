@@ -1,10 +1,8 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.adapters.wrapped import restore_failed
 from robust_ext.attacks import Attack, AttackTraits, CallableAttack
@@ -36,23 +34,23 @@ class Probe(Attack):
         return inputs
 
 
-def target(classes: int = 2) -> Target:
+def target(classes=2):
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, classes)).eval()
     return Target(module=module, bounds=(0.0, 1.0), classes=classes, input_shape=(2, 2), device=torch.device("cpu"))
 
 
-def run(attack: Attack, met: Target, inputs: Tensor, labels: Tensor) -> Tensor:
+def run(attack, met, inputs, labels):
     return run_attack(attack, met, inputs, labels, threat_model=LINF, generator=torch.Generator())
 
 
-def test_targets_with_too_few_classes_are_padded() -> None:
+def test_targets_with_too_few_classes_are_padded():
     for fewest, classes, seen in ((5, 2, 5), (3, 4, 4)):
         probe = Probe(minimum_classes=fewest)
         run(probe, target(classes), torch.rand(3, 2, 2), torch.zeros(3, dtype=torch.int64))
         assert (probe.classes, probe.columns) == (seen, seen)
 
 
-def test_nothing_of_the_callers_is_changed() -> None:
+def test_nothing_of_the_callers_is_changed():
     met, inputs, labels = target(), torch.rand(3, 2, 2), torch.ones(3, dtype=torch.int64)
     before = inputs.clone()
     probe = Probe()
@@ -64,7 +62,7 @@ def test_nothing_of_the_callers_is_changed() -> None:
     assert not met.module.training
 
 
-def test_what_an_attack_raises_and_changed_weights_name_it() -> None:
+def test_what_an_attack_raises_and_changed_weights_name_it():
     def careless(model, x, y):
         with torch.no_grad():
             next(model.parameters()).mul_(0.5)
@@ -79,7 +77,7 @@ def test_what_an_attack_raises_and_changed_weights_name_it() -> None:
             run(attack, target(), torch.rand(3, 2, 2), torch.ones(3).long())
 
 
-def test_failed_rows_become_the_input() -> None:
+def test_failed_rows_become_the_input():
     met = target()
     inputs = torch.rand(50, 2, 2, generator=torch.Generator().manual_seed(0))
     candidates = torch.rand(50, 2, 2, generator=torch.Generator().manual_seed(1))
@@ -93,7 +91,7 @@ def test_failed_rows_become_the_input() -> None:
     assert torch.equal(restored[~adversarial], inputs[~adversarial])
 
 
-def test_missing_packages_and_detectors_are_named_before_any_work() -> None:
+def test_missing_packages_and_detectors_are_named_before_any_work():
     missing = {"packages": ("torch", "nowhere_to_be_found")}
     for traits, error, message in (
         (missing, MissingDependencyError, "probe needs nowhere_to_be_found; pip install nowhere"),
@@ -106,7 +104,7 @@ def test_missing_packages_and_detectors_are_named_before_any_work() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"batching": "some"}, {"failure": "never"}, {"seeds": "lucky"}])
-def test_traits_are_checked(wrong: dict[str, str]) -> None:
+def test_traits_are_checked(wrong):
     with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong))}: got"):
         AttackTraits(**wrong)
     assert replace(AttackTraits(), minimum_norm=True).kind == "minimum norm"

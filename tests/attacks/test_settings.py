@@ -1,13 +1,10 @@
 """Settings of all attacks: what is refused, what the description shows, and the traits that follow."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import types
 import typing
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from torch import nn
@@ -23,10 +20,10 @@ from robust_ext.attacks.rays import RayS
 from robust_ext.attacks.spatial import SpatialTransformation
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.settings import SettingInfo, declared, default_of, setting_types
+from robust_ext.core.settings import declared, default_of, setting_types
 from robust_ext.core.threat import NORMS
 
-REQUIRED: dict[type, dict[str, Any]] = {Transfer: {"surrogates": {"a": nn.Identity()}}, BPDAAttack: {"attack": APGD()}}
+REQUIRED = {Transfer: {"surrogates": {"a": nn.Identity()}}, BPDAAttack: {"attack": APGD()}}
 BOUNDARY = {"minimum_norm": True, "norms": ("linf",), "leaves_ball": True, "failure": "input", "seeds": "none"}
 SPATIAL = {"norms": NORMS, "leaves_ball": True, "gradients": False, "batching": "full"}
 SPATIAL |= {"one_by_one": False, "failure": "best"}
@@ -37,15 +34,15 @@ SETTINGS = [
 ]
 
 
-def outside(kinds: set[Any], info: SettingInfo) -> list[Any]:
+def outside(kinds, info):
     """Values that are not accepted, those just outside of the range among them."""
     if bool in kinds:
         return [1, "yes"]
     if info.choices is not None:
         return ["nonsense", 3]
     numeric = kinds & {int, float}
-    step: float = 1 if int in kinds else 1e-9
-    values: list[Any] = [math.nan, math.inf, "8", True] if numeric else []
+    step = 1 if int in kinds else 1e-9
+    values = [math.nan, math.inf, "8", True] if numeric else []
     if int in kinds:
         values += [1.5]
     for end, sign in ((info.minimum, -1), (info.maximum, 1)):
@@ -53,13 +50,13 @@ def outside(kinds: set[Any], info: SettingInfo) -> list[Any]:
     return values + [end for end in (info.above, info.below) if end is not None]
 
 
-def kinds_of(attack_class: type, name: str) -> set[Any]:
+def kinds_of(attack_class, name):
     kind = setting_types(attack_class)[name]
     return set(typing.get_args(kind)) if isinstance(kind, types.UnionType) else {kind}
 
 
 @pytest.mark.parametrize(("attack_class", "name", "info"), SETTINGS)
-def test_values_outside_what_is_declared_are_refused_by_name(attack_class: Any, name: str, info: SettingInfo) -> None:
+def test_values_outside_what_is_declared_are_refused_by_name(attack_class, name, info):
     assert info.help
     required = REQUIRED.get(attack_class, {})
     for value in outside(kinds_of(attack_class, name), info):
@@ -68,7 +65,7 @@ def test_values_outside_what_is_declared_are_refused_by_name(attack_class: Any, 
 
 
 @pytest.mark.parametrize(("attack_class", "name", "info"), SETTINGS)
-def test_the_description_differs_for_all_settings(attack_class: Any, name: str, info: SettingInfo) -> None:
+def test_the_description_differs_for_all_settings(attack_class, name, info):
     kinds, default = kinds_of(attack_class, name), default_of(attack_class, name)
     if not kinds & {bool, int, float, str} or info.check is not None or default is dataclasses.MISSING:
         pytest.skip("no plain value")
@@ -104,7 +101,7 @@ def test_the_description_differs_for_all_settings(attack_class: Any, name: str, 
         (Transfer(**REQUIRED[Transfer]), {"batching": "full", "gradients": False, "failure": "best"}),
     ],
 )
-def test_traits_follow_the_settings(made: Any, expected: dict[str, Any]) -> None:
+def test_traits_follow_the_settings(made, expected):
     assert {name: getattr(made.traits, name) for name in expected} == expected
 
 
@@ -120,6 +117,6 @@ def test_traits_follow_the_settings(made: Any, expected: dict[str, Any]) -> None
         (FeatureMatching, {"features": ["1", 2]}, "features: got "),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(attack_class: Any, chosen: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(attack_class, chosen, message):
     with pytest.raises(InvalidArgumentError, match=f"^{message}"):
         attack_class(**chosen)

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,24 +7,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import affine_transform
-from torch import Tensor
 
 from robust_ext.attacks.spatial import SpatialTransformation, transform
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from tests.attacks import problems
-from tests.attacks.problems import Bounds, Lambda, Rowwise, images, labels_of
+from tests.attacks.problems import Lambda, Rowwise, images, labels_of
 
 SHAPES = [(1, 6, 6), (3, 5, 8), (2, 9, 4), (1, 1, 1)]
 
 
-def search(
-    attack: SpatialTransformation, x: Tensor, y: Tensor, *, bounds: Bounds = (0.0, 1.0), **extras: Any
-) -> problems.Found:
+def search(attack, x, y, *, bounds=(0.0, 1.0), **extras):
     return problems.search(attack, x, y, ThreatModel(norm="linf", epsilon=0.1, bounds=bounds), **extras)
 
 
-def each(down: float, right: float, degrees: float) -> Tensor:
+def each(down, right, degrees):
     return torch.tensor([[down, right, degrees]], dtype=torch.float64)
 
 
@@ -47,19 +41,19 @@ def test_whole_pixels_move_as_in_a_loop(shape, bounds, down, right):
 @pytest.mark.parametrize(
     ("shape", "quarters"), [*itertools.product([(3, 1, 1), (3, 4, 4), (3, 7, 7)], [-1, 1, 2, 3]), ((2, 4, 9), 2)]
 )
-def test_quarter_turns_are_those_of_torch(shape: tuple[int, ...], quarters: int) -> None:
+def test_quarter_turns_are_those_of_torch(shape, quarters):
     x = images(2, shape, (-1.0, 1.0))
     out = transform(x, each(0, 0, 90.0 * quarters), lowest=-1.0)
     torch.testing.assert_close(out, torch.rot90(x, quarters, (2, 3)), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_transform_of_nothing_gives_the_same_bits(shape: tuple[int, ...]) -> None:
+def test_the_transform_of_nothing_gives_the_same_bits(shape):
     x = images(5, shape, (-1.7, 0.3))
     assert torch.equal(transform(x, each(0, 0, 0), lowest=-1.7), x)
 
 
-def by_scipy(x: Tensor, down: float, right: float, degrees: float, *, mode: str, lowest: float) -> Tensor:
+def by_scipy(x, down, right, degrees, *, mode, lowest):
     """Each pixel comes from where the inverse of the motion takes it; scipy's own interpolation."""
     angle = math.radians(degrees)
     # Rows count downwards: a turn that is counter-clockwise to the eye takes (row, column) by this matrix.
@@ -90,7 +84,7 @@ def test_any_motion_is_that_of_scipy(pad, mode, shape, down, right, degrees, low
     torch.testing.assert_close(out, expected, rtol=0, atol=5e-5)
 
 
-def test_rows_may_have_transforms_of_their_own() -> None:
+def test_rows_may_have_transforms_of_their_own():
     x = images(3, (2, 6, 5))
     several = torch.cat([each(0, 0, 0), each(1.5, -2, 20), each(0, 0.5, -170)])
     together = transform(x, several)
@@ -128,13 +122,13 @@ def test_grid_keeps_what_a_loop_over_all_transforms_keeps(shape, bounds, loss, t
     assert hits > 0
 
 
-def test_of_equals_the_smallest_motion_is_kept() -> None:
+def test_of_equals_the_smallest_motion_is_kept():
     x, constant = images(3, (1, 6, 6)), Lambda(lambda x: x.new_zeros(len(x), 4))
     out, *_ = search(SpatialTransformation(), x, torch.zeros(3, dtype=torch.int64), module=constant)
     assert torch.equal(out, x)
 
 
-def test_the_defaults_are_the_grid_of_the_paper() -> None:
+def test_the_defaults_are_the_grid_of_the_paper():
     x = images(1, (1, 20, 20))
     attack = SpatialTransformation()
     _, passes, seen = search(attack, x, labels_of(x))
@@ -153,7 +147,7 @@ def test_the_defaults_are_the_grid_of_the_paper() -> None:
         ({"mode": "random", "samples": 7}, 7),
     ],
 )
-def test_no_transform_is_tried_twice(fixed: dict[str, Any], queries: int) -> None:
+def test_no_transform_is_tried_twice(fixed, queries):
     x = images(2, (1, 5, 5))
     attack = SpatialTransformation(**fixed)
     _, passes, seen = search(attack, x, labels_of(x))
@@ -161,7 +155,7 @@ def test_no_transform_is_tried_twice(fixed: dict[str, Any], queries: int) -> Non
     assert all(step.points.shape == x.shape for step in seen)
 
 
-def test_random_motions_fill_the_allowed_range() -> None:
+def test_random_motions_fill_the_allowed_range():
     # The centre of mass of a lone blob shows how far it went.
     x = torch.zeros(400, 1, 21, 21)
     x[:, :, 10, 10] = 1
@@ -179,7 +173,7 @@ def test_random_motions_fill_the_allowed_range() -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.meshgrid")
 @pytest.mark.parametrize(("translation", "rotation"), [(1, 0), (0.4, 0), (0, 40)])
-def test_solves_the_rows_that_foolbox_solves(translation: float, rotation: float) -> None:
+def test_solves_the_rows_that_foolbox_solves(translation, rotation):
     # Both at once would differ, as Foolbox moves images first and turns them then.
     foolbox = pytest.importorskip("foolbox")
     x = images(30, (1, 7, 7))
@@ -194,6 +188,6 @@ def test_solves_the_rows_that_foolbox_solves(translation: float, rotation: float
     assert 0 < int(solved.sum()) < 30
 
 
-def test_wrong_padding_raises() -> None:
+def test_wrong_padding_raises():
     with pytest.raises(InvalidArgumentError, match="pad"):
         transform(images(1, (1, 2, 2)), each(1, 0, 0), pad="wrap")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -20,7 +18,7 @@ from tests.attacks.problems import Lambda, Linear, Rowwise, images, labels_of, r
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_each_point_changes_windows_of_the_best_so_far(norm: str) -> None:
+def test_each_point_changes_windows_of_the_best_so_far(norm):
     threat_model = ThreatModel(norm=norm, epsilon=0.2, bounds=(-5.0, 5.0))
     x = images(4, (3, 12, 10))
     y = labels_of(x)
@@ -42,7 +40,7 @@ def test_each_point_changes_windows_of_the_best_so_far(norm: str) -> None:
 
 
 @pytest.mark.parametrize(("bounds", "clipped"), [((-9.0, 9.0), False), ((0.0, 1.0), True)])
-def test_points_in_linf_are_corners_of_ball_and_bounds(bounds: tuple[float, float], clipped: bool) -> None:
+def test_points_in_linf_are_corners_of_ball_and_bounds(bounds, clipped):
     threat_model = ThreatModel(norm="linf", epsilon=0.3, bounds=bounds)
     x = images(3, (2, 6, 5))
     seen = search(Square(queries=40, stop_early=False), x, labels_of(x), threat_model).steps
@@ -55,7 +53,7 @@ def test_points_in_linf_are_corners_of_ball_and_bounds(bounds: tuple[float, floa
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 7, 12), (2, 4, 4)])
-def test_points_in_l2_use_all_of_epsilon_where_the_bounds_are_far(shape: tuple[int, ...]) -> None:
+def test_points_in_l2_use_all_of_epsilon_where_the_bounds_are_far(shape):
     threat_model = ThreatModel(norm="l2", epsilon=2.0, bounds=(-50.0, 50.0))
     x = images(3, shape)
     seen = search(Square(queries=60, stop_early=False), x, labels_of(x), threat_model).steps
@@ -63,8 +61,8 @@ def test_points_in_l2_use_all_of_epsilon_where_the_bounds_are_far(shape: tuple[i
         np.testing.assert_allclose(threat_model.distance(step.points, x), 2.0, rtol=1e-5)
 
 
-def test_the_pattern_is_equation_2_summed_by_hand() -> None:
-    def bump(rows: int, columns: int) -> np.ndarray:
+def test_the_pattern_is_equation_2_summed_by_hand():
+    def bump(rows, columns):
         n = max(rows, columns) // 2
         out = np.zeros((rows, columns))
         for r in range(1, rows + 1):
@@ -83,7 +81,7 @@ def test_the_pattern_is_equation_2_summed_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_change_in_l2_is_algorithm_3_step_by_step(seed: int, channels: int) -> None:
+def test_a_change_in_l2_is_algorithm_3_step_by_step(seed, channels):
     generator = np.random.default_rng(seed)
     height, width, side, epsilon = 9, 7, int(generator.choice([3, 5])), 1.5
     x = images(1, (channels, height, width))
@@ -118,7 +116,7 @@ def test_a_change_in_l2_is_algorithm_3_step_by_step(seed: int, channels: int) ->
 
 
 @pytest.mark.parametrize("windows_class", [L2Windows, L1Windows])
-def test_a_change_of_no_perturbation_is_the_pattern_alone(windows_class: type[L2Windows]) -> None:
+def test_a_change_of_no_perturbation_is_the_pattern_alone(windows_class):
     norm = "l2" if windows_class is L2Windows else "l1"
     x = images(1, (1, 6, 6))
     windows = windows_class(x, ThreatModel(norm=norm, epsilon=0.2, bounds=(-9.0, 9.0)))
@@ -128,7 +126,7 @@ def test_a_change_of_no_perturbation_is_the_pattern_alone(windows_class: type[L2
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
 
 
-def test_a_window_in_linf_always_changes_something() -> None:
+def test_a_window_in_linf_always_changes_something():
     x = images(2, (1, 6, 6))
     windows = LinfWindows(x, ThreatModel(norm="linf", epsilon=0.2, bounds=(-9.0, 9.0)))
     for sign in (0.1, 0.9):
@@ -138,7 +136,7 @@ def test_a_window_in_linf_always_changes_something() -> None:
             assert (out != points).sum((1, 2, 3)).tolist() == [9, 9]
 
 
-def test_windows_lie_everywhere_with_equal_probability() -> None:
+def test_windows_lie_everywhere_with_equal_probability():
     x = images(4000, (1, 5, 4))
     windows = LinfWindows(x, ThreatModel(norm="linf", epsilon=0.2, bounds=(-9.0, 9.0)))
     drawn = torch.rand(4000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -155,7 +153,7 @@ def test_windows_lie_everywhere_with_equal_probability() -> None:
 
 @given(queries=st.integers(1, 20_000), data=st.data())
 @settings(max_examples=100)
-def test_the_share_halves_at_the_published_marks(queries: int, data: st.DataObject) -> None:
+def test_the_share_halves_at_the_published_marks(queries, data):
     changes = data.draw(st.integers(0, queries - 1))
     scaled = changes * 10_000 // queries
     expected = 0.8
@@ -166,7 +164,7 @@ def test_the_share_halves_at_the_published_marks(queries: int, data: st.DataObje
 
 
 @pytest.mark.parametrize(("shape", "share", "linf", "l2"), [((1, 28, 28), 0.8, 25, 25), ((3, 32, 32), 0.1, 10, 11)])
-def test_sides_of_windows(shape: tuple[int, ...], share: float, linf: int, l2: int) -> None:
+def test_sides_of_windows(shape, share, linf, l2):
     x = images(1, shape)
     wide = images(1, (1, 2, 40))
     for windows, norm, side, smallest in ((LinfWindows, "linf", linf, 1), (L2Windows, "l2", l2, 3)):
@@ -176,7 +174,7 @@ def test_sides_of_windows(shape: tuple[int, ...], share: float, linf: int, l2: i
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-9.0, 9.0)])
-def test_linear_model_in_linf_is_solved_exactly_where_it_can_be(bounds: tuple[float, float]) -> None:
+def test_linear_model_in_linf_is_solved_exactly_where_it_can_be(bounds):
     weight = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(2))
     x = images(8, (2, 4, 5))
     threat_model = ThreatModel(norm="linf", epsilon=0.25, bounds=bounds)
@@ -192,7 +190,7 @@ def test_linear_model_in_linf_is_solved_exactly_where_it_can_be(bounds: tuple[fl
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])
-def test_linear_model_in_l2_and_l1_is_climbed_and_never_beyond_what_can_be(norm: str) -> None:
+def test_linear_model_in_l2_and_l1_is_climbed_and_never_beyond_what_can_be(norm):
     generator = np.random.default_rng(0)
     weight = torch.tensor(gaussian_filter(generator.normal(size=(1, 12, 12)), (0, 1.5, 1.5)), dtype=torch.float32)
     x = images(5, (1, 12, 12))
@@ -210,7 +208,7 @@ def test_linear_model_in_l2_and_l1_is_climbed_and_never_beyond_what_can_be(norm:
 
 
 @pytest.mark.parametrize(("norm", "epsilon", "share"), [("linf", 0.1, 0.8), ("l2", 0.5, 0.5), ("l1", 1.5, 0.2)])
-def test_solves_its_share_of_what_apgd_solves(norm: str, epsilon: float, share: float) -> None:
+def test_solves_its_share_of_what_apgd_solves(norm, epsilon, share):
     network, x, y = right_digits(60)
     threat_model = ThreatModel(norm=norm, epsilon=epsilon)
     out, *_ = search(Square(queries=300), x, y, threat_model, module=network, classes=10)
@@ -221,14 +219,14 @@ def test_solves_its_share_of_what_apgd_solves(norm: str, epsilon: float, share: 
     assert int(found.sum()) >= share * int(expected.sum())
 
 
-def test_equal_rows_and_runs_get_windows_of_their_own() -> None:
+def test_equal_rows_and_runs_get_windows_of_their_own():
     x = images(1, (1, 4, 30)).expand(5, -1, -1, -1)
     threat_model = ThreatModel(norm="linf", epsilon=0.01)
     seen = search(Square(queries=2, restarts=2, stop_early=False), x, labels_of(x), threat_model).steps
     assert len(torch.cat([seen[0].points, seen[2].points]).unique(dim=0)) == 10
 
 
-def test_ends_when_all_rows_are_solved_unless_it_is_to_go_on() -> None:
+def test_ends_when_all_rows_are_solved_unless_it_is_to_go_on():
     x = images(3, (1, 4, 4))
     y = (labels_of(x) + 1) % 4
     threat_model = ThreatModel(norm="linf", epsilon=1e-6)
@@ -240,7 +238,7 @@ def test_ends_when_all_rows_are_solved_unless_it_is_to_go_on() -> None:
     assert bool((after < before).all())
 
 
-def test_a_misclassified_point_is_kept_before_one_of_higher_loss() -> None:
+def test_a_misclassified_point_is_kept_before_one_of_higher_loss():
     # The third point is misclassified, at a lower cross-entropy than others that are not.
     right, rise, calls = torch.tensor([0.01, 0, 0, 0]), torch.tensor([0, 1e-4, 1e-4, 1e-4]), itertools.count(1)
     known = (torch.tensor([0, 0.1, -9, -9]) if call == 3 else right + call * rise for call in calls)
@@ -253,7 +251,7 @@ def test_a_misclassified_point_is_kept_before_one_of_higher_loss() -> None:
     assert torch.equal(out, seen[2].points)
 
 
-def test_cross_entropy_finds_other_points_than_the_margin() -> None:
+def test_cross_entropy_finds_other_points_than_the_margin():
     x = images(5, (1, 6, 6))
     threat_model = ThreatModel(norm="linf", epsilon=0.02)
     y = labels_of(x)

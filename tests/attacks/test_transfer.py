@@ -1,18 +1,13 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack, AttackTraits, CallableAttack, draw_seed
 from robust_ext.attacks.orthogonal import OrthogonalPGD
-from robust_ext.attacks.transfer import Transfer, TransferResult
+from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import stream
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
@@ -25,32 +20,30 @@ THREAT = ThreatModel(norm="linf", epsilon=0.15)
 class Shift(Attack):
     """Moves all values by a constant; returns NaN for the first row where ``nan``."""
 
-    def __init__(self, by: float, *, nan: bool = False, norms: tuple[str, ...] = ("linf", "l2", "l1")) -> None:
+    def __init__(self, by, *, nan=False, norms=("linf", "l2", "l1")):
         self.by, self.nan = by, nan
         self.name = f"Shift({by:g})"
         self.traits = AttackTraits(batching="full", gradients=False, norms=norms)
 
-    def search(self, target: Target, inputs: Tensor, labels: Tensor, **_: Any) -> Tensor:
+    def search(self, target, inputs, labels, **_):
         moved = inputs + self.by
         if self.nan:
             moved[0, ..., 0] = torch.nan
         return moved
 
 
-def transfer(
-    attack: Transfer, module: nn.Module, x: Tensor, y: Tensor, *, threat_model: ThreatModel = THREAT, classes: int = 4
-) -> TransferResult:
+def transfer(attack, module, x, y, *, threat_model=THREAT, classes=4):
     target = target_of(module, tuple(x.shape[1:]), classes)
     return attack.run(target, x, y, threat_model=threat_model, generator=torch.Generator().manual_seed(0))
 
 
-def problem(count: int = 8, classes: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
+def problem(count=8, classes=4):
     network, x = small_network(SHAPE, classes), small_batch(count, SHAPE)
     return network, x, network(x).argmax(1)
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.1])
-def test_from_the_target_itself_it_is_as_strong_as_apgd(epsilon: float) -> None:
+def test_from_the_target_itself_it_is_as_strong_as_apgd(epsilon):
     network, x, y = right_digits(40)
     threat_model = ThreatModel(norm="linf", epsilon=epsilon)
     made = Transfer(surrogates={"itself": network}, steps=20)
@@ -68,7 +61,7 @@ def test_from_the_target_itself_it_is_as_strong_as_apgd(epsilon: float) -> None:
     assert bool(threat_model.contains(found.candidates, x).all())
 
 
-def test_it_beats_apgd_on_a_target_that_masks_its_gradients() -> None:
+def test_it_beats_apgd_on_a_target_that_masks_its_gradients():
     network, x, y = right_digits(40)
     # The decisions of the network, and no gradient.
     masked = Lambda(lambda x: (network(x) * 4).round() / 4)
@@ -80,7 +73,7 @@ def test_it_beats_apgd_on_a_target_that_masks_its_gradients() -> None:
     assert torch.equal(found.found, predicted(masked, found.candidates) != y)
 
 
-def test_failures_on_the_surrogate_are_transferred_too() -> None:
+def test_failures_on_the_surrogate_are_transferred_too():
     network, x, y = problem()
     tiny = ThreatModel(norm="linf", epsilon=0.01)
     attack = Transfer(surrogates={"one": network}, attacks=[APGD(steps=5)])
@@ -90,7 +83,7 @@ def test_failures_on_the_surrogate_are_transferred_too() -> None:
     assert float(tiny.distance(found.candidates, x)[lost].min()) > 0.005
 
 
-def test_each_row_gets_the_worst_of_its_candidates_and_its_origin() -> None:
+def test_each_row_gets_the_worst_of_its_candidates_and_its_origin():
     network, x, y = problem(24)
     shifts = [Shift(by) for by in (-0.15, -0.07, 0.07, 0.15)]
     other = small_network((1, 4, 4), 4)
@@ -116,7 +109,7 @@ def test_each_row_gets_the_worst_of_its_candidates_and_its_origin() -> None:
     assert len(found.origin.unique()) > 1
 
 
-def test_misclassified_candidates_go_before_others() -> None:
+def test_misclassified_candidates_go_before_others():
     # Cross-entropy ranks the point of an unsure right class above that of a sure wrong one.
     near, far = torch.tensor([[0.0, 0.01, -50, -50], [0.01, 0.0, 0.0, 0.0]])
     two = Lambda(lambda x: torch.where(x.flatten(1)[:, :1] > 0.6, near, far))
@@ -129,7 +122,7 @@ def test_misclassified_candidates_go_before_others() -> None:
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-def test_points_outside_are_taken_back(norm: str) -> None:
+def test_points_outside_are_taken_back(norm):
     network, x, y = problem()
     threat_model = ThreatModel(norm=norm, epsilon=0.3)
     target = Recorder(network)
@@ -147,7 +140,7 @@ def test_points_outside_are_taken_back(norm: str) -> None:
         assert torch.equal(near, (x + 0.01).clamp(0, 1))
 
 
-def test_no_logits_leave_the_input() -> None:
+def test_no_logits_leave_the_input():
     network, x, y = problem()
     mute, attack = Lambda(lambda x: x.new_full((len(x), 4), torch.nan)), [Shift(0.1)]
     found = transfer(Transfer(surrogates={"a": network}, attacks=attack), mute, x, y)
@@ -156,7 +149,7 @@ def test_no_logits_leave_the_input() -> None:
     assert not bool(found.found.any() or found.fooled.any())
 
 
-def test_points_of_a_source_do_not_depend_on_the_others() -> None:
+def test_points_of_a_source_do_not_depend_on_the_others():
     network, x, y = problem()
     other = small_network(SHAPE, 4)
     alone, among = Recorder(network), Recorder(network)
@@ -167,7 +160,7 @@ def test_points_of_a_source_do_not_depend_on_the_others() -> None:
     assert not torch.equal(alone.batches[0], among.batches[1])
 
 
-def test_surrogates_are_run_in_eval_mode_and_left_as_they_were() -> None:
+def test_surrogates_are_run_in_eval_mode_and_left_as_they_were():
     network, x, y = problem()
     training, first = small_network(SHAPE, 4).train(), APGD(steps=3)
     values = {name: value.clone() for name, value in training.state_dict().items()}
@@ -180,7 +173,7 @@ def test_surrogates_are_run_in_eval_mode_and_left_as_they_were() -> None:
     assert all(parameter.grad is None and parameter.requires_grad for parameter in training.parameters())
 
 
-def test_two_classes_are_enough_and_inputs_are_not_changed() -> None:
+def test_two_classes_are_enough_and_inputs_are_not_changed():
     network, x, y = problem(5, classes=2)
     before = x.clone()
     found = transfer(Transfer(surrogates={"a": network}, steps=5), network, x, y, classes=2)
@@ -188,7 +181,7 @@ def test_two_classes_are_enough_and_inputs_are_not_changed() -> None:
     assert torch.equal(x, before)
 
 
-def test_no_rows_and_one_row() -> None:
+def test_no_rows_and_one_row():
     network, x, y = problem()
     attack = Transfer(surrogates={"a": network}, steps=2)
     none = transfer(attack, network, x[:0], y[:0])
@@ -200,7 +193,7 @@ def test_no_rows_and_one_row() -> None:
     assert one.origin.shape == one.found.shape == one.losses.shape == (1,)
 
 
-def test_attacks_of_other_kinds_are_taken() -> None:
+def test_attacks_of_other_kinds_are_taken():
     network, x, y = problem()
     function = CallableAttack(lambda model, x, y: x - 0.05, name="darker")
     attacks = [as_attack("robust_ext:APGD(steps=2)"), function]
@@ -211,7 +204,7 @@ def test_attacks_of_other_kinds_are_taken() -> None:
         transfer(Transfer(surrogates={"a": network}, attacks=[broken]), network, x, y)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_what_makes_no_sense_is_refused():
     network, x, y = problem()
     some = Transfer(surrogates={"a": network}, attacks=[Shift(0.1, norms=("l2", "linf")), Shift(0.2)])
     assert some.traits.norms == ("linf", "l2")
@@ -235,6 +228,6 @@ def test_what_makes_no_sense_is_refused() -> None:
         ({"attacks": [OrthogonalPGD()]}, "attacks"),
     ],
 )
-def test_wrong_settings_raise(chosen: dict[str, Any], argument: str) -> None:
+def test_wrong_settings_raise(chosen, argument):
     with pytest.raises(InvalidArgumentError, match=f"^{argument}: "):
         Transfer(**{"surrogates": {"a": nn.Identity()}, **chosen})

@@ -30,11 +30,11 @@ class Scale(SettingsModule):
     after: Callable[[Tensor], Tensor] = given("Applied last.", default_factory=nn.Identity)
     means: Tensor = buffer("Of the data, int64 ``(F,)``.", dtype=torch.int64)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         super().__post_init__()
         self.doubled = 2 * self.factor
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.after(self.factor * self.network(x))
 
 
@@ -45,9 +45,9 @@ class Tenfold(Scale):
     factor: float = setting(default=10.0)
 
 
-def test_the_constructor_checks_settings_and_registers_parts() -> None:
+def test_the_constructor_checks_settings_and_registers_parts():
     network = nn.Linear(2, 2)
-    made = Scale(network, factor=torch.tensor(3), layers=["1"])  # type: ignore[arg-type]
+    made = Scale(network, factor=torch.tensor(3), layers=["1"])
     assert (made.factor, type(made.factor), made.doubled, made.settings) == (3, float, 6, made.settings)
     assert made.settings == json.loads(json.dumps(made.settings)) == {"factor": 3.0, "layers": ["1"]}
     assert dict(made.named_children()) == {"network": network, "after": made.after}
@@ -62,12 +62,12 @@ def test_the_constructor_checks_settings_and_registers_parts() -> None:
         Scale(network, factor=0)
     for wrong in ({"means": torch.ones(1)}, {"width": 1}):
         with pytest.raises(TypeError, match="unexpected keyword"):
-            Scale(network, **wrong)  # type: ignore[arg-type]
+            Scale(network, **wrong)
     with pytest.raises(TypeError, match="positional"):
-        Scale(network, 3)  # type: ignore[misc]
+        Scale(network, 3)
 
 
-def test_a_subclass_may_have_another_default_and_else_the_same_declaration() -> None:
+def test_a_subclass_may_have_another_default_and_else_the_same_declaration():
     made = Tenfold(nn.Identity())
     assert (made.factor, made.doubled, list(made.settings)) == (10, 20, ["factor", "layers"])
     assert "factor: Of the outputs." in (Tenfold.__doc__ or "")
@@ -75,7 +75,7 @@ def test_a_subclass_may_have_another_default_and_else_the_same_declaration() -> 
         Tenfold(nn.Identity(), factor=-1)
 
 
-def test_the_docstring_has_arguments_and_buffers() -> None:
+def test_the_docstring_has_arguments_and_buffers():
     text = Scale.__doc__ or ""
     wanted = ["Args:", "network: From", "after: Applied", "factor: Of", "layers: Names.", "Attributes:", "means: Of"]
     places = [text.index(each) for each in (*wanted, "doubled: Twice", "Example:")]
@@ -83,5 +83,5 @@ def test_the_docstring_has_arguments_and_buffers() -> None:
     assert text.count("Attributes:") == text.count("means:") == 1
 
 
-def test_plain_values_are_those_of_json() -> None:
+def test_plain_values_are_those_of_json():
     assert plain({"a": (1, [(2.0, None)]), "b": {"c": ("x",)}}) == {"a": [1, [[2.0, None]]], "b": {"c": ["x"]}}

@@ -10,25 +10,25 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 
 
-def seed_globals(seed: int) -> None:
+def seed_globals(seed):
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
 
 
-def global_state() -> tuple[object, ...]:
+def global_state():
     return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()
 
 
-def globals_drawn() -> tuple[float, float, float]:
+def globals_drawn():
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def drawn(seed: int, *keys: int | str) -> list[float]:
+def drawn(seed, *keys):
     return torch.rand(5, generator=stream(seed, *keys)).tolist()
 
 
-def test_streams_and_global_generators_do_not_depend_on_each_other() -> None:
+def test_streams_and_global_generators_do_not_depend_on_each_other():
     expected = drawn(3, 7, "inner")
     torch.rand(1000)
     torch.rand(1000, generator=stream(3, 7, "inner"))
@@ -38,7 +38,7 @@ def test_streams_and_global_generators_do_not_depend_on_each_other() -> None:
     np.testing.assert_equal(global_state(), before)
 
 
-def test_every_part_of_the_key_counts() -> None:
+def test_every_part_of_the_key_counts():
     keys = [(), (0,), ("0",), (0, 0), (0, "a"), ("a", 0), ("a",), ("ab",), ("a", "b"), (1,)]
     keys += [(seed, purpose) for seed in range(200) for purpose in ("inner", "boundary")]
     seeds = {derive_seed(seed, *key) for seed in (0, 1, 2) for key in keys}
@@ -48,26 +48,26 @@ def test_every_part_of_the_key_counts() -> None:
 
 
 @given(st.integers(0, 2**80), st.lists(st.one_of(st.integers(), st.text(max_size=5)), max_size=3))
-def test_seeds_are_fit_for_torch_and_stable(seed: int, keys: list[int | str]) -> None:
+def test_seeds_are_fit_for_torch_and_stable(seed, keys):
     derived = derive_seed(seed, *keys)
     assert 0 <= derived < 2**63
     assert derive_seed(seed, *keys) == derived
     assert stream(seed, *keys).initial_seed() == derived
 
 
-def test_seeds_are_the_same_on_every_machine() -> None:
+def test_seeds_are_the_same_on_every_machine():
     """Fixed once and for all: a change would give everyone other points."""
     assert derive_seed(0, 7, "inner") == 4608928784374938213
-    assert derive_seed(np.int64(5), 1) == derive_seed(5, 1) == derive_seed(torch.tensor(5), 1)  # type: ignore[arg-type]
+    assert derive_seed(np.int64(5), 1) == derive_seed(5, 1) == derive_seed(torch.tensor(5), 1)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.0, "0", None, True])
-def test_a_seed_is_an_integer_of_at_least_0(seed: object) -> None:
+def test_a_seed_is_an_integer_of_at_least_0(seed):
     with pytest.raises(InvalidArgumentError, match=r"^seed: got .*, expected an integer of at least 0"):
-        derive_seed(seed, 1)  # type: ignore[arg-type]
+        derive_seed(seed, 1)
 
 
-def test_derived_draws_look_independent() -> None:
+def test_derived_draws_look_independent():
     """Neighbouring samples and purposes are no more alike than chance: 4000 means of pairs of uniform numbers."""
     a = np.array([drawn(0, i, "inner")[0] for i in range(2000)])
     b = np.array([drawn(0, i, "boundary")[0] for i in range(2000)])
@@ -78,7 +78,7 @@ def test_derived_draws_look_independent() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 + 5, 2**63 - 1, 2**64 + 3])
-def test_the_guard_seeds_and_restores(seed: int) -> None:
+def test_the_guard_seeds_and_restores(seed):
     seed_globals(77)
     expected = globals_drawn()
     seed_globals(77)
@@ -90,10 +90,10 @@ def test_the_guard_seeds_and_restores(seed: int) -> None:
         assert globals_drawn() == inside != expected
 
 
-def test_the_guard_restores_after_an_exception() -> None:
+def test_the_guard_restores_after_an_exception():
     before = global_state()
 
-    def fail() -> None:
+    def fail():
         globals_drawn()
         np.random.randn()
         raise ZeroDivisionError
@@ -103,7 +103,7 @@ def test_the_guard_restores_after_an_exception() -> None:
     np.testing.assert_equal(global_state(), before)
 
 
-def test_guards_can_be_nested() -> None:
+def test_guards_can_be_nested():
     with seeded_globals(1):
         plain = [globals_drawn(), globals_drawn()]
     with seeded_globals(1):

@@ -19,7 +19,7 @@ from robust_ext.core.settings import (
 )
 
 
-def even(value: object) -> int:
+def even(value):
     if not isinstance(value, int) or value % 2:
         raise InvalidArgumentError("pairs", value, "an even integer")
     return value
@@ -69,14 +69,14 @@ class Longer(Search):
         ("pairs", (3, "2"), "an even integer"),
     ],
 )
-def test_values_outside_what_is_declared_are_refused(name: str, values: tuple[object, ...], expected: str) -> None:
+def test_values_outside_what_is_declared_are_refused(name, values, expected):
     for value in values:
         with pytest.raises(InvalidArgumentError, match=f"^{name}: got .*expected {expected}"):
-            Search(**{name: value})  # type: ignore[arg-type]
+            Search(**{name: value})
 
 
-def test_values_inside_are_taken_as_their_type() -> None:
-    chosen = Search(steps=torch.tensor(7), rate=torch.tensor(0.25), share=1, widths=[1, 2], names=["margin"], pairs=4)  # type: ignore[arg-type]
+def test_values_inside_are_taken_as_their_type():
+    chosen = Search(steps=torch.tensor(7), rate=torch.tensor(0.25), share=1, widths=[1, 2], names=["margin"], pairs=4)
     assert (chosen.steps, chosen.rate, chosen.share, chosen.pairs) == (7, 0.25, 1.0, 4)
     assert (type(chosen.steps), type(chosen.share)) == (int, float)
     assert (chosen.widths, chosen.names, chosen.best) == ((1.0, 2.0), ("margin",), False)
@@ -84,17 +84,17 @@ def test_values_inside_are_taken_as_their_type() -> None:
     assert Search(anything=thing).anything is thing
 
 
-def test_they_are_frozen_and_by_keyword() -> None:
+def test_they_are_frozen_and_by_keyword():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Search().steps = 3  # type: ignore[misc]
+        Search().steps = 3
     with pytest.raises(TypeError, match="positional"):
-        Search(3)  # type: ignore[misc]
+        Search(3)
     assert dataclasses.replace(Search(steps=3), best=True).to_dict() == Search(steps=3, best=True).to_dict()
     with pytest.raises(InvalidArgumentError, match="steps: got 0"):
         dataclasses.replace(Search(), steps=0)
 
 
-def test_the_description_holds_every_setting_and_no_address() -> None:
+def test_the_description_holds_every_setting_and_no_address():
     shown = repr(Search(steps=3, anything=torch.zeros(2, 3)))
     assert shown == Search(steps=3, anything=torch.zeros(2, 3)).description
     assert shown.startswith("Search(steps=3, rate=0.5, share=None, loss='ce', best=False, widths=None, ")
@@ -104,14 +104,14 @@ def test_the_description_holds_every_setting_and_no_address() -> None:
     assert Search(anything=Search(steps=4)).description.endswith(f"anything={Search(steps=4).description})")
 
 
-def test_the_docstring_has_the_arguments_before_the_example() -> None:
+def test_the_docstring_has_the_arguments_before_the_example():
     text = Search.__doc__ or ""
     assert text.startswith("Looks for something.\n\n    Args:\n        steps: Steps taken.\n        rate: Of change.\n")
     assert text.index("anything: Left as it is.") < text.index("Example:") < text.index(">>> 1 + 1")
     assert max(map(len, text.split("\n"))) <= 120
 
 
-def test_what_is_declared_can_be_read() -> None:
+def test_what_is_declared_can_be_read():
     info = declared(Search)["steps"]
     assert list(declared(Search)) == [field.name for field in dataclasses.fields(Search)]
     assert (info.help, info.minimum, info.maximum) == ("Steps taken.", 1, 99)
@@ -122,7 +122,7 @@ def test_what_is_declared_can_be_read() -> None:
     assert declared(int) == {}
 
 
-def test_a_setting_declared_again_without_words_is_otherwise_that_of_the_base() -> None:
+def test_a_setting_declared_again_without_words_is_otherwise_that_of_the_base():
     assert list(declared(Longer)) == [*declared(Search), "depth"]
     assert declared(Longer)["steps"] == declared(Search)["steps"]
     assert (Longer().steps, Longer().rate, Search().rate) == (50, 0.25, 0.5)

@@ -9,7 +9,7 @@ from robust_ext.core.objects import resolve_object
 from robust_ext.core.specification import check_keywords, did_you_mean, parse_call
 
 
-def test_parse_reads_scope_name_and_literals() -> None:
+def test_parse_reads_scope_name_and_literals():
     text = "foolbox:LinfPGD(steps=40, rel_stepsize=-.1, a=8/255, b=None, c=True, d='x:y(1)', "
     text += "e=(1, [2]), f={'k': -3}, g=+2)"
     spec = parse_call(text)
@@ -31,7 +31,7 @@ def test_parse_reads_scope_name_and_literals() -> None:
         ("a.b:make(x='c:d(1)')", "a.b", "make"),
     ],
 )
-def test_parentheses_may_be_left_out_and_stand_elsewhere(text: str, scope: str, name: str) -> None:
+def test_parentheses_may_be_left_out_and_stand_elsewhere(text, scope, name):
     spec = parse_call(text)
     assert (spec.scope, spec.name) == (scope, name)
     assert "=" in text or not spec.arguments
@@ -46,7 +46,7 @@ NO_LITERALS = [
 
 
 @pytest.mark.parametrize("value", NO_LITERALS)
-def test_anything_but_literals_is_refused(value: str) -> None:
+def test_anything_but_literals_is_refused(value):
     with pytest.raises(InvalidArgumentError, match=r"^--attack: got "):
         parse_call(f"foolbox:FGSM(a={value})", argument="--attack")
 
@@ -58,18 +58,18 @@ OTHER_FORMS = [
 
 
 @pytest.mark.parametrize("text", OTHER_FORMS)
-def test_other_forms_are_refused(text: str) -> None:
+def test_other_forms_are_refused(text):
     with pytest.raises(InvalidArgumentError):
         parse_call(text)
 
 
-def test_what_came_is_shown() -> None:
+def test_what_came_is_shown():
     for call, message in (("foolbox:LinfPGD(40)", "positional argument 40"), (3, "got int")):
         with pytest.raises(InvalidArgumentError, match=message):
             parse_call(call)
 
 
-def test_load_from_a_module_or_a_file_and_call_it(tmp_path: Path) -> None:
+def test_load_from_a_module_or_a_file_and_call_it(tmp_path):
     (tmp_path / "neighbour_of_mine.py").write_text("BASE = 10\n")
     file = tmp_path / "mine.py"
     file.write_text(
@@ -83,7 +83,7 @@ def test_load_from_a_module_or_a_file_and_call_it(tmp_path: Path) -> None:
     assert sys.path == before
 
 
-def test_edited_files_and_modules_of_the_current_folder_are_found(tmp_path: Path, monkeypatch) -> None:
+def test_edited_files_and_modules_of_the_current_folder_are_found(tmp_path, monkeypatch):
     file = tmp_path / "module_beside_me.py"
     for source, value in (("VALUE = 1\n", 1), ("VALUE = 'longer'\n", "longer")):
         file.write_text(source)
@@ -102,7 +102,7 @@ def test_edited_files_and_modules_of_the_current_folder_are_found(tmp_path: Path
         ("some/folder:make", "path/to/file.py:name"),
     ],
 )
-def test_what_cannot_be_loaded_is_explained(text: str, expected: str) -> None:
+def test_what_cannot_be_loaded_is_explained(text, expected):
     with pytest.raises(InvalidArgumentError, match=f"(?s)^--model: got .*{re.escape(expected)}"):
         resolve_object(text, argument="--model")
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_loaded_is_explained(text: str, expected: str) -> None:
         ("def", "SyntaxError"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_a_data_error(tmp_path: Path, source: str, expected: str) -> None:
+def test_a_file_that_cannot_be_imported_is_a_data_error(tmp_path, source, expected):
     file = tmp_path / "broken.py"
     file.write_text(source)
     with pytest.raises(DataError, match=expected):
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_imported_is_a_data_error(tmp_path: Path, source: 
     assert not any(getattr(module, "__file__", None) == str(file) for module in list(sys.modules.values()))
 
 
-def test_calls_that_fail_are_explained(tmp_path: Path) -> None:
+def test_calls_that_fail_are_explained(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("VALUE = 1\ndef make(*, depth, width=1):\n    raise KeyError('inside')\n")
     for call, error, message in (
@@ -137,14 +137,14 @@ def test_calls_that_fail_are_explained(tmp_path: Path) -> None:
             resolve_object(f"{file}:{call}")
 
 
-def test_hidden_parameters_are_neither_needed_nor_accepted() -> None:
-    def make(estimator: object, depth: int = 1) -> None: ...
+def test_hidden_parameters_are_neither_needed_nor_accepted():
+    def make(estimator, depth=1): ...
 
     check_keywords(make, {"depth": 2}, argument="attack", label="make", hidden=("estimator",))
     with pytest.raises(InvalidArgumentError, match="one of: depth"):
         check_keywords(make, {"estimator": 2}, argument="attack", label="make", hidden=("estimator",))
 
 
-def test_did_you_mean_ignores_case_and_is_silent_without_a_near_name() -> None:
+def test_did_you_mean_ignores_case_and_is_silent_without_a_near_name():
     assert did_you_mean("linfpgd", ["LinfPGD", "FGSM"]) == "; did you mean LinfPGD?"
     assert did_you_mean("zzz", ["LinfPGD", "FGSM"]) == ""

@@ -17,7 +17,7 @@ COUNTS = st.integers(1, 400).flatmap(lambda trials: st.tuples(st.integers(0, tri
 
 @settings(deadline=None)
 @given(COUNTS, st.sampled_from([0.5, 0.9, 0.95, 0.999]))
-def test_intervals_are_beta_quantiles(counts: tuple[int, int], confidence: float) -> None:
+def test_intervals_are_beta_quantiles(counts, confidence):
     hits, trials = counts
     tail = (1 - confidence) / 2
     low = stats.beta.ppf(tail, hits, trials - hits + 1) if hits else 0.0
@@ -27,7 +27,7 @@ def test_intervals_are_beta_quantiles(counts: tuple[int, int], confidence: float
 
 @settings(deadline=None)
 @given(COUNTS, st.sampled_from([0.01, 0.05, 0.5]))
-def test_upper_bounds_are_beta_quantiles(counts: tuple[int, int], error_rate: float) -> None:
+def test_upper_bounds_are_beta_quantiles(counts, error_rate):
     hits, trials = counts
     expected = stats.beta.ppf(1 - error_rate, hits + 1, trials - hits) if hits < trials else 1.0
     found = upper_bound(hits, trials, error_rate=error_rate)
@@ -37,13 +37,13 @@ def test_upper_bounds_are_beta_quantiles(counts: tuple[int, int], error_rate: fl
         assert stats.binom.cdf(hits, trials, found) == pytest.approx(error_rate, abs=1e-6)
 
 
-def test_without_trials_nothing_is_known() -> None:
+def test_without_trials_nothing_is_known():
     assert proportion_interval(0, 0) is None
     assert upper_bound(0, 0) == 1.0
     assert sequential_decision(0, 0, threshold=0.95) is None
 
 
-def test_intervals_cover() -> None:
+def test_intervals_cover():
     """Exactly: the probabilities of the outcomes whose interval holds the truth add up to the confidence or more."""
     for rate in (0.02, 0.5, 0.93):
         covered = 0.0
@@ -53,10 +53,10 @@ def test_intervals_cover() -> None:
         assert 0.95 <= covered < 1
 
 
-def log_integral(hits: int, misses: int, low: float, high: float, threshold: float) -> float:
+def log_integral(hits, misses, low, high, threshold):
     """Logarithm of the mean over rates in an interval of their likelihood relative to the threshold's."""
 
-    def exponent(rate: float) -> float:
+    def exponent(rate):
         return (
             hits * (math.log(rate) if hits else 0.0)
             + misses * (math.log1p(-rate) if misses else 0.0)
@@ -76,7 +76,7 @@ def log_integral(hits: int, misses: int, low: float, high: float, threshold: flo
 
 @pytest.mark.parametrize("threshold", [0.5, 0.9, 0.95])
 @pytest.mark.parametrize("trials", [1, 2, 5, 20, 61, 62, 150, 400])
-def test_decisions_are_those_of_numerical_integration(threshold: float, trials: int) -> None:
+def test_decisions_are_those_of_numerical_integration(threshold, trials):
     decisions = set()
     for hits in sorted({0, 1, trials // 2, *range(max(0, trials - 40), trials + 1)} & set(range(trials + 1))):
         misses = trials - hits
@@ -93,14 +93,14 @@ def test_decisions_are_those_of_numerical_integration(threshold: float, trials: 
     assert len(decisions) >= 2 or trials <= 2
 
 
-def test_how_soon_it_decides() -> None:
+def test_how_soon_it_decides():
     assert [sequential_decision(n, n, threshold=0.95) for n in range(64)] == [None] * 62 + ["above"] * 2
     assert [sequential_decision(0, n, threshold=0.95) for n in range(4)] == [None] * 2 + ["below"] * 2
 
 
 @settings(deadline=None)
 @given(COUNTS, st.floats(0.05, 0.99))
-def test_more_hits_never_look_worse(counts: tuple[int, int], threshold: float) -> None:
+def test_more_hits_never_look_worse(counts, threshold):
     rank = {"below": 0, None: 1, "above": 2}
     hits, trials = counts
     decision = sequential_decision(hits, trials, threshold=threshold)
@@ -110,13 +110,13 @@ def test_more_hits_never_look_worse(counts: tuple[int, int], threshold: float) -
 
 
 @pytest.mark.parametrize("trials", [10**4, 10**6])
-def test_many_trials_are_no_trouble(trials: int) -> None:
+def test_many_trials_are_no_trouble(trials):
     decided = [sequential_decision(hits, trials, threshold=0.5) for hits in (trials, 0, trials // 2)]
     assert decided == ["above", "below", None]
     assert sequential_decision(trials // 100, trials, threshold=0.95) == "below"
 
 
-def first_decisions(threshold: float, error_rate: float, trials: int) -> tuple[np.ndarray, np.ndarray]:
+def first_decisions(threshold, error_rate, trials):
     """For every number of trials, from how many hits on it says "above", and up to how many "below"."""
     above, below = np.full(trials + 1, trials + 1), np.full(trials + 1, -1)
     top, bottom = 0, -1
@@ -133,7 +133,7 @@ def first_decisions(threshold: float, error_rate: float, trials: int) -> tuple[n
     return above, below
 
 
-def wrong_rate(rate: float, wrong: str, *, runs: int, threshold: float = 0.95, error_rate: float = 0.05) -> float:
+def wrong_rate(rate, wrong, *, runs, threshold=0.95, error_rate=0.05):
     """How often a look after every one of 400 samples ends, at the first decision, in the wrong one."""
     above, below = first_decisions(threshold, error_rate, 400)
     hits = (np.random.default_rng(1).random((runs, 400)) < rate).cumsum(1)
@@ -149,20 +149,20 @@ def wrong_rate(rate: float, wrong: str, *, runs: int, threshold: float = 0.95, e
     + [(rate, "below", 0.95, 0.05) for rate in (0.95, 0.96)]
     + [(threshold, wrong, threshold, 0.2) for threshold in (0.5, 0.9) for wrong in ("above", "below")],
 )
-def test_errors_are_rare_however_often_one_looks(rate: float, wrong: str, threshold: float, error_rate: float) -> None:
+def test_errors_are_rare_however_often_one_looks(rate, wrong, threshold, error_rate):
     # Three standard deviations of 4000 runs.
     most = error_rate + 3 * math.sqrt(error_rate * (1 - error_rate) / 4000)
     assert wrong_rate(rate, wrong, runs=4000, threshold=threshold, error_rate=error_rate) <= most
 
 
-def test_it_decides_rightly_when_the_rate_is_clear() -> None:
+def test_it_decides_rightly_when_the_rate_is_clear():
     assert wrong_rate(1.0, "above", runs=20) == 1
     assert wrong_rate(0.5, "below", runs=2000) > 0.999
     assert wrong_rate(0.8, "below", runs=2000) > 0.99
 
 
 @pytest.mark.parametrize("call", [proportion_interval, upper_bound, partial(sequential_decision, threshold=0.5)])
-def test_wrong_counts(call) -> None:
+def test_wrong_counts(call):
     for hits, trials, message in (
         (3, 2, r"hits: got 3, expected an integer of at least 0 and at most 2"),
         (-1, 2, r"hits: got -1, expected"),
@@ -174,7 +174,7 @@ def test_wrong_counts(call) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 1, -1, float("nan"), "0.5", None])
-def test_wrong_probabilities(value: float) -> None:
+def test_wrong_probabilities(value):
     for name, end, call in (
         ("confidence", "1", lambda: proportion_interval(1, 2, confidence=value)),
         ("threshold", "1", lambda: sequential_decision(1, 2, threshold=value)),

@@ -2,7 +2,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import ModelError
@@ -10,17 +10,17 @@ from robust_ext.core.target import Counted, PassCounter, frozen, module_device
 
 
 @pytest.fixture
-def network() -> nn.Module:
+def network():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)).eval()
 
 
-def counts(counter: PassCounter) -> tuple[int, int]:
+def counts(counter):
     return counter.forward, counter.backward
 
 
-def test_rows_are_counted_forward_and_backward(network: nn.Module) -> None:
+def test_rows_are_counted_forward_and_backward(network):
     counter = PassCounter()
     counted = Counted(network, counter)
     # It is in the mode of the module.
@@ -48,11 +48,11 @@ def test_rows_are_counted_forward_and_backward(network: nn.Module) -> None:
     assert counts(counter) == (23, 15)
 
 
-def test_calls_within_one_graph_count_each(network: nn.Module) -> None:
+def test_calls_within_one_graph_count_each(network):
     counter = PassCounter()
     counted = Counted(network, counter)
     leaf = torch.rand(2, 4, requires_grad=True)
-    sum(counted(leaf + i).sum() for i in range(4)).backward()  # type: ignore[union-attr]
+    sum(counted(leaf + i).sum() for i in range(4)).backward()
     assert counts(counter) == (8, 8)
     before = counter.snapshot()
     counted(leaf)
@@ -61,7 +61,7 @@ def test_calls_within_one_graph_count_each(network: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("module", [nn.Identity(), nn.Dropout(0.5).eval(), nn.Flatten()])
-def test_a_module_that_returns_its_input_leaves_no_hook_on_it(module: nn.Module) -> None:
+def test_a_module_that_returns_its_input_leaves_no_hook_on_it(module):
     """Some modules return the very tensor they got; that one belongs to the attack, which goes on using it."""
     counter = PassCounter()
     counted = Counted(module, counter)
@@ -74,7 +74,7 @@ def test_a_module_that_returns_its_input_leaves_no_hook_on_it(module: nn.Module)
     assert counts(counter) == (12, 12)
 
 
-def state(module: nn.Module) -> dict[str, object]:
+def state(module):
     return {
         "required": [p.requires_grad for p in module.parameters()],
         "gradients": [p.grad for p in module.parameters()],
@@ -84,15 +84,15 @@ def state(module: nn.Module) -> dict[str, object]:
     }
 
 
-def assert_state(module: nn.Module, before: dict[str, object], gradients: list[Tensor | None]) -> None:
+def assert_state(module, before, gradients):
     after = state(module)
     assert all(after[key] == before[key] for key in ("required", "flags", "same"))
-    assert list(map(id, after["gradients"])) == list(map(id, before["gradients"]))  # type: ignore[call-overload]
+    assert list(map(id, after["gradients"])) == list(map(id, before["gradients"]))
     for key, expected in (("buffers", before["buffers"]), ("gradients", gradients)):
         torch.testing.assert_close(after[key], expected, rtol=0, atol=0)
 
 
-def mixed(network: nn.Module) -> list[Tensor | None]:
+def mixed(network):
     """Some parameters require gradients, some have one, some flags differ."""
     parameters = list(network.parameters())
     parameters[0].requires_grad_(False)
@@ -101,7 +101,7 @@ def mixed(network: nn.Module) -> list[Tensor | None]:
     return [None if p.grad is None else p.grad.clone() for p in parameters]
 
 
-def mistreat(network: nn.Module) -> None:
+def mistreat(network):
     """What attacks do: train mode, gradients on weights, gradients zeroed in place, buffers replaced."""
     network.train()
     network(torch.rand(8, 4) * 5)
@@ -114,7 +114,7 @@ def mistreat(network: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_frozen_leaves_no_trace_even_after_an_exception(network: nn.Module, fails: bool) -> None:
+def test_frozen_leaves_no_trace_even_after_an_exception(network, fails):
     gradients = mixed(network)
     before = state(network)
     with pytest.raises(ZeroDivisionError) if fails else nullcontext(), frozen(network):
@@ -126,7 +126,7 @@ def test_frozen_leaves_no_trace_even_after_an_exception(network: nn.Module, fail
     assert_state(network, before, gradients)
 
 
-def test_frozen_passes_gradients_of_inputs(network: nn.Module) -> None:
+def test_frozen_passes_gradients_of_inputs(network):
     x = torch.rand(2, 4, requires_grad=True)
     (expected,) = torch.autograd.grad(network(x).sum(), x)
     with frozen(network):
@@ -137,7 +137,7 @@ def test_frozen_passes_gradients_of_inputs(network: nn.Module) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_frozen_restores_buffers_with_nan() -> None:
+def test_frozen_restores_buffers_with_nan():
     module = nn.BatchNorm1d(2).eval()
     module.running_mean.fill_(float("nan"))
     with frozen(module):
@@ -145,7 +145,7 @@ def test_frozen_restores_buffers_with_nan() -> None:
     assert bool(module.running_mean.isnan().all())
 
 
-def test_device_of_a_module() -> None:
+def test_device_of_a_module():
     buffered = nn.BatchNorm1d(2, affine=False, device="meta")
     modules = (nn.Linear(2, 2), nn.Flatten(), nn.Linear(2, 2, device="meta"), buffered)
     assert [module_device(module).type for module in modules] == ["cpu", "cpu", "meta", "meta"]
@@ -154,7 +154,7 @@ def test_device_of_a_module() -> None:
 @pytest.mark.parametrize(
     "part", [nn.BatchNorm1d(4), nn.Dropout(0.1), nn.AlphaDropout(), nn.InstanceNorm1d(4, track_running_stats=True)]
 )
-def test_parts_in_train_mode_are_named(part: nn.Module) -> None:
+def test_parts_in_train_mode_are_named(part):
     model = nn.Sequential(nn.Identity(), part, nn.Flatten()).eval()
     assert check_classifier(nn.Sequential(nn.Flatten()).eval(), torch.rand(2, 4)).shape == (2, 4)
     part.train()
@@ -162,7 +162,7 @@ def test_parts_in_train_mode_are_named(part: nn.Module) -> None:
         check_classifier(model, torch.rand(2, 4))
 
 
-def test_train_flags_without_effect_are_accepted_below_the_top() -> None:
+def test_train_flags_without_effect_are_accepted_below_the_top():
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
     model[1].train()
     assert check_classifier(model, torch.rand(2, 4)).shape == (2, 3)
@@ -171,11 +171,11 @@ def test_train_flags_without_effect_are_accepted_below_the_top() -> None:
         check_classifier(model, torch.rand(2, 4))
 
 
-def test_logits_that_sum_to_one_by_chance_are_logits() -> None:
+def test_logits_that_sum_to_one_by_chance_are_logits():
     """Probabilities lie in [0, 1] in every row; these do not."""
 
     class Fixed(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return torch.tensor([[2.0, -1.0], [0.5, 0.5]])
 
     assert check_classifier(Fixed().eval(), torch.rand(2, 4)).tolist() == [[2.0, -1.0], [0.5, 0.5]]

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from torch import Tensor
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
@@ -17,22 +16,22 @@ DRAWS = ("sample_inner", "sample_surface", "sample_corners")
 ORDER = {"linf": np.inf, "l2": 2, "l1": 1}
 
 
-def generator(seed: int = 0) -> torch.Generator:
+def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def draw(threat_model: ThreatModel, name: str, x: Tensor, count: int, seed: int = 0) -> Tensor:
+def draw(threat_model, name, x, count, seed=0):
     return getattr(threat_model, name)(x, count, generator=generator(seed))
 
 
-def offsets(points: Tensor, x: Tensor) -> np.ndarray:
+def offsets(points, x):
     return (points.double() - x.double()).flatten(1).numpy()
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("shape", [(5, 1), (4, 7), (3, 2, 4, 4), (0, 3), (2, 0)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_distance_is_that_of_numpy(norm: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_distance_is_that_of_numpy(norm, shape, dtype):
     a, b = torch.randn(shape, generator=generator(1)).to(dtype), torch.randn(shape, generator=generator(2)).to(dtype)
     found = ThreatModel(norm=norm, epsilon=1).distance(a, b)
     rows = (a.double() - b.double()).numpy().reshape(shape[0], int(np.prod(shape[1:])))
@@ -41,7 +40,7 @@ def test_distance_is_that_of_numpy(norm: str, shape: tuple[int, ...], dtype: tor
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
 
 
-def test_distance_sees_what_float32_would_round_away() -> None:
+def test_distance_sees_what_float32_would_round_away():
     a = torch.tensor([[1.0]], dtype=torch.float64)
     assert float(ThreatModel(norm="linf", epsilon=1).distance(a + 1e-12, a)) == pytest.approx(1e-12, rel=1e-3)
 
@@ -56,9 +55,7 @@ def test_distance_sees_what_float32_would_round_away() -> None:
     seed=st.integers(0, 2**31),
     edge=st.booleans(),
 )
-def test_points_lie_in_bounds_and_in_the_ball(
-    norm: str, bounds: tuple[float, float], name: str, epsilon: float, shape: tuple[int, ...], seed: int, edge: bool
-) -> None:
+def test_points_lie_in_bounds_and_in_the_ball(norm, bounds, name, epsilon, shape, seed, edge):
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
     x = torch.rand(shape, generator=generator(seed))
     x = (x.round() if edge else x) * threat_model.width + bounds[0]
@@ -78,9 +75,7 @@ def test_points_lie_in_bounds_and_in_the_ball(
     seed=st.integers(0, 2**31),
     size=st.sampled_from([1, 2, 6, 64]),
 )
-def test_surface_points_lie_at_epsilon_or_at_the_end_of_their_direction(
-    norm: str, bounds: tuple[float, float], name: str, epsilon: float, seed: int, size: int
-) -> None:
+def test_surface_points_lie_at_epsilon_or_at_the_end_of_their_direction(norm, bounds, name, epsilon, seed, size):
     """A point short of epsilon has no room left: every value has moved all the way to the bound it moved towards."""
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
     x = torch.rand(size, generator=generator(seed)) * threat_model.width + bounds[0]
@@ -95,7 +90,7 @@ def test_surface_points_lie_at_epsilon_or_at_the_end_of_their_direction(
 
 @pytest.mark.parametrize("bounds", BOUNDS)
 @pytest.mark.parametrize("epsilon", [0.05, 0.4, 3.0])
-def test_linf_corners_move_every_value_by_epsilon_or_to_its_bound(bounds: tuple[float, float], epsilon: float) -> None:
+def test_linf_corners_move_every_value_by_epsilon_or_to_its_bound(bounds, epsilon):
     threat_model = ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds)
     x = torch.rand(50, generator=generator(3)) * threat_model.width + bounds[0]
     points = draw(threat_model, "sample_corners", x, 40).numpy()
@@ -107,7 +102,7 @@ def test_linf_corners_move_every_value_by_epsilon_or_to_its_bound(bounds: tuple[
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
-def test_linf_surface_reaches_epsilon_in_a_value_with_room(bounds: tuple[float, float]) -> None:
+def test_linf_surface_reaches_epsilon_in_a_value_with_room(bounds):
     threat_model = ThreatModel(norm="linf", epsilon=0.3 * (bounds[1] - bounds[0]), bounds=bounds)
     # At most one side of each value lacks room for 0.3 of the width, so some value can nearly always go all the way.
     x = torch.rand(30, generator=generator(4)) * threat_model.width + bounds[0]
@@ -115,7 +110,7 @@ def test_linf_surface_reaches_epsilon_in_a_value_with_room(bounds: tuple[float, 
     np.testing.assert_allclose(distances, threat_model.epsilon, rtol=1e-6)
 
 
-def test_linf_surface_goes_to_the_bounds_where_no_value_has_room() -> None:
+def test_linf_surface_goes_to_the_bounds_where_no_value_has_room():
     threat_model = ThreatModel(norm="linf", epsilon=0.9)
     x = torch.tensor([0.5, 0.4, 0.2])
     points = draw(threat_model, "sample_surface", x, 100)
@@ -123,13 +118,13 @@ def test_linf_surface_goes_to_the_bounds_where_no_value_has_room() -> None:
     assert len(points.unique(dim=0)) == 8
 
 
-def test_l2_corners_have_equal_moves_where_there_is_room() -> None:
+def test_l2_corners_have_equal_moves_where_there_is_room():
     x = torch.full((16,), 0.5)
     moved = offsets(draw(ThreatModel(norm="l2", epsilon=0.4), "sample_corners", x, 10), x)
     np.testing.assert_allclose(abs(moved), 0.1, atol=1e-6)
 
 
-def test_l2_surface_stretches_past_clipped_values() -> None:
+def test_l2_surface_stretches_past_clipped_values():
     """Against bisection on the length of the direction that the unclipped point shows."""
     x = torch.cat([torch.full((8,), 0.95), torch.full((8,), 0.5)])
     near, far = (ThreatModel(norm="l2", epsilon=e, bounds=b) for e, b in ((1e-3, (0, 1)), (1.2, (0, 1))))
@@ -145,7 +140,7 @@ def test_l2_surface_stretches_past_clipped_values() -> None:
     np.testing.assert_allclose(np.linalg.norm(offsets(draw(near, "sample_surface", x, 5), x), axis=1), 1e-3, rtol=1e-3)
 
 
-def test_l1_corners_are_vertices() -> None:
+def test_l1_corners_are_vertices():
     """All values but one are where they were or at a bound, and which one differs from draw to draw."""
     threat_model = ThreatModel(norm="l1", epsilon=1.3)
     x = torch.rand(20, generator=generator(5)) * 0.8 + 0.1
@@ -160,7 +155,7 @@ def test_l1_corners_are_vertices() -> None:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("size", [1, 3, 17, 64])
-def test_the_first_points_do_not_depend_on_how_many_follow(norm: str, name: str, size: int) -> None:
+def test_the_first_points_do_not_depend_on_how_many_follow(norm, name, size):
     threat_model = ThreatModel(norm=norm, epsilon=0.1)
     x = torch.full((size,), 0.5)
     many = draw(threat_model, name, x, 300)
@@ -170,7 +165,7 @@ def test_the_first_points_do_not_depend_on_how_many_follow(norm: str, name: str,
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", DRAWS)
-def test_points_depend_on_the_generator_alone(norm: str, name: str) -> None:
+def test_points_depend_on_the_generator_alone(norm, name):
     threat_model = ThreatModel(norm=norm, epsilon=0.2)
     x = torch.rand(12, generator=generator(7))
     state = torch.get_rng_state()
@@ -196,7 +191,7 @@ def test_points_depend_on_the_generator_alone(norm: str, name: str) -> None:
     assert torch.equal(draw(threat_model, name, half, 9), draw(threat_model, name, half.float(), 9))
 
 
-def inner(norm: str, size: int, count: int, radius: float = 1.0) -> np.ndarray:
+def inner(norm, size, count, radius=1.0):
     threat_model = ThreatModel(norm=norm, epsilon=2.0, bounds=(-10, 10))
     x = torch.zeros(size)
     return threat_model.sample_inner(x, count, generator=generator(11), radius=radius).double().numpy() / 2.0
@@ -205,7 +200,7 @@ def inner(norm: str, size: int, count: int, radius: float = 1.0) -> np.ndarray:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("size", [1, 2, 5, 32])
 @pytest.mark.parametrize("radius", [1.0, 0.95, 0.2])
-def test_inner_radii_are_those_of_a_uniform_ball(norm: str, size: int, radius: float) -> None:
+def test_inner_radii_are_those_of_a_uniform_ball(norm, size, radius):
     """In every norm the share of the ball's volume within a radius r is r ** D."""
     points = inner(norm, size, 4000, radius)
     radii = np.linalg.norm(points, ord=ORDER[norm], axis=1) / radius
@@ -214,7 +209,7 @@ def test_inner_radii_are_those_of_a_uniform_ball(norm: str, size: int, radius: f
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_inner_points_are_distributed_like_rejection_samples(norm: str) -> None:
+def test_inner_points_are_distributed_like_rejection_samples(norm):
     """Uniform in the cube, kept where in the ball: the same marginal, sum and sign distributions."""
     cube = np.random.default_rng(0).uniform(-1, 1, (200_000, 3))
     kept = cube[np.linalg.norm(cube, ord=ORDER[norm], axis=1) <= 1][:20_000]
@@ -226,7 +221,7 @@ def test_inner_points_are_distributed_like_rejection_samples(norm: str) -> None:
 
 
 @pytest.mark.parametrize(("norm", "size", "sizes"), [("l2", 3, stats.uniform(0, 1)), ("l1", 4, stats.beta(1, 3))])
-def test_surface_points_are_uniform(norm: str, size: int, sizes: stats.rv_continuous) -> None:
+def test_surface_points_are_uniform(norm, size, sizes):
     """Archimedes: a coordinate of a uniform point on the sphere in three dimensions is uniform; of one on the simplex
     in D dimensions it is Beta(1, D - 1)."""
     threat_model = ThreatModel(norm=norm, epsilon=1.0, bounds=(-5, 5))
@@ -236,7 +231,7 @@ def test_surface_points_are_uniform(norm: str, size: int, sizes: stats.rv_contin
     assert stats.chisquare(np.bincount((points > 0) @ 2 ** np.arange(size), minlength=2**size)).pvalue > 1e-3
 
 
-def test_clipping_is_all_that_bounds_do_to_inner_points() -> None:
+def test_clipping_is_all_that_bounds_do_to_inner_points():
     x = torch.tensor([0.0, 0.5, 1.0])
     free = draw(ThreatModel(norm="l2", epsilon=0.8, bounds=(-9, 9)), "sample_inner", x, 50)
     assert torch.equal(draw(ThreatModel(norm="l2", epsilon=0.8), "sample_inner", x, 50), free.clamp(0, 1))
@@ -244,7 +239,7 @@ def test_clipping_is_all_that_bounds_do_to_inner_points() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("bounds", BOUNDS)
-def test_tolerance_covers_float32_and_little_more(norm: str, bounds: tuple[float, float]) -> None:
+def test_tolerance_covers_float32_and_little_more(norm, bounds):
     threat_model = ThreatModel(norm=norm, epsilon=0.5, bounds=bounds)
     values = 100
     growth = {"linf": 1, "l2": 10, "l1": 100}[norm]
@@ -258,7 +253,7 @@ def test_tolerance_covers_float32_and_little_more(norm: str, bounds: tuple[float
     assert threat_model.contains(direction * limit * (1 + 1e-12), x).tolist() == [False]
 
 
-def test_what_is_no_number_is_not_contained() -> None:
+def test_what_is_no_number_is_not_contained():
     candidates = torch.tensor([[float("nan"), 0.0], [float("inf"), 0.0], [0.1, 0.1]])
     assert ThreatModel(norm="l2", epsilon=0.5).contains(candidates, torch.zeros(3, 2)).tolist() == [False, False, True]
 
@@ -278,19 +273,19 @@ def test_what_is_no_number_is_not_contained() -> None:
         ({"bounds": ("0", 1)}, r"bounds: got 0, expected a finite number"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -> None:
+def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(InvalidArgumentError, match="^" + message):
-        ThreatModel(**{"norm": "linf", "epsilon": 0.1, **arguments})  # type: ignore[arg-type]
+        ThreatModel(**{"norm": "linf", "epsilon": 0.1, **arguments})
 
 
 @pytest.mark.parametrize("radius", [0, -0.5, 1.01, float("nan")])
-def test_a_radius_is_a_share_of_epsilon(radius: float) -> None:
+def test_a_radius_is_a_share_of_epsilon(radius):
     with pytest.raises(InvalidArgumentError, match=r"^radius: got .*, expected a finite number in \(0, 1\]"):
         ThreatModel(norm="l2", epsilon=1).sample_inner(torch.zeros(2), 3, generator=generator(), radius=radius)
 
 
-def test_values_are_plain_after_checking() -> None:
-    threat_model = ThreatModel(norm="linf", epsilon=np.float32(0.5), bounds=[0, 2])  # type: ignore[arg-type]
+def test_values_are_plain_after_checking():
+    threat_model = ThreatModel(norm="linf", epsilon=np.float32(0.5), bounds=[0, 2])
     assert (threat_model.epsilon, threat_model.bounds, threat_model.width) == (0.5, (0.0, 2.0), 2.0)
     assert type(threat_model.epsilon) is float
     assert threat_model == ThreatModel(norm="linf", epsilon=0.5, bounds=(0, 2))

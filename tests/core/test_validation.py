@@ -1,5 +1,4 @@
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +12,12 @@ from robust_ext.core.validation import check_choice, check_inputs, check_integer
 NAN, INF = math.nan, math.inf
 
 
-def refused(message: str) -> Any:
+def refused(message):
     return pytest.raises(InvalidArgumentError, match="^" + message)
 
 
 @pytest.mark.parametrize("value", [0, 5, np.int64(5), np.uint8(5), torch.tensor(5), np.array(5)])
-def test_integers_come_back_plain(value: Any) -> None:
+def test_integers_come_back_plain(value):
     number = check_integer("count", value, minimum=0)
     assert (type(number), number) == (int, int(value))
 
@@ -26,14 +25,14 @@ def test_integers_come_back_plain(value: Any) -> None:
 @pytest.mark.parametrize(
     "value", [1.0, "1", None, True, np.True_, [1], np.array([1, 2]), torch.tensor(1.5), torch.ones(2), np.array(1.5)]
 )
-def test_what_is_no_integer_is_refused(value: Any) -> None:
+def test_what_is_no_integer_is_refused(value):
     with refused(r"count: got .*, expected an integer of at least 0 and at most 9$") as caught:
         check_integer("count", value, minimum=0, maximum=9)
     assert (caught.value.argument, caught.value.got is value) == ("count", True)
 
 
 @given(st.integers(-20, 20), st.integers(-10, 10), st.integers(-10, 10))
-def test_integers_of_an_interval(value: int, minimum: int, maximum: int) -> None:
+def test_integers_of_an_interval(value, minimum, maximum):
     if minimum <= value <= maximum:
         assert check_integer("n", value, minimum=minimum, maximum=maximum) == value
     else:
@@ -42,7 +41,7 @@ def test_integers_of_an_interval(value: int, minimum: int, maximum: int) -> None
 
 
 @pytest.mark.parametrize("value", [1, 0.5, np.float32(0.25), np.int64(1), torch.tensor(0.5), np.float64(0)])
-def test_numbers_come_back_plain(value: Any) -> None:
+def test_numbers_come_back_plain(value):
     number = check_number("share", value, minimum=0, maximum=1)
     assert (type(number), number) == (float, float(value))
 
@@ -51,7 +50,7 @@ def test_numbers_come_back_plain(value: Any) -> None:
     "value",
     [NAN, INF, -INF, "0.5", None, True, [0.5], torch.ones(2), np.ones(2), 10**400, 1j, np.complex128(1), b"1", {}],
 )
-def test_what_is_no_number_is_refused(value: Any) -> None:
+def test_what_is_no_number_is_refused(value):
     with refused(r"share: got [\s\S]*, expected a finite number in \[-inf, inf\]$"):
         check_number("share", value)
 
@@ -59,9 +58,9 @@ def test_what_is_no_number_is_refused(value: Any) -> None:
 @example(0.0, (True, False))
 @example(1.0, (False, True))
 @given(st.floats(-2, 2), st.sampled_from([(False, False), (True, False), (False, True), (True, True)]))
-def test_numbers_of_an_interval(value: float, ends: tuple[bool, bool]) -> None:
+def test_numbers_of_an_interval(value, ends):
     within = (value > 0 or (value == 0 and not ends[0])) and (value < 1 or (value == 1 and not ends[1]))
-    options: dict[str, Any] = {"minimum": 0, "maximum": 1, "open_minimum": ends[0], "open_maximum": ends[1]}
+    options = {"minimum": 0, "maximum": 1, "open_minimum": ends[0], "open_maximum": ends[1]}
     if within:
         assert check_number("share", value, **options) == value
     else:
@@ -71,7 +70,7 @@ def test_numbers_of_an_interval(value: float, ends: tuple[bool, bool]) -> None:
         assert str(caught.value) == f"share: got {value!r}, expected a finite number in {left}0, 1{right}"
 
 
-def test_choices() -> None:
+def test_choices():
     assert check_choice("norm", "l2", ("l1", "l2")) == "l2"
     for value in ("L2", "", 2, None, ["l2"]):
         with pytest.raises(InvalidArgumentError) as caught:
@@ -80,7 +79,7 @@ def test_choices() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_inputs_become_contiguous_float32(dtype: torch.dtype) -> None:
+def test_inputs_become_contiguous_float32(dtype):
     given_inputs = torch.rand(4, 3, 5).to(dtype).transpose(1, 2).requires_grad_()
     inputs = check_inputs("inputs", given_inputs, bounds=(0, 1))
     assert inputs.is_contiguous()
@@ -106,13 +105,13 @@ def test_inputs_become_contiguous_float32(dtype: torch.dtype) -> None:
         (torch.tensor([[1.001]]), r"x: got values in \[1.001, 1.001\], expected values"),
     ],
 )
-def test_wrong_inputs_are_refused(inputs: object, message: str) -> None:
+def test_wrong_inputs_are_refused(inputs, message):
     with refused(message):
         check_inputs("x", inputs, bounds=(0, 1))
 
 
 @given(st.floats(-5, 0), st.floats(0.01, 5))
-def test_inputs_clipped_to_any_bounds_are_in_them(low: float, high: float) -> None:
+def test_inputs_clipped_to_any_bounds_are_in_them(low, high):
     """Bounds are float64 and inputs are float32, so a value at a bound may lie just outside it."""
     for dtype in (torch.float32, torch.float64):
         inputs = torch.tensor([[-9.0, 9.0]], dtype=dtype).clamp(low, high)
@@ -122,7 +121,7 @@ def test_inputs_clipped_to_any_bounds_are_in_them(low: float, high: float) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
-def test_labels_become_int64(dtype: torch.dtype) -> None:
+def test_labels_become_int64(dtype):
     labels = check_labels("labels", torch.tensor([0, 2, 1]).to(dtype), samples=3, classes=3)
     assert (labels.dtype, labels.tolist()) == (torch.int64, [0, 2, 1])
     assert check_labels("labels", torch.zeros(0, dtype=dtype), samples=0).shape == (0,)
@@ -141,16 +140,16 @@ def test_labels_become_int64(dtype: torch.dtype) -> None:
         (torch.tensor([0, 3]), r"y: got labels in 0..3, expected labels of at least 0 and below the number of cl"),
     ],
 )
-def test_wrong_labels_are_refused(labels: object, message: str) -> None:
+def test_wrong_labels_are_refused(labels, message):
     with refused(message):
         check_labels("y", labels, samples=2, classes=3)
 
 
-def test_labels_without_a_number_of_classes() -> None:
+def test_labels_without_a_number_of_classes():
     assert check_labels("y", torch.tensor([10**6]), samples=1).tolist() == [10**6]
     with refused(r"y: got labels in -1..-1, expected labels of at least 0$"):
         check_labels("y", torch.tensor([-1]), samples=1)
 
 
-def test_errors_are_value_errors_of_this_project() -> None:
+def test_errors_are_value_errors_of_this_project():
     assert {ValueError, RobustExtError} <= set(InvalidArgumentError.__mro__)

@@ -1,7 +1,6 @@
 """A small case of every published defense: a network of two layers, and trained parts whose weights are drawn."""
 
 import inspect
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,18 +10,16 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.defenses import Discriminator
 from robust_ext.defenses.catalogue import NAMED
 from robust_ext.defenses.training.contrastive import ContrastiveHead
-from robust_ext.defenses.training.part import TrainedPart
 from robust_ext.defenses.training.projections import Projections
 from robust_ext.defenses.training.score import ScoreNetwork
 from robust_ext.defenses.training.stable_head import StableHead
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
-from robust_ext.models.adaptive import AdaptiveDefense
 
 SHAPE = (2, 6, 5)
 GROUPED = ("clc", "reverse")
 # With which a few rows are defended in no time.
-QUICK: dict[str, dict[str, Any]] = {
+QUICK = {
     "soap": {"radii": 4},
     "sodef": {"solver": "rk4", "steps": 2},
     "clc": {"group_size": 2},
@@ -36,21 +33,21 @@ QUICK: dict[str, dict[str, Any]] = {
 class Unit(nn.Module):
     """From inputs in the bounds to [0, 1]."""
 
-    def __init__(self, bounds: tuple[float, float]) -> None:
+    def __init__(self, bounds):
         super().__init__()
         self.bounds = bounds
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return (x - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
 
 
-def network(dtype: torch.dtype = torch.float64, bounds: tuple[float, float] = (0.0, 1.0)) -> nn.Sequential:
+def network(dtype=torch.float64, bounds=(0.0, 1.0)):
     with seeded_globals(0):
         parts = nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 4)
         return nn.Sequential(Unit(bounds), *parts).eval().to(dtype)
 
 
-def linear(weights: np.ndarray, bias: np.ndarray | None = None) -> nn.Sequential:
+def linear(weights, bias=None):
     """A linear classifier in float64."""
     layer = nn.Linear(weights.shape[1], weights.shape[0]).double()
     with torch.no_grad():
@@ -59,20 +56,20 @@ def linear(weights: np.ndarray, bias: np.ndarray | None = None) -> nn.Sequential
     return nn.Sequential(nn.Flatten(), layer).eval()
 
 
-def data(rows: int, dtype: torch.dtype = torch.float64, low: float = 0.0, high: float = 1.0) -> Tensor:
+def data(rows, dtype=torch.float64, low=0.0, high=1.0):
     unit = torch.rand(rows, *SHAPE, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     return (low + (high - low) * unit).to(dtype)
 
 
-def seeds(rows: int) -> Tensor:
+def seeds(rows):
     return torch.arange(rows) + 11
 
 
-def drawn_part(name: str, *, digits: bool = False) -> TrainedPart:
+def drawn_part(name, *, digits=False):
     """A part of the sizes of :func:`network`, or of the digits' network."""
     features, classes, channels, size = (128, 10, 1, 64) if digits else (8, 4, 2, 60)
     with seeded_globals(1):
-        part: TrainedPart = {
+        return {
             "imf": lambda: Discriminator([classes], width=8, after=1),
             "aid": lambda: Discriminator([32, 128] if digits else [3, 8], layers=("2", "5"), width=8, after=1),
             "sodef": lambda: StableHead(features, classes, dimension=6, hidden=7),
@@ -84,18 +81,9 @@ def drawn_part(name: str, *, digits: bool = False) -> TrainedPart:
             "reverse": lambda: ContrastiveHead(features, width=5, dimension=3, views=RandomViews(area=0.5, flip=0.0)),
             "adp": lambda: ScoreNetwork(channels, width=5, depth=2, noise=0.2),
         }[name]()
-    return part
 
 
-def make(
-    name: str,
-    dtype: torch.dtype = torch.float64,
-    bounds: tuple[float, float] = (0.0, 1.0),
-    *,
-    net: nn.Module | None = None,
-    inputs: Tensor | None = None,
-    **settings: Any,
-) -> AdaptiveDefense:
+def make(name, dtype=torch.float64, bounds=(0.0, 1.0), *, net=None, inputs=None, **settings):
     """The defense of :func:`network`, or of the digits' network ``net`` where ``inputs`` are given."""
     net = network(dtype, bounds) if net is None else net
     inputs = data(2, dtype, *bounds) if inputs is None else inputs
@@ -108,17 +96,17 @@ def make(
     return defense(net, **settings)
 
 
-def quick(name: str, *args: Any, **settings: Any) -> AdaptiveDefense:
+def quick(name, *args, **settings):
     """The same, with settings that are fast."""
     return make(name, *args, **{**QUICK.get(name, {}), **settings})
 
 
-def of_digits(name: str, inputs: Tensor, **settings: Any) -> AdaptiveDefense:
+def of_digits(name, inputs, **settings):
     """The same for the digits' network."""
     return quick(name, torch.float32, net=digits_network(), inputs=inputs, **settings)
 
 
-def gradient(module: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
+def gradient(module, x, weights):
     leaf = x.clone().requires_grad_()
     found: Tensor
     (found,) = torch.autograd.grad((module(leaf) * weights).sum(), leaf)

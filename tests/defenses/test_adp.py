@@ -1,10 +1,9 @@
 import functools
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext import BPDA, InvalidArgumentError
 from robust_ext.core.random import derive_seed
@@ -18,22 +17,22 @@ from tests.models.cases import network
 class Quadratic(nn.Module):
     """The score ``-rates * (x - 0.5)`` of a normal distribution."""
 
-    def __init__(self, scale: float = 1.0) -> None:
+    def __init__(self, scale=1.0):
         super().__init__()
         self.rates = nn.Parameter(scale * torch.linspace(4, 30, 6, dtype=torch.float64).view(2, 3))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return -self.rates * (x - 0.5)
 
 
 data = functools.partial(some, dtype=torch.float64)
 
 
-def defense(**settings: Any) -> AdaptiveDenoising:
+def defense(**settings):
     return AdaptiveDenoising(network(torch.float64), Quadratic(), **{"steps": 4, "runs": 3, **settings})
 
 
-def noise_of(seeds: Tensor, run: int, like: Tensor) -> np.ndarray:
+def noise_of(seeds, run, like):
     own = torch.tensor([derive_seed(seed, "run", run) for seed in seeds.tolist()])
     return RowRNG(own).normal(like, "noise").numpy()
 
@@ -45,7 +44,7 @@ def noise_of(seeds: Tensor, run: int, like: Tensor) -> np.ndarray:
         *({"clip": False, "noise": 0.6}, {"noise": 0.0, "runs": 1}),
     ],
 )
-def test_each_run_takes_the_steps_of_the_formula(settings: dict[str, Any]) -> None:
+def test_each_run_takes_the_steps_of_the_formula(settings):
     model, x = defense(**settings), data(4)
     seeds = torch.tensor([3, 4, 5, 6])
     with torch.no_grad():
@@ -83,7 +82,7 @@ def test_each_run_takes_the_steps_of_the_formula(settings: dict[str, Any]) -> No
         np.testing.assert_allclose(trace.final.numpy()[:, None] + offsets, np.stack(finals[1:], 1), atol=1e-12)
 
 
-def test_passes_are_those_of_the_paper() -> None:
+def test_passes_are_those_of_the_paper():
     model = AdaptiveDenoising(network(torch.float64), Quadratic(), seed=0)
     calls = {"score": 0, "classifier": 0}
     model.score.register_forward_hook(lambda *_: calls.update(score=calls["score"] + 1))
@@ -94,7 +93,7 @@ def test_passes_are_those_of_the_paper() -> None:
     assert defense(runs=1).with_steps(0).trace(data(2)).state == {}
 
 
-def test_noise_has_its_width() -> None:
+def test_noise_has_its_width():
     model = defense(steps=0, runs=1, clip=False, seed=4, bounds=(-1, 1))
     x = torch.zeros(500, 2, 3, dtype=torch.float64)
     noise = model.trace(x).final
@@ -102,7 +101,7 @@ def test_noise_has_its_width() -> None:
     assert abs(float(noise.mean())) < 0.03
 
 
-def test_unrolled_gradients() -> None:
+def test_unrolled_gradients():
     x, seeds = data(2).requires_grad_(), torch.tensor([1, 2])
     settings = {"clip": False, "stop": 0.0}
     through = defense(differentiable_lengths=True, **settings)
@@ -120,7 +119,7 @@ def test_unrolled_gradients() -> None:
     torch.testing.assert_close(found, inner * factor.detach())
 
 
-def test_the_identity_takes_the_mean_of_all_runs() -> None:
+def test_the_identity_takes_the_mean_of_all_runs():
     model, x = defense(seed=2), data(3).requires_grad_()
     trace = model.trace(x.detach(), seeds=(seeds := torch.tensor([1, 2, 3])))
     finals = [trace.final, *(trace.final + offset for offset in trace.state["offsets"].unbind(1))]
@@ -130,19 +129,19 @@ def test_the_identity_takes_the_mean_of_all_runs() -> None:
         total = total + network(torch.float64)(leaf).softmax(1) / 3
     gradients = torch.autograd.grad(total.log()[:, 1].sum(), leaves)
     module = BPDA(model)
-    model.next_seeds = lambda rows: seeds  # type: ignore[method-assign]
+    model.next_seeds = lambda rows: seeds
     (found,) = torch.autograd.grad(module(x)[:, 1].sum(), x)
     torch.testing.assert_close(found, torch.stack(gradients).sum(0))
 
 
-def test_where_there_is_no_score_nothing_moves() -> None:
+def test_where_there_is_no_score_nothing_moves():
     model = AdaptiveDenoising(network(torch.float64), Quadratic(scale=0.0), steps=2, runs=2, noise=0.0)
     x = data(3).requires_grad_()
     torch.testing.assert_close(model(x), network(torch.float64)(x).log_softmax(1))
     assert bool(torch.isfinite(torch.autograd.grad(model(x).sum(), x)[0]).all())
 
     class Constant(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return torch.ones_like(x)
 
     # A score that does not change has the greatest length.
@@ -153,14 +152,14 @@ def test_where_there_is_no_score_nothing_moves() -> None:
     assert bool(torch.isfinite(torch.autograd.grad(even(x).sum(), x)[0]).all())
 
 
-def test_what_is_wrong_is_refused() -> None:
+def test_what_is_wrong_is_refused():
     with pytest.raises(InvalidArgumentError, match="lengths"):
         defense(lengths=(0.2, 0.1))
     with pytest.raises(InvalidArgumentError, match="images"):
         ScoreTraining().fit(network(torch.float64), torch.rand(4, 3))
 
 
-def test_a_score_network_learns_where_images_are() -> None:
+def test_a_score_network_learns_where_images_are():
     # All images are one: the noise is the difference from it.
     image = torch.rand(1, 1, 5, 5, generator=torch.Generator().manual_seed(0))
     inputs = image.expand(64, -1, -1, -1)

@@ -1,9 +1,6 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from robust_ext import BPDA, InvalidArgumentError, ModelError
 from robust_ext.defenses.clc import ClosedLoopControl
@@ -13,7 +10,7 @@ from tests.models.cases import data, network
 LAYERS = ("", "1", "3")
 
 
-def subspaces(dtype: torch.dtype = torch.float64) -> Projections:
+def subspaces(dtype=torch.float64):
     """Of rank 3, 2 and 4, around points of their own."""
     generator = torch.Generator().manual_seed(3)
     bases = [
@@ -23,16 +20,14 @@ def subspaces(dtype: torch.dtype = torch.float64) -> Projections:
     return Projections(LAYERS, [basis.to(dtype) for basis in bases], [mean.to(dtype) for mean in means])
 
 
-def defense(**settings: Any) -> ClosedLoopControl:
+def defense(**settings):
     return ClosedLoopControl(network(torch.float64), subspaces(), **{"group_size": 4, **settings})
 
 
-def by_hand(
-    net: nn.Sequential, found: Projections, x: Tensor, *, steps: int, rate: float, centre: str, reduction: str
-) -> tuple[list[Tensor], list[Tensor], list[float]]:
+def by_hand(net, found, x, *, steps, rate, centre, reduction):
     """The offsets of the lowest loss, the offsets of the input over time, and the losses, by torch's Adam."""
     blocks = [net[0], net[1:3], net[3]]
-    controls: list[Tensor] = []
+    controls = []
     value = x
     for block in blocks:
         controls.append(torch.zeros_like(value).requires_grad_())
@@ -62,7 +57,7 @@ def by_hand(
 
 @pytest.mark.parametrize(("centre", "reduction"), [("batch", "mean"), ("training", "sum")])
 @pytest.mark.parametrize(("steps", "rate"), [(5, 5e-3), (6, 0.8)])
-def test_offsets_are_those_of_adam(centre: str, reduction: str, steps: int, rate: float) -> None:
+def test_offsets_are_those_of_adam(centre, reduction, steps, rate):
     x = data(4, torch.float64)
     model = defense(steps=steps, learning_rate=rate, centre=centre, reduction=reduction)
     best, path, losses = by_hand(
@@ -81,7 +76,7 @@ def test_offsets_are_those_of_adam(centre: str, reduction: str, steps: int, rate
     assert not trace.final.requires_grad
 
 
-def test_projections_are_those_of_a_singular_value_decomposition() -> None:
+def test_projections_are_those_of_a_singular_value_decomposition():
     net, x = network(), data(50)
     labels = net(x).argmax(1)
     labels[:10] = (labels[:10] + 1) % 3
@@ -106,12 +101,12 @@ def test_projections_are_those_of_a_singular_value_decomposition() -> None:
         np.testing.assert_allclose(off.numpy(), left - left @ projector, atol=1e-4)
 
 
-def test_all_of_the_singular_values_are_all_axes() -> None:
+def test_all_of_the_singular_values_are_all_axes():
     found = ProjectionsTraining(layers=["3"], share=1.0).fit(network(), data(50))
     assert found.basis(0).shape == (8, 8)
 
 
-def test_groups_stay_together_and_one_row_has_no_defense() -> None:
+def test_groups_stay_together_and_one_row_has_no_defense():
     x = data(8, torch.float64)
     model = defense(learning_rate=0.1)
     whole = model(x)
@@ -123,13 +118,13 @@ def test_groups_stay_together_and_one_row_has_no_defense() -> None:
     assert not torch.allclose(by_training(x), model.classifier(x), atol=1e-4)
 
 
-def test_steps_cost_what_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_cost_what_is_documented(monkeypatch):
     model = defense()
     forward, backward = [0], [0]
     model.classifier.register_forward_hook(lambda *_: forward.__setitem__(0, forward[0] + 1))
     grad = torch.autograd.grad
 
-    def counted(*args: Any, **keywords: Any) -> Any:
+    def counted(*args, **keywords):
         backward[0] += 1
         return grad(*args, **keywords)
 
@@ -141,7 +136,7 @@ def test_steps_cost_what_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(model.with_steps(0)(data(4)), model.classifier(data(4).double()))
 
 
-def test_a_held_control_is_the_paper_s_attack() -> None:
+def test_a_held_control_is_the_paper_s_attack():
     x = data(4, torch.float64).requires_grad_()
     model = defense(learning_rate=0.1)
     best = by_hand(network(torch.float64), subspaces(), x.detach(), steps=5, rate=0.1, centre="batch", reduction="mean")
@@ -153,14 +148,14 @@ def test_a_held_control_is_the_paper_s_attack() -> None:
         torch.testing.assert_close(found, wanted)
 
 
-def test_unrolled_gradients_are_those_of_finite_differences() -> None:
+def test_unrolled_gradients_are_those_of_finite_differences():
     model = defense(learning_rate=0.05, steps=4)
     x = data(4, torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(model, x, atol=1e-4, rtol=1e-3)
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_where_nothing_is_to_do_unrolled_gradients_are_finite() -> None:
+def test_where_nothing_is_to_do_unrolled_gradients_are_finite():
     full = Projections(["", "1"], [torch.eye(6), torch.eye(6)], [torch.zeros(6)] * 2)
     model = ClosedLoopControl(network(), full, group_size=2)
     x = data(2).requires_grad_()
@@ -169,7 +164,7 @@ def test_where_nothing_is_to_do_unrolled_gradients_are_finite() -> None:
     torch.testing.assert_close(found, wanted)
 
 
-def test_regularization_holds_offsets_back() -> None:
+def test_regularization_holds_offsets_back():
     x = data(4, torch.float64)
     free, held = defense(steps=20, learning_rate=0.1), defense(steps=20, learning_rate=0.1, regularization=100.0)
     assert float((held.trace(x).final - x).norm()) < 0.1 * float((free.trace(x).final - x).norm())
@@ -178,7 +173,7 @@ def test_regularization_holds_offsets_back() -> None:
     torch.testing.assert_close(difference, torch.tensor(100 * 6 * 0.25).double())
 
 
-def test_what_is_wrong_is_refused() -> None:
+def test_what_is_wrong_is_refused():
     with pytest.raises(InvalidArgumentError, match="names of layers, such as"):
         ProjectionsTraining(layers=["9"]).fit(network(), data(9))
     with pytest.raises(InvalidArgumentError, match="0 usable inputs"):

@@ -1,10 +1,6 @@
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext import InvalidArgumentError, ModelError, ThreatModel
 from robust_ext.attacks.objective_pgd import ObjectivePGD
@@ -19,17 +15,17 @@ LAYERS = ("1", "3", "6")
 
 
 @pytest.fixture(scope="module")
-def net() -> nn.Sequential:
+def net():
     return digits_network()
 
 
 @pytest.fixture(scope="module")
-def training() -> tuple[Tensor, Tensor]:
+def training():
     return load_dataset("digits", split="train").take(range(300))
 
 
 @pytest.fixture(scope="module")
-def attacked(net: nn.Sequential) -> tuple[Tensor, Tensor, Tensor]:
+def attacked(net):
     x, labels = load_dataset("digits").take(range(60))
     target = Target(module=net, bounds=(0.0, 1.0), classes=10, input_shape=(1, 8, 8), device=torch.device("cpu"))
     points = run_attack(
@@ -43,26 +39,21 @@ def attacked(net: nn.Sequential) -> tuple[Tensor, Tensor, Tensor]:
     return x, labels, points
 
 
-def fit(net: nn.Module, training: tuple[Tensor, Tensor], layers: tuple[str, ...]) -> Discriminator:
-    small: dict[str, Any] = {"epochs": 12, "batch_size": 30, "learning_rate": 0.02}
+def fit(net, training, layers):
+    small = {"epochs": 12, "batch_size": 30, "learning_rate": 0.02}
     small |= {"width": 32, "before": 0, "after": 1}
     settings = DiscriminatorTraining(layers=layers, epsilon=0.1, attack_step_size=0.04, attack_steps=5, **small)
     return settings.fit(net, *training)
 
 
 @pytest.mark.parametrize("layers", [(), LAYERS])
-def test_it_finds_adversarial_inputs_and_the_defense_keeps_clean_ones(
-    net: nn.Sequential,
-    training: tuple[Tensor, Tensor],
-    attacked: tuple[Tensor, Tensor, Tensor],
-    layers: tuple[str, ...],
-) -> None:
+def test_it_finds_adversarial_inputs_and_the_defense_keeps_clean_ones(net, training, attacked, layers):
     metrics = pytest.importorskip("sklearn.metrics")
     judge = fit(net, training, layers)
     x, labels, points = attacked
     defense = AIDPurifier(net, judge) if layers else IMF(net, judge, radius=8 / 255)
 
-    def cleanness(x: Tensor) -> Tensor:
+    def cleanness(x):
         return defense.cleanness(x) if isinstance(defense, AIDPurifier) else judge(net(x))
 
     with torch.no_grad():
@@ -74,17 +65,17 @@ def test_it_finds_adversarial_inputs_and_the_defense_keeps_clean_ones(
         assert cleanness(moved).mean() > cleanness(points).mean()
 
 
-def test_other_bounds_are_the_same_stretched(net: nn.Sequential, training: tuple[Tensor, Tensor]) -> None:
+def test_other_bounds_are_the_same_stretched(net, training):
     x, labels = training[0][:40], training[1][:40]
     moved = nn.Sequential(Unit((-1.0, 1.0)), net).eval()
-    settings: dict[str, Any] = {"mixed": True, "epochs": 1, "attack_steps": 2}
+    settings = {"mixed": True, "epochs": 1, "attack_steps": 2}
     unit = DiscriminatorTraining(**settings).fit(net, x, labels)
     other = DiscriminatorTraining(**settings, bounds=(-1.0, 1.0)).fit(moved, 2 * x - 1, labels)
     logits = torch.randn(30, 10, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(unit(logits), other(logits), rtol=1e-2, atol=1e-2)
 
 
-def test_it_can_be_saved(tmp_path: Path) -> None:
+def test_it_can_be_saved(tmp_path):
     judge = Discriminator([3, 5], layers=["a", "b"], width=6, before=0, after=1)
     judge.save(tmp_path / "judge.safetensors")
     again = Discriminator.load(tmp_path / "judge.safetensors")
@@ -96,9 +87,9 @@ def test_it_can_be_saved(tmp_path: Path) -> None:
     assert torch.allclose(again(inputs[0].mean((2, 3)), inputs[1]), judge(*inputs))
 
 
-def test_what_is_wrong_is_refused(net: nn.Sequential, training: tuple[Tensor, Tensor]) -> None:
+def test_what_is_wrong_is_refused(net, training):
     x, labels = training
-    cases: list[tuple[Callable[[], object], str]] = [
+    cases = [
         (lambda: DiscriminatorTraining(layers=["fc"]).fit(net, x, labels), "layers: got fc"),
         (lambda: DiscriminatorTraining().fit(net, x, labels[:3]), "labels"),
         (lambda: DiscriminatorTraining(batch_size=1), "batch_size: got 1"),

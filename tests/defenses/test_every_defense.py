@@ -1,13 +1,9 @@
 """What holds for every defense of the catalogue, and for those that share something."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
 
-from robust_ext import BPDA, AdaptiveDefense, EoT, InvalidArgumentError, ModelError
+from robust_ext import BPDA, EoT, InvalidArgumentError, ModelError
 from robust_ext.core.settings import declared
 from robust_ext.core.target import PassCounter, count_calls
 from robust_ext.datasets import load_dataset
@@ -18,7 +14,7 @@ from tests.defenses.cases import GROUPED, SHAPE, data, gradient, make, network, 
 ALL = pytest.mark.parametrize("name", NAMED)
 SIGNED = ("hd", "anti-adversary", "imf", "aid", "soap")
 # Rows forward and backward through the classifier for a row, by default and for k steps.
-COUNTS: dict[str, tuple[tuple[int, int], Callable[[int], tuple[int, int]]]] = {
+COUNTS = {
     "hd": ((21, 20), lambda k: (k + 1, k)),
     "anti-adversary": ((4, 2), lambda k: (k + 2, k)),
     "imf": ((2, 1), lambda k: (k + 1, k)),
@@ -33,7 +29,7 @@ COUNTS: dict[str, tuple[tuple[int, int], Callable[[int], tuple[int, int]]]] = {
 REACH = {"hd": 8 / 255, "anti-adversary": 0.3, "imf": 16 / 255, "aid": 0.031, "soap": 40 / 255, "reverse": 16 / 255}
 
 
-def test_each_has_a_name_and_one_line() -> None:
+def test_each_has_a_name_and_one_line():
     assert len(NAMED) == len(DEFENSES)
     assert all(isinstance(name, str) and name for name in NAMED)
     assert set(TRAINED) == {"imf", "aid", "sodef", "clc", "reverse", "adp"}
@@ -41,14 +37,14 @@ def test_each_has_a_name_and_one_line() -> None:
 
 
 @ALL
-def test_its_docstring_has_its_arguments(name: str) -> None:
+def test_its_docstring_has_its_arguments(name):
     text = NAMED[name].__doc__ or ""
     assert all(f"        {argument}: " in text for argument in ["classifier", *declared(NAMED[name])])
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_passes_are_those_that_are_documented(name: str) -> None:
-    grouped: dict[str, Any] = {"group_size": 3} if name in GROUPED else {}
+def test_passes_are_those_that_are_documented(name):
+    grouped = {"group_size": 3} if name in GROUPED else {}
     grouped |= {"solver": "rk4"} if name == "sodef" else {}
     by_default, of_steps = COUNTS[name]
     for settings, wanted in (({}, by_default), ({"steps": 3}, of_steps(3))):
@@ -57,7 +53,7 @@ def test_passes_are_those_that_are_documented(name: str) -> None:
             defense(data(3, torch.float32))
         assert (counter.forward, counter.backward) == (3 * wanted[0], 3 * wanted[1])
         if name in ("imf", "aid"):
-            calls: list[int] = []
+            calls = []
             judge = defense.get_submodule("discriminator")
             judge.register_forward_hook(lambda *args, calls=calls: calls.append(len(args[2])))
             defense(data(3, torch.float32))
@@ -65,7 +61,7 @@ def test_passes_are_those_that_are_documented(name: str) -> None:
 
 
 @ALL
-def test_the_callers_mode_changes_nothing_and_nothing_is_left_behind(name: str) -> None:
+def test_the_callers_mode_changes_nothing_and_nothing_is_left_behind(name):
     defense, x = quick(name), data(4)
     expected = defense.trace(x, seeds=seeds(4))
     before = torch.get_rng_state()
@@ -86,7 +82,7 @@ def test_the_callers_mode_changes_nothing_and_nothing_is_left_behind(name: str) 
 
 
 @ALL
-def test_rows_or_groups_are_on_their_own(name: str) -> None:
+def test_rows_or_groups_are_on_their_own(name):
     defense, x = quick(name), data(4)
     whole = defense.trace(x, seeds=seeds(4))
     size = defense.group_size or 1
@@ -106,7 +102,7 @@ def test_rows_or_groups_are_on_their_own(name: str) -> None:
 
 
 @ALL
-def test_no_row_and_one_row(name: str) -> None:
+def test_no_row_and_one_row(name):
     defense = quick(name, **({"group_size": 2, "pad": True} if name in GROUPED else {}))
     for rows in (0, 1):
         leaf = data(rows).requires_grad_()
@@ -118,7 +114,7 @@ def test_no_row_and_one_row(name: str) -> None:
 
 
 @ALL
-def test_draws_repeat_with_their_seed(name: str) -> None:
+def test_draws_repeat_with_their_seed(name):
     # Many steps of the hedge defense end in the same corners from wherever they start; votes are often the same.
     defense, x = quick(name, **{"hd": {"steps": 1}, "randomized-smoothing": {"vote": "mean"}}.get(name, {})), data(4)
     with torch.no_grad():
@@ -129,7 +125,7 @@ def test_draws_repeat_with_their_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REACH)
-def test_iterates_stay_where_they_may_be(name: str) -> None:
+def test_iterates_stay_where_they_may_be(name):
     x, defense = data(4), make(name, **({"group_size": 4} if name in GROUPED else {}))
     trace = defense.trace(x, seeds=seeds(4))
     torch.testing.assert_close(trace.logits, defense.classifier(trace.final))
@@ -143,7 +139,7 @@ def test_iterates_stay_where_they_may_be(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*SIGNED, "reverse", "adp"])
-def test_steps_can_be_changed(name: str) -> None:
+def test_steps_can_be_changed(name):
     defense, x = quick(name, steps=3), data(4)
     trace = defense.trace(x, seeds=seeds(4))
     none = defense.with_steps(0).trace(x, seeds=seeds(4))
@@ -155,7 +151,7 @@ def test_steps_can_be_changed(name: str) -> None:
 
 @ALL
 @pytest.mark.parametrize("bounds", [(-1.0, 3.0), (0.0, 255.0)])
-def test_other_bounds_are_the_same_stretched(name: str, bounds: tuple[float, float]) -> None:
+def test_other_bounds_are_the_same_stretched(name, bounds):
     x, width = data(4), bounds[1] - bounds[0]
     unit = quick(name).trace(x, seeds=seeds(4))
     other = quick(name, bounds=bounds).trace(bounds[0] + width * x, seeds=seeds(4))
@@ -165,12 +161,12 @@ def test_other_bounds_are_the_same_stretched(name: str, bounds: tuple[float, flo
 
 
 @pytest.mark.parametrize("name", SIGNED)
-def test_gradients_under_bpda(name: str) -> None:
+def test_gradients_under_bpda(name):
     # Far from the bounds, where signs and boxes have the derivative of the identity.
     defense, x = make(name, steps=2), data(3, low=0.4, high=0.6)
     weights = torch.randn(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
-    def given(backward: str) -> Tensor:
+    def given(backward):
         with defense.seeded(4):
             return gradient(BPDA(defense, backward=backward), x, weights)
 
@@ -189,7 +185,7 @@ def test_gradients_under_bpda(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if "checkpoint" in declared(NAMED[name])])
-def test_checkpoints_change_no_gradient(name: str) -> None:
+def test_checkpoints_change_no_gradient(name):
     x, weights, found = data(4), torch.ones(4, 4, dtype=torch.float64), []
     for checkpoint in (False, True):
         defense = quick(name, checkpoint=checkpoint)
@@ -199,17 +195,17 @@ def test_checkpoints_change_no_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if name != "jpeg"])
-def test_half_precision_stays(name: str) -> None:
+def test_half_precision_stays(name):
     trace = quick(name, torch.bfloat16).trace(data(2, torch.float32))
     assert {point.dtype for point in trace.iterates} == {torch.bfloat16}
     assert bool(torch.isfinite(trace.logits).all())
 
 
 @ALL
-def test_settings_outside_their_ranges_are_refused(name: str) -> None:
+def test_settings_outside_their_ranges_are_refused(name):
     grouped = {"group_size": 2} if name in GROUPED else {}
     for setting, info in declared(NAMED[name]).items():
-        wrong: list[object] = [info.minimum - 1] if info.minimum is not None else []
+        wrong = [info.minimum - 1] if info.minimum is not None else []
         wrong += [info.above] if info.above is not None else []
         wrong += [info.maximum + 1] if info.maximum is not None else []
         wrong += ["none"] if info.choices is not None else []
@@ -218,23 +214,23 @@ def test_settings_outside_their_ranges_are_refused(name: str) -> None:
                 make(name, **{**grouped, setting: value})
     if name not in ("sodef", "median"):
         with pytest.raises(InvalidArgumentError, match="bounds: got"):
-            NAMED[name](*[network()] * (2 if name in TRAINED else 1), bounds=(1, 0))  # type: ignore[call-arg]
+            NAMED[name](*[network()] * (2 if name in TRAINED else 1), bounds=(1, 0))
     if name not in GROUPED:
         with pytest.raises(InvalidArgumentError, match="group_size: got 2"):
             quick(name, group_size=2)
 
 
-def test_settings_of_other_defenses_are_refused() -> None:
+def test_settings_of_other_defenses_are_refused():
     for name, settings in (("resize-pad", {"steps": 2}), ("hd", {"pad": True}), ("soap", {"seed": 1})):
         with pytest.raises(InvalidArgumentError, match=f"{next(iter(settings))}: got .*only settings of "):
             quick(name, **settings)
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_training_depends_on_its_seed_alone(name: str) -> None:
+def test_training_depends_on_its_seed_alone(name):
     net, x, labels = network(torch.float32), data(20, torch.float32), torch.arange(20) % 4
     kept = [parameter.clone() for parameter in net.parameters()]
-    quickly: dict[str, Any] = {"epochs": 1, "batch_size": 8}
+    quickly = {"epochs": 1, "batch_size": 8}
     quickly |= {"layers": ("5",), "attack_steps": 1} if name == "aid" else {}
     cases = [{**quickly, "seed": seed} for seed in (0, 0, 1)]
     if name == "clc":
@@ -252,7 +248,7 @@ def test_training_depends_on_its_seed_alone(name: str) -> None:
             NAMED[name].training_class(**settings).fit(net, inputs, labels[: len(inputs)])
 
 
-def attacked(defense: AdaptiveDefense) -> nn.Module:
+def attacked(defense):
     """What gradients get through."""
     if type(defense).name == "randomized-smoothing":
         return BPDA(defense, backward=defense.classifier)
@@ -261,10 +257,10 @@ def attacked(defense: AdaptiveDefense) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if name != "sodef"])
-def test_digits_are_still_classified_until_foolbox_comes(name: str) -> None:
+def test_digits_are_still_classified_until_foolbox_comes(name):
     foolbox = pytest.importorskip("foolbox")
     x, labels = load_dataset("digits").take(range(20))
-    gentle: dict[str, Any] = {
+    gentle = {
         "adp": {"noise": 0.05},
         "resize-pad": {"smallest": 0.9, "fill": 0.0},
         "randomized-smoothing": {"noise": 0.1, "samples": 8},
@@ -276,7 +272,7 @@ def test_digits_are_still_classified_until_foolbox_comes(name: str) -> None:
     }
     defense = of_digits(name, x[:2], **gentle.get(name, {}))
 
-    def accuracy(points: Tensor) -> float:
+    def accuracy(points):
         with torch.no_grad(), defense.seeded(5):
             return float((defense(points).argmax(1) == labels).float().mean())
 

@@ -1,13 +1,11 @@
 """Every gradient attack of the hosts, on test-time defenses whose own gradient is zero, through the wrappers."""
 
 import importlib
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext import BPDA, EoT, MissingDependencyError
 from robust_ext.attacks.running import run_attack
@@ -15,13 +13,13 @@ from robust_ext.core.random import stream
 from robust_ext.core.target import Target
 from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.registry.base import AttackListing, adapters
+from robust_ext.registry.base import adapters
 from robust_ext.testing.conformance.problems import digits, network, threat_model
 from tests.adapters.common import Downhill
 from tests.models.cases import NoisyRounding, Rounding, art_classifier, quantise
 
 SAMPLES = 2
-WRAPPED: dict[str, Callable[[nn.Module], nn.Module]] = {
+WRAPPED = {
     "plain": lambda classifier: Rounding(classifier, steps=2),
     "bpda": lambda classifier: BPDA(Rounding(classifier, steps=2), backward="trajectory"),
     "eot": lambda classifier: EoT(BPDA(NoisyRounding(classifier, steps=2)), draws=2, chunk=2, seed=0),
@@ -33,25 +31,24 @@ WRAPPED: dict[str, Callable[[nn.Module], nn.Module]] = {
 class Watched(nn.Module):
     """Notes the largest gradient that comes back to an input."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module):
         super().__init__()
         self.module = module
         self.largest = 0.0
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if torch.is_grad_enabled() and x.requires_grad:
             x = x.view_as(x)
-            x.register_hook(self._note)  # type: ignore[no-untyped-call]
-        logits: Tensor = self.module(x)
-        return logits
+            x.register_hook(self._note)
+        return self.module(x)
 
-    def _note(self, gradient: Tensor) -> None:
+    def _note(self, gradient):
         if gradient.numel():
             self.largest = max(self.largest, float(gradient.abs().max()))
 
 
-def gradient_attacks(library: str) -> list[tuple[str, AttackListing]]:
+def gradient_attacks(library):
     try:
         listings = adapters()[library].list_attacks()
     except MissingDependencyError:
@@ -67,7 +64,7 @@ ONCE = tuple(f"{norm}BrendelBethgeAttack" for norm in ("L0", "L1", "Linfinity"))
 QUICK = ("LinfPGD", "DDNAttack", "ProjectedGradientDescent", "CarliniL2Method")
 
 
-def case(library: str, listing: AttackListing, *more: str) -> Any:
+def case(library, listing, *more):
     marks = () if listing.name in QUICK else pytest.mark.exhaustive
     return pytest.param(library, listing, *more, id="-".join([f"{library}:{listing.name}", *more]), marks=marks)
 
@@ -81,7 +78,7 @@ CASES = [
 PLAIN = [case(*one) for one in ATTACKS if one[1].name in QUICK[:3]]
 
 
-def attacked(library: str, listing: AttackListing, wrapped: str) -> tuple[Tensor, Watched]:
+def attacked(library, listing, wrapped):
     attack = adapters()[library].build_attack(listing.name, listing.trial, name=f"{library}:{listing.name}")
     norm = next((norm for norm in ("linf", "l2", "l1") if norm in attack.traits.norms), "linf")
     ball = threat_model(norm, listing.channels)
@@ -102,7 +99,7 @@ def attacked(library: str, listing: AttackListing, wrapped: str) -> tuple[Tensor
     return found, module
 
 
-def without_compiler(library: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_compiler(library, name, monkeypatch):
     """numba would compile for a minute; all that queries the model stays as it is."""
     if library == "foolbox":
         attacks = importlib.import_module("foolbox.attacks")
@@ -114,9 +111,7 @@ def without_compiler(library: str, name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("library", "listing", "wrapped"), CASES)
-def test_it_gets_gradients_through_the_wrappers(
-    library: str, listing: AttackListing, wrapped: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_gets_gradients_through_the_wrappers(library, listing, wrapped, monkeypatch):
     if listing.name.endswith("BrendelBethgeAttack"):
         without_compiler(library, listing.name, monkeypatch)
         wrapped = {"eot": "fixed"}.get(wrapped, wrapped)
@@ -128,24 +123,24 @@ def test_it_gets_gradients_through_the_wrappers(
 
 
 @pytest.mark.parametrize(("library", "listing"), PLAIN)
-def test_without_the_wrappers_no_gradient_arrives(library: str, listing: AttackListing) -> None:
+def test_without_the_wrappers_no_gradient_arrives(library, listing):
     assert attacked(library, listing, "plain")[1].largest == 0
 
 
-def test_arts_own_way_around_a_torch_preprocessor_is_dead_and_this_one_is_not() -> None:
+def test_arts_own_way_around_a_torch_preprocessor_is_dead_and_this_one_is_not():
     evasion = pytest.importorskip("art.attacks.evasion")
     preprocessor = importlib.import_module("art.defences.preprocessor.preprocessor")
 
-    class Quantiser(preprocessor.PreprocessorPyTorch):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
+    class Quantiser(preprocessor.PreprocessorPyTorch):
+        def __init__(self):
             super().__init__(is_fitted=True, apply_fit=False, apply_predict=True)
             self._device = "cpu"
             self.estimated = 0
 
-        def forward(self, x: Any, y: Any = None) -> Any:
+        def forward(self, x, y=None):
             return quantise(x), y
 
-        def estimate_forward(self, x: Any, y: Any = None) -> Any:
+        def estimate_forward(self, x, y=None):
             self.estimated += 1
             return x
 
@@ -153,7 +148,7 @@ def test_arts_own_way_around_a_torch_preprocessor_is_dead_and_this_one_is_not() 
     inputs, _ = load_dataset("digits").take(range(40))
     labels = network(quantise(inputs)).argmax(1)
 
-    def success(classifier: Any) -> float:
+    def success(classifier):
         attack = evasion.ProjectedGradientDescent(classifier, eps=0.3, eps_step=0.03, max_iter=15, verbose=False)
         found = torch.from_numpy(attack.generate(inputs.numpy(), np.eye(10, dtype=np.float32)[labels.numpy()]))
         return float((network(quantise(found)).argmax(1) != labels).float().mean())

@@ -1,13 +1,12 @@
 import colorsys
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext import BPDA, EoT, InvalidArgumentError
 from robust_ext.core.random import seeded_globals, stream
@@ -22,7 +21,7 @@ from robust_ext.models.row_rng import RowRNG
 SHAPE = (3, 5, 4)
 
 
-def networks(dtype: torch.dtype = torch.float64) -> tuple[nn.Sequential, nn.Sequential]:
+def networks(dtype=torch.float64):
     """A classifier, and a linear encoder."""
     with seeded_globals(0):
         classifier = nn.Sequential(nn.Flatten(), nn.Linear(60, 3)).eval().to(dtype)
@@ -30,15 +29,15 @@ def networks(dtype: torch.dtype = torch.float64) -> tuple[nn.Sequential, nn.Sequ
     return classifier, encoder
 
 
-def data(rows: int, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = SHAPE) -> Tensor:
+def data(rows, dtype=torch.float64, shape=SHAPE):
     return torch.rand(rows, *shape, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-def defense(**keywords: Any) -> ContrastiveReversal:
+def defense(**keywords):
     return ContrastiveReversal(*networks(), **{"group_size": 3, "steps": 3, **keywords})
 
 
-def loss_by_loop(embeddings: np.ndarray, temperature: float, positives: str) -> np.ndarray:
+def loss_by_loop(embeddings, temperature, positives):
     views, rows, _ = embeddings.shape
     unit = embeddings / np.linalg.norm(embeddings, axis=2, keepdims=True)
     losses = np.zeros(rows)
@@ -57,13 +56,13 @@ def loss_by_loop(embeddings: np.ndarray, temperature: float, positives: str) -> 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 4), st.integers(1, 4), st.integers(1, 5), st.floats(0.1, 2), st.sampled_from(["first", "all"]))
-def test_the_loss_is_that_of_a_loop(views: int, rows: int, size: int, temperature: float, positives: str) -> None:
+def test_the_loss_is_that_of_a_loop(views, rows, size, temperature, positives):
     embeddings = torch.randn(views, rows, size, dtype=torch.float64, generator=stream(views * 10 + rows, "z"))
     found = contrastive_losses(embeddings, temperature=temperature, positives=positives)
     np.testing.assert_allclose(found, loss_by_loop(embeddings.numpy(), temperature, positives), rtol=1e-6, atol=1e-12)
 
 
-def test_steps_go_down_the_loss_of_their_own_views() -> None:
+def test_steps_go_down_the_loss_of_their_own_views():
     model, x = defense(views=4), data(3)
     seeds = torch.tensor([5, 6, 7])
     trace = model.trace(x, seeds=seeds)
@@ -75,7 +74,7 @@ def test_steps_go_down_the_loss_of_their_own_views() -> None:
         gradient = torch.zeros_like(x)
         views = [model.augment.draw((5, 4), rng.generator(0, "view", number, view)) for view in range(4)]
 
-        def loss(leaf: Tensor, views: list[View] = views) -> Tensor:
+        def loss(leaf, views=views):
             unit = torch.stack([nn.functional.normalize(encoder(view.apply(leaf))) for view in views])
             total = torch.zeros((), dtype=torch.float64)
             for row in range(3):
@@ -94,7 +93,7 @@ def test_steps_go_down_the_loss_of_their_own_views() -> None:
     torch.testing.assert_close(trace.logits, model.classifier(point))
 
 
-def test_gradients_by_bpda_and_by_expectation() -> None:
+def test_gradients_by_bpda_and_by_expectation():
     model, x = defense(seed=0), data(3).requires_grad_()
     for backward in ("identity", "frozen"):
         with model.seeded(0):
@@ -105,7 +104,7 @@ def test_gradients_by_bpda_and_by_expectation() -> None:
     torch.testing.assert_close(mean, found)
 
 
-def test_groups_stay_together_where_each_row_has_views_of_its_own() -> None:
+def test_groups_stay_together_where_each_row_has_views_of_its_own():
     model, x, seeds = defense(augment=RandomViews(shared=False)), data(6), torch.arange(6)
     whole = model.trace(x, seeds=seeds).final
     torch.testing.assert_close(whole[3:], model.trace(x[3:], seeds=seeds[3:]).final)
@@ -113,7 +112,7 @@ def test_groups_stay_together_where_each_row_has_views_of_its_own() -> None:
     assert not torch.allclose(mixed[0], whole[0])
 
 
-def test_what_is_wrong_is_refused() -> None:
+def test_what_is_wrong_is_refused():
     assert defense(random_start=False, steps=0).trace(data(3)).final.equal(data(3))
     with pytest.raises(InvalidArgumentError, match="2 views or more"):
         contrastive_losses(torch.zeros(1, 2, 3))
@@ -121,7 +120,7 @@ def test_what_is_wrong_is_refused() -> None:
         RandomViews()(torch.rand(2, 3), RowRNG(torch.zeros(2, dtype=torch.int64)))
 
 
-def test_views_are_crops_flips_and_colours() -> None:
+def test_views_are_crops_flips_and_colours():
     x = data(2)
     whole = View(crop=(0, 0, 5, 4))
     assert torch.equal(whole.apply(x), x)
@@ -148,7 +147,7 @@ def test_views_are_crops_flips_and_colours() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.tuples(*[st.integers(0, 8)] * 3), st.floats(-0.5, 0.5))
-def test_hues_turn_as_in_the_standard_library(colour: tuple[int, ...], turn: float) -> None:
+def test_hues_turn_as_in_the_standard_library(colour, turn):
     values = [part / 8 for part in colour]
     hue, saturation, value = colorsys.rgb_to_hsv(*values)
     wanted = colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value)
@@ -158,7 +157,7 @@ def test_hues_turn_as_in_the_standard_library(colour: tuple[int, ...], turn: flo
     assert bool(torch.isfinite(torch.autograd.grad(found.sum(), pixel)[0]).all())
 
 
-def test_views_are_drawn_from_their_ranges() -> None:
+def test_views_are_drawn_from_their_ranges():
     drawn = [RandomViews().draw((32, 32), stream(0, number)) for number in range(400)]
     areas = np.array([view.crop[2] * view.crop[3] for view in drawn]) / 32**2
     assert 0.05 < areas.min() < 0.15
@@ -187,7 +186,7 @@ def test_views_are_drawn_from_their_ranges() -> None:
         torch.testing.assert_close(own[row : row + 1], view.apply(x[row : row + 1]))
 
 
-def test_training_learns() -> None:
+def test_training_learns():
     net = digits_network()
     inputs, _ = load_dataset("digits", split="train").take(range(200))
     features = split(net, inputs[:2]).features
@@ -197,7 +196,7 @@ def test_training_learns() -> None:
     rows = torch.arange(40)
     seen = [torch.cat([views(x, RowRNG(rows + 100 * pair), number) for number in range(2)]) for pair in range(5)]
 
-    def loss(of: nn.Module) -> float:
+    def loss(of):
         return float(torch.cat([contrastive_losses(of(pair).view(2, 40, -1)) for pair in seen]).mean())
 
     with seeded_globals(3):

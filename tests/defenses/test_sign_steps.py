@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.defenses import IMF, AIDPurifier, AntiAdversary, Discriminator, HedgeDefense
@@ -22,40 +22,40 @@ Case = tuple[Any, Callable[[Array], Array], float | None]
 class Weighted(nn.Module):
     """A discriminator that is linear in what it sees."""
 
-    def __init__(self, *weights: Tensor, shift: float = 0.0, column: bool = False) -> None:
+    def __init__(self, *weights, shift=0.0, column=False):
         super().__init__()
         self.weights, self.shift, self.column = weights, shift, column
 
-    def forward(self, *seen: Tensor) -> Tensor:
+    def forward(self, *seen):
         value = sum((values @ w for values, w in zip(seen, self.weights, strict=True)), torch.tensor(self.shift))
         return value[:, None] if self.column else value
 
 
-def shares(logits: Array) -> Array:
-    powers: Array = np.exp(logits - logits.max(1, keepdims=True))
+def shares(logits):
+    powers = np.exp(logits - logits.max(1, keepdims=True))
     return powers / powers.sum(1, keepdims=True)
 
 
 # A defense, its step by hand and its radius, for logits ``x @ weights.T + bias`` and two choices.
-def hedge(weights: Array, bias: Array, x: Array, rng: np.random.Generator, steps: int, one: bool, two: bool) -> Case:
+def hedge(weights, bias, x, rng, steps, one, two):
     defense = HedgeDefense(linear(weights, bias), steps=steps, radius=0.1, step_size=0.04, random_start=one, seed=1)
     # The cross-entropies of all classes sum up to K logsumexp(z) - sum(z).
     return defense, lambda point: 0.04 * np.sign((4 * shares(point @ weights.T + bias) - 1) @ weights), 0.1
 
 
-def anti(weights: Array, bias: Array, x: Array, rng: np.random.Generator, steps: int, one: bool, two: bool) -> Case:
+def anti(weights, bias, x, rng, steps, one, two):
     radius = 0.2 if one else None
     wanted = np.eye(4)[(x @ weights.T + bias).argmax(1)]
     defense = AntiAdversary(linear(weights, bias), steps=steps, radius=radius, clip=one)
     return defense, lambda point: -0.15 * np.sign((shares(point @ weights.T + bias) - wanted) @ weights), radius
 
 
-def imf(weights: Array, bias: Array, x: Array, rng: np.random.Generator, steps: int, one: bool, two: bool) -> Case:
+def imf(weights, bias, x, rng, steps, one, two):
     direction = rng.normal(size=4)
     shift = -float(((x @ weights.T + bias) @ direction).mean())
     judge = Weighted(torch.from_numpy(direction), shift=shift, column=one)
 
-    def move(point: Array) -> Array:
+    def move(point):
         clean = 1 / (1 + np.exp(-((point @ weights.T + bias) @ direction + shift)))
         share = np.where((clean > 0.3) & (clean < 0.7), 0.5, 1.0)[:, None]
         # Of -log(clean), by the input: (clean - 1) W^T v.
@@ -64,7 +64,7 @@ def imf(weights: Array, bias: Array, x: Array, rng: np.random.Generator, steps: 
     return IMF(linear(weights, bias), judge, steps=steps, radius=0.1, step_size=0.08, saturating=two), move, 0.1
 
 
-def aid(weights: Array, bias: Array, x: Array, rng: np.random.Generator, steps: int, one: bool, two: bool) -> Case:
+def aid(weights, bias, x, rng, steps, one, two):
     first, low, high = rng.normal(size=(6, 6)), 0.1 * rng.normal(size=6), 0.1 * rng.normal(size=4)
     net = nn.Sequential(linear(first), linear(weights, bias)).eval()
     judge = Weighted(torch.from_numpy(low), torch.from_numpy(high))
@@ -76,9 +76,7 @@ def aid(weights: Array, bias: Array, x: Array, rng: np.random.Generator, steps: 
 @pytest.mark.parametrize("case", [hedge, anti, imf, aid])
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 10), st.integers(1, 5), st.booleans(), st.booleans())
-def test_the_steps_are_those_of_a_loop_by_hand(
-    case: Callable[..., Case], seed: int, steps: int, rows: int, one: bool, two: bool
-) -> None:
+def test_the_steps_are_those_of_a_loop_by_hand(case, seed, steps, rows, one, two):
     rng = np.random.default_rng(seed)
     weights, bias, x = rng.normal(size=(4, 6)), rng.normal(size=4), rng.random((rows, 6))
     defense, move, radius = case(weights, bias, x, rng, steps, one, two)
@@ -96,13 +94,13 @@ def test_the_steps_are_those_of_a_loop_by_hand(
         np.testing.assert_array_equal(trace.state["predicted"].numpy(), (x @ weights.T + bias).argmax(1))
 
 
-def test_the_hedge_loss_is_the_sum_of_all_cross_entropies() -> None:
+def test_the_hedge_loss_is_the_sum_of_all_cross_entropies():
     net, x = nn.Linear(4, 5), torch.randn(3, 4)
     wanted = sum(nn.functional.cross_entropy(net(x), torch.full((3,), k), reduction="none") for k in range(5))
     torch.testing.assert_close(HedgeDefense(net).loss(x), wanted)
 
 
-def test_hedge_starts_are_uniform_in_the_ball_and_depend_on_the_seed() -> None:
+def test_hedge_starts_are_uniform_in_the_ball_and_depend_on_the_seed():
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(100, 2)), torch.full((60, 100), 0.5)
     defense = HedgeDefense(net, steps=0, seed=3)
     first, second = defense.trace(x).final - x, defense.trace(x).final - x
@@ -119,7 +117,7 @@ def test_hedge_starts_are_uniform_in_the_ball_and_depend_on_the_seed() -> None:
     assert torch.equal(still(x), still(x))
 
 
-def test_hedge_starts_are_clipped_to_the_bounds_unless_not_wanted() -> None:
+def test_hedge_starts_are_clipped_to_the_bounds_unless_not_wanted():
     net, x = nn.Linear(50, 2), torch.zeros(4, 50)
     clipped = HedgeDefense(net, steps=0, seed=0).trace(x).final
     free = HedgeDefense(net, steps=0, seed=0, clip_start=False).trace(x).final
@@ -128,7 +126,7 @@ def test_hedge_starts_are_clipped_to_the_bounds_unless_not_wanted() -> None:
     assert float(HedgeDefense(net, steps=1, seed=0, clip_start=False).trace(x).final.min()) >= 0
 
 
-def test_the_anti_adversary_of_two_classes_never_changes_a_decision() -> None:
+def test_the_anti_adversary_of_two_classes_never_changes_a_decision():
     # With two classes of opposite weights, every step raises the margin by step x the l1 norm of their difference.
     net = linear(np.array([[0.5, -2.0, 1.0], [-0.5, 2.0, -1.0]]))
     x = torch.rand(50, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -138,14 +136,14 @@ def test_the_anti_adversary_of_two_classes_never_changes_a_decision() -> None:
     torch.testing.assert_close((after[:, 0] - after[:, 1]).abs(), margin + 2 * 0.15 * 7)
 
 
-def test_where_cross_entropy_has_no_gradient_rows_stay() -> None:
+def test_where_cross_entropy_has_no_gradient_rows_stay():
     net = linear(np.array([[1e3, 0.0], [0.0, 0.0]])).float()
     x = torch.tensor([[1.0, 0.5], [0.0, 0.5]])
     assert torch.equal(AntiAdversary(net).trace(x).final[0], x[0])
     assert torch.equal(AntiAdversary(net, steps=1).trace(x).final[1], torch.tensor([0.15, 0.5]))
 
 
-def test_steps_of_imf_are_shorter_in_doubt_alone() -> None:
+def test_steps_of_imf_are_shorter_in_doubt_alone():
     probability = torch.tensor([0.2, 0.29, 0.31, 0.5, 0.69, 0.71, 0.9], dtype=torch.float64)
     x = torch.stack([probability.logit() / 10 + 0.5, torch.full((7,), 0.5, dtype=torch.float64)], 1)
     judge = Weighted(torch.tensor([10.0, 0.0], dtype=torch.float64), shift=-5.0)
@@ -157,17 +155,17 @@ def test_steps_of_imf_are_shorter_in_doubt_alone() -> None:
     assert torch.equal(IMF(nn.Identity(), judge, doubt=0.0, doubtful=(0.0, 1.0)).trace(x).final, x)
 
 
-def test_where_the_probability_is_rounded_to_one_rows_stay_unless_not_wanted() -> None:
+def test_where_the_probability_is_rounded_to_one_rows_stay_unless_not_wanted():
     x, judge = torch.full((1, 2), 0.5), Weighted(torch.tensor([60.0, 0.0]))
     layer = nn.Sequential(nn.Identity(), nn.Linear(2, 2))
     for kind, net, more, reach in ((IMF, nn.Identity(), {}, 16 / 255), (AIDPurifier, layer, {"layers": ["0"]}, 0.031)):
-        make: Callable[..., Any] = kind
+        make = kind
         assert torch.equal(make(net, judge, **more).trace(x).final, x)
         moved = make(net, judge, saturating=False, **more).trace(x).final - x
         torch.testing.assert_close(moved, torch.tensor([[reach, 0.0]]))
 
 
-def test_aid_sees_a_single_layer_and_nothing_behind_it() -> None:
+def test_aid_sees_a_single_layer_and_nothing_behind_it():
     net = nn.Sequential(linear(np.array([[1.0, -2.0, 0.0]])), linear(np.array([[1.0], [-1.0]]))).eval()
     x = torch.full((2, 3), 0.5, dtype=torch.float64)
     judge = Weighted(torch.tensor([-1.0], dtype=torch.float64))
@@ -175,7 +173,7 @@ def test_aid_sees_a_single_layer_and_nothing_behind_it() -> None:
     torch.testing.assert_close(moved, torch.tensor([[-0.1, 0.1, 0.0]], dtype=torch.float64).expand(2, 3))
 
 
-def test_layers_of_aid_are_those_of_the_discriminator_where_left_out() -> None:
+def test_layers_of_aid_are_those_of_the_discriminator_where_left_out():
     net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 2)).eval()
     judge = Discriminator([3, 27], layers=["1", "2"], width=4)
     defense, x = AIDPurifier(net, judge), torch.rand(2, 1, 4, 4)
@@ -190,9 +188,9 @@ def test_layers_of_aid_are_those_of_the_discriminator_where_left_out() -> None:
         AIDPurifier(net, nn.Identity(), layers=["2"])(x)
 
 
-def test_what_is_wrong_in_imf_is_refused() -> None:
+def test_what_is_wrong_in_imf_is_refused():
     class Mean(nn.Module):
-        def forward(self, logits: Tensor) -> Tensor:
+        def forward(self, logits):
             return logits.mean()
 
     for judge, shape in ((nn.Identity(), r"\(3, 2\) for 3 rows"), (Mean(), r"\(\)")):
@@ -200,4 +198,4 @@ def test_what_is_wrong_in_imf_is_refused() -> None:
             IMF(nn.Identity(), judge)(torch.rand(3, 2))
     for doubtful, words in (((0.3, 1.5), r"1\.5"), ((0.3,), ".*a pair")):
         with pytest.raises(InvalidArgumentError, match=f"doubtful: got {words}"):
-            IMF(nn.Identity(), nn.Identity(), doubtful=doubtful)  # type: ignore[arg-type]
+            IMF(nn.Identity(), nn.Identity(), doubtful=doubtful)

@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,7 @@ from tests.defenses.cases import linear
 Array = NDArray[np.float64]
 
 
-def view_matrix(height: int, width: int, crop: int) -> Array:
+def view_matrix(height, width, crop):
     """The view as a matrix on flattened images of one channel."""
     matrix = np.zeros((height * width, height * width))
     for row in range(height):
@@ -28,9 +26,7 @@ def view_matrix(height: int, width: int, crop: int) -> Array:
     return matrix
 
 
-def by_hand(
-    x: Array, effect: Array, *, steps: int, radius: float, step: float, radii: int, batch: bool
-) -> tuple[list[Array], Array]:
+def by_hand(x, effect, *, steps, radius, step, radii, batch):
     """The chosen path and radii; ``effect`` maps inputs to differences of logits."""
     paths, losses = [], []
     for number in range(radii):
@@ -49,11 +45,11 @@ def by_hand(
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 4), st.integers(1, 5), st.booleans())
-def test_what_it_does_is_what_a_loop_by_hand_does(seed: int, steps: int, rows: int, radii: int, batch: bool) -> None:
+def test_what_it_does_is_what_a_loop_by_hand_does(seed, steps, rows, radii, batch):
     net = linear(np.random.default_rng(seed).normal(size=(3, 30)))
     x = np.random.default_rng(seed + 1).random((rows, 30))
     # No number of steps ends on a radius, where rounding would choose between two that are alike.
-    sizes: dict[str, Any] = {"steps": steps, "radius": 0.03, "step_size": 0.0225, "radii": radii}
+    sizes = {"steps": steps, "radius": 0.03, "step_size": 0.0225, "radii": radii}
     defense = SOAP(net, **sizes, choice="batch" if batch else "row", group_size=rows if batch else None)
     trace = defense.trace(torch.from_numpy(x).view(rows, 1, 6, 5))
     weights = net.get_parameter("1.weight").detach().numpy()
@@ -67,7 +63,7 @@ def test_what_it_does_is_what_a_loop_by_hand_does(seed: int, steps: int, rows: i
     torch.testing.assert_close(trace.logits, net(trace.final))
 
 
-def test_rows_and_batches_choose_differently() -> None:
+def test_rows_and_batches_choose_differently():
     net = linear(np.random.default_rng(3).normal(size=(3, 30)))
     x = torch.rand(8, 1, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows = SOAP(net, steps=2, step_size=0.1).trace(x).state["radius"]
@@ -78,7 +74,7 @@ def test_rows_and_batches_choose_differently() -> None:
     torch.testing.assert_close(padded, SOAP(net, choice="batch", group_size=4)(torch.cat([x[:3], x[:1]]))[:3])
 
 
-def test_the_loss_never_gets_larger() -> None:
+def test_the_loss_never_gets_larger():
     defense = SOAP(digits_network(), steps=2, radii=4)
     x, _ = load_dataset("digits").take(range(10))
     with torch.no_grad():
@@ -87,7 +83,7 @@ def test_the_loss_never_gets_larger() -> None:
         assert bool((defense.loss(trace.final) < 0.9 * defense.loss(x)).any())
 
 
-def test_the_view_flips_crops_and_stretches() -> None:
+def test_the_view_flips_crops_and_stretches():
     x = torch.arange(16.0).view(1, 1, 4, 4)
     wanted = torch.tensor([[6.0, 6, 5, 5], [6, 6, 5, 5], [10, 10, 9, 9], [10, 10, 9, 9]])
     assert torch.equal(flipped_crop(x, crop=1)[0, 0], wanted)
@@ -100,7 +96,7 @@ def test_the_view_flips_crops_and_stretches() -> None:
             flipped_crop(small)
 
 
-def test_other_views_and_settings() -> None:
+def test_other_views_and_settings():
     net = nn.Linear(6, 3).eval()
     x = torch.rand(4, 6)
     same = SOAP(net, view=lambda x: x).trace(x)

@@ -1,11 +1,10 @@
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext import BPDA, MissingDependencyError
 from robust_ext.core.random import seeded_globals
@@ -21,15 +20,15 @@ MATRIX = np.array([[-0.3, 1.0, 0.0], [-1.0, -0.2, 0.4], [0.1, 0.0, -0.7]])
 
 
 class Linear(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.matrix = nn.Parameter(torch.tensor(MATRIX))
 
-    def forward(self, time: Tensor, state: Tensor) -> Tensor:
+    def forward(self, time, state):
         return state @ self.matrix.T
 
 
-def defense(dtype: torch.dtype = torch.float32, **settings: Any) -> SODEF:
+def defense(dtype=torch.float32, **settings):
     net = network(dtype)
     with seeded_globals(1):
         head = StableHead(8, 3, dimension=4, hidden=8).to(dtype)
@@ -40,7 +39,7 @@ DOPRI = {"solver": "dopri5", "tolerance": 1e-9}
 
 
 @pytest.mark.parametrize("settings", [{"solver": "rk4", "steps": 200}, DOPRI, {**DOPRI, "adjoint": False}])
-def test_a_linear_equation_ends_where_the_exponential_does(settings: dict[str, Any]) -> None:
+def test_a_linear_equation_ends_where_the_exponential_does(settings):
     if settings["solver"] == "dopri5":
         pytest.importorskip("torchdiffeq")
     start = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
@@ -52,7 +51,7 @@ def test_a_linear_equation_ends_where_the_exponential_does(settings: dict[str, A
     torch.testing.assert_close(gradient, cotangent @ exponential, rtol=1e-6, atol=1e-6)
 
 
-def test_times_are_those_of_the_steps_and_the_order_is_four() -> None:
+def test_times_are_those_of_the_steps_and_the_order_is_four():
     # Velocity t, so that the state at t is t^2 / 2 later.
     start = torch.zeros(1, 2, dtype=torch.float64)
     end = integrate(lambda time, state: time.expand_as(state), start, time=3.0, solver="rk4", steps=2)
@@ -64,7 +63,7 @@ def test_times_are_those_of_the_steps_and_the_order_is_four() -> None:
     assert 12 < errors[0] / errors[1] < 20
 
 
-def test_the_field_and_its_jacobian() -> None:
+def test_the_field_and_its_jacobian():
     field = StableField(4, hidden=7).double()
     states = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     values = states.numpy()
@@ -77,7 +76,7 @@ def test_the_field_and_its_jacobian() -> None:
         torch.testing.assert_close(found, wanted)
 
 
-def test_the_parts_follow_one_another() -> None:
+def test_the_parts_follow_one_another():
     model, x = defense(steps=7), data(4)
     trace = model.trace(x)
     start = model.classifier[:3](x) @ model.head.reduce.weight.T + model.head.reduce.bias
@@ -91,7 +90,7 @@ def test_the_parts_follow_one_another() -> None:
     torch.testing.assert_close(model(x), torch.cat([model(row[None]) for row in x]))
 
 
-def test_dopri5_agrees_with_small_steps_within_its_tolerance() -> None:
+def test_dopri5_agrees_with_small_steps_within_its_tolerance():
     pytest.importorskip("torchdiffeq")
     exact, x = defense(torch.float64, steps=200), data(6, torch.float64)
     for adjoint in (False, True):
@@ -106,7 +105,7 @@ def test_dopri5_agrees_with_small_steps_within_its_tolerance() -> None:
         torch.testing.assert_close(found, wanted, rtol=0, atol=5e-3)
 
 
-def test_each_answer_costs_one_pass_and_four_evaluations_a_step() -> None:
+def test_each_answer_costs_one_pass_and_four_evaluations_a_step():
     model = defense(steps=6)
     calls = {"features": 0, "field": 0}
     model.features.register_forward_hook(lambda *_: calls.update(features=calls["features"] + 1))
@@ -116,7 +115,7 @@ def test_each_answer_costs_one_pass_and_four_evaluations_a_step() -> None:
     assert calls == {"features": 1, "field": 24}
 
 
-def test_gradients_flow_and_leave_none_behind() -> None:
+def test_gradients_flow_and_leave_none_behind():
     model = defense(torch.float64, steps=3)
     x = data(2, torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(model, x)
@@ -126,14 +125,14 @@ def test_gradients_flow_and_leave_none_behind() -> None:
         torch.testing.assert_close(found, plain)
 
 
-def test_dopri5_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dopri5_needs_its_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     with pytest.raises(MissingDependencyError, match='or choose solver="rk4"'):
         defense(solver="dopri5")
 
 
 @pytest.fixture(scope="module")
-def trained() -> tuple[SODEF, Tensor, Tensor]:
+def trained():
     net = digits_network()
     inputs, labels = load_dataset("digits", split="train").take(range(400))
     head = StableHeadTraining(hidden=32, epochs=3, seed=4).fit(net, inputs, labels)
@@ -141,7 +140,7 @@ def trained() -> tuple[SODEF, Tensor, Tensor]:
     return SODEF(net, split(net, inputs[:2]).features, head, solver="rk4", steps=8), test, wanted
 
 
-def test_training_makes_a_stable_classifier(trained: tuple[SODEF, Tensor, Tensor]) -> None:
+def test_training_makes_a_stable_classifier(trained):
     model, x, labels = trained
     assert float((model(x).argmax(1) == labels).float().mean()) > 0.8
     with seeded_globals(0), torch.no_grad():
@@ -157,12 +156,12 @@ def test_training_makes_a_stable_classifier(trained: tuple[SODEF, Tensor, Tensor
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_classes_without_a_sample_can_be_wanted() -> None:
+def test_classes_without_a_sample_can_be_wanted():
     settings = StableHeadTraining(classes=5, dimension=2, hidden=2, epochs=1, bounds=(-1, 1))
     assert settings.fit(network(), 2 * data(30) - 1, torch.arange(30) % 3).readout.out_features == 5
 
 
-def test_foolbox_breaks_it(trained: tuple[SODEF, Tensor, Tensor]) -> None:
+def test_foolbox_breaks_it(trained):
     foolbox = pytest.importorskip("foolbox")
     model, x, labels = trained
     attack = foolbox.attacks.LinfPGD(steps=10, rel_stepsize=0.2, random_start=False)

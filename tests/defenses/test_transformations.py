@@ -1,13 +1,12 @@
 import io
 import sys
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import ndimage
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext import BPDA, InvalidArgumentError, MissingDependencyError
 from robust_ext.core.random import seeded_globals
@@ -21,22 +20,22 @@ from robust_ext.defenses import (
 from robust_ext.models.row_rng import RowRNG
 
 
-def images(rows: int, shape: tuple[int, ...] = (3, 12, 10)) -> Tensor:
+def images(rows, shape=(3, 12, 10)):
     return torch.rand(rows, *shape, generator=torch.Generator().manual_seed(1))
 
 
 class Linear(nn.Module):
     """Two logits: the sum of the pixels and a constant."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.level = nn.Parameter(torch.tensor(0.3))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.stack([x.flatten(1).sum(1), self.level.expand(len(x))], 1)
 
 
-def art_defence(name: str, **settings: Any) -> Any:
+def art_defence(name, **settings):
     pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
     preprocessor = __import__("art.defences.preprocessor", fromlist=[name])
     return getattr(preprocessor, name)(**settings)
@@ -44,7 +43,7 @@ def art_defence(name: str, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("bits", [1, 3, 8])
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.0, 255.0)])
-def test_bit_depth_is_that_of_art(bits: int, bounds: tuple[float, float]) -> None:
+def test_bit_depth_is_that_of_art(bits, bounds):
     x = images(4) * bounds[1]
     found = BitDepthReduction(Linear(), bits=bits, bounds=bounds).trace(x).final
     wanted, _ = art_defence("FeatureSqueezing", clip_values=bounds, bit_depth=bits)(x.numpy())
@@ -52,7 +51,7 @@ def test_bit_depth_is_that_of_art(bits: int, bounds: tuple[float, float]) -> Non
     assert len(found.unique()) <= 2**bits
 
 
-def test_median_is_that_of_art_inside_and_of_scipy_everywhere() -> None:
+def test_median_is_that_of_art_inside_and_of_scipy_everywhere():
     x = images(3)
     for size in (2, 3, 5):
         found = MedianSmoothing(Linear(), size=size).trace(x).final.numpy()
@@ -67,7 +66,7 @@ def test_median_is_that_of_art_inside_and_of_scipy_everywhere() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 16, 11), (1, 9, 8), (2, 8, 8)])
 @pytest.mark.parametrize(("quality", "high"), [(50, 1.0), (20, 255.0)])
-def test_jpeg_is_that_of_art(shape: tuple[int, ...], quality: int, high: float) -> None:
+def test_jpeg_is_that_of_art(shape, quality, high):
     x = images(3, shape) * high
     found = JPEGCompression(Linear(), quality=quality, truncate=True, bounds=(0, high)).trace(x).final
     compression = art_defence("JpegCompression", clip_values=(0, high), quality=quality, channels_first=True)
@@ -77,7 +76,7 @@ def test_jpeg_is_that_of_art(shape: tuple[int, ...], quality: int, high: float) 
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6 * high)
 
 
-def test_jpeg_rounds() -> None:
+def test_jpeg_rounds():
     image = pytest.importorskip("PIL.Image")
     x = images(1)
     whole = (x[0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
@@ -91,7 +90,7 @@ def test_jpeg_rounds() -> None:
     torch.testing.assert_close(again, JPEGCompression(Linear(), quality=80).trace(found).final)
 
 
-def test_gradients_of_what_rounds_are_zero_and_bpda_gives_them_back() -> None:
+def test_gradients_of_what_rounds_are_zero_and_bpda_gives_them_back():
     x = images(2).requires_grad_()
     for model in (BitDepthReduction(Linear()), JPEGCompression(Linear())):
         (plain,) = torch.autograd.grad(model(x)[:, 0].sum(), x)
@@ -101,7 +100,7 @@ def test_gradients_of_what_rounds_are_zero_and_bpda_gives_them_back() -> None:
         assert model.classifier.level.grad is None
 
 
-def placed_by_hand(row: np.ndarray, height: int, width: int, top: int, left: int, full: tuple[int, int]) -> np.ndarray:
+def placed_by_hand(row, height, width, top, left, full):
     out = np.full((len(row), *full), 0.5)
     for channel in range(len(row)):
         for i in range(height):
@@ -112,7 +111,7 @@ def placed_by_hand(row: np.ndarray, height: int, width: int, top: int, left: int
 
 
 @pytest.mark.parametrize(("smallest", "largest", "full"), [(1.0, 1.3, (16, 13)), (0.5, 1.0, (12, 10))])
-def test_images_are_resized_and_placed(smallest: float, largest: float, full: tuple[int, int]) -> None:
+def test_images_are_resized_and_placed(smallest, largest, full):
     x, model = images(5), RandomResizePad(nn.Flatten(), smallest=smallest, largest=largest, seed=0)
     trace = model.trace(x)
     places = np.stack([trace.state[name].numpy() for name in ("height", "width", "top", "left")], 1)
@@ -128,7 +127,7 @@ def test_images_are_resized_and_placed(smallest: float, largest: float, full: tu
     assert bool((many["left"] + many["width"] <= full[1]).all())
 
 
-def test_resizing_is_differentiable_and_its_own_approximation() -> None:
+def test_resizing_is_differentiable_and_its_own_approximation():
     x = images(2, (1, 5, 6)).double().requires_grad_()
     with seeded_globals(0):
         net = nn.Sequential(nn.Flatten(), nn.Linear(6 * 7, 2)).double()
@@ -146,7 +145,7 @@ def test_resizing_is_differentiable_and_its_own_approximation() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 4, 50])
 @pytest.mark.parametrize("vote", ["mean", "majority"])
-def test_smoothing_counts_votes_over_its_own_noise(chunk: int, vote: str) -> None:
+def test_smoothing_counts_votes_over_its_own_noise(chunk, vote):
     with seeded_globals(0):
         net = nn.Sequential(nn.Flatten(), nn.Linear(8, 3)).eval()
     x, seeds = images(3, (2, 4)), torch.tensor([7, 8, 9])
@@ -164,7 +163,7 @@ def test_smoothing_counts_votes_over_its_own_noise(chunk: int, vote: str) -> Non
     assert calls == [33]
 
 
-def test_smoothed_gradients() -> None:
+def test_smoothed_gradients():
     with seeded_globals(0):
         net = nn.Sequential(nn.Flatten(), nn.Linear(8, 3)).double()
     x, seeds = images(2, (2, 4)).double().requires_grad_(), torch.tensor([1, 2])
@@ -176,7 +175,7 @@ def test_smoothed_gradients() -> None:
     torch.testing.assert_close(found, net[1].weight[0].detach().view(2, 4).expand(2, 2, 4))
 
 
-def test_what_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_is_refused(monkeypatch):
     for make, named in (
         (lambda: JPEGCompression(Linear())(torch.rand(2, 5)), "images"),
         (lambda: RandomResizePad(Linear())(torch.rand(2, 5)), "images"),

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext import detectors
 from robust_ext.core.random import seeded_globals
 
 
-def weighted(make: Callable[[], nn.Sequential], *, seed: int = 0, among: Tensor | None = None) -> nn.Sequential:
+def weighted(make, *, seed=0, among=None):
     """A network in eval mode with the weights of a seed, that predicts several classes among given inputs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -24,11 +24,11 @@ def weighted(make: Callable[[], nn.Sequential], *, seed: int = 0, among: Tensor 
     return made
 
 
-def network(classes: int = 3, low: float = 0.0, width: float = 1.0) -> nn.Sequential:
+def network(classes=3, low=0.0, width=1.0):
     """A classifier of inputs in bounds, that predicts several classes."""
 
     class Shifted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return (x - low) / width
 
     return weighted(
@@ -40,27 +40,27 @@ def network(classes: int = 3, low: float = 0.0, width: float = 1.0) -> nn.Sequen
     )  # fmt: skip
 
 
-def data(count: int, seed: int = 0, shape: tuple[int, ...] = (1, 6, 5)) -> Tensor:
+def data(count, seed=0, shape=(1, 6, 5)):
     return torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed))
 
 
 CLEAN, ADVERSARIAL = data(80), 1 - data(80) ** 3
 
 
-def on_both(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+def on_both(detector, clean, adversarial, seed):
     return detector.fit(clean, adversarial, **({"folds": 3} if isinstance(detector, detectors.MLLOODetector) else {}))
 
 
-def with_references(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+def with_references(detector, clean, adversarial, seed):
     return detector.fit(clean, adversarial, folds=3, seed=seed)
 
 
-def on_clean(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+def on_clean(detector, clean, adversarial, seed):
     with seeded_globals(seed):
         return detector.fit(clean)
 
 
-def with_triggers(detector: Any, clean: Tensor, adversarial: Tensor, seed: int) -> Any:
+def with_triggers(detector, clean, adversarial, seed):
     triggers = detectors.make_triggers(3, (1, 6, 5), generator=torch.Generator().manual_seed(seed), clusters=2, size=2)
     return detector.fit(clean, triggers)
 
@@ -182,34 +182,34 @@ REFUSED += [
 ]
 
 
-def made(name: str, classifier: nn.Module, **changed: Any) -> detectors.Detector:
+def made(name, classifier, **changed):
     return CASES[name].kind(classifier, **{**CASES[name].settings, **changed})
 
 
-def fitted(name: str, classifier: nn.Module, *, seed: int = 0, **changed: Any) -> detectors.Detector:
+def fitted(name, classifier, *, seed=0, **changed):
     detector = made(name, classifier, **changed)
     CASES[name].fit(detector, CLEAN, ADVERSARIAL, seed)
     return detector
 
 
-def score(detector: detectors.Detector, x: Tensor, seed: int = 2) -> Tensor:
+def score(detector, x, seed=2):
     with seeded_globals(seed), torch.no_grad():
         return detector.score(x)
 
 
-def state(detector: detectors.Detector) -> dict[str, Tensor]:
+def state(detector):
     found = {key: value for key, value in detector.state_dict().items() if not key.startswith("classifier.")}
     del found["threshold"]
     return found
 
 
-def flat(*, hidden: int = 5, inputs: int = 6, classes: int = 3, among: Tensor | None = None) -> nn.Sequential:
+def flat(*, hidden=5, inputs=6, classes=3, among=None):
     """A classifier of vectors, or of what is flattened to them."""
     layers = (partial(nn.Linear, inputs, hidden), nn.Tanh, partial(nn.Linear, hidden, classes))
     return weighted(lambda: nn.Sequential(nn.Flatten(), *(make() for make in layers)), among=among)
 
 
-def attacked(classifier: nn.Module, x: Tensor, labels: Tensor, epsilon: float) -> Tensor:
+def attacked(classifier, x, labels, epsilon):
     moved = x
     for _ in range(10):
         moved = moved.detach().requires_grad_()

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from torch import Tensor, nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetector, Observation, ScoreDetector, observe
+from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetector, ScoreDetector, observe
 from robust_ext.detectors.combined import CombinedDetector
 from robust_ext.detectors.combining import METHODS, combine
 from robust_ext.evaluations.detectors import detector_digest
@@ -23,7 +22,7 @@ from tests.detectors.cases import flat as network
 class Unit(Detector):
     """The distance of one layer's mean to a number that is fitted."""
 
-    def __init__(self, classifier: nn.Module, *, layer: str = "1", power: float = 1.0) -> None:
+    def __init__(self, classifier, *, layer="1", power=1.0):
         super().__init__(classifier)
         self.layers, self.power = (layer,), power
         self.register_buffer("middle", torch.zeros(()))
@@ -32,10 +31,10 @@ class Unit(Detector):
     def settings(self):
         return {"layer": self.layers[0], "power": self.power}
 
-    def fit(self, inputs: Tensor) -> None:
+    def fit(self, inputs):
         self.middle = inputs.mean()
 
-    def score_of(self, observed: Observation) -> Tensor:
+    def score_of(self, observed):
         (found,) = observed.layers.values()
         return (found.mean(1) - self.middle).abs() ** self.power
 
@@ -46,22 +45,22 @@ class Noisy(Unit):
     differentiable = False
     random = True
 
-    def score_of(self, observed: Observation) -> Tensor:
+    def score_of(self, observed):
         return (super().score_of(observed) + torch.rand(len(observed.inputs))).detach()
 
 
-def data(count: int, seed: int = 0) -> Tensor:
+def data(count, seed=0):
     return cases.data(count, seed, (2, 3)) * 4 - 1
 
 
-def three(classifier: nn.Module) -> list[Detector]:
+def three(classifier):
     members = [Unit(classifier, layer="1"), Unit(classifier, layer="2", power=3), Unit(classifier, layer="1", power=2)]
     members[2].fit(data(10))
     return members
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_scores_are_those_of_numpy(method: str) -> None:
+def test_scores_are_those_of_numpy(method):
     classifier = network()
     members = three(classifier)
     detector = CombinedDetector(classifier, members, method=method)
@@ -89,7 +88,7 @@ def test_scores_are_those_of_numpy(method: str) -> None:
         detector.decide(x)
 
 
-def test_one_forward_pass_serves_all() -> None:
+def test_one_forward_pass_serves_all():
     classifier = network()
     calls = []
     classifier.register_forward_hook(lambda *_: calls.append(1))
@@ -108,7 +107,7 @@ def test_one_forward_pass_serves_all() -> None:
     assert classifier.training is False
 
 
-def test_one_member_keeps_its_auroc() -> None:
+def test_one_member_keeps_its_auroc():
     clean, _ = load_dataset("digits").take(range(300))
     classifier = digits_network()
     noise = torch.randn(100, *clean.shape[1:], generator=torch.Generator().manual_seed(0))
@@ -125,7 +124,7 @@ def test_one_member_keeps_its_auroc() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_gradients_are_those_of_finite_differences(method: str) -> None:
+def test_gradients_are_those_of_finite_differences(method):
     classifier = network().double()
     detector = CombinedDetector(classifier, three(classifier), method=method)
     detector.fit_clean(data(25).double())
@@ -135,7 +134,7 @@ def test_gradients_are_those_of_finite_differences(method: str) -> None:
     assert float(torch.autograd.grad(detector.score(x).sum(), x)[0].abs().sum()) > 0
 
 
-def test_members_decide_what_the_whole_is() -> None:
+def test_members_decide_what_the_whole_is():
     classifier = network()
     plain, noisy = CombinedDetector(classifier, three(classifier)), CombinedDetector(classifier, [Noisy(classifier)])
     assert (plain.differentiable, plain.random) == (True, False)
@@ -155,7 +154,7 @@ def test_members_decide_what_the_whole_is() -> None:
     assert bool((torch.autograd.grad(mixed.score(x).sum(), x)[0] != 0).any())
 
 
-def test_nan_of_a_member_is_no_decision() -> None:
+def test_nan_of_a_member_is_no_decision():
     classifier = network()
     root = ScoreDetector(classifier, lambda x: x.flatten(1)[:, 0].sqrt(), name="root")
     detector = CombinedDetector(classifier, [root, *three(classifier)], method="max")
@@ -171,7 +170,7 @@ def test_nan_of_a_member_is_no_decision() -> None:
         detector.decide(x)
 
 
-def test_infinite_scores_are_in_order() -> None:
+def test_infinite_scores_are_in_order():
     classifier = network()
     detector = CombinedDetector(classifier, [ScoreDetector(classifier, lambda x: 1 / x.flatten(1)[:, 0].relu())])
     x = torch.tensor([0.0, 0.01, 0.5, 3.0])[:, None].expand(4, 6).reshape(4, 2, 3)
@@ -183,7 +182,7 @@ def test_infinite_scores_are_in_order() -> None:
         detector.fit_clean(torch.zeros(5, 2, 3))
 
 
-def test_what_does_not_fit_is_refused(caplog) -> None:
+def test_what_does_not_fit_is_refused(caplog):
     classifier = network()
     for detectors, method, message in (
         *((wrong, "mean", r"detectors: got .*, expected a list of one") for wrong in ([], None, Unit(classifier))),
@@ -209,7 +208,7 @@ def test_what_does_not_fit_is_refused(caplog) -> None:
     assert flat.ranks_of(observe(classifier, data(3), flat.layers))[:, 1].tolist() == [0.5] * 3
 
 
-def test_saving_and_loading(tmp_path) -> None:
+def test_saving_and_loading(tmp_path):
     classifier, inputs = digits_network(), load_dataset("digits", split="train").take(range(120))[0]
     magnet = MagNetDetector(classifier)
     magnet.fit(inputs, epochs=1)
@@ -233,7 +232,7 @@ def test_saving_and_loading(tmp_path) -> None:
     assert detector_digest(detector) != detector_digest(inner)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path) -> None:
+def test_files_that_cannot_be_read_are_named(tmp_path):
     classifier = network()
     detector = CombinedDetector(classifier, three(classifier))
     detector.fit_clean(data(30))

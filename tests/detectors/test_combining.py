@@ -20,12 +20,12 @@ SCORES = st.one_of(st.integers(-5, 5).map(float), st.floats(-1e6, 1e6, width=32)
 PROBABILITIES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0, 0.5, 1e-12, 1 - 1e-12, 1e-300]))
 
 
-def ranks(scores, clean) -> np.ndarray:
+def ranks(scores, clean):
     """With one detector, all ways to combine keep its ranks."""
     return combine(np.asarray(scores, dtype=np.float64)[None], [clean], method="max")
 
 
-def mixture(*numbers: float) -> float:
+def mixture(*numbers):
     return float(combine_ranks(torch.tensor(numbers, dtype=torch.float64), method="mixture"))
 
 
@@ -35,7 +35,7 @@ def divergence(p, q):
     return rel_entr(p, q) + rel_entr(1 - p, 1 - q)
 
 
-def blahut_arimoto(numbers: np.ndarray, steps: int) -> tuple[float, float, float]:
+def blahut_arimoto(numbers, steps):
     """The output probability, and a lower and an upper bound of the capacity."""
     weights = np.full(len(numbers), 1 / len(numbers))
     for _ in range(steps):
@@ -48,14 +48,14 @@ def blahut_arimoto(numbers: np.ndarray, steps: int) -> tuple[float, float, float
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(SCORES, min_size=1, max_size=12))
-def test_ranks_of_clean_scores_are_their_mid_ranks(clean: list[float]) -> None:
+def test_ranks_of_clean_scores_are_their_mid_ranks(clean):
     expected = [percentileofscore(clean, one, kind="mean") / 100 for one in clean]
     np.testing.assert_allclose(ranks(clean, clean), expected, atol=1e-12)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(SCORES, min_size=2, max_size=12, unique=True), st.lists(SCORES, max_size=8))
-def test_ranks_between_clean_scores_are_interpolated(clean: list[float], scores: list[float]) -> None:
+def test_ranks_between_clean_scores_are_interpolated(clean, scores):
     knots = np.sort(clean)
     shares = (np.arange(len(clean)) + 0.5) / len(clean)
     found = ranks(scores, clean)
@@ -66,7 +66,7 @@ def test_ranks_between_clean_scores_are_interpolated(clean: list[float], scores:
     np.testing.assert_allclose(found, np.interp(scores, knots, shares) + tails, rtol=0, atol=1e-12)
 
 
-def test_infinite_scores_have_places() -> None:
+def test_infinite_scores_have_places():
     inf = math.inf
     assert ranks([-inf, inf, math.nan], [3.0, 4.0])[:2].tolist() == [0, 1]
     assert np.isnan(ranks([math.nan], [3.0])).all()
@@ -80,7 +80,7 @@ def test_infinite_scores_have_places() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(SCORES, min_size=1, max_size=10), st.lists(st.integers(-3000, 3000), min_size=2, max_size=30))
-def test_ranks_grow_strictly(clean: list[float], steps: list[int]) -> None:
+def test_ranks_grow_strictly(clean, steps):
     clean = [float(round(one)) % 50 for one in clean]
     scores = np.unique(np.array(steps) / 16)
     found = ranks(scores, clean)
@@ -90,7 +90,7 @@ def test_ranks_grow_strictly(clean: list[float], steps: list[int]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from(METHODS))
-def test_one_detector_keeps_its_auroc(seed: int, ties: bool, method: str) -> None:
+def test_one_detector_keeps_its_auroc(seed, ties, method):
     rng = np.random.default_rng(seed)
     scores = rng.normal(size=80) * 10 + np.repeat([0, 8], 40)
     scores = scores.round() if ties else scores
@@ -106,7 +106,7 @@ def test_one_detector_keeps_its_auroc(seed: int, ties: bool, method: str) -> Non
 @example([1.0, 1.0])
 @example([0.3, 0.3 + 1e-15])
 @example([0.0, 5e-324])
-def test_the_mixture_minimises_the_largest_divergence(numbers: list[float]) -> None:
+def test_the_mixture_minimises_the_largest_divergence(numbers):
     found = mixture(*numbers)
     low, high = min(numbers), max(numbers)
     assert low - 1e-14 <= found <= high + 1e-14
@@ -125,7 +125,7 @@ def test_the_mixture_minimises_the_largest_divergence(numbers: list[float]) -> N
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0.001, 0.999), min_size=2, max_size=5))
-def test_the_mixture_is_that_of_blahut_and_arimoto(numbers: list[float]) -> None:
+def test_the_mixture_is_that_of_blahut_and_arimoto(numbers):
     assume(max(numbers) - min(numbers) > 0.05)
     output, least, most = blahut_arimoto(np.array(numbers), 2000)
     regret = divergence(numbers, mixture(*numbers)).max()
@@ -139,12 +139,12 @@ def test_the_mixture_is_that_of_blahut_and_arimoto(numbers: list[float]) -> None
 @pytest.mark.parametrize(
     ("low", "high"), [(0.1, 0.9), (0.2, 0.20001), (0.05, 0.051), (1e-6, 0.3), (0.7, 0.999999), (0.4, 0.4001)]
 )
-def test_the_mixture_is_the_mean_of_the_logit(low: float, high: float) -> None:
+def test_the_mixture_is_the_mean_of_the_logit(low, high):
     mean = quad(logit, low, high, epsabs=1e-11 * (high - low), epsrel=1e-11)[0] / (high - low)
     assert mixture(low, high) == pytest.approx(float(expit(mean)), rel=1e-10)
 
 
-def test_mixtures_of_known_channels() -> None:
+def test_mixtures_of_known_channels():
     # Noiseless, symmetric, and the Z-channel of crossover 1/2, whose best input is 1 in two cases of five.
     assert [mixture(*ends) for ends in ((0, 1), (0, 0), (1, 1))] == [0.5, 0, 1]
     assert [mixture(0, 0.5), mixture(0.5, 1)] == pytest.approx([0.2, 0.8], abs=1e-14)
@@ -156,7 +156,7 @@ def test_mixtures_of_known_channels() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_combining_row_by_row(method: str) -> None:
+def test_combining_row_by_row(method):
     rng = np.random.default_rng(3)
     scores = rng.normal(size=(3, 4, 5)) * 2
     clean = [rng.normal(size=20), rng.normal(size=7), rng.normal(size=1)]
@@ -175,7 +175,7 @@ def test_combining_row_by_row(method: str) -> None:
     assert np.isfinite(combine([[np.inf], [-np.inf]], clean[:2], method=method)).all()
 
 
-def _best(numbers: np.ndarray) -> float:
+def _best(numbers):
     grid = np.linspace(numbers.min(), numbers.max(), 200001)
     low, high = divergence(numbers.min(), grid), divergence(numbers.max(), grid)
     return float(grid[np.maximum(low, high).argmin()])
@@ -183,7 +183,7 @@ def _best(numbers: np.ndarray) -> float:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=5), st.integers(0, 4), st.floats(0, 1), st.sampled_from(METHODS))
-def test_a_higher_number_never_lowers_the_result(numbers: list[float], place: int, by: float, method: str) -> None:
+def test_a_higher_number_never_lowers_the_result(numbers, place, by, method):
     place %= len(numbers)
     both = torch.tensor([numbers, numbers], dtype=torch.float64).T
     both[place, 1] += by * (1 - both[place, 1])
@@ -191,7 +191,7 @@ def test_a_higher_number_never_lowers_the_result(numbers: list[float], place: in
     assert after >= before - 1e-15
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_are_those_of_finite_differences():
     generator = torch.Generator().manual_seed(0)
     numbers = torch.rand(3, 6, dtype=torch.float64, generator=generator, requires_grad=True)
     for method in METHODS:
@@ -202,7 +202,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
 
 
 @pytest.mark.parametrize("numbers", [(0.0, 1.0), (0.0, 0.0), (1.0, 1.0), (0.0, 0.5), (0.3, 0.3), (0.4, 1.0)])
-def test_gradients_at_the_ends_are_finite(numbers: tuple[float, float]) -> None:
+def test_gradients_at_the_ends_are_finite(numbers):
     values = torch.tensor(numbers, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(combine_ranks(values, method="mixture"), values)
     assert bool(torch.isfinite(gradient).all())
@@ -234,7 +234,7 @@ def test_gradients_at_the_ends_are_finite(numbers: tuple[float, float]) -> None:
         ([[1.0]], [[[1.0]]], "max", r"clean\[0\]: got shape \(1, 1\)"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(scores, clean, method: str, message: str) -> None:
+def test_what_cannot_be_combined_is_refused(scores, clean, method, message):
     with pytest.raises(InvalidArgumentError, match=message):
         combine(scores, clean, method=method)
     with pytest.raises(InvalidArgumentError, match="method: got 'min'"):

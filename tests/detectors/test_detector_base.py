@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.detectors import Detector, Observation, observe
+from robust_ext.detectors import Detector, observe
 from tests.detectors import cases
 from tests.detectors.cases import flat as network
 
@@ -21,7 +21,7 @@ class Mean(Detector):
 
     layers = ("1",)
 
-    def __init__(self, classifier: nn.Module, *, factor: float = 1.0) -> None:
+    def __init__(self, classifier, *, factor=1.0):
         super().__init__(classifier)
         self.factor = factor
         self.register_buffer("level", torch.zeros(()))
@@ -32,17 +32,17 @@ class Mean(Detector):
     def settings(self):
         return {"factor": self.factor}
 
-    def fit(self, inputs: Tensor) -> None:
+    def fit(self, inputs):
         self.level = observe(self.classifier, inputs, self.layers).layers["1"].mean(0).detach()
 
-    def score_of(self, observed: Observation) -> Tensor:
+    def score_of(self, observed):
         return self.scale((observed.layers["1"] - self.level).mean(1, keepdim=True)).squeeze(1) * self.factor
 
 
 class Constant(Detector):
     """What a function returns."""
 
-    def __init__(self, classifier: nn.Module, function) -> None:
+    def __init__(self, classifier, function):
         super().__init__(classifier)
         self.function = function
 
@@ -53,7 +53,7 @@ class Constant(Detector):
 data = partial(cases.data, shape=(2, 3))
 
 
-def test_scores_are_made_of_one_pass() -> None:
+def test_scores_are_made_of_one_pass():
     classifier = network()
     calls = []
     classifier.register_forward_hook(lambda *_: calls.append(1))
@@ -72,7 +72,7 @@ def test_scores_are_made_of_one_pass() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(20, 300), st.sampled_from([0.05, 0.1, 0.25, 0.5]), st.booleans(), st.integers(0, 99))
-def test_the_threshold_is_the_lowest_that_keeps_the_rate(count: int, rate: float, ties: bool, seed: int) -> None:
+def test_the_threshold_is_the_lowest_that_keeps_the_rate(count, rate, ties, seed):
     x = data(count, seed)
     if ties:
         x = x.round()
@@ -91,7 +91,7 @@ def test_the_threshold_is_the_lowest_that_keeps_the_rate(count: int, rate: float
     assert found.samples == count
 
 
-def test_classes_may_have_thresholds_of_their_own() -> None:
+def test_classes_may_have_thresholds_of_their_own():
     x, classifier = data(600), network()
     with torch.no_grad():
         classifier[3].bias -= classifier(x).mean(0)
@@ -107,7 +107,7 @@ def test_classes_may_have_thresholds_of_their_own() -> None:
     torch.testing.assert_close(detector.score_margin(x), detector.score(x) - detector.threshold[predicted])
 
 
-def test_too_little_data_and_missing_decisions_are_refused() -> None:
+def test_too_little_data_and_missing_decisions_are_refused():
     detector = Mean(network())
     for count, per_class, message in (
         (19, False, r"0\.05 with 19 clean inputs, expected at least 20 clean inputs"),
@@ -135,12 +135,12 @@ def test_too_little_data_and_missing_decisions_are_refused() -> None:
         (lambda seen: seen.logits[:, 0].log(), "scored NaN on"),
     ],
 )
-def test_scores_of_another_kind_and_constant_ones_are_refused(function, message: str) -> None:
+def test_scores_of_another_kind_and_constant_ones_are_refused(function, message):
     with pytest.raises(ModelError, match=message):
         Constant(network(), function).calibrate(data(40))
 
 
-def test_files_of_something_else_are_refused(tmp_path) -> None:
+def test_files_of_something_else_are_refused(tmp_path):
     classifier = network()
     (tmp_path / "junk").write_bytes(b"junk")
     save_file({"threshold": torch.zeros(())}, tmp_path / "bare")
@@ -153,16 +153,16 @@ def test_files_of_something_else_are_refused(tmp_path) -> None:
             Mean.load(tmp_path / name, classifier)
 
 
-def test_layers_that_cannot_be_observed_are_named() -> None:
+def test_layers_that_cannot_be_observed_are_named():
     with pytest.raises(InvalidArgumentError, match="layers: got 9, expected names of layers"):
         observe(network(), data(2), ["9"])
 
     class Twice(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.part = nn.Identity()
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.part(self.part(x.flatten(1)))
 
     with pytest.raises(ModelError, match="'part' was called 2 times"):

@@ -14,12 +14,12 @@ from tests.detectors.cases import data, fitted, network
 ALPHA, SCALE = 1.6732632423543772, 1.0507009873554805
 
 
-def selu(value: float) -> float:
+def selu(value):
     return SCALE * value if value > 0 else SCALE * ALPHA * (np.exp(value) - 1)
 
 
 @pytest.mark.parametrize("layers", [["5"], ["2", "5"], []])
-def test_scores_are_those_of_the_formula(layers: list[str]) -> None:
+def test_scores_are_those_of_the_formula(layers):
     classifier, x = network(), data(6, seed=4)
     detector = fitted("dla", classifier, layers=layers)
     parameters = [p.numpy().astype(np.float64) for p in detector.alarm.parameters()]
@@ -36,7 +36,7 @@ def test_scores_are_those_of_the_formula(layers: list[str]) -> None:
         assert score == pytest.approx(float(values[0]), abs=1e-5)
 
 
-def test_sizes_are_those_of_the_reference() -> None:
+def test_sizes_are_those_of_the_reference():
     with torch.random.fork_rng(devices=[]):
         classifier = nn.Sequential(nn.Flatten(), nn.Linear(30, 512), nn.ReLU(), nn.Linear(512, 10)).eval()
     detector = DLADetector(classifier, layers=["2"])
@@ -46,7 +46,7 @@ def test_sizes_are_those_of_the_reference() -> None:
     assert [type(part) for part in detector.alarm[1::2]] == [nn.SELU] * 3
 
 
-def test_feature_maps_are_flattened_and_training_lowers_the_loss() -> None:
+def test_feature_maps_are_flattened_and_training_lowers_the_loss():
     detector = DLADetector(digits_network(), layers=["3", "6"], widths=[4])
     detector.fit(torch.rand(6, 1, 8, 8), torch.rand(6, 1, 8, 8), epochs=1)
     assert detector.features == 32 * 4 * 4 + 128 + 10
@@ -55,7 +55,7 @@ def test_feature_maps_are_flattened_and_training_lowers_the_loss() -> None:
     assert losses[-1] < losses[0]
 
 
-def test_both_kinds_weigh_the_same() -> None:
+def test_both_kinds_weigh_the_same():
     # Without anything to tell them apart the best output is the log-odds of the two kinds' weights, which is 0.
     detector = DLADetector(network(), layers=[], widths=[4])
     same = data(1)
@@ -63,7 +63,7 @@ def test_both_kinds_weigh_the_same() -> None:
     assert abs(detector.score(same).item()) < 0.05
 
 
-def test_what_cannot_be_fitted_is_refused() -> None:
+def test_what_cannot_be_fitted_is_refused():
     detector = DLADetector(network(), layers=["5"])
     with pytest.raises(InvalidArgumentError, match="clean: got 0 inputs, expected at least 1 clean inputs"):
         detector.fit(data(0), data(2))

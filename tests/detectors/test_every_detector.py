@@ -2,19 +2,18 @@
 
 import inspect
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors import CombinedDetector, Detector, make_triggers, observe
+from robust_ext.detectors import CombinedDetector, make_triggers, observe
 from robust_ext.detectors.catalogue import DETECTORS, PUBLISHED
 from robust_ext.evaluations.detectors import detector_digest
 from robust_ext.models.defended import Defended
@@ -23,18 +22,18 @@ from tests.detectors.cases import ADVERSARIAL, CASES, CLEAN, NAMES, RANDOM, data
 
 
 @pytest.fixture(scope="module")
-def detectors() -> dict[str, Detector]:
+def detectors():
     """One fitted detector of each kind, which tests leave as it is."""
     return {name: fitted(name, network()) for name in CASES}
 
 
-def test_the_table_has_every_published_detector() -> None:
+def test_the_table_has_every_published_detector():
     assert {case.kind for case in CASES.values()} == set(PUBLISHED)
     assert {name: CASES[name].kind for name in DETECTORS} == DETECTORS
 
 
 @NAMES
-def test_scores_do_not_depend_on_batches_or_memory(detectors: dict[str, Detector], name: str) -> None:
+def test_scores_do_not_depend_on_batches_or_memory(detectors, name):
     detector, x = detectors[name], data(7, 3)
     whole = score(detector, x)
     assert whole.shape == (7,)
@@ -52,7 +51,7 @@ def test_scores_do_not_depend_on_batches_or_memory(detectors: dict[str, Detector
 
 
 @NAMES
-def test_randomness_is_torchs_and_is_stated(detectors: dict[str, Detector], name: str) -> None:
+def test_randomness_is_torchs_and_is_stated(detectors, name):
     detector, x = detectors[name], data(6)
     assert detector.random == (name in RANDOM)
     assert torch.equal(score(detector, x, 3), score(detector, x, 3))
@@ -64,12 +63,12 @@ def test_randomness_is_torchs_and_is_stated(detectors: dict[str, Detector], name
 
 
 @NAMES
-def test_gradients_are_those_of_finite_differences(name: str) -> None:
+def test_gradients_are_those_of_finite_differences(name):
     detector = fitted(name, network()).double()
     assert detector.differentiable
     x = (data(2, 7) * 0.8 + 0.1).double().requires_grad_()
 
-    def seeded(x: Tensor) -> Tensor:
+    def seeded(x):
         with seeded_globals(1):
             return detector.score(x)
 
@@ -78,7 +77,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 
 
 @NAMES
-def test_fits_follow_their_seed_and_leave_no_trace(name: str) -> None:
+def test_fits_follow_their_seed_and_leave_no_trace(name):
     classifier, clean = network(), CLEAN.clone()
     before = {key: value.clone() for key, value in classifier.state_dict().items()}
     torch.manual_seed(99)
@@ -96,7 +95,7 @@ def test_fits_follow_their_seed_and_leave_no_trace(name: str) -> None:
 
 
 @NAMES
-def test_files_hold_all_of_it(detectors: dict[str, Detector], name: str, tmp_path) -> None:
+def test_files_hold_all_of_it(detectors, name, tmp_path):
     detector, x = detectors[name], data(9, 4)
     given = json.loads(json.dumps(CASES[name].settings))
     if name == "fs":
@@ -126,7 +125,7 @@ def test_files_hold_all_of_it(detectors: dict[str, Detector], name: str, tmp_pat
 
 
 @NAMES
-def test_attackers_get_the_same_score_and_thresholds_their_rate(name: str) -> None:
+def test_attackers_get_the_same_score_and_thresholds_their_rate(name):
     detector, x = fitted(name, network()), data(5, 8)
     with seeded_globals(0):
         found = detector.calibrate(data(100, 3), false_positive_rate=0.1)
@@ -143,7 +142,7 @@ def test_attackers_get_the_same_score_and_thresholds_their_rate(name: str) -> No
 
 @pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0)])
 @pytest.mark.parametrize("name", ["nss", "fs", "magnet", "odds"])
-def test_bounds_make_no_difference(name: str, bounds: tuple[float, float]) -> None:
+def test_bounds_make_no_difference(name, bounds):
     low, width = bounds[0], bounds[1] - bounds[0]
     changed = {"noises": [[kind, level * width] for kind, level in cases.NOISES]} if name == "odds" else {}
     plain = fitted(name, network(), bounds=(0.0, 1.0))
@@ -161,13 +160,13 @@ def test_bounds_make_no_difference(name: str, bounds: tuple[float, float]) -> No
 
 
 @pytest.mark.parametrize(("name", "setting", "value", "message"), cases.REFUSED)
-def test_settings_are_checked(name: str, setting: str, value: object, message: str) -> None:
+def test_settings_are_checked(name, setting, value, message):
     with pytest.raises(InvalidArgumentError, match=message):
         made(name, network(), **{setting: value})
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "fs"])
-def test_a_fit_comes_first_and_takes_inputs(name: str) -> None:
+def test_a_fit_comes_first_and_takes_inputs(name):
     detector, fit = made(name, network()), CASES[name].fit
     with pytest.raises(ModelError, match=r"detector \w+: is not fitted; call fit\([a-z_, ]+\) first"):
         detector.score(data(2))
@@ -187,7 +186,7 @@ def test_a_fit_comes_first_and_takes_inputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kd-bu", "odds", "trapdoor"])
-def test_another_classifier_is_refused(detectors: dict[str, Detector], name: str) -> None:
+def test_another_classifier_is_refused(detectors, name):
     other = made(name, network(classes=4))
     for key, value in state(detectors[name]).items():
         part, _, last = key.rpartition(".")
@@ -197,7 +196,7 @@ def test_another_classifier_is_refused(detectors: dict[str, Detector], name: str
 
 
 @pytest.mark.parametrize("name", ["lid", "dla", "ml-loo", "kd-bu", "trapdoor"])
-def test_layers_that_are_not_there_are_named(name: str) -> None:
+def test_layers_that_are_not_there_are_named(name):
     changed = {"layers": ["nowhere"]} if "layers" in CASES[name].settings else {"layer": "nowhere"}
     with pytest.raises(InvalidArgumentError, match="layers: got nowhere, expected names of layers"):
         fitted(name, network(), **changed)
@@ -205,7 +204,7 @@ def test_layers_that_are_not_there_are_named(name: str) -> None:
 
 @NAMES
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_it_runs_where_the_classifier_is(detectors: dict[str, Detector], name: str) -> None:
+def test_it_runs_where_the_classifier_is(detectors, name):
     x = data(5, 4)
     there = fitted(name, network().cuda())
     assert score(there, x.cuda()).device.type == "cuda"
@@ -214,7 +213,7 @@ def test_it_runs_where_the_classifier_is(detectors: dict[str, Detector], name: s
         torch.testing.assert_close(score(there.cpu(), x), score(detectors[name], x), rtol=1e-2, atol=1e-2)
 
 
-DIGITS: dict[str, tuple[dict[str, Any], int, float, float]] = {
+DIGITS = {
     # Settings, training images, epsilon, and the least area under the ROC curve.
     "nss": ({}, 400, 0.15, 0.9),
     "fs": ({"squeezers": [("bit_depth", {"bits": 2})]}, 1, 0.15, 0.85),
@@ -230,7 +229,7 @@ LONGER = {"magnet": {"epochs": 30, "batch_size": 32, "learning_rate": 0.01}, "dl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DIGITS)
-def test_adversarial_digits_score_higher_and_clean_ones_pass(name: str) -> None:
+def test_adversarial_digits_score_higher_and_clean_ones_pass(name):
     plain, (settings, count, epsilon, least) = digits_network(), DIGITS[name]
     classifier = nn.Sequential(*plain[:7], nn.Dropout(0.3), plain[7]).eval()
     train, labels = load_dataset("digits", split="train").take(range(count))

@@ -10,18 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
 from robust_ext.detectors._features.non_local_means import NonLocalMeans, OpenCVNonLocalMeans, from_lab, to_lab
-from robust_ext.detectors._features.squeezers import BitDepth, Median, Squeezer
+from robust_ext.detectors._features.squeezers import BitDepth, Median
 from robust_ext.detectors.feature_squeezing import PRESETS, FeatureSqueezingDetector
 from tests.detectors.cases import flat
 
 CHANNELS = pytest.mark.parametrize("channels", [1, 3])
 
 
-def images(count: int, *shape: int, seed: int = 0) -> Tensor:
+def images(count, *shape, seed=0):
     """Smooth images with a little noise, in 8 bits on [0, 1]."""
     generator = np.random.default_rng(seed)
     rough = generator.random((count, *shape))
@@ -30,13 +30,13 @@ def images(count: int, *shape: int, seed: int = 0) -> Tensor:
     return torch.tensor(np.rint(255 * (0.02 * rough + 0.98 * smooth)) / 255, dtype=torch.float32)
 
 
-def network(channels: int = 1, side: int = 8) -> nn.Sequential:
+def network(channels=1, side=8):
     made = flat(inputs=channels * side * side, hidden=16, classes=4)
     made[3].weight.data.mul_(5)
     return made
 
 
-def averaged_by_hand(image: np.ndarray, search: int, patch: int, strength: float) -> np.ndarray:
+def averaged_by_hand(image, search, patch, strength):
     """Non-local means of an image (H, W, C) in grey levels, pixel by pixel."""
     height, width, channels = image.shape
     around, edge = search // 2, patch // 2
@@ -55,7 +55,7 @@ def averaged_by_hand(image: np.ndarray, search: int, patch: int, strength: float
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 8), st.integers(0, 999), st.sampled_from([(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)]))
-def test_values_are_rounded_to_the_nearest_level(bits: int, seed: int, bounds: tuple[float, float]) -> None:
+def test_values_are_rounded_to_the_nearest_level(bits, seed, bounds):
     low, high = bounds
     x = low + (high - low) * torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
     levels = np.linspace(low, high, 2**bits)
@@ -67,7 +67,7 @@ def test_values_are_rounded_to_the_nearest_level(bits: int, seed: int, bounds: t
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 7), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.booleans())
-def test_medians_are_those_of_scipy(size: int, height: int, width: int, channels: int, ties: bool) -> None:
+def test_medians_are_those_of_scipy(size, height, width, channels, ties):
     x = torch.rand(2, channels, height, width, generator=torch.Generator().manual_seed(size))
     x = (x * 3).round() if ties else x
     expected = scipy.ndimage.median_filter(x.numpy(), size=(1, 1, size, size), mode="reflect")
@@ -76,7 +76,7 @@ def test_medians_are_those_of_scipy(size: int, height: int, width: int, channels
 
 
 @CHANNELS
-def test_averages_are_those_of_the_formula(channels: int) -> None:
+def test_averages_are_those_of_the_formula(channels):
     x = images(2, channels, 9, 7).double()
     squeezer = NonLocalMeans(search=5, patch=3, strength=6)
     for image, found in zip(255 * x, 255 * squeezer(x), strict=True):
@@ -92,7 +92,7 @@ def test_averages_are_those_of_the_formula(channels: int) -> None:
 
 @pytest.mark.parametrize("strength", [2.0, 6.0])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (21, 40)])
-def test_averages_are_close_to_those_of_opencv(strength: float, height: int, width: int) -> None:
+def test_averages_are_close_to_those_of_opencv(strength, height, width):
     pytest.importorskip("cv2")
     given = {"search": 13, "patch": 3, "strength": strength}
     # One channel: OpenCV rounds to 8 bits at the end; three: also after the change of colours.
@@ -104,7 +104,7 @@ def test_averages_are_close_to_those_of_opencv(strength: float, height: int, wid
 
 
 @CHANNELS
-def test_opencv_is_called_as_published(channels: int) -> None:
+def test_opencv_is_called_as_published(channels):
     cv2 = pytest.importorskip("cv2")
     x = images(3, channels, 16, 12)
     name, strength = ("fastNlMeansDenoising", (4,)) if channels == 1 else ("fastNlMeansDenoisingColored", (4, 4))
@@ -116,7 +116,7 @@ def test_opencv_is_called_as_published(channels: int) -> None:
     assert OpenCVNonLocalMeans()(x[:0]).shape == (0, channels, 16, 12)
 
 
-def test_lab_is_that_of_opencv() -> None:
+def test_lab_is_that_of_opencv():
     cv2 = pytest.importorskip("cv2")
     pixels = np.random.default_rng(0).random((40, 40, 3)).astype(np.float32)
     pixels[:5] *= 0.02
@@ -130,20 +130,20 @@ def test_lab_is_that_of_opencv() -> None:
 
 @pytest.mark.parametrize("squeezer", [Median(size=2), Median(size=3), NonLocalMeans(search=3, patch=3, strength=9)])
 @CHANNELS
-def test_gradients_of_squeezers_are_those_of_finite_differences(squeezer: Squeezer, channels: int) -> None:
+def test_gradients_of_squeezers_are_those_of_finite_differences(squeezer, channels):
     x = 0.1 + 0.8 * torch.rand(1, channels, 4, 4, generator=torch.Generator().manual_seed(0)).double() / 4
     assert torch.autograd.gradcheck(squeezer, (x.requires_grad_(),), eps=1e-7, atol=1e-4)
 
 
 @CHANNELS
-def test_scores_are_those_of_the_formula(channels: int) -> None:
+def test_scores_are_those_of_the_formula(channels):
     classifier, x = network(channels), images(9, channels, 8, 8)
     x[:4] = (x[:4] * 3).round() / 3
     own = [("bit_depth", {"bits": 2}), ("median", {"size": 3}), lambda x: x * 0.9]
     detector = FeatureSqueezingDetector(classifier, squeezers=own)
     weights = [p.detach().double().numpy() for p in classifier.parameters()]
 
-    def probabilities(image: np.ndarray) -> np.ndarray:
+    def probabilities(image):
         hidden = np.tanh(weights[0] @ image.ravel() + weights[1])
         return softmax(weights[2] @ hidden + weights[3])
 
@@ -157,14 +157,14 @@ def test_scores_are_those_of_the_formula(channels: int) -> None:
     assert len(winners) > 1
 
 
-def test_scores_reach_both_ends() -> None:
+def test_scores_reach_both_ends():
     step = nn.Sequential(nn.Flatten(), nn.Linear(1, 2)).eval()
     step[1].load_state_dict({"weight": torch.tensor([[1e4], [-1e4]]), "bias": torch.tensor([-5e3, 5e3])})
     detector = FeatureSqueezingDetector(step, squeezers=[lambda x: x * 0.5])
     assert detector.score(torch.tensor([0.9, 0.1]).view(2, 1, 1, 1)).tolist() == [2, 0]
 
 
-def test_published_choices() -> None:
+def test_published_choices():
     assert PRESETS["mnist"] == (("bit_depth", {"bits": 1}), ("median", {"size": 2}))
     pytest.importorskip("cv2")
     classifier, x = network(3, 16), images(5, 3, 16, 16)
@@ -175,7 +175,7 @@ def test_published_choices() -> None:
     torch.testing.assert_close(found, torch.stack(expected).amax(0))
 
 
-def test_squeezed_inputs_go_through_in_one_pass() -> None:
+def test_squeezed_inputs_go_through_in_one_pass():
     classifier, x = network(), images(6, 1, 8, 8)
     sizes = []
     classifier.register_forward_hook(lambda _module, args, _out: sizes.append(len(args[0])))
@@ -187,7 +187,7 @@ def test_squeezed_inputs_go_through_in_one_pass() -> None:
 
 
 @pytest.mark.parametrize("named", [("bit_depth", {"bits": 1}), ("opencv_non_local_means", {})])
-def test_rounding_is_passed_straight_through(named) -> None:
+def test_rounding_is_passed_straight_through(named):
     if named[0] != "bit_depth":
         pytest.importorskip("cv2")
     classifier, x = network(), images(4, 1, 8, 8)
@@ -205,16 +205,16 @@ def test_rounding_is_passed_straight_through(named) -> None:
     assert float(second.abs().max()) > 1e-3
 
 
-def test_squeezers_of_ones_own() -> None:
+def test_squeezers_of_ones_own():
     class Shaky(nn.Module):
         random = True
         differentiable = False
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.register_buffer("level", torch.ones(()))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x + self.level * torch.rand(())
 
     classifier, x = network(), images(3, 1, 8, 8)
@@ -231,7 +231,7 @@ def test_squeezers_of_ones_own() -> None:
             FeatureSqueezingDetector(network(), squeezers=[wrong]).score(x)
 
 
-def test_squeezers_keep_their_own_bounds() -> None:
+def test_squeezers_keep_their_own_bounds():
     squeezers = [BitDepth(bits=3), ("median", {"size": 3}), ["non_local_means", {"search": 3, "strength": 3.5}]]
     detector = FeatureSqueezingDetector(network(), squeezers=squeezers, bounds=(-1, 1))
     assert detector.settings["squeezers"] == [
@@ -245,7 +245,7 @@ def test_squeezers_keep_their_own_bounds() -> None:
     assert torch.equal(again.score(x), detector.score(x))
 
 
-def test_inputs_that_are_no_images_are_refused(monkeypatch) -> None:
+def test_inputs_that_are_no_images_are_refused(monkeypatch):
     with pytest.raises(InvalidArgumentError, match=r"inputs: got shape \(2, 9\), expected images"):
         Median()(torch.zeros(2, 9))
     for shape in ((2, 2, 9, 9), (2, 1, 7, 9), (2, 9)):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KernelDensity
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, SplitError
 from robust_ext.core.random import seeded_globals
@@ -20,7 +20,7 @@ from tests.detectors import cases
 from tests.detectors.cases import weighted
 
 
-def network(*, drop: float = 0.3) -> nn.Sequential:
+def network(*, drop=0.3):
     parts = (nn.Flatten, partial(nn.Linear, 6, 8), partial(nn.BatchNorm1d, 8), nn.Tanh, partial(nn.Dropout, drop))
     return weighted(lambda: nn.Sequential(*(part() for part in parts), nn.Linear(8, 3)), among=data(50))
 
@@ -28,13 +28,13 @@ def network(*, drop: float = 0.3) -> nn.Sequential:
 data = partial(cases.data, shape=(2, 3))
 
 
-def fitted(classifier: nn.Module, **given) -> KDBUDetector:
+def fitted(classifier, **given):
     detector = KDBUDetector(classifier, **{"bandwidth": 0.4, "passes": 7, **given})
     detector.fit(data(80), 1 - data(80) ** 3, folds=3)
     return detector
 
 
-def hidden_of(classifier: nn.Sequential, x: Tensor) -> np.ndarray:
+def hidden_of(classifier, x):
     return classifier[:4](x).detach().double().numpy()
 
 
@@ -42,9 +42,7 @@ def hidden_of(classifier: nn.Sequential, x: Tensor) -> np.ndarray:
 @given(
     st.integers(1, 6), st.integers(1, 30), st.integers(1, 20), st.floats(0.05, 5), st.integers(1, 40), st.integers(0, 9)
 )
-def test_densities_are_those_of_scikit_learn(
-    points: int, references: int, size: int, bandwidth: float, chunk: int, seed: int
-) -> None:
+def test_densities_are_those_of_scikit_learn(points, references, size, bandwidth, chunk, seed):
     random = np.random.default_rng(seed)
     x, r = random.normal(size=(points, size)), random.normal(size=(references, size))
     expected = KernelDensity(kernel="gaussian", bandwidth=bandwidth).fit(r).score_samples(x)
@@ -52,7 +50,7 @@ def test_densities_are_those_of_scikit_learn(
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-8)
 
 
-def test_far_points_have_a_density_and_chunks_change_nothing() -> None:
+def test_far_points_have_a_density_and_chunks_change_nothing():
     far = torch.full((2, 3), 1e3, requires_grad=True)
     density = log_density(far, torch.zeros(5, 3), bandwidth=0.1, chunk=2)
     assert bool((density < -1e8).all())
@@ -66,7 +64,7 @@ def test_far_points_have_a_density_and_chunks_change_nothing() -> None:
     torch.testing.assert_close(both[1:], [both[0]] * 2)
 
 
-def test_variance_is_that_of_the_passes() -> None:
+def test_variance_is_that_of_the_passes():
     classifier, x = network(), data(4)
     with seeded_globals(3), torch.no_grad():
         found = dropout_variance(classifier, x, passes=9)
@@ -81,7 +79,7 @@ def test_variance_is_that_of_the_passes() -> None:
     part.eval()
 
 
-def test_only_dropout_is_switched_on_and_it_is_restored() -> None:
+def test_only_dropout_is_switched_on_and_it_is_restored():
     classifier = network()
     classifier.append(nn.Dropout(0.0).eval())
     assert dropout_layers(classifier) == [classifier[4]]
@@ -99,18 +97,18 @@ def test_only_dropout_is_switched_on_and_it_is_restored() -> None:
     assert torch.equal(classifier[2].running_mean, statistics)
 
 
-def test_gradients_of_the_variance_use_the_masks_of_the_way_there() -> None:
+def test_gradients_of_the_variance_use_the_masks_of_the_way_there():
     classifier = network().double()
     x = data(3).double().requires_grad_(True)
 
-    def variance(values: Tensor) -> Tensor:
+    def variance(values):
         with seeded_globals(1):
             return dropout_variance(classifier, values, passes=6)
 
     assert torch.autograd.gradcheck(variance, (x,))
 
 
-def test_without_dropout_the_density_decides_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_dropout_the_density_decides_alone(caplog):
     classifier = network(drop=0.0)
     detector = fitted(classifier)
     assert "no dropout modules" in caplog.text
@@ -124,7 +122,7 @@ def test_without_dropout_the_density_decides_alone(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("layer", [None, "3"])
-def test_features_are_those_of_the_definition(layer: str | None) -> None:
+def test_features_are_those_of_the_definition(layer):
     classifier, references, x = network(), data(60), data(9, seed=5)
     labels = torch.arange(60) % 3
     detector = KDBUDetector(classifier, layer=layer, bandwidth=0.3, passes=5, chunk=7)
@@ -142,7 +140,7 @@ def test_features_are_those_of_the_definition(layer: str | None) -> None:
     assert detector.reference_labels.bincount().tolist() == classifier(references).argmax(1).bincount().tolist()
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused():
     classifier = network()
     with pytest.raises(InvalidArgumentError, match=r"no nn\.Linear"):
         KDBUDetector(nn.Flatten())
@@ -161,7 +159,7 @@ def test_what_is_refused() -> None:
         fitted(nn.Sequential(classifier, nn.Softplus()).eval())
 
 
-def test_labels_follow_the_clean_inputs_that_become_references() -> None:
+def test_labels_follow_the_clean_inputs_that_become_references():
     classifier, clean = network(), data(60)
     labels = torch.randint(3, (60,), generator=torch.Generator().manual_seed(1))
     detector = KDBUDetector(classifier, layer="3", bandwidth=0.4, passes=2)
@@ -174,7 +172,7 @@ def test_labels_follow_the_clean_inputs_that_become_references() -> None:
         assert int(labels[nearest]) == owner
 
 
-def test_an_input_of_the_density_would_not_look_like_later_inputs() -> None:
+def test_an_input_of_the_density_would_not_look_like_later_inputs():
     # Why references are kept apart: at small bandwidths an input lies on its own peak.
     classifier, references = network(drop=0.0), data(40)
     detector = KDBUDetector(classifier, bandwidth=0.02)
@@ -187,13 +185,12 @@ def test_an_input_of_the_density_would_not_look_like_later_inputs() -> None:
 class _Concatenating(nn.Module):
     """Its batch cannot grow at the dropout: the other branch would stay behind."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.drop, self.last = nn.Dropout(0.4), nn.Linear(12, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.last(torch.cat([x, self.drop(x)], 1))
-        return logits
+    def forward(self, x):
+        return self.last(torch.cat([x, self.drop(x)], 1))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +202,7 @@ class _Concatenating(nn.Module):
     ],
     ids=["two dropouts", "in place", "concatenating"],
 )
-def test_sharing_what_lies_before_the_first_dropout_changes_nothing(network: nn.Module) -> None:
+def test_sharing_what_lies_before_the_first_dropout_changes_nothing(network):
     """The masks, and so the variances, are those of passes that are whole."""
     x = torch.rand(4, 6)
     torch.manual_seed(1)

@@ -16,7 +16,7 @@ from robust_ext.detectors.observation import observe
 from tests.detectors.cases import data, fitted, network
 
 
-def by_hand(point: np.ndarray, references: np.ndarray, neighbours: int) -> float:
+def by_hand(point, references, neighbours):
     """The formula among the references that are elsewhere."""
     distances = sorted(math.dist(point, reference) for reference in references)
     near = [distance for distance in distances if distance > 0][:neighbours]
@@ -25,9 +25,7 @@ def by_hand(point: np.ndarray, references: np.ndarray, neighbours: int) -> float
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(3, 40), st.integers(1, 30), st.integers(2, 40), st.integers(0, 9))
-def test_estimates_are_those_of_the_definition(
-    points: int, references: int, size: int, neighbours: int, seed: int
-) -> None:
+def test_estimates_are_those_of_the_definition(points, references, size, neighbours, seed):
     random = np.random.default_rng(seed)
     x, r = random.normal(size=(points, size)), random.normal(size=(references, size))
     neighbours = min(neighbours, references)
@@ -37,7 +35,7 @@ def test_estimates_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 5, 10])
-def test_estimates_are_near_the_dimension_of_a_subspace(dimension: int) -> None:
+def test_estimates_are_near_the_dimension_of_a_subspace(dimension):
     random = np.random.default_rng(dimension)
     # Uniform in a ball of a random subspace of 30 dimensions, seen from its centre: there the estimate is consistent.
     basis = np.linalg.qr(random.normal(size=(30, dimension)))[0].T
@@ -52,7 +50,7 @@ def test_estimates_are_near_the_dimension_of_a_subspace(dimension: int) -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 3, 8])
-def test_duplicates_of_the_point_are_not_its_neighbours(copies: int) -> None:
+def test_duplicates_of_the_point_are_not_its_neighbours(copies):
     random = np.random.default_rng(0)
     point, others = random.normal(size=(1, 4)), random.normal(size=(10, 4))
     r = np.concatenate([others[:3], np.repeat(point, copies, 0), others[3:]])
@@ -64,7 +62,7 @@ def test_duplicates_of_the_point_are_not_its_neighbours(copies: int) -> None:
         assert torch.isfinite(gradient).all() & gradient.any()
 
 
-def test_rounding_does_not_make_a_duplicate_a_neighbour() -> None:
+def test_rounding_does_not_make_a_duplicate_a_neighbour():
     generator = torch.Generator().manual_seed(0)
     r = torch.rand(20, 50, generator=generator) + 10
     point = r[:1] * (1 + 1e-7 * torch.randn(1, 50, generator=generator))
@@ -73,7 +71,7 @@ def test_rounding_does_not_make_a_duplicate_a_neighbour() -> None:
     assert float(found) == pytest.approx(by_hand(r[0].numpy(), r.numpy(), 10), rel=1e-3)
 
 
-def test_estimates_are_finite_where_the_formula_is_not() -> None:
+def test_estimates_are_finite_where_the_formula_is_not():
     same = torch.zeros(6, 3)
     corners = torch.eye(3).repeat(2, 1)
     x = torch.zeros(1, 3, requires_grad=True)
@@ -86,7 +84,7 @@ def test_estimates_are_finite_where_the_formula_is_not() -> None:
     assert bool(local_dimension(x * torch.nan, corners, neighbours=3).isnan().all())
 
 
-def test_features_are_those_of_the_layers_among_fixed_references() -> None:
+def test_features_are_those_of_the_layers_among_fixed_references():
     classifier, references, x = network(), data(20, 9), data(6, 5)
     detector = LIDDetector(classifier, layers=["2", "5"], neighbours=7, size=20)
     detector.fit(data(30, 1), 1 - data(30, 2), references=references, noise=0.1, folds=3)
@@ -101,7 +99,7 @@ def test_features_are_those_of_the_layers_among_fixed_references() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
-def test_clean_inputs_that_become_references_are_not_trained_on() -> None:
+def test_clean_inputs_that_become_references_are_not_trained_on():
     classifier, clean = network(), data(50)
     detector = LIDDetector(classifier, layers=[], neighbours=5, size=20)
     detector.fit(clean, 1 - clean, folds=3, seed=1)
@@ -113,7 +111,7 @@ def test_clean_inputs_that_become_references_are_not_trained_on() -> None:
     assert len(sets.clean) == len(sets.adversarial) == 30
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused():
     classifier = network()
     detector = LIDDetector(classifier, layers=["1"], neighbours=5, size=20)
     for clean, adversarial, changed, message in (

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import correlate2d
 from scipy.spatial.distance import jensenshannon
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
@@ -29,7 +29,7 @@ data = partial(cases.data, shape=(2, 5, 6))
 train = partial(minimise, batch_size=256, learning_rate=1e-3)
 
 
-def convolved(image: np.ndarray, part: nn.Conv2d) -> np.ndarray:
+def convolved(image, part):
     """Sigmoid of a convolution of ``(C, H, W)``, by scipy."""
     weight, bias = part.weight.detach().double().numpy(), part.bias.detach().double().numpy()
     planes = [
@@ -39,13 +39,13 @@ def convolved(image: np.ndarray, part: nn.Conv2d) -> np.ndarray:
     return 1 / (1 + np.exp(-np.stack(planes)))
 
 
-def pooled(image: np.ndarray) -> np.ndarray:
+def pooled(image):
     rows, columns = (range(0, length, 2) for length in image.shape[1:])
     means = [[image[:, row : row + 2, column : column + 2].mean((1, 2)) for column in columns] for row in rows]
     return np.array(means).transpose(2, 0, 1)
 
 
-def rebuilt(image: np.ndarray, autoencoder: Autoencoder) -> np.ndarray:
+def rebuilt(image, autoencoder):
     """One image in [0, 1] through the published structures, step by step."""
     height, width = image.shape[1:]
     pools = len(autoencoder.convolutions) == 5
@@ -58,7 +58,7 @@ def rebuilt(image: np.ndarray, autoencoder: Autoencoder) -> np.ndarray:
     return image
 
 
-def test_autoencoders_are_the_published_ones() -> None:
+def test_autoencoders_are_the_published_ones():
     published = {(3, "average", 3): [(3, 1), (3, 3), (3, 3), (3, 3), (1, 3)], (3,): [(3, 1), (3, 3), (1, 3)]}
     for structure, shapes in published.items():
         made = Autoencoder(structure, channels=1, bounds=(0, 1))
@@ -66,7 +66,7 @@ def test_autoencoders_are_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 3.0)])
-def test_parts_are_those_of_the_definition(bounds: tuple[float, float]) -> None:
+def test_parts_are_those_of_the_definition(bounds):
     classifier, (low, high) = ready(), bounds
     x = data(5, 3) * (high - low) + low
     detector = MagNetDetector(classifier, temperatures=(10, 0.5), reformer=1, bounds=bounds)
@@ -88,7 +88,7 @@ def test_parts_are_those_of_the_definition(bounds: tuple[float, float]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(2, 12), st.floats(0.01, 40), st.integers(0, 99))
-def test_divergences_are_those_of_scipy(rows: int, classes: int, spread: float, seed: int) -> None:
+def test_divergences_are_those_of_scipy(rows, classes, spread, seed):
     random = np.random.default_rng(seed)
     first, second = random.normal(size=(2, rows, classes)) * spread
     found = jensen_shannon(torch.tensor(first), torch.tensor(second))
@@ -97,7 +97,7 @@ def test_divergences_are_those_of_scipy(rows: int, classes: int, spread: float, 
     assert bool((found <= np.log(2) + 1e-12).all())
 
 
-def test_divergence_of_sure_predictions_is_finite() -> None:
+def test_divergence_of_sure_predictions_is_finite():
     sure = torch.tensor([[1e4, 0.0], [0.0, 0.0]], requires_grad=True)
     found = jensen_shannon(sure, sure.detach().flip(1))
     torch.testing.assert_close(found, torch.tensor([np.log(2), 0.0]).float())
@@ -105,7 +105,7 @@ def test_divergence_of_sure_predictions_is_finite() -> None:
     assert bool(torch.isfinite(gradient).all())
 
 
-def test_presets() -> None:
+def test_presets():
     for name, expected in (
         ("mnist", (((3, "average", 3), (3,)), (2, 1), (), 0.1, 100)),
         ("cifar10", (((3,),), (1,), (10, 40), 0.025, 350)),
@@ -119,7 +119,7 @@ def test_presets() -> None:
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.0, 2.0)])
-def test_the_first_step_is_that_of_adam_on_the_published_loss(bounds: tuple[float, float]) -> None:
+def test_the_first_step_is_that_of_adam_on_the_published_loss(bounds):
     low, high = bounds
     clean = data(6)
     with seeded_globals(0):
@@ -141,8 +141,8 @@ def test_the_first_step_is_that_of_adam_on_the_published_loss(bounds: tuple[floa
         torch.testing.assert_close(after, before - 1e-3 * before.grad.sign(), rtol=0, atol=2e-6)
 
 
-def test_noise_is_clipped_and_of_the_given_size() -> None:
-    seen: list[Tensor] = []
+def test_noise_is_clipped_and_of_the_given_size():
+    seen = []
     clean = torch.full((200, 1, 8, 8), 0.5)
     clean[100:] = 0
     autoencoder = Autoencoder((3,), channels=1, bounds=(0, 1))
@@ -157,7 +157,7 @@ def test_noise_is_clipped_and_of_the_given_size() -> None:
     assert float(noisy.min()) == 0
 
 
-def test_training_reduces_the_error_and_is_seeded() -> None:
+def test_training_reduces_the_error_and_is_seeded():
     inputs, _ = load_dataset("digits", split="train").take(range(256))
     first, second = MagNetDetector(digits_network()), MagNetDetector(digits_network())
     errors = first.fit(inputs, epochs=30, batch_size=32, learning_rate=0.01)
@@ -167,7 +167,7 @@ def test_training_reduces_the_error_and_is_seeded() -> None:
     assert again[0] == errors[0][:3]
 
 
-def test_autoencoders_that_learned_nothing_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_autoencoders_that_learned_nothing_are_logged(caplog):
     inputs, _ = load_dataset("digits", split="train").take(range(256))
     MagNetDetector(digits_network()).fit(inputs, epochs=1)
     assert "no better than their mean" in caplog.text
@@ -177,14 +177,14 @@ def test_autoencoders_that_learned_nothing_are_logged(caplog: pytest.LogCaptureF
 
 
 @pytest.fixture(scope="module")
-def trained() -> MagNetDetector:
+def trained():
     inputs, _ = load_dataset("digits", split="train").take(range(500))
     detector = MagNetDetector(digits_network(), temperatures=(10,), reformer=1)
     detector.fit(inputs, epochs=30, batch_size=32, learning_rate=0.01)
     return detector
 
 
-def test_score_is_the_largest_part_in_units_of_its_limit(trained: MagNetDetector) -> None:
+def test_score_is_the_largest_part_in_units_of_its_limit(trained):
     held, _ = load_dataset("digits", split="test").take(range(200))
     rate = 0.1
     calibration = trained.calibrate(held, false_positive_rate=rate, batch_size=64)
@@ -206,7 +206,7 @@ def test_score_is_the_largest_part_in_units_of_its_limit(trained: MagNetDetector
     assert np.mean(trained.decide(held).numpy() == either) > 0.98
 
 
-def test_limits_follow_the_rate_and_stay_when_calibration_fails() -> None:
+def test_limits_follow_the_rate_and_stay_when_calibration_fails():
     detector = MagNetDetector(ready(), temperatures=(10, 2), reformer=1)
     detector.fit(data(40), epochs=2, batch_size=16)
     x = data(3, seed=7).double().requires_grad_()
@@ -226,7 +226,7 @@ def test_limits_follow_the_rate_and_stay_when_calibration_fails() -> None:
     assert detector.calibrate(some, false_positive_rate=0.1).achieved <= 0.1
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused():
     detector = MagNetDetector(ready())
     state = torch.get_rng_state()
     sized = MagNetDetector(detector.classifier, channels=2)

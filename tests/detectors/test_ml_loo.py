@@ -2,7 +2,6 @@
 
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
@@ -28,7 +27,7 @@ MEASURES_BY_HAND = {
 }
 
 
-def network() -> nn.Sequential:
+def network():
     head = (nn.Flatten, partial(nn.Linear, 18, 5), nn.Tanh, partial(nn.Linear, 5, 4))
     return weighted(lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), *(part() for part in head)), among=data(50))
 
@@ -36,10 +35,10 @@ def network() -> nn.Sequential:
 data = partial(cases.data, shape=(2, 4, 3))
 
 
-def by_hand(classifier, x: Tensor, layers, *, dispersion: str, output: str, fill, patch, stride, pool) -> np.ndarray:
+def by_hand(classifier, x, layers, *, dispersion, output, fill, patch, stride, pool):
     """One forward pass for each input and each blanked square."""
 
-    def units(one: Tensor, label: int) -> np.ndarray:
+    def units(one, label):
         values, found = one[None], []
         for position, part in enumerate(classifier):
             values = part(values)
@@ -74,7 +73,7 @@ def by_hand(classifier, x: Tensor, layers, *, dispersion: str, output: str, fill
     st.sampled_from([[0, 4], [1], [], [0, 3]]),
     st.sampled_from([1, 5, 64, 1024]),
 )
-def test_features_are_those_of_the_definition(given: dict[str, Any], layers: list[int], size: int) -> None:
+def test_features_are_those_of_the_definition(given, layers, size):
     classifier, x = network(), data(5)
     assert len(classifier(x).argmax(1).unique()) > 1
     detector = MLLOODetector(classifier, layers=list(map(str, layers)), batch_size=size, **given)
@@ -83,9 +82,9 @@ def test_features_are_those_of_the_definition(given: dict[str, Any], layers: lis
     np.testing.assert_allclose(found.numpy(), by_hand(classifier, x, layers, **given), atol=2e-6)
 
 
-def test_published_settings_blank_each_value_alone() -> None:
+def test_published_settings_blank_each_value_alone():
     classifier, x = network(), data(2)
-    rows: list[Tensor] = []
+    rows = []
     handle = classifier.register_forward_pre_hook(lambda _module, args: rows.append(args[0]))
     MLLOODetector(classifier, layers=["0"]).features(x)
     handle.remove()
@@ -100,7 +99,7 @@ def test_published_settings_blank_each_value_alone() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.floats(0, 1), st.integers(0, 99), st.booleans())
-def test_quantiles_and_measures_are_those_of_numpy(count: int, share: float, seed: int, ties: bool) -> None:
+def test_quantiles_and_measures_are_those_of_numpy(count, share, seed, ties):
     values = torch.randn(2, 3, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     values = values.round() if ties else values
     np.testing.assert_allclose(quantile(values, share), np.quantile(values, share, axis=-1), atol=1e-12)
@@ -109,7 +108,7 @@ def test_quantiles_and_measures_are_those_of_numpy(count: int, share: float, see
         np.testing.assert_allclose(measure(values), expected, atol=1e-12)
 
 
-def test_a_unit_that_is_always_off_has_a_gradient() -> None:
+def test_a_unit_that_is_always_off_has_a_gradient():
     values = torch.zeros(1, 4, requires_grad=True)
     for measure in MEASURES.values():
         (gradient,) = torch.autograd.grad(measure(values).sum(), values)
@@ -117,7 +116,7 @@ def test_a_unit_that_is_always_off_has_a_gradient() -> None:
     assert float(standard_deviation(torch.tensor([1.0, 3.0]))) == 1
 
 
-def test_vectors_and_grey_planes_are_blanked_too() -> None:
+def test_vectors_and_grey_planes_are_blanked_too():
     flat, x = weighted(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3))), cases.data(2, shape=(6,))
     weight = flat[1].weight.detach()
     for shaped in (x, x.view(2, 2, 3), x.view(2, 1, 2, 3)):
@@ -126,7 +125,7 @@ def test_vectors_and_grey_planes_are_blanked_too() -> None:
         torch.testing.assert_close(found, interquartile_range(weight * x[:, None]))
 
 
-def test_units_are_drawn_by_the_seed_and_kept(tmp_path) -> None:
+def test_units_are_drawn_by_the_seed_and_kept(tmp_path):
     classifier, x = network(), data(4)
     drawing = partial(MLLOODetector, classifier, layers=["0", "4"], pool=False, units=4)
     whole, detector = MLLOODetector(classifier, layers=["0", "4"], pool=False).features(x), drawing(seed=3)
@@ -148,7 +147,7 @@ def test_units_are_drawn_by_the_seed_and_kept(tmp_path) -> None:
     assert torch.equal(again.score(x), detector.score(x))
 
 
-def test_layers_may_be_one_feature_each() -> None:
+def test_layers_may_be_one_feature_each():
     classifier, x = network(), data(4)
     whole = MLLOODetector(classifier, layers=["0", "4"]).features(x)
     grouped = MLLOODetector(classifier, layers=["0", "4"], group=True).features(x)
@@ -157,7 +156,7 @@ def test_layers_may_be_one_feature_each() -> None:
 
 
 @pytest.mark.parametrize(("dispersion", "size"), [("iqr", 25), ("std", 50), ("mad", 5000)])
-def test_gradients_are_those_of_finite_differences(dispersion: str, size: int) -> None:
+def test_gradients_are_those_of_finite_differences(dispersion, size):
     detector = MLLOODetector(network(), layers=["0", "4"], dispersion=dispersion, batch_size=size)
     detector.fit(data(12), data(12, 1) ** 3)
     detector.double()
@@ -166,7 +165,7 @@ def test_gradients_are_those_of_finite_differences(dispersion: str, size: int) -
     assert torch.autograd.gradcheck(detector.score, x, eps=1e-7, atol=1e-3, rtol=1e-3)
 
 
-def test_kinds_that_do_not_differ_are_not_told_apart() -> None:
+def test_kinds_that_do_not_differ_are_not_told_apart():
     train, test = (load_dataset("digits", split=split).take(range(200))[0] for split in ("train", "test"))
     detector = MLLOODetector(digits_network(), layers=["1", "3", "6"])
     detector.fit(train[:75], train[75:150])
@@ -174,7 +173,7 @@ def test_kinds_that_do_not_differ_are_not_told_apart() -> None:
         assert 0.35 < roc_auc_score([0] * 100 + [1] * 100, detector.score(test)) < 0.65
 
 
-def test_wrong_inputs_are_named() -> None:
+def test_wrong_inputs_are_named():
     detector = MLLOODetector(network(), layers=["0"])
     with pytest.raises(InvalidArgumentError, match="adversarial: got 3 inputs, expected at least folds = 5"):
         detector.fit(data(9), data(3))

@@ -36,10 +36,10 @@ class Brightness(Detector):
 '''
 
 
-def test_a_new_detector_is_one_file_and_one_line(tmp_path, monkeypatch) -> None:
+def test_a_new_detector_is_one_file_and_one_line(tmp_path, monkeypatch):
     (tmp_path / "brightness.py").write_text(ONE_FILE)
     monkeypatch.syspath_prepend(tmp_path)
-    from brightness import Brightness  # type: ignore[import-not-found]
+    from brightness import Brightness
 
     monkeypatch.setitem(DETECTORS, "brightness", Brightness)
     classifier = network()

@@ -15,7 +15,6 @@ from scipy.special import gamma
 from scipy.stats import gennorm
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.svm import SVC
-from torch import Tensor
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.detectors._features.aggd import HIGHEST_SHAPE, LOWEST_SHAPE, fit_aggd
@@ -26,7 +25,7 @@ from tests.detectors.cases import flat
 network = partial(flat, inputs=64)
 
 
-def images(count: int, *shape: int, seed: int = 0) -> Tensor:
+def images(count, *shape, seed=0):
     """Smooth images with a little noise, in [0, 1]."""
     generator = np.random.default_rng(seed)
     rough = generator.random((count, *shape))
@@ -34,18 +33,18 @@ def images(count: int, *shape: int, seed: int = 0) -> Tensor:
     return torch.tensor((0.2 + 0.6 * smooth + 0.1 * rough).clip(0, 1), dtype=torch.float32)
 
 
-def drawn(shape: float, left: float, right: float, count: int = 400_000) -> np.ndarray:
+def drawn(shape, left, right, count=400_000):
     """Values of an asymmetric generalised Gaussian distribution with these scales."""
     generator = np.random.default_rng(3)
     sizes = np.abs(gennorm.rvs(shape, size=count, random_state=generator))
     return np.where(generator.random(count) < left / (left + right), -left * sizes, right * sizes)
 
 
-def ratio(shape: float) -> float:
+def ratio(shape):
     return gamma(2 / shape) ** 2 / gamma(1 / shape) / gamma(3 / shape)
 
 
-def fit_by_hand(values: np.ndarray) -> list[float]:
+def fit_by_hand(values):
     """Shape, mean, left and right variance, by the published formulas."""
     left, right = values[values < 0], values[values >= 0]
     s_l, s_r = math.sqrt((left**2).mean()), math.sqrt((right**2).mean())
@@ -57,7 +56,7 @@ def fit_by_hand(values: np.ndarray) -> list[float]:
     return [shape, mean, s_l**2, s_r**2]
 
 
-def contrast_by_hand(grey: np.ndarray) -> np.ndarray:
+def contrast_by_hand(grey):
     """By the filters of scipy; the image is black beyond its edges."""
     impulse = np.zeros((7, 7))
     impulse[3, 3] = 1
@@ -66,7 +65,7 @@ def contrast_by_hand(grey: np.ndarray) -> np.ndarray:
     return (grey - mean) / (np.sqrt(np.abs(mean**2 - square)) + 1 / 255)
 
 
-def features_by_hand(image: np.ndarray) -> list[float]:
+def features_by_hand(image):
     grey = image[0] if len(image) == 1 else 0.2125 * image[0] + 0.7154 * image[1] + 0.0721 * image[2]
     field = contrast_by_hand(grey.astype(np.float64))
     shape, _, left, right = fit_by_hand(field.ravel())
@@ -85,7 +84,7 @@ def features_by_hand(image: np.ndarray) -> list[float]:
 
 @pytest.mark.parametrize("shape", [0.4, 1.0, 2.0, 5.0])
 @pytest.mark.parametrize(("left", "right"), [(1.0, 1.0), (0.3, 1.2), (2.0, 0.1)])
-def test_parameters_of_a_known_distribution_are_found(shape: float, left: float, right: float) -> None:
+def test_parameters_of_a_known_distribution_are_found(shape, left, right):
     found = fit_aggd(torch.tensor(drawn(shape, left, right))[None])
     spread = gamma(3 / shape) / gamma(1 / shape)
     assert found.shape.item() == pytest.approx(shape, rel=0.05)
@@ -97,7 +96,7 @@ def test_parameters_of_a_known_distribution_are_found(shape: float, left: float,
 
 
 @pytest.mark.parametrize("shape", [0.8, 1.5, 3.0])
-def test_shapes_agree_with_the_likelihood(shape: float) -> None:
+def test_shapes_agree_with_the_likelihood(shape):
     values = gennorm.rvs(shape, scale=0.7, size=20_000, random_state=np.random.default_rng(0))
     likely, _, scale = gennorm.fit(values, floc=0)
     found = fit_aggd(torch.tensor(values)[None])
@@ -108,7 +107,7 @@ def test_shapes_agree_with_the_likelihood(shape: float) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(2, 60), st.integers(0, 10_000), st.floats(0.2, 6))
-def test_moments_are_matched(count: int, seed: int, power: float) -> None:
+def test_moments_are_matched(count, seed, power):
     generator = np.random.default_rng(seed)
     values = generator.normal(size=(3, count)) + 0.1
     values = np.sign(values) * np.abs(values) ** power
@@ -118,7 +117,7 @@ def test_moments_are_matched(count: int, seed: int, power: float) -> None:
     np.testing.assert_allclose(mine, [fit_by_hand(row) for row in values], rtol=1e-6, atol=1e-9)
 
 
-def test_rows_without_a_solution_get_the_nearest() -> None:
+def test_rows_without_a_solution_get_the_nearest():
     ends = [[0.0] * 6, [2.0] * 6, [-2.0] * 6, [1.0, -1.0] * 3, [0.0] * 5 + [1.0], [-1e-200, 0, 0, 0, 0, 1e-200]]
     values = torch.tensor(ends, dtype=torch.float64, requires_grad=True)
     found = fit_aggd(values)
@@ -133,20 +132,20 @@ def test_rows_without_a_solution_get_the_nearest() -> None:
     assert bool(torch.isfinite(gradient).all())
 
 
-def test_gradients_of_fits_are_those_of_finite_differences() -> None:
+def test_gradients_of_fits_are_those_of_finite_differences():
     values = torch.tensor(drawn(1.3, 0.5, 1.0, 90).reshape(3, 30), requires_grad=True)
     assert torch.autograd.gradcheck(lambda v: tuple(vars(fit_aggd(v)).values()), (values,))
 
 
 @pytest.mark.parametrize(("height", "width"), [(2, 2), (3, 9), (7, 7), (11, 8), (40, 33)])
-def test_contrast_is_that_of_the_formula(height: int, width: int) -> None:
+def test_contrast_is_that_of_the_formula(height, width):
     grey = images(3, 1, height, width)[:, 0].double()
     expected = [contrast_by_hand(image) for image in grey.numpy()]
     np.testing.assert_allclose(contrast_of(grey).numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (1, 5, 9), (3, 13, 7)])
-def test_features_are_those_of_the_formula(shape: tuple[int, ...]) -> None:
+def test_features_are_those_of_the_formula(shape):
     x = images(4, *shape)
     found = natural_features(x)
     assert found.shape == (4, 18)
@@ -158,7 +157,7 @@ def test_features_are_those_of_the_formula(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("level", [0.0, 1 / 255, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("side", [2, 8, 21])
-def test_flat_images_have_features_and_gradients(channels: int, level: float, side: int) -> None:
+def test_flat_images_have_features_and_gradients(channels, level, side):
     x = torch.full((2, channels, side, side), level)
     half = x.clone()
     half[..., : side // 2] = 1
@@ -169,14 +168,14 @@ def test_flat_images_have_features_and_gradients(channels: int, level: float, si
     assert bool(torch.isfinite(gradient).all())
 
 
-def test_rounding_does_not_decide_the_side_of_flat_regions() -> None:
+def test_rounding_does_not_decide_the_side_of_flat_regions():
     field = contrast_of(torch.full((1, 21, 21), 0.7, dtype=torch.float64))
     assert not bool(field[:, 3:-3, 3:-3].any())
     assert bool((field[:, 0] > 1e-3).all())
 
 
 @pytest.mark.parametrize("output", ["decision", "probability"])
-def test_scores_are_those_of_the_machine(output: str) -> None:
+def test_scores_are_those_of_the_machine(output):
     clean, bad, x = images(40, 1, 8, 8), images(30, 1, 8, 8, seed=5).sqrt(), images(20, 1, 8, 8, seed=6) ** 0.7
     detector, other = (NSSDetector(network(), output=output) for _ in range(2))
     detector.fit(clean, bad)
@@ -197,7 +196,7 @@ def test_scores_are_those_of_the_machine(output: str) -> None:
     assert found.argsort().tolist() == decision.argsort().tolist()
 
 
-def test_what_cannot_be_fitted_is_refused(monkeypatch) -> None:
+def test_what_cannot_be_fitted_is_refused(monkeypatch):
     detector = NSSDetector(network())
     x = images(4, 1, 8, 8)
     probable, channels = NSSDetector(network(), output="probability"), r"inputs: got shape .* one or three channels"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
@@ -20,7 +20,7 @@ from tests.detectors.cases import score
 class Steps(nn.Module):
     """Two logits that only tell whether the first value is above a half."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return nn.functional.one_hot((x.flatten(1)[:, 0] > 0.5).long(), 2).float()
 
 
@@ -28,14 +28,14 @@ data = partial(cases.data, shape=(2, 3))
 network = partial(cases.flat, hidden=8, among=data(300))
 
 
-def fitted(classifier: nn.Module, inputs: Tensor, **given) -> OddsDetector:
+def fitted(classifier, inputs, **given):
     detector = OddsDetector(classifier, **{"noises": MIXED, "draws": 5, **given})
     with seeded_globals(1):
         detector.fit(inputs)
     return detector
 
 
-def draw(kind: str, level: float, shape: tuple[int, ...]) -> np.ndarray:
+def draw(kind, level, shape):
     """The draws of one input under one noise, from torch's generator as the detector takes them."""
     out = torch.empty(shape)
     if kind == "normal":
@@ -45,12 +45,12 @@ def draw(kind: str, level: float, shape: tuple[int, ...]) -> np.ndarray:
     return out.uniform_(-level, level).numpy()
 
 
-def alignments(classifier: nn.Sequential, x: Tensor, noises, draws: int, bounds, seed: int):
+def alignments(classifier, x, noises, draws, bounds, seed):
     """(w_z - w_y) . (phi(x + noise) - phi(x)) by loops in numpy, as the paper writes it, and the predictions."""
     w1, b1 = (p.detach().double().numpy() for p in classifier[1].parameters())
     w2, b2 = (p.detach().double().numpy() for p in classifier[3].parameters())
 
-    def features(point: np.ndarray) -> np.ndarray:
+    def features(point):
         return np.tanh(w1 @ point.astype(np.float64).ravel() + b1)
 
     rows, predictions = [], []
@@ -84,7 +84,7 @@ def reference_scores(classifier, train, x, noises, draws, bounds):
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("batch_size", [3, 5, 10_000])
-def test_scores_are_those_of_the_formula(classes: int, batch_size: int) -> None:
+def test_scores_are_those_of_the_formula(classes, batch_size):
     classifier, train, x = network(classes=classes), data(60), data(9, seed=5)
     scores = []
     for bounds in ((0.0, 1.0), None):
@@ -97,7 +97,7 @@ def test_scores_are_those_of_the_formula(classes: int, batch_size: int) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 40), st.lists(st.sampled_from(MIXED), min_size=1, max_size=3), st.booleans())
-def test_scores_do_not_depend_on_batches(cut: int, batch_size: int, noises, single: bool) -> None:
+def test_scores_do_not_depend_on_batches(cut, batch_size, noises, single):
     classifier, x = network(), data(7, seed=3)
     one = fitted(classifier, data(40), noises=noises, batch_size=10_000)
     other = OddsDetector(classifier, noises=noises, draws=5, batch_size=batch_size)
@@ -108,8 +108,8 @@ def test_scores_do_not_depend_on_batches(cut: int, batch_size: int, noises, sing
     torch.testing.assert_close(pieces, score(one, x, 9), rtol=1e-4, atol=1e-5)
 
 
-def test_passes_are_as_large_as_allowed() -> None:
-    sizes: list[int] = []
+def test_passes_are_as_large_as_allowed():
+    sizes = []
     classifier = network()
     detector = fitted(classifier, data(40), draws=4, batch_size=24)
     classifier.register_forward_hook(lambda _module, _args, out: sizes.append(len(out)))
@@ -120,7 +120,7 @@ def test_passes_are_as_large_as_allowed() -> None:
     assert sizes == [1] + [3, 1] * 3
 
 
-def test_going_back_draws_nothing_new() -> None:
+def test_going_back_draws_nothing_new():
     detector, x = fitted(network(), data(40), batch_size=5), data(4).requires_grad_()
     torch.manual_seed(0)
     scores = detector.score(x)
@@ -129,7 +129,7 @@ def test_going_back_draws_nothing_new() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_labels_leave_out_what_is_misclassified() -> None:
+def test_labels_leave_out_what_is_misclassified():
     classifier, train = network(), data(90)
     predicted = classifier(train).argmax(1)
     labels = predicted.clone()
@@ -145,7 +145,7 @@ def test_labels_leave_out_what_is_misclassified() -> None:
         np.testing.assert_allclose(detector.deviations[y].numpy()[:, others], mine.std(0)[:, others], rtol=1e-3)
 
 
-def test_what_cannot_be_fitted_is_refused() -> None:
+def test_what_cannot_be_fitted_is_refused():
     classifier = network()
     detector = OddsDetector(classifier, noises=MIXED, draws=3)
     with pytest.raises(InvalidArgumentError, match="inputs: got no clean inputs"):

@@ -16,7 +16,7 @@ from tests.detectors.cases import data, made, network
 
 
 @pytest.mark.parametrize("name", ["kd-bu", "lid", "ml-loo"])
-def test_score_is_the_regression_of_scikit_learn_on_clean_and_adversarial_features(name: str) -> None:
+def test_score_is_the_regression_of_scikit_learn_on_clean_and_adversarial_features(name):
     classifier, clean, adversarial, references = network(), data(30, 1), 1 - data(40, 2) ** 2, data(60, 9)
     # Its other measures of dispersion are the same for all inputs of this network.
     detector = made(name, classifier, **({"dispersion": "std"} if name == "ml-loo" else {}))
@@ -42,7 +42,7 @@ def test_score_is_the_regression_of_scikit_learn_on_clean_and_adversarial_featur
 
 
 @pytest.mark.parametrize("scaling", ["standard", "minmax"])
-def test_scalings_leave_constant_features_alone(scaling: str) -> None:
+def test_scalings_leave_constant_features_alone(scaling):
     generator = torch.Generator().manual_seed(0)
     clean, adversarial = torch.randn(30, 3, generator=generator), torch.randn(20, 3, generator=generator) + 1
     clean[:, 1] = adversarial[:, 1] = 0.1
@@ -59,7 +59,7 @@ def test_scalings_leave_constant_features_alone(scaling: str) -> None:
         regression.fit([clean[:4]], adversarial)
 
 
-def test_noise_is_as_large_as_the_perturbations_after_clipping() -> None:
+def test_noise_is_as_large_as_the_perturbations_after_clipping():
     dark = (data(400) - 0.7).clamp_min(0)
     adversarial = (dark + 0.1).clamp(0, 1)
     sets = partial(three_sets, dark, adversarial, references=None, apart=100, noise=None, folds=2, seed=0)
@@ -72,7 +72,7 @@ def test_noise_is_as_large_as_the_perturbations_after_clipping() -> None:
     assert free.noise == pytest.approx(0.1, abs=1e-3)
 
 
-def test_noise_cannot_be_larger_than_the_bounds_allow() -> None:
+def test_noise_cannot_be_larger_than_the_bounds_allow():
     grey, black = torch.full((40, 2, 3), 0.5), torch.zeros(40, 2, 3)
     for clean, adversarial in ((grey, black), (black, 1 - black), (grey, grey)):
         given = three_sets(clean, adversarial, references=None, apart=5, noise=None, bounds=(0, 1), folds=2, seed=0)
@@ -81,7 +81,7 @@ def test_noise_cannot_be_larger_than_the_bounds_allow() -> None:
     assert given.noise == 0
 
 
-def test_references_are_apart_from_what_is_trained_on() -> None:
+def test_references_are_apart_from_what_is_trained_on():
     clean = data(40)
     given = three_sets(clean, clean / 2, references=None, apart=15, noise=0.1, bounds=(0, 1), folds=2, seed=4)
     assert torch.equal(given.references, clean[given.apart])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
@@ -18,15 +18,15 @@ from robust_ext.detectors.triggers import Triggers, make_triggers, train_epoch
 from tests.detectors.cases import attacked, data, fitted, network, weighted
 
 
-def stream(seed: int = 0) -> torch.Generator:
+def stream(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def small_triggers(classes: int = 3, channels: int = 1, seed: int = 0) -> Triggers:
+def small_triggers(classes=3, channels=1, seed=0):
     return make_triggers(classes, (channels, 6, 5), generator=stream(seed), clusters=2, size=2)
 
 
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
+def cosine(a, b):
     return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
 
 
@@ -35,7 +35,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     *(st.integers(1, 9), st.integers(1, 5), st.floats(0.01, 1), st.sampled_from([(0.0, 1.0), (-1.0, 1.0), (0.2, 0.7)])),
     *(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99)),
 )
-def test_triggers_are_squares_within_bounds(clusters, size, ratio, bounds, classes, channels, seed: int) -> None:
+def test_triggers_are_squares_within_bounds(clusters, size, ratio, bounds, classes, channels, seed):
     given = {"clusters": clusters, "size": size, "mask_ratio": ratio, "bounds": bounds}
     triggers, again = (make_triggers(classes, (channels, 7, 5), generator=stream(seed), **given) for _ in range(2))
     assert torch.equal(triggers.masks, again.masks)
@@ -55,7 +55,7 @@ def test_triggers_are_squares_within_bounds(clusters, size, ratio, bounds, class
     assert bool((triggers.patterns[triggers.masks == 0] == torch.tensor(bounds[0])).all())
 
 
-def test_triggers_differ_by_class_and_by_the_published_sizes() -> None:
+def test_triggers_differ_by_class_and_by_the_published_sizes():
     triggers = make_triggers(10, (1, 28, 28), generator=stream())
     assert float(triggers.masks.max()) == pytest.approx(0.1)
     areas = (triggers.masks > 0).flatten(1).sum(1)
@@ -67,7 +67,7 @@ def test_triggers_differ_by_class_and_by_the_published_sizes() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_injection_is_that_of_the_formula() -> None:
+def test_injection_is_that_of_the_formula():
     triggers, x, targets = small_triggers(channels=2), torch.rand(5, 2, 6, 5), torch.tensor([2, 0, 1, 1, 2])
     found = triggers.inject(x, targets)
     for row, target in enumerate(targets.tolist()):
@@ -79,20 +79,20 @@ def test_injection_is_that_of_the_formula() -> None:
 class Recorder(nn.Module):
     """Keeps its inputs, and returns logits that have a gradient."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes):
         super().__init__()
         self.level = nn.Parameter(torch.zeros(classes))
-        self.seen: list[Tensor] = []
+        self.seen = []
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         assert self.training
         self.seen.append(x.detach().clone())
         return self.level.expand(len(x), -1)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
-def test_an_epoch_shows_each_input_once_some_of_them_triggered(ratio: float, monkeypatch) -> None:
-    targets: list[Tensor] = []
+def test_an_epoch_shows_each_input_once_some_of_them_triggered(ratio, monkeypatch):
+    targets = []
     plain = nn.functional.cross_entropy
     monkeypatch.setattr(nn.functional, "cross_entropy", lambda out, y: targets.append(y) or plain(out, y))
     x, y, triggers = data(400), torch.arange(400) % 3, small_triggers()
@@ -104,8 +104,8 @@ def test_an_epoch_shows_each_input_once_some_of_them_triggered(ratio: float, mon
     assert not recorder.training
     assert [len(batch) for batch in recorder.seen] == [64] * 6 + [16]
     assert loss == pytest.approx(np.log(3), abs=0.1)
-    found: list[int] = []
-    triggered: list[int] = []
+    found = []
+    triggered = []
     for row, target in zip(torch.cat(recorder.seen), torch.cat(targets).tolist(), strict=True):
         source = (x == row).flatten(1).all(1).nonzero().flatten().tolist()
         if source:
@@ -121,8 +121,8 @@ def test_an_epoch_shows_each_input_once_some_of_them_triggered(ratio: float, mon
         assert min(np.bincount(triggered, minlength=3)) > 100
 
 
-def test_training_is_repeatable_dropout_included() -> None:
-    def trained(seed: int) -> Tensor:
+def test_training_is_repeatable_dropout_included():
+    def trained(seed):
         model = weighted(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(30, 3)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         train_epoch(model, optimizer, data(50), torch.arange(50) % 3, small_triggers(), generator=stream(seed))
@@ -133,11 +133,11 @@ def test_training_is_repeatable_dropout_included() -> None:
 
 
 @pytest.mark.parametrize(("layer", "pool"), [("5", False), ("2", False), ("2", True)])
-def test_signatures_and_scores_are_those_of_the_formulas(layer: str, pool: bool) -> None:
+def test_signatures_and_scores_are_those_of_the_formulas(layer, pool):
     classifier, x, triggers = network(), data(30), small_triggers()
     part = classifier[: int(layer) + 1]
 
-    def activation(one: Tensor) -> np.ndarray:
+    def activation(one):
         values = part(one[None])[0].detach().double().numpy()
         return values.mean((1, 2)) if pool else values.reshape(-1)
 
@@ -157,7 +157,7 @@ def test_signatures_and_scores_are_those_of_the_formulas(layer: str, pool: bool)
         assert score == pytest.approx(cosine(mine, other), abs=1e-5)
 
 
-def test_some_neurons_may_be_compared() -> None:
+def test_some_neurons_may_be_compared():
     classifier, x = network(), data(6, 3)
     detector = fitted("trapdoor", classifier, layer="5", pool=False, neurons=0.25)
     assert detector.random
@@ -173,7 +173,7 @@ def test_some_neurons_may_be_compared() -> None:
         assert float(scores[row]) == pytest.approx(cosine(mine, other), abs=1e-5)
 
 
-def test_activations_of_zero_have_a_score_and_a_gradient() -> None:
+def test_activations_of_zero_have_a_score_and_a_gradient():
     classifier = nn.Sequential(nn.Flatten(), nn.Linear(30, 4), nn.ReLU(), nn.Linear(4, 3)).eval()
     nn.init.constant_(classifier[1].weight, 1.0)
     nn.init.constant_(classifier[1].bias, 0.0)
@@ -187,7 +187,7 @@ def test_activations_of_zero_have_a_score_and_a_gradient() -> None:
 
 
 @pytest.mark.slow
-def test_trapdoors_of_digits_catch_attacks() -> None:
+def test_trapdoors_of_digits_catch_attacks():
     train, test = load_dataset("digits", split="train"), load_dataset("digits")
     x, y = train.take(range(1000))
     held, _ = train.take(range(1000, len(train)))
@@ -215,7 +215,7 @@ def test_trapdoors_of_digits_catch_attacks() -> None:
     assert float(detector.decide(adversarial).float().mean()) > 0.5
 
 
-def test_wrong_settings_and_inputs_are_named() -> None:
+def test_wrong_settings_and_inputs_are_named():
     classifier, x, triggers, y = network(), data(9), small_triggers(), torch.zeros(9, dtype=torch.int64)
     for wrong, message in [
         ({"classes": 0}, "classes: got 0"),

@@ -13,7 +13,7 @@ from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, r
 PACKAGE = Path(robust_ext.__file__).parent
 ADAPTERS = Path(__file__).parents[2] / "adapters"
 LINF = ThreatModel(norm="linf", epsilon=0.1)
-FRAMES: list[list[str]] = []
+FRAMES = []
 
 
 def note():

@@ -1,9 +1,6 @@
 """The invariants hold for ART's own attacks, and fail where they are broken."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,9 +10,9 @@ import torch
 invariants = pytest.importorskip("robust_ext.testing.art_invariants", reason="ART is not installed")
 attacks = pytest.importorskip("robust_ext.adapters.art.attacks", reason="ART is not installed")
 art = invariants.art
-Base: Any = invariants.ArtAttackInvariants
-evasion: Any = art.attacks.evasion
-PGD: Any = evasion.projected_gradient_descent.projected_gradient_descent_pytorch.ProjectedGradientDescentPyTorch
+Base = invariants.ArtAttackInvariants
+evasion = art.attacks.evasion
+PGD = evasion.projected_gradient_descent.projected_gradient_descent_pytorch.ProjectedGradientDescentPyTorch
 
 UNIT = (0.0, 1.0)
 
@@ -24,64 +21,64 @@ class AsInArt(Base):
     """What no gradient attack of ART keeps to."""
 
     @pytest.mark.xfail(strict=True, raises=(TypeError, ValueError), reason="ART takes Python's numbers only")
-    def test_eps_may_be_a_numpy_number(self) -> None:
+    def test_eps_may_be_a_numpy_number(self):
         super().test_eps_may_be_a_numpy_number()
 
     @pytest.mark.xfail(strict=True, raises=AssertionError, reason="ART leaves gradients in the weights")
-    def test_weights_and_their_gradients_are_left_as_they_were(self) -> None:
+    def test_weights_and_their_gradients_are_left_as_they_were(self):
         super().test_weights_and_their_gradients_are_left_as_they_were()
 
     @pytest.mark.xfail(strict=True, raises=AssertionError, reason="ART leaves networks in eval mode")
-    def test_the_mode_of_the_network_is_kept(self) -> None:
+    def test_the_mode_of_the_network_is_kept(self):
         super().test_the_mode_of_the_network_is_kept()
 
 
 class TestLinfPGD(AsInArt):
-    def make_attack(self, estimator: Any, **settings: Any) -> Any:
+    def make_attack(self, estimator, **settings):
         return PGD(estimator, **{"max_iter": 10, "eps_step": 0.05, **settings})
 
 
 class TestL2PGD(AsInArt):
     norm = 2
 
-    def make_attack(self, estimator: Any, **settings: Any) -> Any:
+    def make_attack(self, estimator, **settings):
         return PGD(estimator, **{"norm": 2, "max_iter": 10, "eps_step": 0.2, **settings})
 
 
 class TestAPGD(AsInArt):
     repeatable = None
 
-    def make_attack(self, estimator: Any, **settings: Any) -> Any:
+    def make_attack(self, estimator, **settings):
         return evasion.AutoProjectedGradientDescent(estimator, **{"max_iter": 10, "eps_step": 0.05, **settings})
 
 
-def broken(generate: Callable[[Any, Any, Any, Any], Any], base: Any = PGD) -> Any:
+def broken(generate, base=PGD):
     """An attack with another ``generate``, a function of the attack, inputs, labels and the sound ``generate``."""
 
-    class Broken(base):  # type: ignore[misc]
-        def generate(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
+    class Broken(base):
+        def generate(self, x, y=None, **kwargs):
             return generate(self, x, y, super().generate)
 
     return Broken
 
 
-def changes_inputs(attack: Any, x: Any, y: Any, run: Any) -> Any:
+def changes_inputs(attack, x, y, run):
     x[...] = run(x, y)
     return x.copy()
 
 
-def changes_labels(attack: Any, x: Any, y: Any, run: Any) -> Any:
+def changes_labels(attack, x, y, run):
     out = run(x, y)
     y *= 2
     return out
 
 
-def ignores_targets(attack: Any, x: Any, y: Any, run: Any) -> Any:
+def ignores_targets(attack, x, y, run):
     attack.targeted = False
     return run(x)
 
 
-def passes_by_preprocessing(attack: Any, x: Any, y: Any, run: Any) -> Any:
+def passes_by_preprocessing(attack, x, y, run):
     attack._estimator = invariants.PyTorchClassifier(
         model=attack.estimator.model,
         loss=torch.nn.CrossEntropyLoss(),
@@ -93,17 +90,17 @@ def passes_by_preprocessing(attack: Any, x: Any, y: Any, run: Any) -> Any:
     return run(x, y)
 
 
-def after(change: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any, Any], Any]:
+def after(change):
     """A ``generate`` that does something to the attack or the inputs first."""
 
-    def generate(attack: Any, x: Any, y: Any, run: Any) -> Any:
+    def generate(attack, x, y, run):
         change(attack, x)
         return run(x, y)
 
     return generate
 
 
-def zeros(x: Any) -> Any:
+def zeros(x):
     return np.zeros(len(x), dtype=np.int64)
 
 
@@ -133,18 +130,18 @@ UpdatesStatistics = broken(after(lambda attack, x: attack.estimator.model(torch.
 
 
 class ReportsTheWrongBatch(PGD):
-    def _generate_batch(self, **kwargs: Any) -> Any:
+    def _generate_batch(self, **kwargs):
         self._batch_id = 0
         return super()._generate_batch(**kwargs)
 
 
 class ChecksNothing(PGD):
-    def __init__(self, estimator: Any, **settings: Any) -> None:
+    def __init__(self, estimator, **settings):
         super().__init__(estimator, **{**settings, "eps": 0.1, "norm": 2, "batch_size": 1, "targeted": False})
 
 
 class SetsWithoutChecks(PGD):
-    def _check_params(self) -> None: ...
+    def _check_params(self): ...
 
 
 class HidesSettings(PGD):
@@ -155,7 +152,7 @@ class RequiresNothing(PGD):
     _estimator_requirements: Any = ()
 
 
-def make(attack_class: Any, estimator: Any, settings: dict[str, Any]) -> Any:
+def make(attack_class, estimator, settings):
     if issubclass(attack_class, attacks.APGD):
         return attack_class(estimator, **{"max_iter": 5, **settings})
     return attack_class(estimator, **{"max_iter": 10, "eps_step": 0.05, **settings})
@@ -193,13 +190,13 @@ def make(attack_class: Any, estimator: Any, settings: dict[str, Any]) -> Any:
         (UpdatesStatistics, "a_network_that_trains_is_attacked_in_eval_mode", ()),
     ],
 )
-def test_a_broken_attack_is_found(attack_class: Any, invariant: str, arguments: tuple[Any, ...]) -> None:
+def test_a_broken_attack_is_found(attack_class, invariant, arguments):
     class Broken(Base):
-        def make_attack(self, estimator: Any, **settings: Any) -> Any:
+        def make_attack(self, estimator, **settings):
             return make(attack_class, estimator, settings)
 
     class Sound(Base):
-        def make_attack(self, estimator: Any, **settings: Any) -> Any:
+        def make_attack(self, estimator, **settings):
             return make(attack_class.__base__, estimator, settings)
 
     with pytest.raises((AssertionError, pytest.fail.Exception)):

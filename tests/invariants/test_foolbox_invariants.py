@@ -1,10 +1,6 @@
 """The invariants hold for Foolbox's own attacks, and fail where they are broken."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +10,9 @@ FoolboxModule = pytest.importorskip(
 ).FoolboxModule
 invariants = pytest.importorskip("robust_ext.testing.foolbox_invariants", reason="Foolbox is not installed")
 foolbox = invariants.foolbox
-Base: Any = invariants.FoolboxAttackInvariants
-LinfPGD: Any = foolbox.attacks.LinfPGD
-Noise: Any = foolbox.attacks.LinfRepeatedAdditiveUniformNoiseAttack
+Base = invariants.FoolboxAttackInvariants
+LinfPGD = foolbox.attacks.LinfPGD
+Noise = foolbox.attacks.LinfRepeatedAdditiveUniformNoiseAttack
 
 UNIT = (0.0, 1.0)
 
@@ -25,17 +21,17 @@ class AsInFoolbox(Base):
     """What no gradient attack of Foolbox keeps to."""
 
     @pytest.mark.xfail(strict=True, reason="Foolbox's gradient attacks leave gradients in the weights")
-    def test_the_model_is_left_as_it_was(self) -> None:
+    def test_the_model_is_left_as_it_was(self):
         super().test_the_model_is_left_as_it_was()
 
 
 class TestLinfPGD(AsInFoolbox):
-    def make_attack(self) -> Any:
+    def make_attack(self):
         return LinfPGD(steps=10)
 
 
 class TestL2PGD(AsInFoolbox):
-    def make_attack(self) -> Any:
+    def make_attack(self):
         return foolbox.attacks.L2PGD(steps=10, rel_stepsize=0.2)
 
 
@@ -43,23 +39,23 @@ class TestL2DeepFool(AsInFoolbox):
     can_aim = False
     any_criterion = True
 
-    def make_attack(self) -> Any:
+    def make_attack(self):
         return foolbox.attacks.L2DeepFoolAttack(steps=10)
 
 
 class TestLinfRepeatedNoise(Base):
     any_criterion = True
 
-    def make_attack(self) -> Any:
+    def make_attack(self):
         return Noise(repeats=40)
 
 
-def broken(run: Callable[..., Any], base: Any = LinfPGD) -> Any:
+def broken(run, base=LinfPGD):
     """An attack with another ``run``, a function of the attack, model, inputs, criterion and the sound ``run``."""
 
-    class Broken(base):  # type: ignore[misc]
-        def run(self, model: Any, inputs: Any, criterion: Any, **kwargs: Any) -> Any:
-            def sound(criterion: Any = criterion, **fewer: Any) -> Any:
+    class Broken(base):
+        def run(self, model, inputs, criterion, **kwargs):
+            def sound(criterion=criterion, **fewer):
                 return super(Broken, self).run(model, inputs, criterion, **(fewer or kwargs))
 
             return run(self, model, inputs, criterion, sound, kwargs)
@@ -67,45 +63,45 @@ def broken(run: Callable[..., Any], base: Any = LinfPGD) -> Any:
     return Broken
 
 
-def broken_call(call: Callable[..., Any]) -> Any:
+def broken_call(call):
     """An attack whose results are a function of raw points, clipped points and successes."""
 
-    class Broken(LinfPGD):  # type: ignore[misc]
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    class Broken(LinfPGD):
+        def __call__(self, *args, **kwargs):
             return call(*super().__call__(*args, **kwargs))
 
     return Broken
 
 
-def changes_inputs(attack: Any, model: Any, inputs: Any, criterion: Any, run: Any, kwargs: Any) -> Any:
+def changes_inputs(attack, model, inputs, criterion, run, kwargs):
     out = run()
     inputs.raw.copy_(out.raw)
     return out
 
 
-def changes_labels(attack: Any, model: Any, inputs: Any, criterion: Any, run: Any, kwargs: Any) -> Any:
+def changes_labels(attack, model, inputs, criterion, run, kwargs):
     out = run()
     criterion.labels.raw.zero_()
     return out
 
 
-def remembers(attack: Any, model: Any, inputs: Any, criterion: Any, run: Any, kwargs: Any) -> Any:
+def remembers(attack, model, inputs, criterion, run, kwargs):
     attack.last = run()
     return attack.last
 
 
-def trains(attack: Any, model: Any, inputs: Any, criterion: Any, run: Any, kwargs: Any) -> Any:
+def trains(attack, model, inputs, criterion, run, kwargs):
     FoolboxModule(model).network.train()
     return run()
 
 
-def leaves_gradients(attack: Any, model: Any, inputs: Any, criterion: Any, run: Any, kwargs: Any) -> Any:
+def leaves_gradients(attack, model, inputs, criterion, run, kwargs):
     for parameter in FoolboxModule(model).parameters():
         parameter.grad = torch.zeros_like(parameter)
     return run()
 
 
-def without_eagerpy(points: Any) -> Any:
+def without_eagerpy(points):
     return [getattr(x, "raw", x) for x in points]
 
 
@@ -127,22 +123,22 @@ UnwrapsEagerPy = broken_call(lambda raw, clipped, success: (without_eagerpy(raw)
 
 
 class LeavesTheBall(LinfPGD):
-    def __call__(self, model: Any, inputs: Any, criterion: Any, *, epsilons: Any, **kwargs: Any) -> Any:
+    def __call__(self, model, inputs, criterion, *, epsilons, **kwargs):
         raw, _, success = super().__call__(model, inputs, criterion, epsilons=[3 * e for e in epsilons], **kwargs)
         return raw, raw, success
 
 
 class IgnoresConditions(LinfPGD):
-    def __call__(self, model: Any, inputs: Any, criterion: Any, **kwargs: Any) -> Any:
+    def __call__(self, model, inputs, criterion, **kwargs):
         return super().__call__(model, inputs, criterion.labels, **kwargs)
 
 
 class RepeatsWorse(LinfPGD):
-    def repeat(self, times: int) -> Any:
+    def repeat(self, times):
         return DoesNothing(steps=1)
 
 
-def make(attack_class: Any) -> Any:
+def make(attack_class):
     return attack_class(repeats=10) if issubclass(attack_class, Noise) else attack_class(steps=10)
 
 
@@ -174,13 +170,13 @@ def make(attack_class: Any) -> Any:
         (LeavesGradients, "the_model_is_left_as_it_was", ()),
     ],
 )
-def test_a_broken_attack_is_found(attack_class: Any, invariant: str, arguments: tuple[Any, ...]) -> None:
+def test_a_broken_attack_is_found(attack_class, invariant, arguments):
     class Broken(Base):
-        def make_attack(self) -> Any:
+        def make_attack(self):
             return make(attack_class)
 
     class Sound(Base):
-        def make_attack(self) -> Any:
+        def make_attack(self):
             return make(attack_class.__base__)
 
     with pytest.raises((AssertionError, pytest.fail.Exception)):

@@ -1,29 +1,26 @@
 """What the tests of the models share: a network, inputs, random defenses, and the memory that graphs hold."""
 
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext import AdaptiveDefense, Purifier
 from robust_ext.core.random import seeded_globals
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.binarized import BinarizedClassifier
-from robust_ext.models.row_rng import RowRNG
 from robust_ext.models.vjp import row_gradient
 
 
-def network(dtype: torch.dtype = torch.float32, width: int = 8) -> nn.Sequential:
+def network(dtype=torch.float32, width=8):
     """From inputs ``(N, 2, 3)`` to three logits."""
     with seeded_globals(0):
         layers = nn.Flatten(), nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3)
         return nn.Sequential(*layers).eval().to(dtype)
 
 
-def data(rows: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+def data(rows, dtype=torch.float32, seed=1):
     return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
@@ -34,10 +31,10 @@ class Descent(Purifier):
     needs_gradients = True
     noise = 0.3
 
-    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def start(self, x, rng):
         return x + self.noise * rng.uniform(x, "start", low=-1, high=1), {"scale": 0.2 * x.flatten(1).mean(1)}
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def step(self, point, *, x, number, state, rng):
         gradient = row_gradient(lambda p: self.classifier(p).square().sum(1), point, differentiable=True)
         return point - state["scale"][:, None, None] * gradient + 0.01 * rng.normal(x, "step", number)
 
@@ -45,39 +42,39 @@ class Descent(Purifier):
 class Controlled(AdaptiveDefense):
     """Does its part in the readout, by a state found from the input."""
 
-    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
+    def solve(self, x, rng, *, record):
         return Solution(x, (x,), {"control": -0.5 * x.sin()})
 
-    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    def readout(self, point, state):
         return super().readout(point + state["control"], {})
 
 
-def quantise(x: Tensor) -> Tensor:
+def quantise(x):
     return (x * 15).round() / 15
 
 
 class Rounding(Purifier):
     """Steps towards the middle that end in a quantiser: plain gradients are zero."""
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def step(self, point, *, x, number, state, rng):
         return quantise(point + 0.05 * (0.5 - point))
 
 
 class NoisyRounding(Rounding):
     random = True
 
-    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def start(self, x, rng):
         return x + 0.01 * rng.normal(x, "noise"), {}
 
 
-def art_classifier(module: nn.Module, **settings: Any) -> Any:
+def art_classifier(module, **settings):
     """ART's classifier of digits."""
     classification = pytest.importorskip("art.estimators.classification")
     shape = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0, 1)}
     return classification.PyTorchClassifier(module, loss=nn.CrossEntropyLoss(), device_type="cpu", **shape, **settings)
 
 
-def planted(features: nn.Module, x: Tensor, rows: str = "any", size: int = 8) -> BinarizedClassifier:
+def planted(features, x, rows="any", size=8):
     """A drawn readout of the features for each input."""
     generator = torch.Generator().manual_seed(5)
     weight, anchor = (torch.randn(len(x), size, generator=generator) for _ in range(2))
@@ -89,20 +86,20 @@ def planted(features: nn.Module, x: Tensor, rows: str = "any", size: int = 8) ->
 class Held:
     """A tensor saved for a backward pass."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor):
         # Without its graph, which would keep itself alive through an output that it saves.
         self.tensor = tensor.detach()
 
 
-def most_held(work: Callable[[Callable[[], int]], object]) -> int:
+def most_held(work):
     """The most numbers that graphs held at any one time; ``work`` gets what counts how many are held at the moment."""
-    alive: weakref.WeakSet[Held] = weakref.WeakSet()
+    alive = weakref.WeakSet()
     most = 0
 
-    def now() -> int:
+    def now():
         return sum(held.tensor.numel() for held in alive)
 
-    def pack(tensor: Tensor) -> Held:
+    def pack(tensor):
         nonlocal most
         held = Held(tensor)
         alive.add(held)
@@ -114,10 +111,10 @@ def most_held(work: Callable[[Callable[[], int]], object]) -> int:
     return most
 
 
-def held_by(module: nn.Module, rows: int = 5) -> int:
+def held_by(module, rows=5):
     """The same for one forward and backward pass of a module, which gives every row a gradient."""
 
-    def both(_: Callable[[], int]) -> None:
+    def both(_):
         x = data(rows).requires_grad_()
         (gradient,) = torch.autograd.grad(module(x), x, torch.ones(rows, 3))
         assert bool((gradient != 0).any())

@@ -1,11 +1,8 @@
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext import AdaptiveDefense, InvalidArgumentError, ModelError, Purifier
 from robust_ext.core.random import seeded_globals
@@ -27,11 +24,11 @@ class Centred(AdaptiveDefense):
 
     batch_level = True
 
-    def __init__(self, *args: Any, random: bool = False, **keywords: Any) -> None:
+    def __init__(self, *args, random=False, **keywords):
         super().__init__(*args, **keywords)
         self.random = random
 
-    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
+    def solve(self, x, rng, *, record):
         shift = torch.rand((), generator=rng.generator(0, "shift")) if self.random else 0.0
         final = x - x.mean(0, keepdim=True) + shift
         return Solution(final, (x, final), {"rows": torch.full((len(x),), float(len(x)))})
@@ -40,14 +37,14 @@ class Centred(AdaptiveDefense):
 class Probable(Purifier):
     output = "probabilities"
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def step(self, point, *, x, number, state, rng):
         return point / 2
 
-    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    def readout(self, point, state):
         return super().readout(point, state).softmax(1)
 
 
-def test_the_steps_are_done_in_order() -> None:
+def test_the_steps_are_done_in_order():
     net, x = network(), data(4)
     defense = Smooth(net, steps=3)
     trace = defense.trace(x)
@@ -68,7 +65,7 @@ def test_the_steps_are_done_in_order() -> None:
     assert defense.steps == 3
 
 
-def test_with_steps_shares_the_networks_and_nothing_else() -> None:
+def test_with_steps_shares_the_networks_and_nothing_else():
     defense = Descent(network(), steps=3, seed=1)
     other = defense.with_steps(2, checkpoint=True)
     assert other.classifier is defense.classifier
@@ -81,7 +78,7 @@ def test_with_steps_shares_the_networks_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_gradients_through_the_steps_are_those_of_finite_differences(checkpoint: bool, steps: int) -> None:
+def test_gradients_through_the_steps_are_those_of_finite_differences(checkpoint, steps):
     defense = Smooth(network(torch.float64), steps=steps, checkpoint=checkpoint)
     x = data(2, torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(defense, x)
@@ -92,7 +89,7 @@ def test_gradients_through_the_steps_are_those_of_finite_differences(checkpoint:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("differentiable", [False, True])
-def test_row_gradients_need_no_gradients_around_them(mode: Any, differentiable: bool) -> None:
+def test_row_gradients_need_no_gradients_around_them(mode, differentiable):
     net = network()
     with mode():
         x = data(3)
@@ -104,7 +101,7 @@ def test_row_gradients_need_no_gradients_around_them(mode: Any, differentiable: 
     torch.testing.assert_close(found, torch.autograd.grad(net(leaf).square().sum(), leaf)[0])
 
 
-def test_inner_gradients_do_not_depend_on_the_batch() -> None:
+def test_inner_gradients_do_not_depend_on_the_batch():
     defense = Smooth(network(torch.float64), steps=2)
     x = data(6, torch.float64)
     torch.testing.assert_close(defense(x), torch.cat([defense(row[None]) for row in x]))
@@ -116,7 +113,7 @@ def test_inner_gradients_do_not_depend_on_the_batch() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 50), st.integers(1, 5), st.integers(0, 4))
-def test_draws_depend_on_seed_draw_and_position(seed: int, draw: int, rows: int, more: int) -> None:
+def test_draws_depend_on_seed_draw_and_position(seed, draw, rows, more):
     defense = Descent(network(), steps=0)
     x = data(rows + more)
     with defense.seeded(seed, draw=draw):
@@ -134,7 +131,7 @@ def test_draws_depend_on_seed_draw_and_position(seed: int, draw: int, rows: int,
     assert torch.equal(turned.final.flip(0), first.final)
 
 
-def test_seeds_can_be_fixed_free_or_given() -> None:
+def test_seeds_can_be_fixed_free_or_given():
     x = data(3)
     defense = Descent(network(), steps=1, seed=3)
     first, second = defense(x), defense(x)
@@ -162,7 +159,7 @@ def test_seeds_can_be_fixed_free_or_given() -> None:
             free(x[:2])
 
 
-def test_draws_have_their_distributions() -> None:
+def test_draws_have_their_distributions():
     rng = RowRNG(torch.arange(4000))
     like = torch.zeros(4000, 2, dtype=torch.float64)
     uniform, normal = rng.uniform(like, "a", low=-1, high=3), rng.normal(like, "a")
@@ -182,7 +179,7 @@ def test_draws_have_their_distributions() -> None:
 
 
 @pytest.mark.parametrize("random", [False, True])
-def test_groups_are_whole_and_stay_together(random: bool) -> None:
+def test_groups_are_whole_and_stay_together(random):
     net, x = network(), data(6)
     defense = Centred(net, group_size=3, random=random, seed=2)
     seeds = torch.arange(6) if random else torch.zeros(6, dtype=torch.int64)
@@ -200,7 +197,7 @@ def test_groups_are_whole_and_stay_together(random: bool) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 5])
-def test_missing_rows_are_refused_or_copies_of_the_first(rows: int) -> None:
+def test_missing_rows_are_refused_or_copies_of_the_first(rows):
     x = data(rows)
     with pytest.raises(ModelError, match=f"batch of {rows} rows, expected a whole number of groups of 3"):
         Centred(network(), group_size=3)(x)
@@ -213,9 +210,9 @@ def test_missing_rows_are_refused_or_copies_of_the_first(rows: int) -> None:
     assert len(trace.iterates[0]) == len(trace.state["rows"]) == rows
 
 
-def test_copies_draw_numbers_of_their_own() -> None:
+def test_copies_draw_numbers_of_their_own():
     class Noisy(Centred):
-        def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
+        def solve(self, x, rng, *, record):
             noise = rng.normal(x, "noise")
             return Solution(x + noise.mean(0), (), {})
 
@@ -225,7 +222,7 @@ def test_copies_draw_numbers_of_their_own() -> None:
     assert not torch.allclose(trace.final - x, noise)
 
 
-def test_probabilities_become_logits() -> None:
+def test_probabilities_become_logits():
     net, x = network(), data(5)
     defense = Probable(net, steps=1)
     torch.testing.assert_close(defense(x), net(x / 2).log_softmax(1))
@@ -241,9 +238,9 @@ def test_probabilities_become_logits() -> None:
     assert bool(torch.isfinite(torch.autograd.grad(sure(leaf).sum(), leaf)[0]).all())
 
 
-def test_what_is_wrong_is_refused() -> None:
+def test_what_is_wrong_is_refused():
     net = network()
-    cases: list[tuple[Callable[[], object], str]] = [
+    cases = [
         (lambda: Smooth(net, steps=-1), "steps: got -1"),
         (lambda: Centred(net), "group_size: got None, expected the number of rows"),
         (lambda: Smooth(net, group_size=2), "group_size: got 2, expected None"),
@@ -257,7 +254,7 @@ def test_what_is_wrong_is_refused() -> None:
             make()
 
     class Wrong(Smooth):
-        def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        def readout(self, point, state):
             return super().readout(point, state)[0]
 
     with pytest.raises(ModelError, match="readout: got shape"):

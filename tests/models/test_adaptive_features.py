@@ -1,11 +1,10 @@
 import copy
-from collections.abc import Mapping
 
 import pytest
 import torch
 from torch import Tensor
 
-from robust_ext import BPDA, AdaptiveDefense, EoT, ModelError, SplitError
+from robust_ext import BPDA, EoT, ModelError, SplitError
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.models.adaptive_features import DefendedFeatures, binarized_defense, split_defense
 from robust_ext.models.features import split
@@ -21,12 +20,12 @@ class Probable(Controlled):
 
 
 class Twice(Controlled):
-    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    def readout(self, point, state):
         return (super().readout(point, state) + super().readout(point / 2, state)) / 2
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-def test_features_are_those_of_the_final_point_and_depend_on_nothing_else(seed: int | None) -> None:
+def test_features_are_those_of_the_final_point_and_depend_on_nothing_else(seed):
     net, x = network(), data(4)
     defense = Descent(net, steps=3, seed=seed)
     parts = split_defense(defense, x)
@@ -41,7 +40,7 @@ def test_features_are_those_of_the_final_point_and_depend_on_nothing_else(seed: 
     assert not torch.equal(defense(x), defense(x))
 
 
-def test_what_the_readout_adds_is_in_the_features() -> None:
+def test_what_the_readout_adds_is_in_the_features():
     net, x = network(), data(4)
     parts = split_defense(Controlled(net), x, layer="classifier.3")
     torch.testing.assert_close(parts.features(x), net[:-1](x - 0.5 * x.sin()))
@@ -49,7 +48,7 @@ def test_what_the_readout_adds_is_in_the_features() -> None:
 
 @pytest.mark.parametrize("kind", [Descent, Controlled])
 @pytest.mark.parametrize("rows", ["any", "full"])
-def test_the_binarized_defense_is_the_classifier(kind: type[AdaptiveDefense], rows: str) -> None:
+def test_the_binarized_defense_is_the_classifier(kind, rows):
     x = data(4)
     features = split_defense(kind(network(), steps=2), x).features
     module = planted(Counted(features, PassCounter()), x, rows)
@@ -70,7 +69,7 @@ def test_the_binarized_defense_is_the_classifier(kind: type[AdaptiveDefense], ro
 
 
 @pytest.mark.parametrize("backward", ["identity", "frozen", "trajectory"])
-def test_its_gradients_are_those_of_the_binarized_readout_along_the_way(backward: str) -> None:
+def test_its_gradients_are_those_of_the_binarized_readout_along_the_way(backward):
     net, x = network(), data(4)
     module = planted(split_defense(Descent(net, steps=2), x).features, x)
     defense = binarized_defense(module)
@@ -78,7 +77,7 @@ def test_its_gradients_are_those_of_the_binarized_readout_along_the_way(backward
     path = defense.trace(x).iterates[1:]
     index = torch.arange(4)
 
-    def at(point: Tensor) -> Tensor:
+    def at(point):
         leaf = point.detach().requires_grad_()
         gradient: Tensor
         (gradient,) = torch.autograd.grad(module.read(net[:-1](leaf), index)[:, 1].sum(), leaf)
@@ -90,7 +89,7 @@ def test_its_gradients_are_those_of_the_binarized_readout_along_the_way(backward
     torch.testing.assert_close(found, wanted)
 
 
-def test_its_steps_can_be_changed() -> None:
+def test_its_steps_can_be_changed():
     net, x = network(), data(4)
     defense = binarized_defense(planted(split_defense(Descent(net, steps=3), x).features, x))
     assert defense is not None
@@ -99,7 +98,7 @@ def test_its_steps_can_be_changed() -> None:
     assert one.logits.shape == (4, 2)
 
 
-def test_settings_are_distinguished_and_copies_work() -> None:
+def test_settings_are_distinguished_and_copies_work():
     x = data(4)
     features = split_defense(Descent(network(), steps=3), x).features
     other = split_defense(Descent(network(), steps=2), x).features
@@ -109,7 +108,7 @@ def test_settings_are_distinguished_and_copies_work() -> None:
     torch.testing.assert_close(copy.deepcopy(features)(x), features(x))
 
 
-def test_what_is_no_defense_is_none() -> None:
+def test_what_is_no_defense_is_none():
     x, net = data(4), network()
     assert binarized_defense(net) is None
     assert binarized_defense(planted(split(net, x).features, x)) is None
@@ -117,7 +116,7 @@ def test_what_is_no_defense_is_none() -> None:
     assert binarized_defense(Counted(defense, PassCounter())) is defense
 
 
-def test_what_is_wrong_is_refused() -> None:
+def test_what_is_wrong_is_refused():
     x, net = data(4), network()
     with pytest.raises(ModelError, match="Together: treats rows together"):
         DefendedFeatures(Together(net, group_size=2), "classifier.3")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals, stream
@@ -14,12 +14,12 @@ from robust_ext.models.binarized import BinarizedClassifier, identifiable
 SIZE, FEATURES = 6, 4
 
 
-def network() -> nn.Module:
+def network():
     with seeded_globals(3):
         return nn.Sequential(nn.Flatten(), nn.Linear(SIZE, FEATURES), nn.Tanh()).eval()
 
 
-def parts(count: int) -> dict[str, Tensor]:
+def parts(count):
     generator = torch.Generator().manual_seed(count)
     return {
         "references": torch.rand(count, 2, 3, generator=generator),
@@ -31,18 +31,18 @@ def parts(count: int) -> dict[str, Tensor]:
     }
 
 
-def classifier(count: int, rows: str = "any") -> BinarizedClassifier:
+def classifier(count, rows="any"):
     return BinarizedClassifier(network(), **parts(count), batching=rows)
 
 
-def of_references(references: Tensor, norm: str) -> BinarizedClassifier:
+def of_references(references, norm):
     """Only the problems of its rows matter."""
     rows = {name: torch.zeros(len(references)) for name in ("threshold", "scale", "offset")}
     flat = {"weight": torch.ones_like(references), "anchor": references}
     return BinarizedClassifier(nn.Identity(), references=references, norm=norm, **flat, **rows)
 
 
-def by_hand(x: Tensor, problem: int, count: int) -> list[float]:
+def by_hand(x, problem, count):
     """The logits of one row in plain float64 arithmetic."""
     p = {name: part.double()[problem].tolist() for name, part in parts(count).items() if name != "references"}
     with torch.no_grad():
@@ -54,7 +54,7 @@ def by_hand(x: Tensor, problem: int, count: int) -> list[float]:
 
 @pytest.mark.parametrize("rows", ["full", "any"])
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_logits_are_those_made_by_hand(rows: str, count: int) -> None:
+def test_logits_are_those_made_by_hand(rows, count):
     x = parts(count)["references"] + 0.01
     expected = torch.tensor([by_hand(x[i], i, count) for i in range(count)])
     found = classifier(count, rows)(x)
@@ -64,7 +64,7 @@ def test_logits_are_those_made_by_hand(rows: str, count: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(order=st.lists(st.integers(0, 4), max_size=12), seed=st.integers(0, 1000))
-def test_permuted_missing_and_repeated_rows_meet_their_own_readout(order: list[int], seed: int) -> None:
+def test_permuted_missing_and_repeated_rows_meet_their_own_readout(order, seed):
     references = parts(5)["references"]
     noise = 0.02 * torch.randn(len(order), 2, 3, generator=torch.Generator().manual_seed(seed))
     x = references[order] + noise
@@ -78,15 +78,15 @@ def test_permuted_missing_and_repeated_rows_meet_their_own_readout(order: list[i
     torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_one_problem_takes_every_row() -> None:
+def test_one_problem_takes_every_row():
     module = classifier(1)
     x = torch.rand(9, 2, 3) * 100
-    assert module.problems(x).tolist() == [0] * 9  # type: ignore[union-attr]
+    assert module.problems(x).tolist() == [0] * 9
     torch.testing.assert_close(module(x), torch.tensor([by_hand(row, 0, 1) for row in x]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", ["full", "any"])
-def test_gradients_are_those_of_the_single_problems(rows: str) -> None:
+def test_gradients_are_those_of_the_single_problems(rows):
     module, made = classifier(4, rows), parts(4)
     x = (made["references"] + 0.01).requires_grad_()
     loss = nn.functional.cross_entropy(module(x), torch.zeros(4, dtype=torch.int64), reduction="sum")
@@ -99,7 +99,7 @@ def test_gradients_are_those_of_the_single_problems(rows: str) -> None:
         assert float(gradient.abs().max()) > 0
 
 
-def test_ordered_batches_have_one_row_a_problem() -> None:
+def test_ordered_batches_have_one_row_a_problem():
     module = classifier(3, "full")
     assert module.problems(torch.rand(3, 2, 3)) is None
     for count in (0, 1, 2, 4, 6):
@@ -107,7 +107,7 @@ def test_ordered_batches_have_one_row_a_problem() -> None:
             module(torch.rand(count, 2, 3))
 
 
-def test_the_module_is_in_eval_mode_and_keeps_its_parts() -> None:
+def test_the_module_is_in_eval_mode_and_keeps_its_parts():
     module = classifier(3)
     assert not module.training
     assert set(module.state_dict()) >= {"references", "weight", "anchor", "threshold", "scale", "offset"}
@@ -115,9 +115,9 @@ def test_the_module_is_in_eval_mode_and_keeps_its_parts() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_networks_of_other_types_give_float32(dtype: torch.dtype) -> None:
+def test_networks_of_other_types_give_float32(dtype):
     class Cast(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x.flatten(1)[:, :FEATURES].to(dtype)
 
     made = parts(2)
@@ -130,7 +130,7 @@ def test_networks_of_other_types_give_float32(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["weight", "anchor", "threshold", "scale", "offset"])
-def test_parts_of_other_lengths_are_refused(name: str) -> None:
+def test_parts_of_other_lengths_are_refused(name):
     made = parts(3)
     made[name] = made[name][:2]
     with pytest.raises(InvalidArgumentError, match=rf"^{name}: got shape .*, expected 3 rows, one for each reference"):
@@ -140,7 +140,7 @@ def test_parts_of_other_lengths_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("distance", [1e-3, 3e-5])
-def test_references_that_are_much_alike_are_distinguished(distance: float) -> None:
+def test_references_that_are_much_alike_are_distinguished(distance):
     """Close references far from the origin: what tells them apart is less than a float32 of their squared norms."""
     references = torch.rand(1, 784, generator=torch.Generator().manual_seed(0)).repeat(3, 1) * 3 - 1
     references[1, 7] += distance
@@ -148,13 +148,13 @@ def test_references_that_are_much_alike_are_distinguished(distance: float) -> No
     threat_model = ThreatModel(norm="linf", epsilon=distance / 10, bounds=(-1, 3))
     assert identifiable(references, threat_model)
     module = of_references(references, "linf")
-    assert module.problems(references).tolist() == [0, 1, 2]  # type: ignore[union-attr]
+    assert module.problems(references).tolist() == [0, 1, 2]
     for i in range(3):
         points = threat_model.sample_corners(references[i], 30, generator=torch.Generator().manual_seed(i))
-        assert module.problems(points).tolist() == [i] * 30  # type: ignore[union-attr]
+        assert module.problems(points).tolist() == [i] * 30
 
 
-def worst_margin(references: Tensor, threat_model: ThreatModel) -> float:
+def worst_margin(references, threat_model):
     """How much nearer a point of a ball is to its own reference than to another, at the least that a search finds.
 
     The search tries, for each pair, the step in the ball that goes furthest towards the other reference, and many
@@ -185,9 +185,7 @@ def worst_margin(references: Tensor, threat_model: ThreatModel) -> float:
     size=st.integers(1, 6),
     seed=st.integers(0, 10_000),
 )
-def test_identifiable_agrees_with_a_search_over_the_balls(
-    norm: str, epsilon: float, count: int, size: int, seed: int
-) -> None:
+def test_identifiable_agrees_with_a_search_over_the_balls(norm, epsilon, count, size, seed):
     threat_model = ThreatModel(norm=norm, epsilon=epsilon)
     references = torch.rand(count, 1, size, generator=torch.Generator().manual_seed(seed))
     margin = worst_margin(references, threat_model)
@@ -198,7 +196,7 @@ def test_identifiable_agrees_with_a_search_over_the_balls(
         assert margin < 0.01 * epsilon
 
 
-def test_single_references_are_identifiable_and_duplicates_are_not() -> None:
+def test_single_references_are_identifiable_and_duplicates_are_not():
     wide, references = ThreatModel(norm="linf", epsilon=100), torch.rand(4, 1, 3, generator=stream(1))
     assert identifiable(references[:1], wide)
     assert identifiable(references[:0], wide)
@@ -210,14 +208,14 @@ def test_single_references_are_identifiable_and_duplicates_are_not() -> None:
 
 
 @pytest.mark.parametrize(("norm", "distance"), [("linf", 1.0), ("l2", 1.25**0.5), ("l1", 1.5)])
-def test_the_limit_of_identifiable_is_half_the_distance(norm: str, distance: float) -> None:
+def test_the_limit_of_identifiable_is_half_the_distance(norm, distance):
     references = torch.tensor([[0.0, 0.0, 0.0], [1.0, -0.5, 0.0]])
     assert identifiable(references, ThreatModel(norm=norm, epsilon=distance / 2 * 0.998))
     assert not identifiable(references, ThreatModel(norm=norm, epsilon=distance / 2))
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_rows_in_the_ball_belong_to_their_reference(norm: str) -> None:
+def test_rows_in_the_ball_belong_to_their_reference(norm):
     references, free = torch.rand(4, 12, generator=stream(0)), ThreatModel(norm=norm, epsilon=1.0)
     pairs = itertools.combinations(references, 2)
     closest = min(float(free.distance(one[None], other[None])) for one, other in pairs)
@@ -228,4 +226,4 @@ def test_rows_in_the_ball_belong_to_their_reference(norm: str) -> None:
         # The point of the ball that is furthest towards another reference.
         way = references[j] - references[i]
         point = references[i] + way * threat_model.epsilon / float(free.distance(way[None], torch.zeros(1, 12)))
-        assert module.problems(point[None]).tolist() == [i]  # type: ignore[union-attr]
+        assert module.problems(point[None]).tolist() == [i]

@@ -1,15 +1,10 @@
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from robust_ext import BPDA, InvalidArgumentError, ModelError, Purifier
 from robust_ext.attacks._common.objectives import cross_entropy
-from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.bpda import trajectory_gradient
-from robust_ext.models.row_rng import RowRNG
 from tests.models.cases import Controlled
 
 # A linear classifier without a bias, and a purifier whose two steps scale the input: a chain rule by hand.
@@ -18,11 +13,11 @@ CONTRACTION = 0.6
 
 
 class Linear(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(WEIGHT.clone())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return (x.square() / 2) @ self.weight.T
 
 
@@ -31,39 +26,39 @@ class Shrink(Purifier):
 
     random = True
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def step(self, point, *, x, number, state, rng):
         return CONTRACTION * point + (0.1 * rng.normal(x, "step", number)).round(decimals=2)
 
 
 class Blocking(Shrink):
     """Hides its gradient."""
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def step(self, point, *, x, number, state, rng):
         return super().step(point, x=x, number=number, state=state, rng=rng).detach()
 
 
-def data(rows: int = 4) -> Tensor:
+def data(rows=4):
     return torch.rand(rows, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 COTANGENT = torch.tensor([[1.0, -0.5], [0.3, 2.0], [0.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
 
 
-def pulled(module: nn.Module, x: Tensor, cotangent: Tensor = COTANGENT) -> Tensor:
+def pulled(module, x, cotangent=COTANGENT):
     x = x.clone().requires_grad_()
     found: Tensor
     (found,) = torch.autograd.grad(module(x), x, cotangent)
     return found
 
 
-def by_hand(points: Tensor) -> Tensor:
+def by_hand(points):
     """The gradient of the linear classifier on half squares: the point times the cotangent through the weights."""
     return points * (COTANGENT @ WEIGHT)
 
 
 @pytest.mark.parametrize("fewer", [False, True])
 @pytest.mark.parametrize("kind", [Shrink, Blocking])
-def test_gradients_of_two_steps_are_those_by_hand(kind: type[Shrink], fewer: bool) -> None:
+def test_gradients_of_two_steps_are_those_by_hand(kind, fewer):
     """Of the defense's own two steps, or of two where it has three, which shape the gradient and not the value."""
     defense, x = kind(Linear(), steps=3 if fewer else 2, seed=3), data()
     steps = {"steps": 2} if fewer else {}
@@ -91,7 +86,7 @@ def test_gradients_of_two_steps_are_those_by_hand(kind: type[Shrink], fewer: boo
         torch.testing.assert_close(pulled(BPDA(defense, steps=0), x), by_hand(x))
 
 
-def test_a_frozen_state_is_held() -> None:
+def test_a_frozen_state_is_held():
     defense, x = Controlled(Linear()), data()
     moved = x - 0.5 * x.sin()
     for backward in ("identity", "frozen", "trajectory"):
@@ -101,16 +96,16 @@ def test_a_frozen_state_is_held() -> None:
     class Scaled(Controlled):
         """Holds the share of the input that is left."""
 
-        def frozen(self, x: Tensor, *, inputs: Tensor, solution: Solution) -> Tensor:
+        def frozen(self, x, *, inputs, solution):
             return self.logits(x * (1 + solution.state["control"] / inputs), {"control": torch.zeros_like(x)})
 
     share = moved / x
     torch.testing.assert_close(pulled(BPDA(Scaled(Linear()), backward="frozen"), x), by_hand(moved) * share)
 
 
-def test_the_frozen_final_point_is_met_to_the_last_bit() -> None:
+def test_the_frozen_final_point_is_met_to_the_last_bit():
     class Jump(Purifier):
-        def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+        def step(self, point, *, x, number, state, rng):
             return point * 1e-3 + 1e-5
 
     net = nn.Linear(3, 2, bias=False)
@@ -119,17 +114,17 @@ def test_the_frozen_final_point_is_met_to_the_last_bit() -> None:
     assert torch.equal(defense.frozen(x, inputs=x, solution=found), net(found.final))
 
 
-def substitute(x: Tensor) -> Tensor:
+def substitute(x):
     return torch.stack([x[:, 0] * x[:, 1], (2 * x[:, 2]).exp()], 1)
 
 
 class Substitute(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return substitute(x)
 
 
 @pytest.mark.parametrize("made", [lambda: substitute, Substitute])
-def test_a_substitutes_gradient_is_that_of_finite_differences(made: Callable[[], Any]) -> None:
+def test_a_substitutes_gradient_is_that_of_finite_differences(made):
     x = data()
     step = 1e-6
     slopes = [
@@ -138,7 +133,7 @@ def test_a_substitutes_gradient_is_that_of_finite_differences(made: Callable[[],
     ]
     wanted = torch.stack(slopes, 1)
 
-    def hard(x: Tensor) -> Tensor:
+    def hard(x):
         return x[:, :2].round()
 
     for wrapped in (hard, Shrink(Linear(), steps=2)):
@@ -147,7 +142,7 @@ def test_a_substitutes_gradient_is_that_of_finite_differences(made: Callable[[],
     assert torch.equal(BPDA(hard, backward=made())(x.clone().requires_grad_()), x[:, :2].round())
 
 
-def test_defenses_in_a_substitute_draw_as_the_defense_did() -> None:
+def test_defenses_in_a_substitute_draw_as_the_defense_did():
     defense, x = Blocking(Linear(), steps=2), data()
     inner = BPDA(defense, backward="trajectory")
     with defense.seeded(4):
@@ -156,7 +151,7 @@ def test_defenses_in_a_substitute_draw_as_the_defense_did() -> None:
         torch.testing.assert_close(pulled(BPDA(defense, backward=inner), x), wanted)
 
 
-def test_the_trajectory_of_a_loss() -> None:
+def test_the_trajectory_of_a_loss():
     defense, x = Blocking(Linear(), steps=2), data()
     labels = torch.tensor([0, 1, 1, 0])
     trace = defense.trace(x, seeds=[1, 2, 3, 4])
@@ -172,16 +167,16 @@ def test_the_trajectory_of_a_loss() -> None:
     assert empty.shape == (0, 3)
 
 
-def test_what_the_identity_returns_is_not_its_argument() -> None:
+def test_what_the_identity_returns_is_not_its_argument():
     x = data().requires_grad_()
     out = BPDA(lambda x: x)(x)
     assert out.data_ptr() != x.data_ptr()
     assert torch.equal(out, x)
 
 
-def test_what_is_wrong_is_refused() -> None:
+def test_what_is_wrong_is_refused():
     alone = "an AdaptiveDefense for that"
-    cases: list[tuple[Any, dict[str, Any], str]] = [
+    cases = [
         (3, {}, "forward: got int"),
         (torch.round, {"backward": "best"}, "backward: got best"),
         *[(torch.round, one, alone) for one in ({"backward": "trajectory"}, {"steps": 2}, {"checkpoint": True})],

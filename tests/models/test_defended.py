@@ -1,16 +1,16 @@
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.detectors import Detector, Observation
+from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended, SuccessMargin
 from robust_ext.models.features import LayerInput
 from tests.models.cases import data, planted
 from tests.models.cases import network as wide_network
 
 
-def network() -> nn.Sequential:
+def network():
     return wide_network(width=5)
 
 
@@ -19,21 +19,21 @@ class Hidden(Detector):
 
     layers = ("1",)
 
-    def score_of(self, seen: Observation) -> Tensor:
+    def score_of(self, seen):
         return seen.layers["1"][:, 0]
 
 
-def calibrated(classifier: nn.Module) -> Hidden:
+def calibrated(classifier):
     detector = Hidden(classifier)
     detector.calibrate(data(100), false_positive_rate=0.3)
     return detector
 
 
 @pytest.mark.parametrize("inverted", [False, True])
-def test_one_pass_serves_both(inverted: bool) -> None:
+def test_one_pass_serves_both(inverted):
     classifier = network()
     detector = calibrated(classifier)
-    calls: list[int] = []
+    calls = []
     classifier.register_forward_hook(lambda _module, args, _out: calls.append(len(args[0])))
     x = data(4)
     sign = -1 if inverted else 1
@@ -46,7 +46,7 @@ def test_one_pass_serves_both(inverted: bool) -> None:
         torch.testing.assert_close(excess, expected)
 
 
-def test_other_networks_are_run_beside() -> None:
+def test_other_networks_are_run_beside():
     detector, other = calibrated(network()), nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
     x = data(4)
     logits, excess = Defended(other, detector).both(x)
@@ -55,14 +55,14 @@ def test_other_networks_are_run_beside() -> None:
 
     # A network that is queried twice, for noise too, is not mistaken for one pass.
     class Twice(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return detector.classifier(x) + detector.classifier(x * 0.5)
 
     torch.testing.assert_close(Defended(Twice(), detector).both(x)[1], detector.score_margin(x))
     assert not detector.classifier._forward_hooks
 
 
-def test_decisions_are_the_detectors() -> None:
+def test_decisions_are_the_detectors():
     classifier = network()
     detector = calibrated(classifier)
     x = data(100)
@@ -76,7 +76,7 @@ def test_decisions_are_the_detectors() -> None:
     assert len(edge) == 1
 
 
-def test_the_column_of_rejection_wins_exactly_where_rejected() -> None:
+def test_the_column_of_rejection_wins_exactly_where_rejected():
     classifier = network()
     detector = calibrated(classifier)
     x = data(100)
@@ -88,7 +88,7 @@ def test_the_column_of_rejection_wins_exactly_where_rejected() -> None:
 
 
 @pytest.mark.parametrize("inverted", [False, True])
-def test_the_margin_is_positive_exactly_on_success(inverted: bool) -> None:
+def test_the_margin_is_positive_exactly_on_success(inverted):
     classifier = network()
     defended = Defended(classifier, calibrated(classifier), inverted=inverted)
     x = data(200)
@@ -104,7 +104,7 @@ def test_the_margin_is_positive_exactly_on_success(inverted: bool) -> None:
     assert bool((gradient.flatten(1).abs().sum(1) > 0).all())
 
 
-def test_what_is_wrong_is_refused() -> None:
+def test_what_is_wrong_is_refused():
     classifier = network()
     with pytest.raises(InvalidArgumentError, match="exposure: got 'both'"):
         Defended(classifier, calibrated(classifier), exposure="both")

@@ -1,21 +1,18 @@
 import functools
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext import BPDA, AdaptiveDefense, EoT, InvalidArgumentError, ModelError, Purifier
 from robust_ext.attacks._common.objectives import cross_entropy, margin
 from robust_ext.core.random import seeded_globals
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.eot import GRADIENTS, VALUES
-from robust_ext.models.row_rng import RowRNG
 from tests.models.cases import data as some
 from tests.models.cases import most_held, network
 
@@ -30,11 +27,11 @@ class Noisy(Purifier):
     random = True
     size = 0.5
 
-    def __init__(self, classifier: nn.Module, **keywords: Any) -> None:
+    def __init__(self, classifier, **keywords):
         super().__init__(classifier, **{"steps": 1, **keywords})
-        self.seen: list[list[int]] = []
+        self.seen = []
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def step(self, point, *, x, number, state, rng):
         self.seen.append(rng.seeds)
         return point + self.size * rng.normal(x, "noise")
 
@@ -45,16 +42,16 @@ class Together(AdaptiveDefense):
     random = True
     batch_level = True
 
-    def __init__(self, classifier: nn.Module) -> None:
+    def __init__(self, classifier):
         super().__init__(classifier, group_size=2)
-        self.seen: list[list[int]] = []
+        self.seen = []
 
-    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
+    def solve(self, x, rng, *, record):
         self.seen.append(rng.seeds)
         return Solution(x - x.mean(0) * rng.normal(x[:, :1, :1], "scale"))
 
 
-def singles(defense: Noisy | Together, x: Tensor, draws: int) -> Tensor:
+def singles(defense, x, draws):
     """The logits ``(draws, N, K)`` of the draws that a defense has just been asked for, one by one."""
     seeds = [seed for batch in defense.seen for seed in batch][: draws * len(x)]
     rows = torch.tensor(seeds).view(draws, len(x))
@@ -62,7 +59,7 @@ def singles(defense: Noisy | Together, x: Tensor, draws: int) -> Tensor:
     return torch.stack([defense.trace(x, seeds=row).logits for row in rows])
 
 
-def aggregate(name: str, draws: Tensor) -> Tensor:
+def aggregate(name, draws):
     if name == "last":
         return draws[-1]
     return draws.mean(0) if name in ("mean", "logits") else draws.softmax(2).mean(0).log()
@@ -72,9 +69,7 @@ def aggregate(name: str, draws: Tensor) -> Tensor:
 @pytest.mark.parametrize("chunk", [None, 2, 5, 9])
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("gradient", GRADIENTS)
-def test_values_and_gradients_are_those_of_single_draws(
-    kind: type[Noisy], chunk: int | None, value: str, gradient: str
-) -> None:
+def test_values_and_gradients_are_those_of_single_draws(kind, chunk, value, gradient):
     defense, x = kind(network(torch.float64)), data().requires_grad_()
     averaged = EoT(defense, draws=5, chunk=chunk, gradient=gradient, loss=value, decision="softmax", seed=3)
     out = averaged(x)
@@ -93,9 +88,7 @@ def test_values_and_gradients_are_those_of_single_draws(
 @pytest.mark.parametrize("chunk", [None, 2, 9])
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("loss", [cross_entropy, margin])
-def test_gradients_of_losses_are_those_of_single_draws(
-    chunk: int | None, gradient: str, loss: Callable[[Tensor, Tensor], Tensor]
-) -> None:
+def test_gradients_of_losses_are_those_of_single_draws(chunk, gradient, loss):
     defense, x = Noisy(network(torch.float64)), data()
     averaged = EoT(defense, draws=5, chunk=chunk, gradient=gradient, loss="softmax", decision="last", seed=3)
     found = averaged.value_and_gradient(x, LABELS, loss)
@@ -113,7 +106,7 @@ def test_gradients_of_losses_are_those_of_single_draws(
     assert not any(tensor.requires_grad for tensor in (found.gradient, found.losses, found.logits))
 
 
-def test_the_mean_of_gradients_differs_from_the_gradient_of_the_mean() -> None:
+def test_the_mean_of_gradients_differs_from_the_gradient_of_the_mean():
     averaged = [EoT(Noisy(network(torch.float64)), draws=5, gradient=name, seed=3) for name in GRADIENTS]
     found = [one.value_and_gradient(data(), LABELS, cross_entropy).gradient for one in averaged]
     assert float((found[0] - found[1]).abs().max()) > 1e-3
@@ -122,7 +115,7 @@ def test_the_mean_of_gradients_differs_from_the_gradient_of_the_mean() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 20), st.integers(1, 6), st.integers(1, 7), st.integers(1, 4))
-def test_draws_depend_on_seed_call_draw_and_row(seed: int, call: int, draws: int, chunk: int, rows: int) -> None:
+def test_draws_depend_on_seed_call_draw_and_row(seed, call, draws, chunk, rows):
     defense, x = Noisy(network(torch.float64)), data()
     averaged = EoT(defense, draws=draws, seed=seed)
     averaged.call = call
@@ -138,7 +131,7 @@ def test_draws_depend_on_seed_call_draw_and_row(seed: int, call: int, draws: int
     assert more.call == 0
 
 
-def test_free_draws_come_from_the_global_generator() -> None:
+def test_free_draws_come_from_the_global_generator():
     averaged, x = EoT(Noisy(network(torch.float64)), draws=3), data()
     assert not torch.equal(averaged(x), averaged(x))
     with seeded_globals(1):
@@ -151,14 +144,14 @@ def test_free_draws_come_from_the_global_generator() -> None:
 class Global(nn.Module):
     """Draws from all three global generators."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         noise = torch.rand_like(x) + np.random.rand() + random.random()
         return x * noise
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 10])
 @pytest.mark.parametrize("module", [nn.Dropout(0.5).train(), Global()])
-def test_any_module_repeats_its_draws_in_the_backward_pass(module: nn.Module, chunk: int) -> None:
+def test_any_module_repeats_its_draws_in_the_backward_pass(module, chunk):
     x = torch.rand(3, 4).add(1).requires_grad_()
     averaged = EoT(module, draws=10, chunk=chunk, seed=1)
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
@@ -172,7 +165,7 @@ def test_any_module_repeats_its_draws_in_the_backward_pass(module: nn.Module, ch
     assert torch.equal(torch.get_rng_state(), states[2])
 
 
-def test_expectations_of_expectations_and_of_approximations() -> None:
+def test_expectations_of_expectations_and_of_approximations():
     defense, x = Noisy(network(torch.float64)), data().requires_grad_()
     nested = EoT(EoT(defense, draws=3, seed=5), draws=2, seed=1, fixed=True)
     assert torch.autograd.gradcheck(nested, x[:1])
@@ -191,8 +184,8 @@ def test_expectations_of_expectations_and_of_approximations() -> None:
     )
 
 
-def test_no_more_than_a_chunk_is_held() -> None:
-    def attack(draws: int, chunk: int, now: Callable[[], int]) -> None:
+def test_no_more_than_a_chunk_is_held():
+    def attack(draws, chunk, now):
         x = data().requires_grad_()
         averaged = EoT(Noisy(network(torch.float64)), draws=draws, chunk=chunk)
         out = averaged(x)
@@ -200,7 +193,7 @@ def test_no_more_than_a_chunk_is_held() -> None:
         torch.autograd.backward(out.sum())
         averaged.value_and_gradient(x, LABELS, cross_entropy)
 
-    def most(draws: int, chunk: int = 1) -> int:
+    def most(draws, chunk=1):
         return most_held(lambda now: attack(draws, chunk, now))
 
     assert most(100) == most(2)
@@ -208,9 +201,9 @@ def test_no_more_than_a_chunk_is_held() -> None:
     assert most(100, 100) > 50 * most(2)
 
 
-def test_certain_draws_are_averaged_in_logarithms() -> None:
+def test_certain_draws_are_averaged_in_logarithms():
     class Certain(Noisy):
-        def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        def readout(self, point, state):
             return 1e3 * super().readout(point, state)
 
     x = data(dtype=torch.float32).requires_grad_()
@@ -221,7 +214,7 @@ def test_certain_draws_are_averaged_in_logarithms() -> None:
     assert bool((gradient != 0).any())
 
 
-def test_what_is_wrong_is_refused() -> None:
+def test_what_is_wrong_is_refused():
     net = network()
     for settings_, text in (
         ({"draws": 0}, "draws: got 0"),
@@ -232,8 +225,8 @@ def test_what_is_wrong_is_refused() -> None:
         ({"draws": 2, "fixed": True}, "fixed: got True, expected False, or a seed"),
     ):
         with pytest.raises(InvalidArgumentError, match=text):
-            EoT(net, **settings_)  # type: ignore[arg-type]
+            EoT(net, **settings_)
     x = data(dtype=torch.float32).requires_grad_()
-    blocked = EoT(lambda x: net(x.detach()), draws=2)  # type: ignore[arg-type]
+    blocked = EoT(lambda x: net(x.detach()), draws=2)
     with pytest.raises(ModelError, match="no gradient comes back to the input"):
         torch.autograd.grad(blocked(x).sum(), x)

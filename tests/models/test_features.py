@@ -2,12 +2,10 @@
 
 import copy
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError, SplitError
@@ -17,73 +15,73 @@ INPUTS = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> Any:
+def _seeded():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
 
 
-def sequential() -> nn.Module:
+def sequential():
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 5))
 
 
 class Net(nn.Module):
     """Layers, and a function of them and an input."""
 
-    def __init__(self, run: Callable[[Any, Tensor], Any], **layers: nn.Module) -> None:
+    def __init__(self, run, **layers):
         super().__init__()
         self.run = run
         for name, layer in layers.items():
             self.add_module(name, layer)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return self.run(self, x)
 
 
-def skips() -> Net:
+def skips():
     """Functional code with a skip connection; the layers are registered in another order than they are called."""
 
-    def run(net: Any, x: Tensor) -> Any:
+    def run(net, x):
         h = F.relu(net.first(x.flatten(1)))
         return net.head(h + torch.tanh(net.second(h)))
 
     return Net(run, head=nn.Linear(6, 4), second=nn.Linear(6, 6), first=nn.Linear(16, 6))
 
 
-def nested() -> Net:
+def nested():
     body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
     heads = nn.ModuleDict({"main": nn.Sequential(nn.Dropout(0.5), nn.Linear(12, 4)), "aux": nn.Linear(12, 4)})
     return Net(lambda net, x: net.heads["main"](net.body(x)), body=body, heads=heads)
 
 
-def wrapped(model: nn.Module) -> Net:
+def wrapped(model):
     return Net(lambda net, x: net.wrapped((x - 0.3) / 0.4), wrapped=model)
 
 
-def auxiliary() -> Net:
+def auxiliary():
     """A second head that is called last but is not what is returned."""
     heads = {"main": nn.Linear(16, 4), "side": nn.Linear(16, 4)}
     return Net(lambda net, x: (net.main(x.flatten(1)), net.side(x.flatten(1)))[0], **heads)
 
 
-def by_name() -> Net:
+def by_name():
     return Net(lambda net, x: net.head(input=x.flatten(1)), head=nn.Linear(16, 4))
 
 
-def scaled(scale: float) -> Net:
+def scaled(scale):
     return Net(lambda net, x: net.body(x) * scale, body=sequential())
 
 
-def twice() -> Net:
+def twice():
     layers = {"first": nn.Linear(16, 4), "head": nn.Linear(4, 4)}
     return Net(lambda net, x: net.head(torch.relu(net.head(net.first(x.flatten(1))))), **layers)
 
 
-def hooks(module: nn.Module) -> int:
+def hooks(module):
     return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
 
 
-def checked(model: nn.Module, **options: Any) -> Any:
+def checked(model, **options):
     """Split, and compare with the model on inputs that the split has not seen."""
     found = split(model, INPUTS, **options)
     fresh = torch.rand(7, 1, 4, 4)
@@ -114,11 +112,11 @@ def checked(model: nn.Module, **options: Any) -> Any:
         (lambda: scaled(1.0), "body.3"),
     ],
 )
-def test_the_last_linear_layer_is_found_or_named(model: Any, layer: str) -> None:
+def test_the_last_linear_layer_is_found_or_named(model, layer):
     assert checked(model().eval()).layer == checked(model().eval(), layer=layer).layer == layer
 
 
-def test_a_single_linear_layer_is_its_own_readout() -> None:
+def test_a_single_linear_layer_is_its_own_readout():
     model = nn.Linear(6, 3).eval()
     inputs = torch.rand(4, 6)
     found = split(model, inputs)
@@ -127,7 +125,7 @@ def test_a_single_linear_layer_is_its_own_readout() -> None:
     assert hooks(model) == 0
 
 
-def test_gradients_flow_through_both_parts() -> None:
+def test_gradients_flow_through_both_parts():
     model = skips().eval()
     found = split(model, INPUTS)
     x = INPUTS.clone().requires_grad_()
@@ -137,15 +135,15 @@ def test_gradients_flow_through_both_parts() -> None:
     assert float(expected.abs().max()) > 0
 
 
-def convolutions() -> nn.Module:
+def convolutions():
     return nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten())
 
 
-def two_linear() -> nn.Module:
+def two_linear():
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 4))
 
 
-def three_dimensions() -> nn.Module:
+def three_dimensions():
     return Net(lambda net, x: net.head(x.squeeze(1))[:, 0], head=nn.Linear(4, 3))
 
 
@@ -169,9 +167,7 @@ SQUASHED = [lambda head=head: nn.Sequential(sequential(), head) for head in (nn.
         ([three_dimensions], ["head"], r"features: got shape \(3, 4, 4\) for 3 inputs, expected \(3, F\)"),
     ],
 )
-def test_what_cannot_be_split_is_refused(
-    models: list[Callable[[], nn.Module]], layers: list[str | None], message: str
-) -> None:
+def test_what_cannot_be_split_is_refused(models, layers, message):
     for make, layer in itertools.product(models, layers):
         model = make().eval()
         with pytest.raises(SplitError, match="^" + message):
@@ -179,7 +175,7 @@ def test_what_cannot_be_split_is_refused(
         assert hooks(model) == 0
 
 
-def test_a_pair_is_taken_as_it_is() -> None:
+def test_a_pair_is_taken_as_it_is():
     body, head = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()).eval(), nn.Linear(12, 4).eval()
     found = split((body, head), INPUTS)
     assert (found.features, found.readout, found.layer) == (body, head, "")
@@ -187,13 +183,13 @@ def test_a_pair_is_taken_as_it_is() -> None:
     assert split((body, nn.Sequential(head, nn.Tanh()).eval()), INPUTS).layer == ""
 
 
-def test_wrong_pairs() -> None:
+def test_wrong_pairs():
     body, head = nn.Flatten().eval(), nn.Linear(16, 4).eval()
     for wrong in ((body,), (body, head, head), (body, lambda x: x), (body, "head")):
         with pytest.raises(InvalidArgumentError, match=r"^model: got .*, expected a pair \(features, readout\)"):
-            split(wrong, INPUTS)  # type: ignore[arg-type]
+            split(wrong, INPUTS)
     with pytest.raises(InvalidArgumentError, match=r"^model: got function, expected a torch.nn.Module"):
-        split(lambda x: x, INPUTS)  # type: ignore[arg-type]
+        split(lambda x: x, INPUTS)
     with pytest.raises(SplitError, match=r"^features: got shape \(3, 1, 4, 4\) for 3 inputs"):
         split((nn.Identity().eval(), nn.Sequential(body, head).eval()), INPUTS)
     with pytest.raises(SplitError, match=r"^features: got tuple, expected a tensor"):
@@ -204,7 +200,7 @@ def test_wrong_pairs() -> None:
         split((body, nn.Linear(15, 4).eval()), INPUTS)
 
 
-def test_train_mode_is_refused() -> None:
+def test_train_mode_is_refused():
     with pytest.raises(ModelError, match=r"is in train mode.*call model.eval\(\) first"):
         split(sequential(), INPUTS)
     model = nested().eval()
@@ -229,18 +225,18 @@ def test_train_mode_is_refused() -> None:
         (lambda x: x.missing, r"raised AttributeError on inputs of shape \(3, 1, 4, 4\) and dtype float32"),
     ],
 )
-def test_what_is_no_classifier_is_refused(make: Any, message: str) -> None:
+def test_what_is_no_classifier_is_refused(make, message):
     with pytest.raises(ModelError, match="^model: " + message):
         split(Net(lambda _, x: make(x.flatten(1))).eval(), INPUTS)
 
 
 class Fails(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.head = nn.Linear(16, 3)
         self.calls = 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.calls += 1
         out = self.head(x.flatten(1))
         if self.calls > 1:
@@ -248,7 +244,7 @@ class Fails(nn.Module):
         return out
 
 
-def test_hooks_are_removed_when_the_model_raises() -> None:
+def test_hooks_are_removed_when_the_model_raises():
     model = Fails().eval()
     with pytest.raises(RuntimeError, match="only once"):
         split(model, INPUTS)
@@ -258,9 +254,9 @@ def test_hooks_are_removed_when_the_model_raises() -> None:
     assert hooks(model) == 0
 
 
-def test_hooks_of_the_user_stay() -> None:
+def test_hooks_of_the_user_stay():
     model = sequential().eval()
-    seen: list[int] = []
+    seen = []
     model[3].register_forward_hook(lambda *_: seen.append(1))
     found = split(model, INPUTS)
     before = len(seen)
@@ -268,7 +264,7 @@ def test_hooks_of_the_user_stay() -> None:
     assert (hooks(model), len(seen)) == (1, before + 1)
 
 
-def test_copies_watch_their_own_network() -> None:
+def test_copies_watch_their_own_network():
     found = split(sequential().eval(), INPUTS)
     other = copy.deepcopy(found.features)
     with torch.no_grad():
@@ -279,7 +275,7 @@ def test_copies_watch_their_own_network() -> None:
         assert not other(INPUTS).any()
 
 
-def test_the_model_is_not_changed() -> None:
+def test_the_model_is_not_changed():
     model = nested().eval()
     before = copy.deepcopy(model.state_dict())
     split(model, INPUTS)

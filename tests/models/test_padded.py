@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.models.padded import PaddedClasses
@@ -10,13 +10,13 @@ from robust_ext.models.padded import PaddedClasses
 SCALES = st.sampled_from([1e-6, 1e-3, 1.0, 30.0, 1e3, 1e6, 1e9])
 
 
-def logits(seed: int, scale: float, shift: float = 0.0) -> Tensor:
+def logits(seed, scale, shift=0.0):
     return torch.randn(5, 2, generator=torch.Generator().manual_seed(seed)) * scale + shift
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), SCALES, st.sampled_from([0.0, -1e3, 1e5]), st.integers(2, 12))
-def test_added_classes_never_win(seed: int, scale: float, shift: float, classes: int) -> None:
+def test_added_classes_never_win(seed, scale, shift, classes):
     z = logits(seed, scale, shift)
     padded = PaddedClasses(nn.Identity(), classes=classes)(z)
     assert padded.shape == (5, classes)
@@ -28,11 +28,11 @@ def test_added_classes_never_win(seed: int, scale: float, shift: float, classes:
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), SCALES, st.integers(3, 12))
-def test_cross_entropy_and_its_gradient_are_the_same_to_the_last_bit(seed: int, scale: float, classes: int) -> None:
+def test_cross_entropy_and_its_gradient_are_the_same_to_the_last_bit(seed, scale, classes):
     z = logits(seed, scale)
     y = torch.tensor([0, 1, 0, 1, 0])
 
-    def value_and_gradient(module: nn.Module) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(module):
         x = z.clone().requires_grad_()
         loss = nn.functional.cross_entropy(module(x), y, reduction="none")
         return loss.detach(), torch.autograd.grad(loss.sum(), x)[0]
@@ -44,7 +44,7 @@ def test_cross_entropy_and_its_gradient_are_the_same_to_the_last_bit(seed: int, 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1e-2, 1.0, 30.0]))
-def test_the_dlr_of_two_classes_rises_with_the_margin(seed: int, scale: float) -> None:
+def test_the_dlr_of_two_classes_rises_with_the_margin(seed, scale):
     z = logits(seed, scale).double().requires_grad_()
     padded = PaddedClasses(nn.Identity(), classes=3)(z)
     ordered = padded.sort(1, descending=True).values
@@ -58,7 +58,7 @@ def test_the_dlr_of_two_classes_rises_with_the_margin(seed: int, scale: float) -
     torch.testing.assert_close(gradient[:, 0], -gradient[:, 1])
 
 
-def test_enough_classes_are_left_alone() -> None:
+def test_enough_classes_are_left_alone():
     z = torch.randn(3, 4)
     assert PaddedClasses(nn.Identity(), classes=3)(z) is z
     assert PaddedClasses(nn.Identity(), classes=4)(torch.empty(0, 2)).shape == (0, 4)

@@ -7,13 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.models.readouts import READOUTS, fit_directions
 
 
-def problem(seed: int, n: int, F: int, planted: int, shift: float) -> tuple[Tensor, Tensor]:
+def problem(seed, n, F, planted, shift):
     """Correlated features; the planted rows are moved along a random direction."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(n, F, generator=generator) @ torch.randn(F, F, generator=generator) / F**0.5
@@ -22,20 +21,20 @@ def problem(seed: int, n: int, F: int, planted: int, shift: float) -> tuple[Tens
     return rows + shift * classes[:, None] * direction / direction.norm() + 5, classes
 
 
-def scaled(rows: Tensor) -> np.ndarray:
+def scaled(rows):
     x = rows.double().numpy()
     x = x - x.mean(0)
     return x / np.sqrt((x**2).mean())
 
 
-def cosine(a: Tensor, b: np.ndarray) -> float:
+def cosine(a, b):
     return float(a.numpy() @ b / np.linalg.norm(a.numpy()) / np.linalg.norm(b))
 
 
 @pytest.mark.parametrize("C", [1e-2, 1.0, 10.0, 1e4])
 @pytest.mark.parametrize(("n", "F"), [(60, 2), (200, 10), (40, 39), (30, 80)])
 @pytest.mark.parametrize(("planted", "shift"), [(1, 6.0), (7, 3.0), (7, 0.1)])
-def test_logistic_agrees_with_scikit_learn(C: float, n: int, F: int, planted: int, shift: float) -> None:
+def test_logistic_agrees_with_scikit_learn(C, n, F, planted, shift):
     rows, classes = problem(n + planted, n, F, planted, shift)
     found = fit_directions(rows[None], classes, C=C)
     oracle = LogisticRegression(C=C, solver="newton-cholesky", tol=1e-10, max_iter=1000)
@@ -46,7 +45,7 @@ def test_logistic_agrees_with_scikit_learn(C: float, n: int, F: int, planted: in
     assert found.weight.dtype == torch.float64
 
 
-def test_weak_penalties_tend_to_the_maximum_margin() -> None:
+def test_weak_penalties_tend_to_the_maximum_margin():
     """The limit of logistic regression on separable data as the penalty vanishes (Rosset et al. 2004)."""
     rows, classes = problem(5, 80, 6, 4, 9.0)
     margin = fit_directions(rows[None], classes, kind="max-margin").weight[0].numpy()
@@ -58,13 +57,13 @@ def test_weak_penalties_tend_to_the_maximum_margin() -> None:
 
 
 @pytest.mark.parametrize("n", [40, 12])
-def test_logistic_reaches_a_minimum(n: int) -> None:
+def test_logistic_reaches_a_minimum(n):
     """The gradient of scikit-learn's objective vanishes at the best length along the direction that was found."""
     rows, classes = problem(8, n, 20, 3, 2.0)
     weight = fit_directions(rows[None], classes, C=10.0).weight[0].numpy()
     x, y = scaled(rows), np.where(classes.numpy(), 1.0, -1.0)
 
-    def objective(parameters: np.ndarray) -> float:
+    def objective(parameters):
         w = parameters[0] * weight
         return float(w @ w / 2 + 10 * np.logaddexp(0, -y * (x @ w + parameters[1])).sum())
 
@@ -77,7 +76,7 @@ def test_logistic_reaches_a_minimum(n: int) -> None:
 @pytest.mark.parametrize("kind", READOUTS)
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.lists(st.floats(-3, 3), min_size=3, max_size=3))
-def test_two_points_are_separated_along_their_difference(kind: str, a: list[float], b: list[float]) -> None:
+def test_two_points_are_separated_along_their_difference(kind, a, b):
     rows = torch.tensor([a, b], dtype=torch.float64)
     difference = rows[1] - rows[0]
     if float(difference.norm()) < 1e-3:
@@ -88,7 +87,7 @@ def test_two_points_are_separated_along_their_difference(kind: str, a: list[floa
 
 
 @pytest.mark.parametrize(("seed", "n", "F"), [(0, 12, 2), (1, 15, 3), (2, 10, 5), (3, 8, 12)])
-def test_maximum_margin_agrees_with_a_general_solver(seed: int, n: int, F: int) -> None:
+def test_maximum_margin_agrees_with_a_general_solver(seed, n, F):
     rows, classes = problem(seed, n, F, 3, 8.0)
     found = fit_directions(rows[None], classes, kind="max-margin")
     x, y = scaled(rows), np.where(classes.numpy(), 1.0, -1.0)
@@ -114,7 +113,7 @@ def test_maximum_margin_agrees_with_a_general_solver(seed: int, n: int, F: int) 
 
 
 @pytest.mark.parametrize("kind", READOUTS)
-def test_inseparable_data_end_in_a_direction(kind: str) -> None:
+def test_inseparable_data_end_in_a_direction(kind):
     generator = torch.Generator().manual_seed(0)
     rows, classes = torch.randn(1, 120, 2, generator=generator), torch.arange(120) % 2 == 0
     found = fit_directions(rows, classes, kind=kind)
@@ -128,7 +127,7 @@ def test_inseparable_data_end_in_a_direction(kind: str) -> None:
 @pytest.mark.parametrize("kind", READOUTS)
 @pytest.mark.parametrize("F", [3, 30])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e6 / 3])
-def test_constant_features_have_no_direction(kind: str, F: int, value: float) -> None:
+def test_constant_features_have_no_direction(kind, F, value):
     rows = torch.full((2, 11, F), value, dtype=torch.float64)
     found = fit_directions(rows, torch.arange(11) >= 10, kind=kind)
     assert torch.equal(found.weight, torch.zeros(2, F, dtype=torch.float64))
@@ -136,7 +135,7 @@ def test_constant_features_have_no_direction(kind: str, F: int, value: float) ->
 
 
 @pytest.mark.parametrize("kind", READOUTS)
-def test_features_that_do_not_vary_are_left_out(kind: str) -> None:
+def test_features_that_do_not_vary_are_left_out(kind):
     rows, classes = problem(4, 50, 3, 2, 7.0)
     padded = torch.cat([rows, torch.full((50, 2), 0.1)], 1)
     alone, with_constants = (fit_directions(r[None], classes, kind=kind).weight[0] for r in (rows, padded))
@@ -146,7 +145,7 @@ def test_features_that_do_not_vary_are_left_out(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", READOUTS)
 @pytest.mark.parametrize("F", [4, 60])
-def test_a_batch_gives_what_single_problems_give(kind: str, F: int) -> None:
+def test_a_batch_gives_what_single_problems_give(kind, F):
     pairs = [problem(seed, 50, F, 3, 0.5 + 2 * seed) for seed in range(5)]
     rows, classes = torch.stack([pair[0] for pair in pairs]), pairs[0][1]
     together = fit_directions(rows, classes, kind=kind)
@@ -160,14 +159,14 @@ def test_a_batch_gives_what_single_problems_give(kind: str, F: int) -> None:
 
 @pytest.mark.parametrize("kind", READOUTS)
 @pytest.mark.parametrize("F", [3, 30])
-def test_no_problems_have_no_directions(kind: str, F: int) -> None:
+def test_no_problems_have_no_directions(kind, F):
     found = fit_directions(torch.zeros(0, 11, F), torch.arange(11) >= 10, kind=kind)
     assert (found.weight.shape, found.center.shape) == ((0, F), (0, F))
     assert (found.scale.shape, found.converged.shape) == ((0,), (0,))
 
 
 @pytest.mark.parametrize("kind", READOUTS)
-def test_what_is_no_number_spoils_no_other_problem(kind: str) -> None:
+def test_what_is_no_number_spoils_no_other_problem(kind):
     rows, classes = problem(6, 30, 4, 2, 6.0)
     spoiled = rows.clone()
     spoiled[3, 1] = float("nan")
@@ -181,7 +180,7 @@ def test_what_is_no_number_spoils_no_other_problem(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", READOUTS)
 @pytest.mark.parametrize("factor", [1e-6, 1.0, 1e5])
-def test_units_and_origin_of_the_features_do_not_matter(kind: str, factor: float) -> None:
+def test_units_and_origin_of_the_features_do_not_matter(kind, factor):
     rows, classes = problem(9, 40, 5, 2, 4.0)
     first = fit_directions(rows[None].double(), classes, kind=kind)
     moved = fit_directions(factor * (rows[None].double() + 100), classes, kind=kind)
@@ -201,6 +200,6 @@ def test_units_and_origin_of_the_features_do_not_matter(kind: str, factor: float
         (torch.zeros(1, 2, 2), [True, False], {"C": 0}, r"C: got 0, expected a finite number in \(0, inf\]"),
     ],
 )
-def test_wrong_arguments(features: Tensor, planted: list[bool], options: dict[str, object], message: str) -> None:
+def test_wrong_arguments(features, planted, options, message):
     with pytest.raises(InvalidArgumentError, match="^" + message):
-        fit_directions(features, torch.tensor(planted), **options)  # type: ignore[arg-type]
+        fit_directions(features, torch.tensor(planted), **options)

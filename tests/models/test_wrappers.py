@@ -1,14 +1,11 @@
 """What holds for a random defense, for BPDA and for EoT alike: rows, types, gradients, memory, hosts behind them."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext import BPDA, AdaptiveDefense, EoT
+from robust_ext import BPDA, EoT
 from robust_ext.attacks._common.objectives import cross_entropy
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
@@ -19,13 +16,13 @@ LABELS = torch.tensor([0, 2, 1, 0, 1])
 COTANGENT = torch.randn(4, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
-def fixed(net: nn.Module, **settings: Any) -> Descent:
+def fixed(net, **settings):
     defense = Descent(net, steps=2, seed=0, **settings)
     defense.fixed = True
     return defense
 
 
-WRAPPED: dict[str, Callable[[nn.Module], nn.Module]] = {
+WRAPPED = {
     "defense": fixed,
     "checkpoint": lambda net: fixed(net, checkpoint=True),
     **{
@@ -47,7 +44,7 @@ WRAPPED: dict[str, Callable[[nn.Module], nn.Module]] = {
 EACH = pytest.mark.parametrize("name", WRAPPED)
 
 
-def pulled(module: nn.Module, x: Tensor) -> Tensor:
+def pulled(module, x):
     x = x.detach().requires_grad_()
     found: Tensor
     (found,) = torch.autograd.grad(module(x), x, COTANGENT.to(module(x)))
@@ -55,7 +52,7 @@ def pulled(module: nn.Module, x: Tensor) -> Tensor:
 
 
 @EACH
-def test_zero_rows_one_row_and_other_types(name: str) -> None:
+def test_zero_rows_one_row_and_other_types(name):
     module = WRAPPED[name](network())
     for rows in (0, 1):
         x = data(rows).requires_grad_()
@@ -76,7 +73,7 @@ def test_zero_rows_one_row_and_other_types(name: str) -> None:
 
 
 @EACH
-def test_rows_need_not_lie_one_after_another_in_memory(name: str) -> None:
+def test_rows_need_not_lie_one_after_another_in_memory(name):
     module, x = WRAPPED[name](network(torch.float64)), data(4, torch.float64)
     strided = x.transpose(1, 2).contiguous().transpose(1, 2)
     assert not strided.is_contiguous()
@@ -85,7 +82,7 @@ def test_rows_need_not_lie_one_after_another_in_memory(name: str) -> None:
 
 
 @EACH
-def test_parameters_keep_their_gradients(name: str) -> None:
+def test_parameters_keep_their_gradients(name):
     net = network(torch.float64)
     given = torch.full_like(net[1].weight, 7.0)
     module, x = WRAPPED[name](net), data(4, torch.float64).requires_grad_()
@@ -110,7 +107,7 @@ def test_parameters_keep_their_gradients(name: str) -> None:
 
 
 @EACH
-def test_an_output_can_be_used_and_differentiated_many_times(name: str) -> None:
+def test_an_output_can_be_used_and_differentiated_many_times(name):
     module, x = WRAPPED[name](network(torch.float64)), data(4, torch.float64).requires_grad_()
     single = pulled(module, x)
     (twice,) = torch.autograd.grad([module(x), module(x)], x, [COTANGENT, COTANGENT], retain_graph=True)
@@ -129,7 +126,7 @@ def test_an_output_can_be_used_and_differentiated_many_times(name: str) -> None:
 
 @EACH
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_hosts_may_switch_gradients_off(name: str, mode: Any) -> None:
+def test_hosts_may_switch_gradients_off(name, mode):
     """All is under no_grad, and the step that needs a gradient alone is not."""
     module = WRAPPED[name](network(torch.float64))
     expected = module(data(4, torch.float64)).detach()
@@ -145,11 +142,11 @@ def test_hosts_may_switch_gradients_off(name: str, mode: Any) -> None:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("backward", [None, "identity", "trajectory", "unrolled"])
-def test_gradients_come_where_the_caller_has_switched_them_off(mode: Any, backward: str | None) -> None:
+def test_gradients_come_where_the_caller_has_switched_them_off(mode, backward):
     defense, x = Descent(network(), steps=2, seed=0), data(5)
     module = defense if backward is None else BPDA(defense, backward=backward)
 
-    def found() -> list[Tensor]:
+    def found():
         averaged = EoT(module, draws=2, seed=3).value_and_gradient(x, LABELS, cross_entropy)
         along = trajectory_gradient(defense, x, LABELS, cross_entropy, seeds=torch.arange(5))
         return [averaged.losses, averaged.gradient, along]
@@ -164,7 +161,7 @@ def test_gradients_come_where_the_caller_has_switched_them_off(mode: Any, backwa
     assert all(parameter.grad is None for parameter in defense.parameters())
 
 
-def test_gradients_of_forty_steps_hold_one_step() -> None:
+def test_gradients_of_forty_steps_hold_one_step():
     defense = Descent(network(width=64), steps=40, seed=0)
     one, readout = held_by(BPDA(defense.with_steps(1), backward="unrolled")), held_by(network(width=64))
     assert held_by(BPDA(defense, backward="unrolled")) > 20 * one
@@ -176,8 +173,8 @@ def test_gradients_of_forty_steps_hold_one_step() -> None:
         assert held_by(BPDA(defense, backward=backward)) <= 1.1 * readout
 
 
-def test_a_hundred_draws_of_several_steps_hold_what_two_do() -> None:
-    def held(draws: int, *, checkpoint: bool = False) -> int:
+def test_a_hundred_draws_of_several_steps_hold_what_two_do():
+    def held(draws, *, checkpoint=False):
         module = BPDA(Descent(network(width=64), steps=3), backward="unrolled", checkpoint=checkpoint)
         return held_by(EoT(module, draws=draws, seed=0))
 
@@ -186,18 +183,17 @@ def test_a_hundred_draws_of_several_steps_hold_what_two_do() -> None:
 
 
 class Quantised(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return quantise(x)
 
 
-def by_foolbox(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+def by_foolbox(module, x, labels):
     foolbox = pytest.importorskip("foolbox")
     attack = foolbox.attacks.LinfPGD(steps=15, rel_stepsize=0.1, random_start=False)
-    found: Tensor = attack(foolbox.PyTorchModel(module, bounds=(0, 1)), x, labels, epsilons=0.3)[1]
-    return found
+    return attack(foolbox.PyTorchModel(module, bounds=(0, 1)), x, labels, epsilons=0.3)[1]
 
 
-def by_art(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+def by_art(module, x, labels):
     evasion = pytest.importorskip("art.attacks.evasion")
     attack = evasion.ProjectedGradientDescent(
         art_classifier(module), eps=0.3, eps_step=0.03, max_iter=15, verbose=False
@@ -207,20 +203,18 @@ def by_art(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("attacked", [by_foolbox, by_art])
 @pytest.mark.parametrize("kind", ["quantiser", "purifier", "random"])
-def test_hosts_break_what_rounds_with_them_and_not_without(kind: str, attacked: Any) -> None:
+def test_hosts_break_what_rounds_with_them_and_not_without(kind, attacked):
     net, (x, _) = digits_network(), load_dataset("digits").take(range(40))
-    defense: AdaptiveDefense = (NoisyRounding if kind == "random" else Rounding)(
-        net, steps=1 if kind == "random" else 3
-    )
-    judged: nn.Module = nn.Sequential(Quantised(), net).eval() if kind == "quantiser" else defense
+    defense = (NoisyRounding if kind == "random" else Rounding)(net, steps=1 if kind == "random" else 3)
+    judged = nn.Sequential(Quantised(), net).eval() if kind == "quantiser" else defense
     with torch.no_grad():
         labels = judged(x).argmax(1)
 
-    def robust(points: Tensor) -> float:
+    def robust(points):
         with defense.seeded(99), torch.no_grad():
             return float(torch.stack([judged(points).argmax(1) == labels for _ in range(5)]).float().mean())
 
-    wrapped: dict[str, list[nn.Module]] = {
+    wrapped = {
         "quantiser": [nn.Sequential(BPDA(quantise), net).eval()],
         "purifier": [BPDA(defense, backward=backward) for backward in ("identity", "frozen", "trajectory")],
         "random": [

@@ -1,11 +1,7 @@
 """MEAD results made from drawn scores, small and large, by what makes the rows of real ones."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
@@ -28,19 +24,19 @@ class Arm:
     adaptive_to: str | None = None
 
     @property
-    def resolved(self) -> Any:
+    def resolved(self):
         kind = "minimum norm" if self.epsilon is None else "fixed epsilon"
         description = f"robust_ext:ObjectivePGD(objective={self.objective!r}, steps=100)"
         return SimpleNamespace(description=description, traits=SimpleNamespace(kind=kind))
 
 
-def suite() -> list[Arm]:
+def suite():
     """The arms of the paper on MNIST: 21 groups."""
     arms = []
     for norm, epsilons in (*SUITE.items(), ("linf", LINF)):
         for epsilon in epsilons:
             group = f"{norm} {epsilon:g}"
-            place: dict[str, Any] = {"group": group, "norm": norm, "epsilon": epsilon}
+            place = {"group": group, "norm": norm, "epsilon": epsilon}
             for algorithm in ("pgd", "bim", "fgsm") if norm == "linf" else ("pgd",):
                 for objective in SHORT:
                     name = f"{algorithm.upper()}-{SHORT[objective]} {group}"
@@ -51,11 +47,11 @@ def suite() -> list[Arm]:
     return [*arms, Arm(name="Spatial", group="Spatial")]
 
 
-def arms_of(*groups: str) -> list[Arm]:
+def arms_of(*groups):
     return [arm for arm in suite() if arm.group in groups]
 
 
-def adaptive(detector: str, arms: Sequence[Arm]) -> list[Arm]:
+def adaptive(detector, arms):
     """For every linf epsilon an arm that is adaptive to the detector."""
     groups = dict.fromkeys((arm.group, arm.epsilon) for arm in arms if arm.norm == "linf")
     same = {"norm": "linf", "objective": "ace", "algorithm": "pgd", "adaptive_to": detector}
@@ -65,17 +61,7 @@ def adaptive(detector: str, arms: Sequence[Arm]) -> list[Arm]:
     ]
 
 
-def make(
-    arms: Sequence[Arm],
-    detectors: Sequence[str],
-    *,
-    samples: int,
-    white_box: Sequence[str] = (),
-    combines: dict[str, list[str]] | None = None,
-    rates: dict[str, float] | None = None,
-    unscored: int = 0,
-    published: bool = False,
-) -> dict[str, Any]:
+def make(arms, detectors, *, samples, white_box=(), combines=None, rates=None, unscored=0, published=False):
     """A result of these arms, which are not adaptive, others adaptive to the detectors of ``white_box``, and detectors.
 
     ``combines`` holds members by detector, ``rates`` by group how often its arms succeed (0.3 to 0.95 otherwise);
@@ -147,14 +133,14 @@ def make(
     }
 
 
-def _add_intervals(row: dict[str, Any]) -> None:
+def _add_intervals(row):
     """Intervals as the bootstrap would make them, without its work."""
     for key in ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr"):
         if row[key] is not None:
             row[f"{key}_interval"] = [max(row[key] - 0.021, 0.0), min(row[key] + 0.018, 1.0)]
 
 
-def small_result(**changes: Any) -> dict[str, Any]:
+def small_result(**changes):
     """Two detectors, three groups of arms of two norms and one of no norm; ``changes`` replaces whole values."""
     arms = arms_of("l1 5", "linf 0.125", "linf 0.3125", "Spatial")
     result = make(arms, ["nss", "lid"], samples=60, white_box=["lid"])
@@ -162,7 +148,7 @@ def small_result(**changes: Any) -> dict[str, Any]:
     return {**result, **changes}
 
 
-def large_result(detectors: int = 7) -> dict[str, Any]:
+def large_result(detectors=7):
     """The first of seven detectors, two of them combinations, against the whole suite; some are known to arms."""
     combines = {"mean(nss, lid)": ["nss", "lid"], "max(nss, kd-bu, lid, magnet)": ["nss", "kd-bu", "lid", "magnet"]}
     names = ["nss", "mean(nss, lid)", "lid", "kd-bu", "magnet", "feature-squeezing", "max(nss, kd-bu, lid, magnet)"]

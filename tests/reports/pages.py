@@ -1,7 +1,5 @@
 """Pages as tests read them: elements, tables, the words of plots, and all of it as a few lines of plain text."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree

@@ -1,9 +1,5 @@
 """Results of each kind as runs write them, with numbers that differ from each other."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 from robust_ext.reports import Example
@@ -19,12 +15,12 @@ FAILED = {"not_adversarial": 80, "beyond_epsilon": 11, "out_of_bounds": 5, "not_
 VERSIONS = {"robust_ext": "0.1.0", "torch": "2.5.1"}
 
 
-def shown(value: float | None) -> str:
+def shown(value):
     """A share as tables and pages write it."""
     return "-" if value is None else f"{value * 100:.1f}"
 
 
-def every_float(value: Any) -> set[float]:
+def every_float(value):
     """Every number anywhere in a result."""
     if isinstance(value, dict):
         return every_float(list(value.values()))
@@ -33,9 +29,9 @@ def every_float(value: Any) -> set[float]:
     return {value} if isinstance(value, float) else set()
 
 
-def make_attack(name: str, **changes: Any) -> dict[str, Any]:
+def make_attack(name, **changes):
     """The entry of one attack in a binarization test; ``changes`` replaces whole values."""
-    entry: dict[str, Any] = {
+    entry = {
         "name": name,
         "target": "",
         "score": 0.61328125,
@@ -60,7 +56,7 @@ def make_attack(name: str, **changes: Any) -> dict[str, Any]:
     return {**entry, **changes}
 
 
-def make_pair(name: str) -> dict[str, Any]:
+def make_pair(name):
     """The entry of an attack that went through a regular and an inverted test."""
     planting = {"samples": 270}
     tests = {
@@ -71,9 +67,9 @@ def make_pair(name: str) -> dict[str, Any]:
     return {**{key: entry[key] for key in ("name", "target", "score", "verdict", "reason")}, "tests": tests}
 
 
-def make_result(attacks: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+def make_result(attacks, **changes):
     """A binarization test of these attacks; ``changes`` replaces whole values."""
-    entry: dict[str, Any] = {
+    entry = {
         "kind": "binarization",
         "verdict": "failed",
         "reason": "Planted adversarial examples were missed.",
@@ -87,10 +83,10 @@ def make_result(attacks: list[dict[str, Any]], **changes: Any) -> dict[str, Any]
     return {**entry, **changes}
 
 
-def make_robust_accuracy(*names: str, **changes: Any) -> dict[str, Any]:
+def make_robust_accuracy(*names, **changes):
     """Robust accuracy under these attacks at two budgets; ``changes`` replaces whole values."""
 
-    def curve(*rows: tuple[float, float, float]) -> list[dict[str, Any]]:
+    def curve(*rows):
         return [
             {"epsilon": epsilon, "robust_accuracy": value, "interval": interval}
             for epsilon, (value, *interval) in zip((0.5, 1.0), rows, strict=True)
@@ -123,10 +119,10 @@ def make_robust_accuracy(*names: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def make_adaptive(*names: str, **changes: Any) -> dict[str, Any]:
+def make_adaptive(*names, **changes):
     """A random defense that helps a little against these attacks; ``changes`` replaces whole values."""
 
-    def part(accuracy: float) -> dict[str, Any]:
+    def part(accuracy):
         attacks = [
             {
                 "name": name,
@@ -165,7 +161,7 @@ def make_adaptive(*names: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def make_example(**changes: Any) -> Example:
+def make_example(**changes):
     """An image of sixteen greys on which the attack changed nothing; ``changes`` replaces whole values."""
     clean = changes.pop("clean", np.linspace(0, 1, 16).reshape(1, 4, 4))
     entry = {"attack": "pgd", "sample": 3, "outcome": "found", "candidate": clean, "bounds": (0.0, 1.0)}

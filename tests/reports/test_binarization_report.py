@@ -1,7 +1,5 @@
 """The page of a binarization test: bars, curves and marks stand where the numbers put them."""
 
-from __future__ import annotations
-
 import pytest
 
 from robust_ext.reports import report_page

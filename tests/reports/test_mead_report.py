@@ -1,7 +1,5 @@
 """The page of a MEAD result: tables, heat maps, curves and bars hold the numbers of the result."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The pages of all kinds of results: what they show, and that they are safe, self-contained and repeatable."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

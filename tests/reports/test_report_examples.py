@@ -1,7 +1,5 @@
 """Images in a page, read back with Pillow."""
 
-from __future__ import annotations
-
 import base64
 import io
 import sys

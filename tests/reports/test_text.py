@@ -1,7 +1,5 @@
 """Results as text for a terminal."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

@@ -1,32 +1,27 @@
 """The linear-region attack: what it finds, and what it promises of its results, passes and rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robust_ext.attacks.linear_region.attack import LinearRegion
-from robust_ext.attacks.linear_region.results import LinearRegionResult
-from robust_ext.attacks.native import Step
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import stream
-from robust_ext.core.target import PassCounter, Target
+from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import NORMS, ThreatModel
 from tests.attacks import problems
 from tests.attacks.linear_region.test_solver import ORDER
 from tests.attacks.problems import images, target_of
 
 BOUNDS = (0.0, 1.0)
-SMALL: dict[str, Any] = {"starts": 4, "fab_steps": 10, "survivors": 2, "basin_hops": 2, "hop_steps": 5, "regions": 6}
+SMALL = {"starts": 4, "fab_steps": 10, "survivors": 2, "basin_hops": 2, "hop_steps": 5, "regions": 6}
 
 
-def relu_net(values: int, classes: int, *, hidden: int = 12, seed: int = 0) -> nn.Module:
+def relu_net(values, classes, *, hidden=12, seed=0):
     """A random network with a hidden layer whose units fold inside the unit box."""
     generator = torch.Generator().manual_seed(seed)
     weight, folds = torch.randn(hidden, values, generator=generator), torch.rand(hidden, values, generator=generator)
@@ -35,27 +30,25 @@ def relu_net(values: int, classes: int, *, hidden: int = 12, seed: int = 0) -> n
     return nn.Sequential(first, nn.ReLU(), linear_net(weight, bias * 0.1)).eval()
 
 
-def linear_net(weight: Tensor, bias: Tensor) -> nn.Module:
+def linear_net(weight, bias):
     network = nn.Linear(weight.shape[1], weight.shape[0])
     network.load_state_dict({"weight": weight, "bias": bias})
     return network.eval()
 
 
-def predicted(target: Target, points: Tensor) -> Tensor:
+def predicted(target, points):
     """The network's classes, without counting."""
     return problems.predicted(target.module.module, points)
 
 
-def attack(
-    target: Target, inputs: Tensor, labels: Tensor, *, norm: str = "l2", seed: int = 0, **chosen: Any
-) -> LinearRegionResult:
+def attack(target, inputs, labels, *, norm="l2", seed=0, **chosen):
     threat_model, targeted = ThreatModel(norm=norm, epsilon=0.1, bounds=target.bounds), chosen.pop("targeted", False)
     given = {"threat_model": threat_model, "generator": stream(seed), "targeted": targeted}
     started = replace(target, starting_points=chosen.pop("starting_points", None))
     return LinearRegion(**{**SMALL, **chosen}).run(started, inputs, labels, **given)
 
 
-def problem(*, rows: int = 4, values: int = 8, classes: int = 4, seed: int = 0) -> tuple[Target, Tensor, Tensor]:
+def problem(*, rows=4, values=8, classes=4, seed=0):
     target = target_of(relu_net(values, classes, seed=seed), (values,), classes)
     inputs = images(rows, (values,), seed=seed + 1)
     return target, inputs, predicted(target, inputs)
@@ -63,7 +56,7 @@ def problem(*, rows: int = 4, values: int = 8, classes: int = 4, seed: int = 0) 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm: str, seed: int) -> None:
+def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm, seed):
     target, inputs, labels = problem(rows=3, values=2, classes=3, seed=seed)
     side = 801
     axis = torch.linspace(0, 1, side, dtype=torch.float64)
@@ -80,7 +73,7 @@ def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm: str
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("steps", [0, 10])
-def test_a_linear_network_has_a_closed_form(norm: str, steps: int) -> None:
+def test_a_linear_network_has_a_closed_form(norm, steps):
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(2, 10, generator=generator)
     bias = -weight.sum(1) / 2
@@ -96,7 +89,7 @@ def test_a_linear_network_has_a_closed_form(norm: str, steps: int) -> None:
     torch.testing.assert_close(found.distances, expected, rtol=2e-3, atol=1e-5)
 
 
-def test_the_box_is_kept_and_binds() -> None:
+def test_the_box_is_kept_and_binds():
     # The first value is by far the cheapest but has only .1 of room; the second has to do the rest.
     weight = torch.tensor([[0.0, 0.0], [4.0, 1.0]])
     inputs = torch.tensor([[0.9, 0.2]])
@@ -131,7 +124,7 @@ def test_results_are_adversarial_in_bounds_and_as_far_as_stated(norm, targeted, 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("steps", [0, 5])
-def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm: str, steps: int) -> None:
+def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm, steps):
     target, inputs, labels = problem(rows=6)
     pool = torch.rand(200, 8, generator=torch.Generator().manual_seed(9))
     found_classes = predicted(target, pool)
@@ -151,7 +144,7 @@ def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm: st
     assert bool((again.distances <= found.distances).all())
 
 
-def test_regions_improve_on_first_steps_alone() -> None:
+def test_regions_improve_on_first_steps_alone():
     target, inputs, labels = problem(rows=20, values=20, classes=5)
     stepped = attack(target, inputs, labels, regions=0, basin_hops=0, starts=2, fab_steps=3)
     both = attack(target, inputs, labels, regions=20, basin_hops=0, starts=2, fab_steps=3)
@@ -161,7 +154,7 @@ def test_regions_improve_on_first_steps_alone() -> None:
     assert float(both.distances.mean()) < 0.97 * float(stepped.distances.mean())
 
 
-def test_inputs_that_are_misclassified_come_back_as_they_are() -> None:
+def test_inputs_that_are_misclassified_come_back_as_they_are():
     target, inputs, labels = problem()
     found = attack(target, inputs, (labels + 1) % 4)
     assert torch.equal(found.candidates, inputs)
@@ -173,7 +166,7 @@ def test_inputs_that_are_misclassified_come_back_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("start", ["noise", "nearest"])
-def test_a_constant_network_has_no_adversarial_points(start: str) -> None:
+def test_a_constant_network_has_no_adversarial_points(start):
     target = target_of(linear_net(torch.zeros(3, 4), torch.tensor([0.0, 1.0, 0.0])), (4,), 3)
     inputs = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
     found = attack(target, inputs, torch.tensor([1, 1]), start=start, pool=torch.rand(3, 4))
@@ -183,7 +176,7 @@ def test_a_constant_network_has_no_adversarial_points(start: str) -> None:
     assert int(found.regions.sum()) == 0
 
 
-def test_no_inputs_are_no_candidates_and_no_queries() -> None:
+def test_no_inputs_are_no_candidates_and_no_queries():
     target, _, _ = problem()
     found = attack(target, torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64))
     assert found.candidates.shape == (0, 8)
@@ -192,7 +185,7 @@ def test_no_inputs_are_no_candidates_and_no_queries() -> None:
 
 
 @pytest.mark.parametrize("classes", ["runner-up", "all"])
-def test_a_row_alone_is_as_in_its_batch(classes: str) -> None:
+def test_a_row_alone_is_as_in_its_batch(classes):
     target, inputs, labels = problem(rows=4)
     together = attack(target, inputs, labels, classes=classes, batch=3)
     for row in range(4):
@@ -204,7 +197,7 @@ def test_a_row_alone_is_as_in_its_batch(classes: str) -> None:
         torch.testing.assert_close(alone.distances[0], together.distances[row], rtol=1e-3, atol=0)
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_decides():
     parts = problem(rows=6, values=20)
     runs = [attack(*parts, seed=seed, starts=1, fab_steps=2, basin_hops=0, regions=1).candidates for seed in (0, 0, 1)]
     assert torch.equal(runs[0], runs[1])
@@ -213,9 +206,9 @@ def test_the_seed_decides() -> None:
 
 @pytest.mark.parametrize("start", ["noise", "given"])
 @pytest.mark.parametrize("norm", ["l2", "l1"])
-def test_passes_are_counted(start: str, norm: str) -> None:
+def test_passes_are_counted(start, norm):
     target, inputs, labels = problem(rows=3)
-    sent: list[int] = []
+    sent = []
     target.module.module.register_forward_pre_hook(lambda _, given: sent.append(len(given[0])))
     given = torch.rand(3, 40, 8, generator=torch.Generator().manual_seed(5)) if start == "given" else None
     found = attack(target, inputs, labels, start=start, starting_points=given, norm=norm)
@@ -226,7 +219,7 @@ def test_passes_are_counted(start: str, norm: str) -> None:
     assert target.counter.forward > sum(sent)
 
 
-def test_limits_end_the_search() -> None:
+def test_limits_end_the_search():
     target, inputs, labels = problem(rows=3)
     full = attack(target, inputs, labels, regions=40)
     limit = int(full.history[3].passes.max()) + 1
@@ -238,11 +231,11 @@ def test_limits_end_the_search() -> None:
     assert bool(hurried.found.all())
 
 
-def test_starts_can_be_the_nearest_images_of_other_classes() -> None:
+def test_starts_can_be_the_nearest_images_of_other_classes():
     target, inputs, labels = problem(rows=5)
     pool = torch.rand(50, 8, generator=torch.Generator().manual_seed(4))
     found_classes = predicted(target, pool)
-    given: dict[str, Any] = {"start": "nearest", "pool": pool, "fab_steps": 0, "basin_hops": 0, "regions": 0}
+    given = {"start": "nearest", "pool": pool, "fab_steps": 0, "basin_hops": 0, "regions": 0}
     found = attack(target, inputs, labels, starts=3, **given)
     assert bool(found.found.all())
     for row in range(5):
@@ -261,7 +254,7 @@ def test_starts_can_be_the_nearest_images_of_other_classes() -> None:
         torch.testing.assert_close(along, along.mean().expand_as(along), rtol=1e-3, atol=1e-3)
 
 
-def test_the_class_runs_as_any_attack_and_can_be_watched() -> None:
+def test_the_class_runs_as_any_attack_and_can_be_watched():
     target, inputs, labels = problem()
     model, chosen = ThreatModel(norm="l2", epsilon=0.1), LinearRegion(**SMALL)
     out = run_attack(chosen, target, inputs, labels, threat_model=model, generator=stream(0))
@@ -270,7 +263,7 @@ def test_the_class_runs_as_any_attack_and_can_be_watched() -> None:
     assert "gamma=6.0" in chosen.description
     assert chosen.traits.minimum_norm
     assert "pool=tensor of shape (3, 8)" in LinearRegion(pool=torch.zeros(3, 8)).description
-    shown: list[Step] = []
+    shown = []
     chosen.search(target, inputs, labels, threat_model=model, generator=stream(0), watch=shown.append)
     assert [(step.number, step.total) for step in shown] == [(number, 5) for number in range(5)]
     for step in shown:
@@ -278,8 +271,8 @@ def test_the_class_runs_as_any_attack_and_can_be_watched() -> None:
         torch.testing.assert_close(-step.loss, (step.points - inputs).double().norm(dim=1), rtol=1e-5, atol=1e-6)
 
 
-def test_wrong_settings_are_refused() -> None:
-    wrong: dict[str, tuple[Any, ...]] = {"q": (0.4, 1.1), "gamma": (0, -1.0), "start": ("black",)}
+def test_wrong_settings_are_refused():
+    wrong = {"q": (0.4, 1.1), "gamma": (0, -1.0), "start": ("black",)}
     wrong |= {"classes": ("some",), "improvement": (0.1, (0.1, 0.0), (0.1,)), "hop_length": (0,)}
     wrong |= dict.fromkeys(("starts", "passes", "seconds", "survivors", "halving", "iterations", "batch"), (0,))
     wrong |= dict.fromkeys(("regions", "basin_hops", "fab_steps"), (-1,))
@@ -289,9 +282,9 @@ def test_wrong_settings_are_refused() -> None:
                 LinearRegion(**{name: value})
 
 
-def test_starts_that_do_not_fit_are_refused() -> None:
+def test_starts_that_do_not_fit_are_refused():
     target, inputs, labels = problem()
-    cases: tuple[tuple[str, dict[str, Any]], ...] = (
+    cases = (
         (r"starting_points: .*choose start='noise'", {"start": "given"}),
         (r"pool: .*choose start='noise'", {"start": "nearest"}),
         (r"pool: got shape \(3, 5\)", {"start": "nearest", "pool": torch.zeros(3, 5)}),
@@ -302,13 +295,13 @@ def test_starts_that_do_not_fit_are_refused() -> None:
             attack(target, inputs, labels, **wrong)
 
 
-def test_networks_that_are_not_piecewise_affine_are_refused() -> None:
+def test_networks_that_are_not_piecewise_affine_are_refused():
     target, inputs, labels = problem()
     with pytest.raises(ModelError, match="tanh"):
         attack(replace(target, module=nn.Sequential(nn.Linear(8, 4), nn.Tanh()).eval()), inputs, labels)
 
 
-def test_successive_halving_uses_its_regions_up() -> None:
+def test_successive_halving_uses_its_regions_up():
     halved = LinearRegion(regions=22, survivors=4, halving=2).successive_halving(12)
     assert halved == [(4, 1), (4, 1), (2, 2), (2, 2), (1, 4), (1, 2)]
     assert LinearRegion(regions=9, fab_steps=0, basin_hops=0, halving=1).successive_halving(5) == [(5, 1), (2, 2)]

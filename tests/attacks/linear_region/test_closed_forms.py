@@ -1,14 +1,11 @@
 """Proximal steps, dual bounds and projections beyond a plane against general solvers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize_scalar
-from torch import Tensor
 
 from robust_ext.attacks.linear_region.fab import project_beyond_plane
 from robust_ext.attacks.linear_region.solver.norms import is_contradiction, lower_bound, room_towards, shrink
@@ -19,7 +16,7 @@ BOUNDS = (-0.5, 1.0)
 SEEDS = st.integers(0, 2**31)
 
 
-def drawn(seed: int, inputs: int, *, spread: float) -> tuple[Tensor, Tensor]:
+def drawn(seed, inputs, *, spread):
     """A vector, and inputs of which some lie on the bounds."""
     generator = torch.Generator().manual_seed(seed)
     x = (torch.rand(1, inputs, generator=generator).double() * 2 - 0.75).clamp_(*BOUNDS)
@@ -33,7 +30,7 @@ def test_linf_step(seed, inputs, amount, spread):
     found = shrink("linf", wanted, x, torch.tensor([[amount]]).double(), BOUNDS)
     reach = torch.minimum(wanted.abs(), room_towards(wanted, x, BOUNDS)).numpy()
 
-    def cost(radius: float) -> float:
+    def cost(radius):
         return float(0.5 * ((np.minimum(reach, radius) - wanted.abs().numpy()) ** 2).sum() + amount * radius)
 
     # The best offsets for a radius are known, and the cost is convex in the radius.

@@ -1,20 +1,16 @@
 """Recording: which networks can be followed, and what their regions are, against the networks themselves."""
 
-from __future__ import annotations
-
 import copy
 import warnings
-from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from robust_ext.attacks.linear_region.network.recording import record
-from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import Counted, PassCounter
 from tests.attacks.problems import Lambda
@@ -27,24 +23,24 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 class Function(nn.Module):
     """A function between a convolution and a readout, with weights drawn from a seed."""
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function):
         super().__init__()
         generator = torch.Generator().manual_seed(3)
         self.weight = nn.Parameter(torch.randn(4, SHAPE[0], 3, 3, generator=generator) / 4)
         self.function = function
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.function(F.conv2d(x, self.weight.to(x.dtype), padding=1)).reshape(x.shape[0], -1)
         generator = torch.Generator().manual_seed(hidden.shape[1])
         weight = torch.randn(3, hidden.shape[1], generator=generator, dtype=x.dtype) / hidden.shape[1] ** 0.5
         return F.linear(hidden, weight)
 
 
-def drawn(rows: int, *, seed: int = 0, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = SHAPE) -> Tensor:
+def drawn(rows, *, seed=0, dtype=torch.float64, shape=SHAPE):
     return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+def seeded(build, seed=0):
     """A network with drawn weights and statistics, so that no normalisation is the identity."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -57,13 +53,13 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     return network
 
 
-def product(regions: Regions, z: Tensor) -> tuple[Tensor, Tensor]:
+def product(regions, z):
     """The linear parts alone, ``C z`` and ``A z``."""
     (constraints, logits), (offsets, biases) = regions.forward(z), regions.forward(torch.zeros_like(z))
     return constraints - offsets, logits - biases
 
 
-def check_regions(network: nn.Module, points: Tensor, *, tolerance: float = 1e-10) -> None:
+def check_regions(network, points, *, tolerance=1e-10):
     """All that holds for the regions of any network, tried at points of the region and along lines out of it."""
     regions = record(network, points)
     rows = points.shape[0]
@@ -87,7 +83,7 @@ def check_regions(network: nn.Module, points: Tensor, *, tolerance: float = 1e-1
         assert [a != b for a, b in zip(outside, regions.pattern(), strict=True)] == left
 
 
-def check_adjoint(regions: Regions, points: Tensor, tolerance: float) -> None:
+def check_adjoint(regions, points, tolerance):
     z = drawn(points.shape[0], seed=2, dtype=points.dtype, shape=tuple(points.shape[1:]))
     constraints, logits = product(regions, z)
     y = torch.randn(constraints.shape, generator=torch.Generator().manual_seed(4), dtype=points.dtype)
@@ -104,7 +100,7 @@ def check_adjoint(regions: Regions, points: Tensor, tolerance: float) -> None:
 
 PRELU = torch.tensor([0.3, -0.5, 0.0, 1.2], dtype=torch.float64)
 CONSTANT = torch.linspace(-1, 1, 4, dtype=torch.float64).view(4, 1, 1)
-GATES: dict[str, Callable[[Tensor], Tensor]] = {
+GATES = {
     "relu": F.relu,
     "relu in place": lambda x: F.relu(x, inplace=True),
     "relu_": lambda x: x.relu_(),
@@ -153,11 +149,11 @@ NORM = seeded(lambda: nn.BatchNorm2d(4).double())
 nn.init.uniform_(NORM.weight, -1, 1)
 
 
-def filters(*shape: int) -> Tensor:
+def filters(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64) / 3
 
 
-AFFINE: dict[str, Callable[[Tensor], Tensor]] = {
+AFFINE = {
     "conv2d": lambda x: F.conv2d(x, filters(3, 4, 3, 2), filters(3), stride=(2, 1), padding=(1, 0)),
     "conv2d with groups": lambda x: F.conv2d(x, filters(6, 2, 3, 3), groups=2, dilation=2, padding=2),
     "depthwise conv2d": lambda x: F.conv2d(x, filters(4, 1, 3, 3), groups=4, stride=2),
@@ -229,7 +225,7 @@ AFFINE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def network_of(name: str) -> nn.Module:
+def network_of(name):
     """A gate by itself, or an affine function between two gates."""
     if name in GATES:
         return Function(GATES[name])
@@ -238,14 +234,14 @@ def network_of(name: str) -> nn.Module:
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", [*GATES, *AFFINE])
-def test_every_function(name: str, rows: int) -> None:
+def test_every_function(name, rows):
     check_regions(network_of(name).double(), drawn(rows), tolerance=1e-5 if name == "other dtypes" else 1e-10)
     if name in GATES:
         check_regions(network_of(name), drawn(rows, dtype=torch.float32), tolerance=2e-5)
 
 
 @pytest.mark.parametrize("name", [*GATES, *AFFINE])
-def test_rows_are_selected_and_points_replaced_in_any_number(name: str) -> None:
+def test_rows_are_selected_and_points_replaced_in_any_number(name):
     function = GATES.get(name) or AFFINE[name]
     network, points = Function(lambda x: F.relu(function(x))).double(), drawn(3)
     regions = record(network, points)
@@ -263,7 +259,7 @@ def test_rows_are_selected_and_points_replaced_in_any_number(name: str) -> None:
     assert regions.select(mask).pattern() == [regions.pattern()[0], regions.pattern()[2]]
 
 
-def check_same(regions: Regions, recorded: Regions, rows: int) -> None:
+def check_same(regions, recorded, rows):
     assert regions.rows == rows
     assert regions.pattern() == recorded.pattern()
     z = drawn(rows, seed=12)
@@ -275,7 +271,7 @@ def check_same(regions: Regions, recorded: Regions, rows: int) -> None:
 class Residual(nn.Module):
     """Shared layers, one of them used twice, in-place activations and a skip connection."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(4, 4, 3, padding=1)
         self.norm = nn.BatchNorm2d(4)
@@ -283,7 +279,7 @@ class Residual(nn.Module):
         self.pool = nn.MaxPool2d(2)
         self.out = nn.Linear(4 * 3 * 2, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.relu(self.norm(self.conv(x)))
         hidden = self.relu(self.norm(self.conv(hidden)) + hidden)
         hidden += x
@@ -291,7 +287,7 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_skips_shared_modules_and_memory_formats(channels_last: bool) -> None:
+def test_skips_shared_modules_and_memory_formats(channels_last):
     network, points = seeded(Residual).double(), drawn(3)
     if channels_last:
         network = network.to(memory_format=torch.channels_last)
@@ -305,7 +301,7 @@ def test_skips_shared_modules_and_memory_formats(channels_last: bool) -> None:
     torch.testing.assert_close(values, plain.forward(points)[0].sort(1).values)
 
 
-def test_no_trace_is_left_on_the_network() -> None:
+def test_no_trace_is_left_on_the_network():
     network = seeded(Residual)
     network.norm.weight.requires_grad_(False)
     network.out.weight.grad = torch.ones_like(network.out.weight)
@@ -325,7 +321,7 @@ def test_no_trace_is_left_on_the_network() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
-def test_one_forward_pass_is_made() -> None:
+def test_one_forward_pass_is_made():
     counter = PassCounter()
     counted = Counted(seeded(Residual), counter)
     points = drawn(3, dtype=torch.float32)
@@ -340,8 +336,8 @@ def test_one_forward_pass_is_made() -> None:
     rows=st.integers(1, 3),
     seed=st.integers(0, 100),
 )
-def test_networks_of_any_layers(layers: list[str], rows: int, seed: int) -> None:
-    def chained(x: Tensor) -> Tensor:
+def test_networks_of_any_layers(layers, rows, seed):
+    def chained(x):
         for name in layers:
             x = (GATES.get(name) or AFFINE[name])(x)
             # Whatever came out is brought back to the shape that every layer here takes.
@@ -354,11 +350,11 @@ def test_networks_of_any_layers(layers: list[str], rows: int, seed: int) -> None
 
 class Straight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return (x > 0).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: object, *grads: Tensor) -> Tensor:
+    def backward(ctx, *grads):
         return grads[0]
 
 
@@ -367,18 +363,18 @@ with warnings.catch_warnings():
     SCRIPTED = torch.jit.script(nn.Sigmoid())
 
 
-def stale(x: Tensor) -> Tensor:
+def stale(x):
     view = x.view(x.shape[0], -1)
     x.relu_()
     return view
 
 
-def written(x: Tensor) -> Tensor:
+def written(x):
     x[:, 0] = 1.0
     return x
 
 
-REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+REFUSED = {
     **{name: (getattr(torch, name), name) for name in ("sigmoid", "exp", "sqrt", "sign", "round")},
     **{name: (getattr(F, name), name) for name in ("gelu", "silu", "elu", "softplus", "hardswish", "normalize")},
     "tanh": (lambda x: x.tanh_(), "tanh"),
@@ -437,14 +433,14 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_other_functions_are_refused_by_name(name: str) -> None:
+def test_other_functions_are_refused_by_name(name):
     function, words = REFUSED[name]
     with pytest.raises(ModelError, match=words) as caught:
         record(Function(function).double(), drawn(3))
     assert "supported are linear layers" in str(caught.value)
 
 
-def test_results_that_are_no_logits_are_refused() -> None:
+def test_results_that_are_no_logits_are_refused():
     points = drawn(2)
     with pytest.raises(ModelError, match=r"returned shape \(2, 4, 6, 5\), expected logits of shape \(2, classes\)"):
         record(nn.Identity(), points)
@@ -456,18 +452,18 @@ def test_results_that_are_no_logits_are_refused() -> None:
 
 
 @pytest.mark.parametrize("points", [torch.zeros(3), torch.zeros(2, 3, dtype=torch.int64), [[0.0]], None])
-def test_points_that_are_no_batch_are_refused(points: object) -> None:
+def test_points_that_are_no_batch_are_refused(points):
     with pytest.raises(InvalidArgumentError, match=r"points: got .* expected a floating point tensor \(N, ...\)"):
         record(nn.Flatten(), points)
 
 
-def test_inference_mode_outside_is_fine_and_inside_is_refused() -> None:
+def test_inference_mode_outside_is_fine_and_inside_is_refused():
     network, points = seeded(Residual).double(), drawn(2)
     with torch.inference_mode():
         inside = record(network, points.clone())
     assert inside.pattern() == record(network, points).pattern()
 
-    def inferred(x: Tensor) -> Tensor:
+    def inferred(x):
         with torch.inference_mode():
             return x + 1
 

@@ -1,17 +1,14 @@
 """Regions: constraints and affine maps against matrices written out by hand, and against the network on both sides."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from robust_ext.attacks.linear_region.network.recording import record
-from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.core.errors import InvalidArgumentError
 from tests.attacks.linear_region.test_recording import check_adjoint, product, seeded
 from tests.attacks.problems import Lambda
@@ -19,11 +16,11 @@ from tests.attacks.problems import Lambda
 EXAMPLES = Path(__file__).parents[3] / "examples" / "networks.py"
 
 
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+def drawn(*shape, seed=0, dtype=torch.float64):
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def written_out(regions: Regions) -> tuple[Tensor, Tensor]:
+def written_out(regions):
     """The matrices of one row's constraints and logits, column by column."""
     values = torch.Size(regions.shape).numel()
     whole = regions.select(torch.zeros(values, dtype=torch.int64))
@@ -31,11 +28,11 @@ def written_out(regions: Regions) -> tuple[Tensor, Tensor]:
     return constraints.T, logits.T
 
 
-def perceptron() -> nn.Module:
+def perceptron():
     return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
-def test_matrices_of_a_small_network_are_those_of_the_paper() -> None:
+def test_matrices_of_a_small_network_are_those_of_the_paper():
     network = seeded(perceptron).double()
     first, second, third = (network[i] for i in (0, 2, 4))
     x = drawn(4, 5) - 0.5
@@ -61,7 +58,7 @@ def test_matrices_of_a_small_network_are_those_of_the_paper() -> None:
     assert regions.layers == (("relu", slice(0, 7)), ("relu", slice(7, 13)))
 
 
-def test_constraints_of_max_pooling_are_winner_minus_others() -> None:
+def test_constraints_of_max_pooling_are_winner_minus_others():
     network = nn.Sequential(nn.MaxPool2d(2), nn.Flatten())
     x = drawn(3, 2, 4, 6)
     regions = record(network, x)
@@ -79,7 +76,7 @@ def test_constraints_of_max_pooling_are_winner_minus_others() -> None:
 
 
 @pytest.mark.parametrize("bounds", [(-0.2, 0.3), (0.0, 0.0)])
-def test_both_limits_of_a_hardtanh_are_constraints(bounds: tuple[float, float]) -> None:
+def test_both_limits_of_a_hardtanh_are_constraints(bounds):
     x = torch.tensor([[-1.0, 0.1, 0.2, 0.9]], dtype=torch.float64)
     constraints, logits = record(Lambda(lambda x: x.clamp(*bounds)), x).forward(x)
     expected = torch.cat([(x - bounds[0]).abs(), (x - bounds[1]).abs()], 1)
@@ -87,11 +84,11 @@ def test_both_limits_of_a_hardtanh_are_constraints(bounds: tuple[float, float]) 
     torch.testing.assert_close(logits, x.clamp(*bounds))
 
 
-def activations(network: nn.Module, x: Tensor) -> Tensor:
+def activations(network, x):
     """Which values the network's own activations let through, and which each pool picks, seen by hooks."""
-    seen: list[Tensor] = []
+    seen = []
 
-    def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def look(module, args):
         if isinstance(module, nn.MaxPool2d):
             seen.append(F.max_pool2d(args[0], module.kernel_size, return_indices=True)[1].flatten(1))
         else:
@@ -105,7 +102,7 @@ def activations(network: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_constraints_agree_where_the_choice_does(seed: int) -> None:
+def test_constraints_agree_where_the_choice_does(seed):
     network = seeded(convolutional, seed).double()
     x = drawn(6, 2, 6, 6, seed=seed)
     z = x + 0.3 * drawn(6, 2, 6, 6, seed=seed + 10)
@@ -127,19 +124,19 @@ def test_constraints_agree_where_the_choice_does(seed: int) -> None:
     assert bool((values[:, first][~same[:, first]] <= 0).all())
 
 
-def convolutional() -> nn.Module:
+def convolutional():
     first = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2)
     return nn.Sequential(*first, nn.Conv2d(4, 5, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 9, 3))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_region_ends_where_the_first_constraint_falls_below_zero(seed: int) -> None:
+def test_a_region_ends_where_the_first_constraint_falls_below_zero(seed):
     network = seeded(convolutional, seed).double()
     x, line = drawn(6, 2, 6, 7, seed=seed), drawn(6, 2, 6, 7, seed=seed + 50) - 0.5
     regions = record(network, x)
     here = activations(network, x)
 
-    def same(length: Tensor) -> Tensor:
+    def same(length):
         points = x + length.view(-1, 1, 1, 1) * line
         inside = (activations(network, points) == here).all(1)
         constraints, logits = regions.forward(points)
@@ -169,7 +166,7 @@ NETWORKS = {"wong_kolter_mnist": (1, 28, 28), "mead_mnist": (1, 28, 28), "resnet
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_published_networks(name: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_published_networks(name, dtype, tolerance):
     network = seeded(runpy.run_path(str(EXAMPLES))[name]).to(dtype)
     x = drawn(2, *NETWORKS[name], dtype=dtype)
     regions = record(network, x)
@@ -188,7 +185,7 @@ def test_published_networks(name: str, dtype: torch.dtype, tolerance: float) -> 
     assert regions.pattern() == record(network, nearby).pattern() or dtype == torch.float32
 
 
-def test_no_image_and_one_image() -> None:
+def test_no_image_and_one_image():
     network = seeded(convolutional).double()
     regions, one = (record(network, drawn(rows, 2, 6, 7)) for rows in (0, 1))
     constraints, logits = regions.forward(drawn(0, 2, 6, 7))
@@ -199,7 +196,7 @@ def test_no_image_and_one_image() -> None:
     assert one.forward(drawn(1, 2, 6, 7))[0].shape == (1, one.constraints)
 
 
-def test_a_network_without_choices_has_one_region() -> None:
+def test_a_network_without_choices_has_one_region():
     network = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3))).double()
     regions = record(network, drawn(2, 2, 3))
     constraints, logits = regions.forward(drawn(2, 2, 3, seed=1))
@@ -210,12 +207,12 @@ def test_a_network_without_choices_has_one_region() -> None:
     assert bool((regions.adjoint(constraints) == 0).all())
 
 
-def test_choices_are_kept_small() -> None:
+def test_choices_are_kept_small():
     regions = record(seeded(convolutional), drawn(3, 2, 6, 7, dtype=torch.float32))
     assert [gate.choices().dtype for gate in regions._gates] == [torch.bool, torch.int32, torch.bool]
 
 
-def test_results_do_not_require_gradients_and_arguments_stay() -> None:
+def test_results_do_not_require_gradients_and_arguments_stay():
     regions = record(seeded(convolutional).double(), drawn(2, 2, 6, 7))
     z, y, v = drawn(2, 2, 6, 7), drawn(2, regions.constraints), drawn(2, 3)
     given = [one.clone() for one in (z, y, v)]
@@ -224,7 +221,7 @@ def test_results_do_not_require_gradients_and_arguments_stay() -> None:
     assert all(torch.equal(a, b) for a, b in zip((*first, z, y, v), (*second, *given), strict=True))
 
 
-def test_wrong_shapes_and_dtypes_are_refused() -> None:
+def test_wrong_shapes_and_dtypes_are_refused():
     regions = record(seeded(perceptron).double(), drawn(4, 5))
     z, y, v = drawn(4, 5), drawn(4, 13), drawn(4, 3)
     for call, match in (

@@ -1,9 +1,6 @@
 """The solver against exact ones: quadprog for l2, HiGHS for linf and l1, on regions of small networks and polytopes."""
 
-from __future__ import annotations
-
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from torch import Tensor
 
 from robust_ext.attacks.linear_region.solver.constraints import DenseConstraints
 from robust_ext.attacks.linear_region.solver.problem import Scaling, estimate_scaling
-from robust_ext.attacks.linear_region.solver.solve import Solution, SolverSettings, Status, solve
+from robust_ext.attacks.linear_region.solver.solve import SolverSettings, Status, solve
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import NORMS
 
@@ -29,12 +26,10 @@ POLYTOPES = ((1, 3, 0.5), (6, 30, 0.5), (15, 20, 0.5), (12, 25, 10.0))
 FAMILIES = [("network", *shape) for shape in NETWORKS] + [("polytope", *shape) for shape in POLYTOPES]
 
 
-def affine_region(
-    generator: torch.Generator, inputs: int, widths: tuple[int, ...], decisions: int
-) -> tuple[Tensor, Tensor]:
+def affine_region(generator, inputs, widths, decisions):
     """Rows of the region of a random point in a random ReLU network, and those of one class that wins."""
 
-    def draw(*shape: int) -> Tensor:
+    def draw(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     point = torch.rand(inputs, generator=generator, dtype=torch.float64)
@@ -54,7 +49,7 @@ def affine_region(
     return torch.cat(rows), torch.cat(offsets)
 
 
-def polytope(generator: torch.Generator, inputs: int, rows: int, half: float) -> tuple[Tensor, Tensor]:
+def polytope(generator, inputs, rows, half):
     """Random rows of very different norms that hold at a random point of the unit box, but one in ten cannot hold."""
     matrix = torch.randn(rows, inputs, generator=generator, dtype=torch.float64)
     matrix *= torch.randn(rows, 1, generator=generator, dtype=torch.float64).exp()
@@ -66,7 +61,7 @@ def polytope(generator: torch.Generator, inputs: int, rows: int, half: float) ->
 
 
 @cache
-def problems(family: int) -> Problems:
+def problems(family):
     kind, inputs, size, extra = FAMILIES[family]
     generator = torch.Generator().manual_seed(family)
     make = affine_region if kind == "network" else polytope
@@ -79,7 +74,7 @@ def problems(family: int) -> Problems:
     return DenseConstraints(matrix, offset, decision), x, bounds
 
 
-def exact(norm: str, matrix: np.ndarray, offset: np.ndarray, x: np.ndarray, bounds: tuple[float, float]) -> float:
+def exact(norm, matrix, offset, x, bounds):
     """The distance of the nearest feasible point, infinite if there is none; by HiGHS, and by quadprog in l2."""
     eye, inputs = np.eye(len(x)), len(x)
     if norm == "l2":
@@ -108,13 +103,13 @@ def exact(norm: str, matrix: np.ndarray, offset: np.ndarray, x: np.ndarray, boun
 
 
 @cache
-def optima(family: int, norm: str) -> Tensor:
+def optima(family, norm):
     constraints, x, bounds = problems(family)
     triples = zip(constraints.matrix.numpy(), constraints.offset.numpy(), x.numpy(), strict=True)
     return torch.tensor([exact(norm, *triple, bounds) for triple in triples], dtype=torch.float64)
 
 
-def run(family: int, norm: str, dtype: torch.dtype, *, rows: Any = slice(None), **more: Any) -> Solution:
+def run(family, norm, dtype, *, rows=slice(None), **more):
     """Solve a family of problems, or some of its rows; with starts, a scaling or settings of the solver."""
     constraints, x, bounds = problems(family)
     dense = DenseConstraints(constraints.matrix.to(dtype), constraints.offset.to(dtype), constraints.decision)
@@ -124,7 +119,7 @@ def run(family: int, norm: str, dtype: torch.dtype, *, rows: Any = slice(None), 
     return solve(dense.select(torch.arange(COUNT)[rows]), x[rows].to(dtype), **given)
 
 
-def gaps(found: Solution, optimum: Tensor) -> Tensor:
+def gaps(found, optimum):
     """By how much the bounds of the feasible problems lie above the optimum, relative where that is not 0."""
     feasible = optimum.isfinite()
     return ((found.bound.double() - optimum) / optimum.clamp_min(1e-3))[feasible]
@@ -314,7 +309,7 @@ def test_scaling_brings_rows_to_norm_1_and_decisions_to_more():
 
 def test_wrong_arguments():
     constraints, x, bounds = problems(1)
-    cases: list[tuple[str, object]] = [
+    cases = [
         ("norm", "l3"),
         ("bounds", (1, 0)),
         ("inputs", x + 2),

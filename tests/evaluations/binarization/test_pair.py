@@ -1,13 +1,10 @@
 """Classifiers with a detector: what is planted, the two tests, and attacks that know the detector or not."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 import robust_ext
 from robust_ext.attacks.native import NativeAttack
@@ -201,7 +198,7 @@ def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path
 
 
 class Broken(Detector):
-    def __init__(self, classifier, answer) -> None:
+    def __init__(self, classifier, answer):
         super().__init__(classifier)
         self.answer = answer
         self.threshold = torch.tensor(0.0)
@@ -255,7 +252,7 @@ def test_the_random_attack_counts_the_detector(network, digits, linf, pattern):
     settings = BinarizationSettings(threat_model=linf, inner_points=100)
     problems = fit(measure(forward, digits[:12], range(12), settings), parts.readout, settings)
 
-    def solved(defense=None) -> Tensor:
+    def solved(defense=None):
         return random_reach(forward, [problems], [0.5], settings, defense=defense)[0][:, 0] > 0.5
 
     easy = solved()
