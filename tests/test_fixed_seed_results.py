@@ -1,4 +1,4 @@
-"""Results at fixed seeds, of every evaluation and attack, as they were written down.
+"""Results at fixed seeds, of every evaluation, as they were written down.
 
 They tell whether a change that is meant to leave results alone does. Only names in the next lines and in the cases may
 be changed for that; the values in ``fixed_seed_results.json`` stay. They are those of one thread; see ``SENSITIVE`` for
@@ -8,14 +8,12 @@ those of one machine. Where results are meant to change:
 """
 
 import argparse
-import itertools
 import json
 import math
 import time
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,10 +23,7 @@ from torch import Tensor, nn
 import robust_ext
 from robust_ext import ThreatModel, binarization_test, defenses, mead, robust_accuracy
 from robust_ext.attacks.bpda_attack import BPDAAttack
-from robust_ext.attacks.running import run_attack
-from robust_ext.attacks.transfer import Transfer
-from robust_ext.core.random import seeded_globals, stream
-from robust_ext.core.target import Target
+from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.demo.run import run_demo
@@ -37,8 +32,7 @@ from robust_ext.evaluations.binarization import plant
 from robust_ext.evaluations.mead import Arm
 from robust_ext.evaluations.mead.fitting import fit_detector
 from robust_ext.registry.defense import as_defense
-from robust_ext.testing.defenses import small_defense
-from robust_ext.testing.networks import small_batch, small_network
+from robust_ext.testing.networks import small_network
 from tests.evaluations.subjects import Noisy, Pattern, Rounding, Unsure, rounded, spread
 
 for needed in ("foolbox", "art", "torchattacks", "adv_lib", "sklearn", "torchdiffeq", "PIL"):
@@ -68,13 +62,6 @@ def network():
 
 def digits(count, start=0, part="test"):
     return load_dataset("digits", split=part).take(range(start, start + count))
-
-
-def right_digits(count):
-    inputs, labels = digits(2 * count)
-    with torch.no_grad():
-        right = network()(inputs).argmax(1) == labels
-    return inputs[right][:count], labels[right][:count]
 
 
 class Widened(nn.Module):
@@ -130,20 +117,6 @@ def numbers(values):
     """Size and first three values of a tensor; what cancels in a plain sum would be noise."""
     flat = values.detach().double().flatten()
     return {"size": float(flat.abs().sum()), "first": flat[:3].tolist()}
-
-
-def moved(candidates, inputs, labels, module):
-    """Candidates in a few numbers."""
-    distance = (candidates - inputs).detach().double().flatten(1)
-    with torch.no_grad():
-        wrong = module(candidates).argmax(1) != labels
-    return {
-        "sum": float(candidates.detach().double().sum()),
-        "linf": float(distance.abs().amax(1).sum()),
-        "l2": float(distance.norm(dim=1).sum()),
-        "l1": float(distance.abs().sum()),
-        "misclassified": int(wrong.sum()),
-    }
 
 
 # ---- The binarization test.
@@ -351,104 +324,6 @@ case(
     "test time surrogates",
     lambda: defended(rounded, attacks=["recommended", EXTRA], surrogates={"rounding": Rounding(network(), steps=1)}),
 )
-
-# ---- Attacks of this project, by themselves and as Foolbox's and ART's.
-
-ALL = ("linf", "l2", "l1")
-BLIND = {
-    "APGD": ("steps=8", ALL),
-    "RandomSearch": ("points=20", ALL),
-    "ObjectivePGD": ("steps=8", ALL),
-    "LinearRegion": ("starts=2, fab_steps=5, basin_hops=2, hop_steps=3, regions=3", ALL),
-    "RayS": ("queries=80", ("linf",)),
-    "Square": ("queries=30", ALL),
-    "CarliniWagnerLinf": ("steps=10, learning_rate=0.05, initial_const=0.1, const_factor=8", ("linf",)),
-    "SpatialTransformation": ("translation=2, translation_steps=3, rotation_steps=5", ("linf",)),
-}
-AWARE = {
-    "OrthogonalPGD": ("steps=12, rel_step_size=0.2", ("linf", "l2")),
-    "SelectivePGD": ("steps=12, rel_step_size=0.2", ALL),
-    "JointLoss": ("steps=8, restarts=2", ALL),
-    "FeatureMatching": ("features='2', steps=12, rel_step_size=0.1", ALL),
-    "LogitMatching": ("steps=12, rel_step_size=0.1, samples=2, level=0.02, check_every=2", ALL),
-}
-MORE = {
-    "APGD": (
-        "steps=8, loss='margin', restarts=2, stop_early=True",
-        "steps=8, loss='targeted-dlr', target_classes=2, start='input'",
-    ),
-    "ObjectivePGD": tuple(f"objective='{name}', algorithm='{how}'" for name in FOUR for how in ("fgsm", "bim", "pgd")),
-    "SpatialTransformation": ("translation=2, mode='random', samples=5",),
-    "LinearRegion": (
-        "starts=2, fab_steps=5, basin_hops=2, hop_steps=3, regions=3, survivors=1, q=0.5, batch=2",
-        "starts=2, fab_steps=0, basin_hops=0, regions=2, classes='all'",
-    ),
-}
-WIDTHS = {"linf": 0.3, "l2": 0.8, "l1": 2.4}
-
-
-def points_of(attack, name, problem):
-    """The points of an attack, or of the text of one, on a problem's target, inputs, labels and threat model."""
-    parts = (problem.target, problem.inputs, problem.labels)
-    return run_attack(
-        robust_ext.as_attack(attack), *parts, threat_model=problem.threat_model, generator=stream(3, name)
-    )
-
-
-def target_of(module, classes, bounds=(0.0, 1.0)):
-    return Target(module=module, bounds=bounds, classes=classes, input_shape=(1, 8, 8), device=torch.device("cpu"))
-
-
-def core(name, settings, norms, *, wide=True):
-    found = {}
-    for norm, bounds in itertools.product(norms, [(0.0, 1.0), (-1.0, 2.0)] if wide else [(0.0, 1.0)]):
-        epsilon = {"linf": 0.1, "l2": 0.4, "l1": 1.6}[norm] * (bounds[1] - bounds[0])
-        model = small_network((1, 8, 8), 4, bounds=bounds)
-        inputs = small_batch(6, (1, 8, 8), bounds=bounds)
-        with torch.no_grad():
-            labels = model(inputs).argmax(1)
-        threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
-        problem = SimpleNamespace(
-            target=target_of(model, 4, bounds), inputs=inputs, labels=labels, threat_model=threat_model
-        )
-        points = points_of(f"robust_ext:{name}({settings})", name, problem)
-        found[f"{norm} {bounds}"] = moved(points, inputs, labels, model)
-    return found
-
-
-def aware(name, settings, norms):
-    found = {}
-    for norm, inverted in itertools.product(norms, (False, True)):
-        problem = small_defense(6, norm=norm, epsilon=WIDTHS[norm], inverted=inverted)
-        points = points_of(f"robust_ext:{name}({settings})", name, problem)
-        kept = moved(points, problem.inputs, problem.labels, problem.defended.classifier)
-        found[f"{norm} {inverted}"] = {**kept, "successes": int(problem.successes(points).sum())}
-    return found
-
-
-def transfer():
-    inputs, labels = right_digits(6)
-    threat_model = ThreatModel(norm="linf", epsilon=0.15)
-    problem = SimpleNamespace(target=target_of(network(), 10), inputs=inputs, labels=labels, threat_model=threat_model)
-    apgd = [robust_ext.as_attack("robust_ext:APGD(steps=5)")]
-    attacks = {
-        "transfer": Transfer(surrogates={"rounding": small_network((1, 8, 8), 10)}, steps=5),
-        "one attack": Transfer(surrogates={"a": network()}, attacks=apgd, loss="ce"),
-    }
-    return {
-        title: moved(points_of(attack, "transfer", problem), inputs, labels, network())
-        for title, attack in attacks.items()
-    }
-
-
-for name, (settings, norms) in BLIND.items():
-    case(f"attack {name}", core, name, settings, norms)
-for name, (settings, norms) in AWARE.items():
-    case(f"attack {name}", aware, name, settings, norms)
-for name, choices in MORE.items():
-    for number, settings in enumerate(choices):
-        case(f"attack {name}, settings {number + 1}", core, name, settings, ("linf",), wide=False)
-case("attack Transfer", transfer)
 
 # ---- What was written down, against what is found.
 
