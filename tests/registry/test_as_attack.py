@@ -3,10 +3,11 @@ import torch
 from torch import nn
 
 from robust_ext.attacks import CallableAttack
+from robust_ext.attacks.apgd import APGD
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack, as_module
+from robust_ext.registry import adapters, as_attack, as_module
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.25)
 
@@ -66,11 +67,31 @@ def test_anything_else_is_refused_with_what_is_accepted(thing):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("foolbxo:LinfPGD", r"did you mean foolbox\?"), ("os:sep", "it names a string")]
+    ("text", "message"),
+    [
+        ("foolbxo:LinfPGD", r"did you mean foolbox\?"),
+        ("os:sep", "it names a string"),
+        ("robust_ext:APDG", "did you mean APGD"),
+        ("robust_ext:APGD(step=3)", r"did you mean steps\?"),
+        ("robust_ext:APGD(loss='hinge')", "loss: got 'hinge'"),
+        ((APGD, 3), "dict of keyword arguments"),
+    ],
 )
-def test_strings_that_name_no_attack_are_refused(text, message):
+def test_what_names_no_attack_is_refused(text, message):
     with pytest.raises(InvalidArgumentError, match=message):
         as_attack(text)
+
+
+def test_own_attacks_are_built_by_name_class_and_settings():
+    attack = as_attack("robust_ext:APGD(steps=7, loss='margin')")
+    assert (type(attack), attack.steps, attack.loss) == (APGD, 7, "margin")
+    assert attack.name == "robust_ext:APGD(steps=7, loss='margin')"
+    for form in (APGD, (APGD, {"steps": 7})):
+        assert (type(as_attack(form, name="mine")), as_attack(form, name="mine").name) == (APGD, "mine")
+    own = adapters()["robust_ext"]
+    assert own.adapt_model(object()) is None
+    for listing in own.list_attacks():
+        assert own.build_attack(listing.name, listing.trial, name="x").traits == listing.traits
 
 
 def test_a_module_is_its_own_module_and_models_of_no_library_are_refused():

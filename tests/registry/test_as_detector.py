@@ -3,6 +3,7 @@
 import copy
 import functools
 import importlib
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -142,13 +143,7 @@ from robust_ext.detectors import Detector
 
 NAME = "text"
 
-class Largest(Detector):
-    def __init__(self, classifier, *, factor=1.0):
-        super().__init__(classifier)
-        self.factor = factor
-    def score_of(self, seen):
-        return -seen.logits.amax(1) * self.factor
-
+LARGEST
 def make(classifier):
     return Largest(classifier, factor=2.0)
 
@@ -161,7 +156,7 @@ def score(x):
 
 
 def test_text_names_any_of_these(tmp_path):
-    (tmp_path / "mine.py").write_text(FILE)
+    (tmp_path / "mine.py").write_text(FILE.replace("LARGEST", inspect.getsource(Largest)))
     classifier, x = network(), data(3)
     top = -classifier(x).amax(1)
     values = {"Largest": top, "make": top * 2, "with_factor(factor=3.0)": top * 3, "score": x.flatten(1).amax(1)}
