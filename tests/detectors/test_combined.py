@@ -53,6 +53,12 @@ def data(count, seed=0):
     return cases.data(count, seed, (2, 3)) * 4 - 1
 
 
+def ready(classifier, members, clean, **chosen):
+    detector = CombinedDetector(classifier, members, method=chosen.pop("method", "mean"))
+    detector.fit_clean(clean, **chosen)
+    return detector
+
+
 def three(classifier):
     members = [Unit(classifier, layer="1"), Unit(classifier, layer="2", power=3), Unit(classifier, layer="1", power=2)]
     members[2].fit(data(10))
@@ -63,8 +69,7 @@ def three(classifier):
 def test_scores_are_those_of_numpy(method):
     classifier = network()
     members = three(classifier)
-    detector = CombinedDetector(classifier, members, method=method)
-    detector.fit_clean(data(50), batch_size=7)
+    detector = ready(classifier, members, data(50), method=method, batch_size=7)
     x = data(30, 1) * 3
     own = np.stack([member.score(x).detach().double().numpy() for member in members])
     clean = [member.score(data(50)).detach().double().numpy() for member in members]
@@ -72,8 +77,7 @@ def test_scores_are_those_of_numpy(method):
     found = detector.score(x)
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found.detach().numpy(), combine(own, clean, method=method), atol=2e-6)
-    order = CombinedDetector(classifier, members[::-1], method=method)
-    order.fit_clean(data(50))
+    order = ready(classifier, members[::-1], data(50), method=method)
     torch.testing.assert_close(order.score(x), found, rtol=0, atol=2e-6)
     assert detector.score(x[:0]).shape == (0,)
     torch.testing.assert_close(detector.score(x[3:4]), found[3:4], rtol=0, atol=2e-6)
@@ -117,8 +121,7 @@ def test_one_member_keeps_its_auroc():
     alone = roc_auc_score(labels, member.score(x).detach().numpy())
     assert 0.55 < alone < 1
     for method in METHODS:
-        detector = CombinedDetector(classifier, [member], method=method)
-        detector.fit_clean(clean[:200])
+        detector = ready(classifier, [member], clean[:200], method=method)
         # Scores that differ in their last digits may have one rank in float32.
         assert roc_auc_score(labels, detector.score(x).detach().numpy()) == pytest.approx(alone, abs=1e-3)
 
@@ -126,8 +129,7 @@ def test_one_member_keeps_its_auroc():
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_are_those_of_finite_differences(method):
     classifier = network().double()
-    detector = CombinedDetector(classifier, three(classifier), method=method)
-    detector.fit_clean(data(25).double())
+    detector = ready(classifier, three(classifier), data(25).double(), method=method)
     assert detector.differentiable
     x = data(6, 3).double().requires_grad_()
     assert torch.autograd.gradcheck(detector, x)
@@ -202,8 +204,7 @@ def test_what_does_not_fit_is_refused(caplog):
         with pytest.raises(InvalidArgumentError, match=message):
             detector.fit_clean(inputs, batch_size=size)
     constant = ScoreDetector(classifier, lambda x: x.flatten(1).sum(1) * 0 + 2)
-    flat = CombinedDetector(classifier, [Unit(classifier), constant])
-    flat.fit_clean(data(30))
+    flat = ready(classifier, [Unit(classifier), constant], data(30))
     assert "member 1 (<lambda>) scored all 30 clean inputs 2; look at its score" in caplog.text
     assert flat.ranks_of(observe(classifier, data(3), flat.layers))[:, 1].tolist() == [0.5] * 3
 
@@ -213,10 +214,8 @@ def test_saving_and_loading(tmp_path):
     magnet = MagNetDetector(classifier)
     magnet.fit(inputs, epochs=1)
     squeezing = FeatureSqueezingDetector(classifier, squeezers=[("median", {"size": 2})])
-    inner = CombinedDetector(classifier, [squeezing, Unit(classifier, layer="5", power=2)], method="mixture")
-    inner.fit_clean(inputs)
-    detector = CombinedDetector(classifier, [magnet, inner], method="max")
-    detector.fit_clean(inputs[:60])
+    inner = ready(classifier, [squeezing, Unit(classifier, layer="5", power=2)], inputs, method="mixture")
+    detector = ready(classifier, [magnet, inner], inputs[:60], method="max")
     detector.calibrate(inputs[60:])
     path = tmp_path / "combined.safetensors"
     detector.save(path)
@@ -234,8 +233,7 @@ def test_saving_and_loading(tmp_path):
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     classifier = network()
-    detector = CombinedDetector(classifier, three(classifier))
-    detector.fit_clean(data(30))
+    detector = ready(classifier, three(classifier), data(30))
     path = tmp_path / "combined.safetensors"
     detector.save(path)
     assert CombinedDetector.load(path, classifier, kinds=[Unit]).threshold.isnan()

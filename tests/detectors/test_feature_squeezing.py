@@ -23,8 +23,7 @@ CHANNELS = pytest.mark.parametrize("channels", [1, 3])
 
 def images(count, *shape, seed=0):
     """Smooth images with a little noise, in 8 bits on [0, 1]."""
-    generator = np.random.default_rng(seed)
-    rough = generator.random((count, *shape))
+    rough = np.random.default_rng(seed).random((count, *shape))
     smooth = scipy.ndimage.gaussian_filter(rough, (0, 0, 2.5, 2.5))
     smooth = (smooth - smooth.min()) / np.ptp(smooth)
     return torch.tensor(np.rint(255 * (0.02 * rough + 0.98 * smooth)) / 255, dtype=torch.float32)

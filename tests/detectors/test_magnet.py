@@ -24,8 +24,6 @@ from tests.detectors.cases import weighted
 
 ready = partial(weighted, lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 3)))
 data = partial(cases.data, shape=(2, 5, 6))
-
-
 train = partial(minimise, batch_size=256, learning_rate=1e-3)
 
 
@@ -143,8 +141,7 @@ def test_the_first_step_is_that_of_adam_on_the_published_loss(bounds):
 
 def test_noise_is_clipped_and_of_the_given_size():
     seen = []
-    clean = torch.full((200, 1, 8, 8), 0.5)
-    clean[100:] = 0
+    clean = torch.tensor([0.5, 0.0]).repeat_interleave(100).view(200, 1, 1, 1).expand(-1, -1, 8, 8)
     autoencoder = Autoencoder((3,), channels=1, bounds=(0, 1))
     autoencoder.convolutions[0].register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
     with seeded_globals(0):
@@ -186,24 +183,22 @@ def trained():
 
 def test_score_is_the_largest_part_in_units_of_its_limit(trained):
     held, _ = load_dataset("digits", split="test").take(range(200))
-    rate = 0.1
-    calibration = trained.calibrate(held, false_positive_rate=rate, batch_size=64)
+    calibration = trained.calibrate(held, false_positive_rate=0.1, batch_size=64)
     with torch.no_grad():
         parts, scores = trained.parts(held), trained.score(held)
     assert parts.shape == (200, 3)
     limits = np.sort(parts.numpy(), axis=0)[-21]
     np.testing.assert_allclose(trained.limits.numpy(), limits, rtol=1e-5)
     np.testing.assert_allclose(scores.numpy(), (parts.numpy() / limits).max(1), rtol=1e-4)
-    assert calibration.achieved == rate
+    assert calibration.achieved == 0.1
     assert int(trained.decide(held).sum()) == 20
     # Each part alone flags that share, all together flag more: so the threshold of the maximum lies above 1.
     above = parts.numpy() > limits * (1 + 1e-6)
     assert above.sum(0).tolist() == [20, 20, 20]
     assert float(trained.threshold) > 1
     trained.threshold = torch.tensor(1.0)
-    either = above.any(1)
-    assert either.sum() > 20
-    assert np.mean(trained.decide(held).numpy() == either) > 0.98
+    assert above.any(1).sum() > 20
+    assert np.mean(trained.decide(held).numpy() == above.any(1)) > 0.98
 
 
 def test_limits_follow_the_rate_and_stay_when_calibration_fails():

@@ -172,8 +172,7 @@ def test_stopped_and_gone_on_with(subject, tmp_path, defense):
     resumed = run(rest, out=tmp_path)
     assert rest.calls == 1
     assert plain(resumed.content) == plain(whole.content)
-    saved = json.loads((tmp_path / "result.json").read_text())
-    assert saved["kind"] == "test_time"
+    assert json.loads((tmp_path / "result.json").read_text())["kind"] == "test_time"
     assert "<svg" in (tmp_path / "report.html").read_text()
 
 
@@ -283,14 +282,13 @@ def test_points_are_transferred_from_further_networks(subject, tmp_path):
 def test_command_line(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def rounded(x):\n    return (x * 4).round() / 4\n")
-    out = tmp_path / "run"
     command = ["test-time", "--model", "digits", "--defense", f"{file}:rounded", "--data", "digits", "--eps", "0.15"]
     small = ["--samples", "8", "--steps", "4", "--queries", "10", "--no-progress", "--surrogate", "digits"]
-    done = CliRunner().invoke(cli.app, [*command, *small, "--out", str(out)])
+    done = CliRunner().invoke(cli.app, [*command, *small, "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     assert "worst case" in done.output
     assert "APGD-ce on digits" in done.output
-    saved = json.loads((out / "result.json").read_text())
+    saved = json.loads((tmp_path / "run" / "result.json").read_text())
     assert saved["settings"]["defense_origin"] == f"{file}:rounded"
     bad = CliRunner().invoke(cli.app, [*command, "--samples", "0"])
     assert "--samples" in str(bad.exception)

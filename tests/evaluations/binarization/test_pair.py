@@ -29,15 +29,18 @@ PGD = "foolbox:LinfPGD(steps=30, rel_stepsize=0.1)"
 @pytest.fixture(scope="module")
 def further():
     dataset = load_dataset("digits")
-    inputs, _ = dataset.take(dataset.choose(264, seed=0)[64:])
-    return inputs
+    return dataset.take(dataset.choose(264, seed=0)[64:])[0]
+
+
+def calibrated(kind, network, further):
+    detector = kind(network)
+    detector.calibrate(further, false_positive_rate=0.3)
+    return detector
 
 
 @pytest.fixture(scope="module")
 def pattern(network, further):
-    detector = Pattern(network)
-    detector.calibrate(further, false_positive_rate=0.3)
-    return detector
+    return calibrated(Pattern, network, further)
 
 
 def pair(network, inputs, threat_model, attack=PGD, **settings):
@@ -47,8 +50,7 @@ def pair(network, inputs, threat_model, attack=PGD, **settings):
 @pytest.mark.parametrize("inverted", [False, True])
 @pytest.mark.parametrize("kind", [Pattern, Noisy])
 def test_points_are_drawn_until_the_detector_agrees(network, digits, further, linf, inverted, kind):
-    detector = kind(network)
-    detector.calibrate(further, false_positive_rate=0.3)
+    detector = calibrated(kind, network, further)
     defense = Defense(detector=detector, inverted=inverted, draws=5)
     settings = BinarizationSettings(threat_model=linf, boundary_points=3, reference_points=2)
     found = 0
@@ -83,11 +85,9 @@ def test_where_random_points_are_never_detected_an_attack_finds_some(network, di
     zeros = digits[network(digits).argmax(1) == 0][:3]
     settings = BinarizationSettings(threat_model=ThreatModel(norm="linf", epsilon=0.3), planting_tries=32, gap=0.0)
     drawn = [draw_accepted(x, i, settings, Defense(detector=detector, inverted=True)) for i, x in enumerate(zeros)]
-    sources = [one.source for one in drawn if one.planted is not None]
-    assert "attack" in sources
-    for one in drawn:
-        if one.planted is not None:
-            assert bool(detector.decide(one.planted).all())
+    planted = [one for one in drawn if one.planted is not None]
+    assert "attack" in [one.source for one in planted]
+    assert bool(detector.decide(torch.cat([one.planted for one in planted])).all())
     # In the regular test nobody is attacked; a detector that detects all there is leaves nothing to plant.
     detector.threshold = torch.tensor(-1e9)
     none = draw_accepted(zeros[0], 0, settings, Defense(detector=detector, inverted=False))
@@ -148,8 +148,7 @@ def test_attacks_that_need_a_detector_are_shown_one(network, digits, linf, patte
 
 
 def test_random_detectors_are_asked_several_times_and_reproducibly(network, digits, linf, further):
-    detector = Noisy(network)
-    detector.calibrate(further, false_positive_rate=0.3)
+    detector = calibrated(Noisy, network, further)
     runs = [pair(network, digits[:8], linf, detector=detector).content["attacks"][0]["tests"] for _ in range(2)]
     for test in ("regular", "inverted"):
         first, second = ({key: one[test][key] for key in ("score", "outcomes", "planting")} for one in runs)
@@ -200,8 +199,7 @@ def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path
 class Broken(Detector):
     def __init__(self, classifier, answer):
         super().__init__(classifier)
-        self.answer = answer
-        self.threshold = torch.tensor(0.0)
+        self.answer, self.threshold = answer, torch.tensor(0.0)
 
     def score_of(self, seen):
         return self.answer(seen)
@@ -224,8 +222,7 @@ def test_a_detector_that_rejects_nothing_leaves_the_inverted_test_empty(network,
     silent = Broken(network, lambda seen: seen.logits[:, 0] * 0 - 1)
     result = pair(network, digits[:6], linf, detector=silent, planting_tries=16)
     tests = result.content["attacks"][0]["tests"]
-    assert tests["inverted"]["samples"] == 0
-    assert tests["inverted"]["planting"]["not_found"] == 6
+    assert (tests["inverted"]["samples"], tests["inverted"]["planting"]["not_found"]) == (0, 6)
     assert tests["regular"]["score"] == 1
     assert result.verdict == "inconclusive"
 

@@ -81,8 +81,7 @@ def test_against_hand_written_attacks_and_scikit_learn(subject):
     rows = {row["objective"]: row for row in result.detectors["unsure"]["results"]}
     for objective, chosen in {None: [0, 1], "a": [0], "b": [1]}.items():
         entry = rows[objective]
-        table = np.where(np.array(success)[chosen], np.array(scores)[chosen], np.inf)
-        worst = table.min(0)
+        worst = np.where(np.array(success)[chosen], np.array(scores)[chosen], np.inf).min(0)
         positives = worst[worst < np.inf]
         truth = np.r_[np.zeros(len(natural)), np.ones(len(positives))]
         assert entry["auroc"] == pytest.approx(roc_auc_score(truth, np.r_[natural, positives]))
@@ -213,11 +212,10 @@ def test_combined_detectors(subject):
 
 
 def test_an_attack_that_never_succeeds(subject):
-    arms = [Counting(scale=0.0)]
     network, inputs, _, held_out = subject
     with torch.no_grad():
         labels = network(inputs).argmax(1)
-    result = run((network, inputs, labels, held_out), {"unsure": Unsure}, arms)
+    result = run((network, inputs, labels, held_out), {"unsure": Unsure}, [Counting(scale=0.0)])
     entry = result.detectors["unsure"]["results"][0]
     assert (entry["auroc"], entry["positives"], entry["attribution"], entry["curve"]) == (None, 0, None, None)
     assert result.auroc("unsure") is None
@@ -241,10 +239,8 @@ def test_one_sample_and_other_bounds():
     [
         ({"attacks": []}, "at least one arm"),
         ({"attacks": "nothing"}, "suite"),
-        ({"naturals": "dropped"}, "naturals"),
-        ({"batch_size": 0}, "batch_size"),
+        *(({key: value}, key) for key, value in {"naturals": "dropped", "batch_size": 0, "combine": "mean"}.items()),
         ({"batchsize": 5}, "did you mean batch_size"),
-        ({"combine": "mean"}, "combine"),
         ({"combine": ("median",)}, "combine"),
         ({"threat_model": ThreatModel(norm="linf", epsilon=0.1, bounds=(0.0, 0.5))}, "values in"),
         ({"labels": torch.zeros(3, dtype=torch.int64)}, "labels"),
@@ -274,8 +270,7 @@ def test_scores_that_are_no_numbers_are_counted_and_reported(subject, caplog, tm
     monkeypatch.chdir(tmp_path)
 
     def broken(x):
-        scores = spread(x)
-        return torch.where(torch.arange(len(x)) < 3, torch.nan, scores)
+        return torch.where(torch.arange(len(x)) < 3, torch.nan, spread(x))
 
     result = run(subject, {"broken": broken}, [Counting()], detector_data=None)
     entry = result.detectors["broken"]["results"][0]

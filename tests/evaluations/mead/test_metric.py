@@ -24,8 +24,7 @@ def arms(count):
 
 
 def judge(natural, scores, success, **chosen):
-    keywords = {"arms": arms(len(scores)), "resamples": 0, **chosen}
-    return multi_armed(natural, scores, success, **keywords)
+    return multi_armed(natural, scores, success, **{"arms": arms(len(scores)), "resamples": 0, **chosen})
 
 
 def curve(natural, scores, success):
@@ -71,8 +70,7 @@ def test_brute_force_over_thresholds_agrees(problem):
     worst = worst_scores(scores, success)
     threshold = np.sort(worst[~np.isnan(worst)])[positives - math.ceil(95 * positives / 100)]
     assert found.fpr_at_95_tpr == np.mean(natural >= threshold)
-    budget = 5 * len(natural)
-    assert found.tpr_at_5_fpr == max(tpr for fpr, tpr in points if 100 * round(fpr * len(natural)) <= budget)
+    assert found.tpr_at_5_fpr == max(tpr for fpr, tpr in points if 100 * round(fpr * len(natural)) <= 5 * len(natural))
 
 
 @settings(max_examples=100, deadline=None)
@@ -115,9 +113,7 @@ def test_a_single_arm_can_score_below_all_of_them():
     """The remark of section 5.2.1: an arm that fails where others are caught has fewer positives."""
     natural, scores = np.array([0.5, 0.5]), np.array([[0.1, 0.0], [0.9, 0.9]])
     result = judge(natural, scores, np.array([[True, False], [False, True]]))
-    assert result.all_arms.auroc == 0.5
-    assert result.arms["0"].auroc == 0.0
-    assert result.arms["0"].coverage == 0.5
+    assert (result.all_arms.auroc, result.arms["0"].auroc, result.arms["0"].coverage) == (0.5, 0.0, 0.5)
 
 
 @given(problem=problems())
@@ -185,8 +181,7 @@ def test_no_samples_or_no_arms_give_none(samples, count):
     natural, scores = np.zeros(samples), np.zeros((count, samples))
     result = judge(natural, scores, scores > 0, resamples=10)
     assert result.all_arms.auroc is None
-    assert result.all_arms.coverage == (0.0 if samples else None)
-    assert result.successes_per_sample == (0.0 if samples else None)
+    assert result.all_arms.coverage == result.successes_per_sample == (0.0 if samples else None)
     json.dumps(result.to_dict())
 
 
@@ -227,10 +222,9 @@ def test_the_report_has_its_keys():
     ],
 )
 def test_what_does_not_fit_is_refused(chosen, message):
-    given = {"natural": np.zeros(3), "scores": np.zeros((2, 3)), "success": np.ones((2, 3), bool)}
-    keywords = {"arms": arms(2), **given, **chosen}
+    given = {"natural": np.zeros(3), "scores": np.zeros((2, 3)), "success": np.ones((2, 3), bool), "arms": arms(2)}
     with pytest.raises(InvalidArgumentError, match=message):
-        multi_armed(**keywords)
+        multi_armed(**given | chosen)
 
 
 def delong(natural, positives):
@@ -261,10 +255,8 @@ def test_pairs_matter_to_the_interval():
     generator = np.random.default_rng(4)
     natural = generator.normal(size=400)
     together = natural + 0.5 + 0.3 * generator.normal(size=400)
-    widths = []
-    for positives in (together, generator.permutation(together)):
-        interval = detect(natural, positives, resamples=1000, seed=0).auroc_interval
-        widths.append(interval[1] - interval[0])
+    found = (detect(natural, one, resamples=1000, seed=0) for one in (together, generator.permutation(together)))
+    widths = [np.ptp(one.auroc_interval) for one in found]
     assert widths[0] < 0.6 * widths[1]
 
 
