@@ -27,6 +27,7 @@ QUICK = {
     "SpatialTransformation": {"translation": 2, "translation_steps": 3, "rotation_steps": 5},
 }
 EachName = pytest.mark.parametrize("name", list(QUICK))
+FOUR = np.linspace(0.1, 0.2, 4)
 
 
 def make(name, estimator, **settings):
@@ -112,11 +113,7 @@ def test_each_value_may_have_a_budget(name, shape):
         ("APGD", {"eps": np.array([0.1, 0.2])}, r"eps: got shape \(2,\).*\(6, 1, 1, 1\)"),
         ("APGD", {"eps": np.linspace(0.1, 0.2, 16).reshape(SHAPE), "norm": 2}, r"eps: got an array of shape \(1, 4, 4"),
         ("RayS", {"eps": np.linspace(0.1, 0.2, 16).reshape(SHAPE)}, "eps: got an array.*a number, or one for each"),
-        (
-            "ObjectivePGD",
-            {"eps": np.linspace(0.1, 0.2, 4), "eps_step": 0.01},
-            "eps_step: got shares from 0.05 to 0.1 of eps",
-        ),
+        ("ObjectivePGD", {"eps": FOUR, "eps_step": 0.01}, "eps_step: got shares from 0.05 to 0.1 of eps"),
     ],
 )
 def test_arrays_of_budgets_that_do_not_fit_are_refused(name, settings, shown):
@@ -125,29 +122,17 @@ def test_arrays_of_budgets_that_do_not_fit_are_refused(name, settings, shown):
         make(name, estimator, **settings).generate(x, y)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"eps": np.array([-1.0, 1.0, 1.0])},
-        {"eps": np.array([np.nan])},
-        {"eps": np.array(["a"])},
-        {"eps": "1"},
-        {"eps": float("inf")},
-        {"eps_step": np.array([0.1, -1.0])},
-        {"eps_step": -1.0},
-        {"max_iter": 1.0},
-        {"norm": 0},
-        {"norm": 3},
-        {"batch_size": 1.0},
-        {"targeted": "true"},
-        {"verbose": "true"},
-    ],
-    ids=str,
-)
-def test_wrong_parameters_raise_where_the_attack_is_made(wrong):
-    _, estimator, _, _ = problem()
-    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
-        attacks.ObjectivePGD(estimator, **wrong)
+WRONG = {
+    "eps": (np.array([-1.0, 1.0, 1.0]), np.array([np.nan]), np.array(["a"]), "1", float("inf")),
+    "eps_step": (np.array([0.1, -1.0]), -1.0),
+    **{"max_iter": (1.0,), "norm": (0, 3), "batch_size": (1.0,), "targeted": ("true",), "verbose": ("true",)},
+}
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name in WRONG for wrong in WRONG[name]], ids=str)
+def test_wrong_parameters_raise_where_the_attack_is_made(name, wrong):
+    with pytest.raises(InvalidArgumentError, match=name):
+        attacks.ObjectivePGD(problem()[1], **{name: wrong})
 
 
 def test_parameters_may_be_given_by_position():
@@ -155,25 +140,21 @@ def test_parameters_may_be_given_by_position():
     placed = attacks.ObjectivePGD(estimator, 2, 0.4, 0.05, 7, True, 16, seed=1, verbose=False)
     assert (placed.norm, placed.eps, placed.eps_step, placed.max_iter, placed.targeted) == (2, 0.4, 0.05, 7, True)
     assert placed.batch_size == 16
-    named = attacks.ObjectivePGD(
-        estimator, norm=2, eps=0.4, eps_step=0.05, max_iter=7, targeted=True, batch_size=16, seed=1, verbose=False
-    )
+    ways = {"norm": 2, "eps": 0.4, "eps_step": 0.05, "max_iter": 7, "targeted": True, "batch_size": 16}
+    named = attacks.ObjectivePGD(estimator, **ways, seed=1, verbose=False)
     aims = (y + 1) % 4
     assert np.array_equal(placed.generate(x, aims), named.generate(x, aims))
 
 
-@pytest.mark.parametrize("name", ["APGD", "SelectivePGD"])
-def test_no_random_starts_means_one_from_the_input(name):
-    kind = getattr(attacks, name)
-    declared = {entry.name: entry for entry in kind.parameters}
-    assert declared["num_random_init"].default == 1
-    if name == "APGD":
-        _, estimator, x, y = problem()
-        none = make("APGD", estimator, num_random_init=0)
-        assert none.native().description == make("APGD", estimator, start="input").native().description
-        assert np.array_equal(none.generate(x, y), make("APGD", estimator, start="input").generate(x, y))
-        with pytest.raises(InvalidArgumentError, match="num_random_init: got -1"):
-            make("APGD", estimator, num_random_init=-1)
+def test_no_random_starts_means_one_from_the_input():
+    for kind in (attacks.APGD, attacks.SelectivePGD):
+        assert {entry.name: entry for entry in kind.parameters}["num_random_init"].default == 1
+    _, estimator, x, y = problem()
+    none, placed = make("APGD", estimator, num_random_init=0), make("APGD", estimator, start="input")
+    assert none.native().description == placed.native().description
+    assert np.array_equal(none.generate(x, y), placed.generate(x, y))
+    with pytest.raises(InvalidArgumentError, match="num_random_init: got -1"):
+        make("APGD", estimator, num_random_init=-1)
 
 
 @EachName

@@ -84,14 +84,8 @@ def test_losses_of_rows_are_not_reduced_where_art_asks_for_them(name):
 def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(norm, name, bounds):
     network, estimator, x, y = problem(bounds, network=Smooth())
     epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
-    attack = climb(
-        objective_estimator(estimator, name, x),
-        norm=ORDERS[norm],
-        eps=epsilon,
-        eps_step=0.3 * epsilon,
-        max_iter=8,
-        num_random_init=1,
-    )
+    bound = objective_estimator(estimator, name, x)
+    attack = climb(bound, norm=ORDERS[norm], eps=epsilon, eps_step=0.3 * epsilon, max_iter=8, num_random_init=1)
     np.random.seed(4)
     found = attack.generate(x, np.eye(4)[y])
     np.random.seed(4)
@@ -114,10 +108,9 @@ def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(norm, name, bounds):
 @pytest.mark.parametrize("name", ["ace", "gini"])
 def test_from_the_input_arts_pgd_ends_where_this_projects_ends(name):
     _, estimator, x, y = problem()
-    own = attacks.ObjectivePGD(
-        estimator, eps=0.1, objective=name, max_iter=9, eps_step=0.02, start="input", verbose=False
-    )
-    host = climb(objective_estimator(estimator, name), max_iter=9, batch_size=2)
+    ways = {"eps": 0.1, "eps_step": 0.02, "max_iter": 9, "verbose": False}
+    own = attacks.ObjectivePGD(estimator, objective=name, start="input", **ways)
+    host = climb(objective_estimator(estimator, name), batch_size=2, **ways)
     np.testing.assert_allclose(host.generate(x, y), own.generate(x, y), rtol=0, atol=1e-6)
 
 
@@ -174,21 +167,12 @@ def test_at_the_input_there_is_noise(name):
 @EachName
 def test_saturated_logits_give_finite_points(norm, name, scale):
     _, estimator, x, y = problem(network=Smooth(scale=scale))
-    own = attacks.ObjectivePGD(
-        estimator, norm=ORDERS[norm], eps=EPSILONS[norm], objective=name, max_iter=8, verbose=False
-    )
-    host = climb(
-        objective_estimator(estimator, name, x),
-        norm=ORDERS[norm],
-        eps=EPSILONS[norm],
-        eps_step=EPSILONS[norm] / 4,
-        max_iter=8,
-        num_random_init=1,
-    )
-    for attack in (own, host):
+    bound = objective_estimator(estimator, name, x)
+    ways = {"norm": ORDERS[norm], "eps": EPSILONS[norm], "max_iter": 8, "verbose": False}
+    own = attacks.ObjectivePGD(estimator, objective=name, **ways)
+    for attack in (own, climb(bound, eps_step=EPSILONS[norm] / 4, num_random_init=1, **ways)):
         assert np.isfinite(attack.generate(x, y)).all()
-    gradient = objective_estimator(estimator, name, x).loss_gradient(np.clip(x + 0.1, 0, 1).astype(np.float32), y)
-    assert np.isfinite(gradient).all()
+    assert np.isfinite(bound.loss_gradient(np.clip(x + 0.1, 0, 1).astype(np.float32), y)).all()
 
 
 def test_the_network_is_left_as_it_was():

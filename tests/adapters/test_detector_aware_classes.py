@@ -74,14 +74,8 @@ def run(host, name, problem, *, labels=None, references="own", **settings):
 def test_points_are_those_of_the_attack_itself(host, norm, name, bounds, targeted):
     problem = small_defense(6, norm=norm, epsilon=EPSILON[norm], bounds=bounds)
     labels = (problem.labels + 1) % 4 if targeted else problem.labels
-    expected = CORE[name](**QUICK[name]).search(
-        problem.target,
-        problem.inputs,
-        labels,
-        threat_model=problem.threat_model,
-        generator=torch.Generator().manual_seed(5),
-        targeted=targeted,
-    )
+    ways = {"threat_model": problem.threat_model, "generator": torch.Generator().manual_seed(5), "targeted": targeted}
+    expected = CORE[name](**QUICK[name]).search(problem.target, problem.inputs, labels, **ways)
     found = run(host, name, problem, labels=labels, targeted=targeted, seed=5)
     assert torch.equal(found, expected)
     assert not torch.equal(found, problem.inputs)
@@ -304,10 +298,9 @@ def test_exposures_and_all_forms_of_labels_are_attacked_alike(name):
     y = problem.labels.numpy()
     expected = run("art", name, problem, seed=1)
     plain = model_of("art", problem, exposure="classifier")
-    for labels in (np.eye(4)[y], np.eye(5)[y], y[:, None]):
-        assert torch.equal(run("art", name, problem, labels=labels, seed=1), expected)
-    for labels in (y, np.eye(4)[y]):
-        assert torch.equal(run("art", name, problem, labels=labels, model=plain, seed=1), expected)
+    whole, short = np.eye(5)[y], np.eye(4)[y]
+    for labels, model in ((short, None), (whole, None), (y[:, None], None), (y, plain), (short, plain)):
+        assert torch.equal(run("art", name, problem, labels=labels, model=model, seed=1), expected)
     references = {"references": np.asarray(problem.target.references)} if name in MATCHING else {}
     for model in (None, plain):
         made = build("art", name, problem, model=model, seed=1)

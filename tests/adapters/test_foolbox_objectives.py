@@ -28,10 +28,8 @@ class Named(WithObjective, foolbox.attacks.LinfPGD):
 def test_aims_are_refused_but_for_cross_entropy(name, epsilon):
     _, model, x, y = problem()
     criterion = foolbox.criteria.TargetedMisclassification(y)
-    for attack in (
-        with_objective(foolbox.attacks.LinfPGD, name)(),
-        with_objective(foolbox.attacks.L2BasicIterativeAttack, name)(),
-    ):
+    for host in (foolbox.attacks.LinfPGD, foolbox.attacks.L2BasicIterativeAttack):
+        attack = with_objective(host, name)()
         with pytest.raises(InvalidArgumentError, match=rf"criterion: got TargetedMisclassification.*'{name}'.*'ace'"):
             attack(model, x, criterion, epsilons=epsilon)
 
@@ -98,15 +96,9 @@ def test_from_one_start_foolboxes_pgd_ends_where_this_projects_ends(norm, name):
     network, model, x, y = problem()
     epsilon, size = EPSILONS[norm], 0.2 * EPSILONS[norm]
     steps = []
-    ours = search_module(
-        ObjectivePGD(objective=name, steps=10, step_size=size, start="random", projection="scaled"),
-        network,
-        x,
-        y,
-        threat_model=ThreatModel(norm=norm, epsilon=epsilon),
-        generator=torch.Generator().manual_seed(0),
-        watch=steps.append,
-    )
+    own = ObjectivePGD(objective=name, steps=10, step_size=size, start="random", projection="scaled")
+    ways = {"threat_model": ThreatModel(norm=norm, epsilon=epsilon), "generator": torch.Generator().manual_seed(0)}
+    ours = search_module(own, network, x, y, **ways, watch=steps.append)
 
     class Placed(with_objective(HOSTS[norm], name)):
         def get_random_start(self, x0, epsilon):

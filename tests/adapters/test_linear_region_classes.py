@@ -75,14 +75,9 @@ def run(host, norm, network, x, y, points=None, **settings):
 def by_hand(network, x, y, norm, bounds=(0.0, 1.0), **ways):
     target = Target(module=network, bounds=bounds, classes=3, input_shape=SHAPE, device=torch.device("cpu"))
     target = replace(target, starting_points=ways.pop("starting_points", None))
-    return LinearRegion(**TINY | ways.pop("chosen", {})).search(
-        target,
-        x,
-        y,
-        threat_model=ThreatModel(norm=norm, epsilon=0.01, bounds=bounds),
-        generator=torch.Generator().manual_seed(5),
-        **ways,
-    )
+    attack, generator = LinearRegion(**TINY | ways.pop("chosen", {})), torch.Generator().manual_seed(5)
+    threat_model = ThreatModel(norm=norm, epsilon=0.01, bounds=bounds)
+    return attack.search(target, x, y, threat_model=threat_model, generator=generator, **ways)
 
 
 @HOSTS
@@ -252,15 +247,9 @@ def test_masks_are_searched_within(norm):
     generator = torch.Generator().manual_seed(5)
     for number in range(4):
         whole = nn.Sequential(Kept(x[number]), network).eval()
-        threat_model = ThreatModel(norm=norm, epsilon=1.0)
-        alone = search_module(
-            LinearRegion(**TINY),
-            whole,
-            x[number : number + 1],
-            y[number : number + 1],
-            threat_model=threat_model,
-            generator=generator,
-        )
+        threat_model, row = ThreatModel(norm=norm, epsilon=1.0), slice(number, number + 1)
+        ways = {"threat_model": threat_model, "generator": generator}
+        alone = search_module(LinearRegion(**TINY), whole, x[row], y[row], **ways)
         assert torch.equal(whole[0](alone)[0], found[number])
 
 

@@ -89,15 +89,9 @@ def make(host, name, norm, at, *, epsilon=0.1, **settings):
 
 def by_hand(name, norm, settings, at, y, **ways):
     epsilon = ways.pop("epsilon", EPSILONS[norm] * (at.bounds[1] - at.bounds[0]))
-    return search_module(
-        CORE[name](**settings),
-        at.network,
-        ways.pop("x", at.x),
-        y,
-        threat_model=ThreatModel(norm=norm, epsilon=epsilon, bounds=at.bounds),
-        generator=torch.Generator().manual_seed(5),
-        **ways,
-    )
+    ways["threat_model"] = ThreatModel(norm=norm, epsilon=epsilon, bounds=at.bounds)
+    ways["generator"] = torch.Generator().manual_seed(5)
+    return search_module(CORE[name](**settings), at.network, ways.pop("x", at.x), y, **ways)
 
 
 def seeded(name, settings):
@@ -212,40 +206,23 @@ def test_a_new_attack_is_a_class_of_both_hosts():
         assert ">>>" not in kind.__doc__
 
 
+WRONG = [
+    ("APGD", {"steps": [0], "loss": ["hinge"], "restarts": [1.5]}),
+    ("RandomSearch", {"points": [0], "outer": ["middle"], "outer_share": [2], "seed": [-1]}),
+    ("Square", {"queries": [0], "p": [1.5, 0.0], "restarts": [0], "loss": ["dlr"], "stop_early": ["yes"]}),
+    ("Square", {"seed": [1.5]}),
+    ("RayS", {"queries": [0], "tolerance": [0.0], "keep_rows": [1]}),
+    ("ObjectivePGD", {"objective": ["hinge"], "algorithm": ["cw"], "steps": [0], "step_size": [-0.1]}),
+    ("ObjectivePGD", {"best": [1], "projection": ["none"], "seed": [-1]}),
+    ("CarliniWagnerLinf", {"steps": [0]}),
+    ("SpatialTransformation", {"rotation_steps": [2]}),
+]
+EACH_WRONG = [(name, {key: value}) for name, table in WRONG for key, values in table.items() for value in values]
+EACH_WRONG += [("ObjectivePGD", {"step_size": 0.1, "rel_step_size": float("nan")})]
+
+
 @HOSTS
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("APGD", {"steps": 0}),
-        ("APGD", {"loss": "hinge"}),
-        ("APGD", {"restarts": 1.5}),
-        ("RandomSearch", {"points": 0}),
-        ("RandomSearch", {"outer": "middle"}),
-        ("RandomSearch", {"outer_share": 2}),
-        ("RandomSearch", {"seed": -1}),
-        ("Square", {"queries": 0}),
-        ("Square", {"p": 1.5}),
-        ("Square", {"p": 0.0}),
-        ("Square", {"restarts": 0}),
-        ("Square", {"loss": "dlr"}),
-        ("Square", {"stop_early": "yes"}),
-        ("Square", {"seed": 1.5}),
-        ("RayS", {"queries": 0}),
-        ("RayS", {"tolerance": 0.0}),
-        ("RayS", {"keep_rows": 1}),
-        ("ObjectivePGD", {"objective": "hinge"}),
-        ("ObjectivePGD", {"algorithm": "cw"}),
-        ("ObjectivePGD", {"steps": 0}),
-        ("ObjectivePGD", {"step_size": -0.1}),
-        ("ObjectivePGD", {"step_size": 0.1, "rel_step_size": float("nan")}),
-        ("ObjectivePGD", {"best": 1}),
-        ("ObjectivePGD", {"projection": "none"}),
-        ("ObjectivePGD", {"seed": -1}),
-        ("CarliniWagnerLinf", {"steps": 0}),
-        ("SpatialTransformation", {"rotation_steps": 2}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("name", "wrong"), EACH_WRONG, ids=str)
 def test_wrong_settings_raise_at_once(host, name, wrong):
     kind = class_of(host, name, "linf")
     chosen = in_words_of(kind, wrong)
