@@ -74,8 +74,8 @@ def test_succeeds_where_an_attack_on_the_classifier_alone_does_not(name, inverte
     problem = small_defense(40, epsilon=0.2 if inverted else 0.3, inverted=inverted)
     blind = attacked(APGD(steps=60), problem)
     assert int((problem.defended.classifier(blind).argmax(1) != problem.labels).sum()) >= 36
-    aware, unaware = problem.successes(attacked(MADE[name], problem)), problem.successes(blind)
-    assert int(aware.sum()) >= int(unaware.sum()) + 8
+    aware, unaware = (int(problem.successes(points).sum()) for points in (attacked(MADE[name], problem), blind))
+    assert aware >= unaware + 8
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,9 @@ def test_succeeds_where_an_attack_on_the_classifier_alone_does_not(name, inverte
 )
 def test_passes_are_as_many_as_stated(made, forward, backward, monkeypatch):
     problem = small_defense(5)
-    counted = []
+    counted, gradients, real = [], [], torch.autograd.grad
     network = problem.defended.detector.classifier
     network.register_forward_hook(lambda _module, args, _out: counted.append(len(args[0])))
-    gradients = []
-    real = torch.autograd.grad
 
     def grad(value, x, **settings):
         gradients.append(len(x))
@@ -212,8 +210,7 @@ class Noisy(Detector):
     random = True
 
     def score_of(self, seen):
-        first = seen.inputs.flatten(1)[:, 0]
-        return first + torch.randn(len(first))
+        return seen.inputs.flatten(1)[:, 0] + torch.randn(len(seen.inputs))
 
 
 @pytest.mark.parametrize("name", [*SCORED, "FeatureMatching"])
@@ -232,11 +229,9 @@ def test_scores_of_random_detectors_are_averaged(name, monkeypatch):
     means = torch.stack([score for _, _, score in calls]).view(3, 100, 3).mean(1)
     logits = torch.stack([logits for _, logits, _ in calls[::100]])
     wrong = logits.argmax(2) != problem.labels
-    for row in range(3):
-        among = [point for point in range(3) if bool(wrong[point, row])]
-        if among:
-            best = min(among, key=lambda point: float(means[point, row]))
-            assert torch.equal(out[row], kept[best, row])
+    best = means.masked_fill(~wrong, torch.inf).argmin(0)
+    some = wrong.any(0)
+    assert torch.equal(out[some], kept[best, torch.arange(3)][some])
     assert torch.equal(attacked(made, changed), out)
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import math
 
 import numpy as np
@@ -17,24 +18,22 @@ def network_of(values, bounds=(0.0, 1.0)):
     return Rowwise(values, 4, bounds, gain=3)
 
 
-def problem(count, shape):
-    x = images(count, shape)
-    network = network_of(x[0].numel())
+def problem(count, shape, bounds=(0.0, 1.0)):
+    x = images(count, shape, bounds)
+    network = network_of(x[0].numel(), bounds)
     return network, x, predicted(network, x)
 
 
 def run(module, x, y, *, bounds=(0.0, 1.0), epsilon=1e-9, classes=4, watch=None, **chosen):
     threat_model = ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds)
-    return RayS(**chosen).run(
-        target_of(module, tuple(x.shape[1:]), classes, bounds), x, y, threat_model=threat_model, watch=watch
-    )
+    target = target_of(module, tuple(x.shape[1:]), classes, bounds)
+    return RayS(**chosen).run(target, x, y, threat_model=threat_model, watch=watch)
 
 
 def by_hand(module, x, label, bounds, queries, tolerance):
     """The algorithm for one row as nested loops: the points it queries, and then what it returns."""
     flat, queried, values = x.flatten(), list[Tensor](), x.numel()
-    width = bounds[1] - bounds[0]
-    best = None
+    width, best = bounds[1] - bounds[0], None
 
     def point(signs, radius):
         return (flat + np.float32(radius) * signs).clamp(*bounds).view(x.shape)
@@ -63,12 +62,11 @@ def by_hand(module, x, label, bounds, queries, tolerance):
                 low = middle
         return changed
 
-    try:
+    with contextlib.suppress(StopIteration):
         if wrong(x):
             return [*queried, x]
-        signs = torch.ones(values)
+        signs, parts = torch.ones(values), 1
         try_ray(signs)
-        parts = 1
         while True:
             size, changed = math.ceil(values / parts), False
             for start in range(0, values, size):
@@ -78,8 +76,6 @@ def by_hand(module, x, label, bounds, queries, tolerance):
             if size == 1 and not changed:
                 break
             parts *= 2
-    except StopIteration:
-        pass
     return [*queried, x if best is None else point(*best)]
 
 
@@ -91,9 +87,7 @@ def by_hand(module, x, label, bounds, queries, tolerance):
 )
 @settings(deadline=None, max_examples=30)
 def test_queries_what_nested_loops_for_single_rows_query(shape, bounds, queries, tolerance):
-    x = images(5, shape, bounds)
-    network = network_of(x[0].numel(), bounds)
-    y = predicted(network, x)
+    network, x, y = problem(5, shape, bounds)
     y[4] = (y[4] + 1) % 4
     seen = []
     found = run(network, x, y, bounds=bounds, queries=queries, tolerance=tolerance, stop=False, watch=seen.append)
@@ -114,8 +108,7 @@ def test_distance_on_linear_models_is_the_closed_form(shape):
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(*shape, generator=generator)
     x = torch.rand(6, *shape, generator=generator) - 0.5
-    network = Linear(weight)
-    bounds = (-3.0, 3.0)
+    network, bounds = Linear(weight), (-3.0, 3.0)
     y = predicted(network, x)
     expected = (x.double() * weight.double()).flatten(1).sum(1).abs() / weight.double().abs().sum()
     # No value of the nearest points meets a bound, so the formula holds.
@@ -145,8 +138,7 @@ def test_queries_are_exact_and_points_in_bounds(keep_rows, bounds):
     assert len(found.queries.unique()) > 2
     for batch in (*network.batches, found.candidates):
         assert bounds[0] <= float(batch.min()) <= float(batch.max()) <= bounds[1]
-    wrong = predicted(network.inner, found.candidates) != y
-    assert torch.equal(found.found, wrong)
+    assert torch.equal(found.found, predicted(network.inner, found.candidates) != y)
     solved = found.distances <= epsilon + 1e-6
     assert torch.equal(solved, found.queries < 60)
     assert bool(solved.any())

@@ -19,10 +19,8 @@ from tests.attacks.problems import Lambda, Linear, Rowwise, images, labels_of, r
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_each_point_changes_windows_of_the_best_so_far(norm):
-    threat_model = ThreatModel(norm=norm, epsilon=0.2, bounds=(-5.0, 5.0))
-    x = images(4, (3, 12, 10))
-    y = labels_of(x)
-    seen = search(Square(queries=60, p=0.3, stop_early=False), x, y, threat_model).steps
+    x, threat_model = images(4, (3, 12, 10)), ThreatModel(norm=norm, epsilon=0.2, bounds=(-5.0, 5.0))
+    seen = search(Square(queries=60, p=0.3, stop_early=False), x, labels_of(x), threat_model).steps
     best, highest = seen[0].points.clone(), seen[0].loss.clone()
     raised = 0
     for number, step in enumerate(seen[1:]):
@@ -41,8 +39,7 @@ def test_each_point_changes_windows_of_the_best_so_far(norm):
 
 @pytest.mark.parametrize(("bounds", "clipped"), [((-9.0, 9.0), False), ((0.0, 1.0), True)])
 def test_points_in_linf_are_corners_of_ball_and_bounds(bounds, clipped):
-    threat_model = ThreatModel(norm="linf", epsilon=0.3, bounds=bounds)
-    x = images(3, (2, 6, 5))
+    x, threat_model = images(3, (2, 6, 5)), ThreatModel(norm="linf", epsilon=0.3, bounds=bounds)
     seen = search(Square(queries=40, stop_early=False), x, labels_of(x), threat_model).steps
     low, high = (x - 0.3).clamp(*bounds), (x + 0.3).clamp(*bounds)
     for step in seen:
@@ -54,22 +51,17 @@ def test_points_in_linf_are_corners_of_ball_and_bounds(bounds, clipped):
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 7, 12), (2, 4, 4)])
 def test_points_in_l2_use_all_of_epsilon_where_the_bounds_are_far(shape):
-    threat_model = ThreatModel(norm="l2", epsilon=2.0, bounds=(-50.0, 50.0))
-    x = images(3, shape)
-    seen = search(Square(queries=60, stop_early=False), x, labels_of(x), threat_model).steps
-    for step in seen:
+    x, threat_model = images(3, shape), ThreatModel(norm="l2", epsilon=2.0, bounds=(-50.0, 50.0))
+    for step in search(Square(queries=60, stop_early=False), x, labels_of(x), threat_model).steps:
         np.testing.assert_allclose(threat_model.distance(step.points, x), 2.0, rtol=1e-5)
 
 
 def test_the_pattern_is_equation_2_summed_by_hand():
     def bump(rows, columns):
         n = max(rows, columns) // 2
-        out = np.zeros((rows, columns))
-        for r in range(1, rows + 1):
-            for s in range(1, columns + 1):
-                last = n - max(abs(r - rows // 2 - 1), abs(s - columns // 2 - 1))
-                out[r - 1, s - 1] = sum(1 / (n + 1 - k) ** 2 for k in range(last + 1))
-        return out
+        r, s = np.ogrid[1 : rows + 1, 1 : columns + 1]
+        last = n - np.maximum(abs(r - rows // 2 - 1), abs(s - columns // 2 - 1))
+        return sum((k <= last) / (n + 1 - k) ** 2 for k in range(n + 1))
 
     for side in (1, 2, 3, 6, 11):
         half = side // 2
@@ -93,8 +85,7 @@ def test_a_change_in_l2_is_algorithm_3_step_by_step(seed, channels):
 
     u = drawn[0]
     places = [int(u[k] * ((height if k % 2 == 0 else width) - side + 1)) for k in range(4)]
-    one = np.s_[places[0] : places[0] + side, places[1] : places[1] + side]
-    two = np.s_[places[2] : places[2] + side, places[3] : places[3] + side]
+    one, two = (np.s_[r : r + side, c : c + side] for r, c in (places[:2], places[2:]))
     nu = (points - x)[0].double().numpy().copy()
     before = nu.copy()
     unused = epsilon**2 - (nu**2).sum()
@@ -111,8 +102,7 @@ def test_a_change_in_l2_is_algorithm_3_step_by_step(seed, channels):
         nu[channel][two] = 0
         nu[channel][one] = temporary / np.linalg.norm(temporary) * available
     assert np.linalg.norm(nu) == pytest.approx(epsilon, rel=1e-5)
-    expected = np.clip(x[0].double().numpy() + nu, 0, 1)
-    np.testing.assert_allclose(out[0].numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(out[0].numpy(), np.clip(x[0].double().numpy() + nu, 0, 1), atol=1e-5)
 
 
 @pytest.mark.parametrize("windows_class", [L2Windows, L1Windows])
@@ -129,11 +119,10 @@ def test_a_change_of_no_perturbation_is_the_pattern_alone(windows_class):
 def test_a_window_in_linf_always_changes_something():
     x = images(2, (1, 6, 6))
     windows = LinfWindows(x, ThreatModel(norm="linf", epsilon=0.2, bounds=(-9.0, 9.0)))
-    for sign in (0.1, 0.9):
-        for numbers in ([0.0, 0.0, 0.1], [0.0, 0.0, 0.9]):
-            points = windows.first(torch.full((2, windows.first_numbers), sign, dtype=torch.float64))
-            out = windows.change(points, 3, torch.tensor([numbers] * 2, dtype=torch.float64))
-            assert (out != points).sum((1, 2, 3)).tolist() == [9, 9]
+    for sign, drawn in itertools.product((0.1, 0.9), repeat=2):
+        points = windows.first(torch.full((2, windows.first_numbers), sign, dtype=torch.float64))
+        out = windows.change(points, 3, torch.tensor([[0.0, 0.0, drawn]] * 2, dtype=torch.float64))
+        assert (out != points).sum((1, 2, 3)).tolist() == [9, 9]
 
 
 def test_windows_lie_everywhere_with_equal_probability():
@@ -146,9 +135,8 @@ def test_windows_lie_everywhere_with_equal_probability():
     corners = changed.flatten(1).float().argmax(1)
     counts = torch.bincount(corners, minlength=20).view(5, 4)[:3, :2].flatten().double()
     assert float(counts.sum()) == 4000
-    expected = 4000 / 6
     # Chi-square with 5 degrees of freedom: above 36 once in a million seeds, and the seed is fixed.
-    assert float(((counts - expected) ** 2 / expected).sum()) < 36
+    assert float(((counts - 4000 / 6) ** 2 / (4000 / 6)).sum()) < 36
 
 
 @given(queries=st.integers(1, 20_000), data=st.data())
@@ -156,17 +144,13 @@ def test_windows_lie_everywhere_with_equal_probability():
 def test_the_share_halves_at_the_published_marks(queries, data):
     changes = data.draw(st.integers(0, queries - 1))
     scaled = changes * 10_000 // queries
-    expected = 0.8
-    for mark in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000):
-        if scaled > mark:
-            expected /= 2
-    assert window_share(changes, queries=queries, p=0.8) == expected
+    halvings = sum(scaled > mark for mark in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000))
+    assert window_share(changes, queries=queries, p=0.8) == 0.8 / 2**halvings
 
 
 @pytest.mark.parametrize(("shape", "share", "linf", "l2"), [((1, 28, 28), 0.8, 25, 25), ((3, 32, 32), 0.1, 10, 11)])
 def test_sides_of_windows(shape, share, linf, l2):
-    x = images(1, shape)
-    wide = images(1, (1, 2, 40))
+    x, wide = images(1, shape), images(1, (1, 2, 40))
     for windows, norm, side, smallest in ((LinfWindows, "linf", linf, 1), (L2Windows, "l2", l2, 3)):
         threat_model = ThreatModel(norm=norm, epsilon=0.1)
         assert [windows(x, threat_model).side(one) for one in (share, 1e-9)] == [side, smallest]
@@ -181,8 +165,7 @@ def test_linear_model_in_linf_is_solved_exactly_where_it_can_be(bounds):
     best = torch.where(weight > 0, (x + 0.25).clamp(*bounds), (x - 0.25).clamp(*bounds))
     natural = (x * weight).double().flatten(1).sum(1)
     reach = (best * weight).double().flatten(1).sum(1) - natural
-    shares = torch.tensor([0.2, 0.5, 0.9, 0.97, 0.999, 1.001, 1.05, 2.0])
-    module = Linear(weight, natural + shares * reach)
+    module = Linear(weight, natural + torch.tensor([0.2, 0.5, 0.9, 0.97, 0.999, 1.001, 1.05, 2.0]) * reach)
     y = torch.zeros(8, dtype=torch.int64)
     out, *_ = search(Square(queries=1000), x, y, threat_model, module=module, classes=2)
     assert (module(out).argmax(1) != y).tolist() == [True] * 5 + [False] * 3
@@ -199,8 +182,7 @@ def test_linear_model_in_l2_and_l1_is_climbed_and_never_beyond_what_can_be(norm)
     # By Hoelder's inequality.
     reach = float(weight.norm() if norm == "l2" else weight.abs().max())
     y = torch.zeros(5, dtype=torch.int64)
-    shares = torch.tensor([0.1, 0.3, 0.45, 1.001, 5.0])
-    module = Linear(weight, natural + shares * reach)
+    module = Linear(weight, natural + torch.tensor([0.1, 0.3, 0.45, 1.001, 5.0]) * reach)
     out, *_ = search(Square(queries=300, stop_early=False), x, y, threat_model, module=module, classes=2)
     assert (module(out).argmax(1) != y).tolist() == [True] * 3 + [False] * 2
     reached = ((out * weight).double().flatten(1).sum(1) - natural) / reach
@@ -213,10 +195,9 @@ def test_solves_its_share_of_what_apgd_solves(norm, epsilon, share):
     threat_model = ThreatModel(norm=norm, epsilon=epsilon)
     out, *_ = search(Square(queries=300), x, y, threat_model, module=network, classes=10)
     by_gradient, *_ = search(APGD(steps=50), x, y, threat_model, module=network, classes=10)
-    found = network(out).argmax(1) != y
-    expected = network(by_gradient).argmax(1) != y
-    assert 10 < int(expected.sum()) < 50
-    assert int(found.sum()) >= share * int(expected.sum())
+    found, expected = (int((network(points).argmax(1) != y).sum()) for points in (out, by_gradient))
+    assert 10 < expected < 50
+    assert found >= share * expected
 
 
 def test_equal_rows_and_runs_get_windows_of_their_own():

@@ -58,8 +58,7 @@ def problem(*, rows=4, values=8, classes=4, seed=0):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm, seed):
     target, inputs, labels = problem(rows=3, values=2, classes=3, seed=seed)
-    side = 801
-    axis = torch.linspace(0, 1, side, dtype=torch.float64)
+    axis = torch.linspace(0, 1, 801, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     found_classes = predicted(target, grid.float())
     found = attack(target, inputs, labels, norm=norm, starts=6, survivors=6, regions=30, gamma=3)
@@ -67,7 +66,7 @@ def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm, see
         offsets = grid[found_classes != labels[row]] - inputs[row].double()
         nearest = float(torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1).min())
         # Near the true nearest point lies one of the grid, in a corner of less than a cell's width a little farther.
-        cell = float(torch.linalg.vector_norm(torch.ones(2) / (side - 1), ord=ORDER[norm]))
+        cell = float(torch.linalg.vector_norm(torch.ones(2) / 800, ord=ORDER[norm]))
         assert nearest - 2 * cell <= float(found.distances[row]) <= 1.001 * nearest
 
 
@@ -76,9 +75,8 @@ def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm, see
 def test_a_linear_network_has_a_closed_form(norm, steps):
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(2, 10, generator=generator)
-    bias = -weight.sum(1) / 2
     inputs = 0.45 + 0.1 * torch.rand(5, 10, generator=generator)
-    target = target_of(linear_net(weight, bias), (10,), 2)
+    target = target_of(linear_net(weight, -weight.sum(1) / 2), (10,), 2)
     labels = predicted(target, inputs)
     found = attack(target, inputs, labels, norm=norm, fab_steps=steps, basin_hops=steps // 5)
     normal = (weight[1] - weight[0]).double()
@@ -107,16 +105,13 @@ def test_results_are_adversarial_in_bounds_and_as_far_as_stated(norm, targeted, 
     target = target_of(relu_net(8, 4), (8,), 4, bounds)
     inputs = images(5, (8,), bounds, seed=2)
     before, state = inputs.clone(), torch.random.get_rng_state()
-    labels = predicted(target, inputs)
-    if targeted:
-        labels = (labels + 1) % 4
+    labels = (predicted(target, inputs) + targeted) % 4
     found = attack(target, inputs, labels, norm=norm, targeted=targeted)
     assert torch.equal(inputs, before)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert int(found.found.sum()) >= 3
     assert torch.equal(found.candidates[~found.found], inputs[~found.found])
-    hit = predicted(target, found.candidates[found.found]) == labels[found.found]
-    assert bool((hit == targeted).all())
+    assert bool(((predicted(target, found.candidates) == labels) == targeted)[found.found].all())
     assert bool(((found.candidates >= bounds[0]) & (found.candidates <= bounds[1])).all())
     offsets = (found.candidates.double() - inputs.double())[found.found]
     torch.testing.assert_close(found.distances[found.found], torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1))
@@ -129,8 +124,7 @@ def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm, st
     pool = torch.rand(200, 8, generator=torch.Generator().manual_seed(9))
     found_classes = predicted(target, pool)
     given = torch.stack([pool[found_classes != label][:2] for label in labels])
-    order = ORDER[norm]
-    starts = torch.linalg.vector_norm(given.double() - inputs.double()[:, None], ord=order, dim=2).amin(1)
+    starts = torch.linalg.vector_norm(given.double() - inputs.double()[:, None], ord=ORDER[norm], dim=2).amin(1)
     chosen = {"norm": norm, "start": "given", "fab_steps": steps}
     found = attack(target, inputs, labels, **chosen, starting_points=given, basin_hops=steps)
     assert bool((found.distances < starts).all())
@@ -146,8 +140,8 @@ def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm, st
 
 def test_regions_improve_on_first_steps_alone():
     target, inputs, labels = problem(rows=20, values=20, classes=5)
-    stepped = attack(target, inputs, labels, regions=0, basin_hops=0, starts=2, fab_steps=3)
-    both = attack(target, inputs, labels, regions=20, basin_hops=0, starts=2, fab_steps=3)
+    chosen = {"basin_hops": 0, "starts": 2, "fab_steps": 3}
+    stepped, both = (attack(target, inputs, labels, regions=regions, **chosen) for regions in (0, 20))
     assert len(stepped.history) == 2
     assert int(stepped.regions.sum()) == 0
     assert bool((both.distances <= stepped.distances).all())
@@ -222,8 +216,7 @@ def test_passes_are_counted(start, norm):
 def test_limits_end_the_search():
     target, inputs, labels = problem(rows=3)
     full = attack(target, inputs, labels, regions=40)
-    limit = int(full.history[3].passes.max()) + 1
-    short = attack(target, inputs, labels, regions=40, passes=limit)
+    short = attack(target, inputs, labels, regions=40, passes=int(full.history[3].passes.max()) + 1)
     assert torch.equal(short.history[3].distances, full.history[3].distances)
     assert bool((short.regions < full.regions).all())
     hurried = attack(target, inputs, labels, regions=40, seconds=1e-9)
@@ -239,19 +232,15 @@ def test_starts_can_be_the_nearest_images_of_other_classes():
     found = attack(target, inputs, labels, starts=3, **given)
     assert bool(found.found.all())
     for row in range(5):
-        nearest = (pool[found_classes != labels[row]] - inputs[row]).norm(dim=1)
-        assert float(found.distances[row]) <= float(nearest.max())
+        assert found.distances[row] <= (pool[found_classes != labels[row]] - inputs[row]).norm(dim=1).max()
     # One start is the nearest image of the likeliest other class, and the result lies between it and the input.
     one = attack(target, inputs, labels, starts=1, **given)
     with torch.no_grad():
         likely = target.module(inputs).topk(2, 1).indices[:, 1]
     for row in range(5):
-        members = pool[found_classes == likely[row]]
-        if not len(members):
-            continue
-        image = members[(members - inputs[row]).norm(dim=1).argmin()]
-        along = (one.candidates[row] - inputs[row]) / (image - inputs[row])
-        torch.testing.assert_close(along, along.mean().expand_as(along), rtol=1e-3, atol=1e-3)
+        if len(lines := pool[found_classes == likely[row]] - inputs[row]):
+            along = (one.candidates[row] - inputs[row]) / lines[lines.norm(dim=1).argmin()]
+            torch.testing.assert_close(along, along.mean().expand_as(along), rtol=1e-3, atol=1e-3)
 
 
 def test_the_class_runs_as_any_attack_and_can_be_watched():

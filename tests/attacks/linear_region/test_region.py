@@ -62,16 +62,12 @@ def test_constraints_of_max_pooling_are_winner_minus_others():
     network = nn.Sequential(nn.MaxPool2d(2), nn.Flatten())
     x = drawn(3, 2, 4, 6)
     regions = record(network, x)
-    windows = x.unfold(2, 2, 2).unfold(3, 2, 2).reshape(3, 12, 4)
-    expected = windows.amax(-1, keepdim=True) - windows
-    values = regions.forward(x)[0].view(3, 2, 4, 6).transpose(2, 3).reshape(3, 12, 4)
-    torch.testing.assert_close(values, expected, rtol=0, atol=0)
+    winner = x.unfold(2, 2, 2).unfold(3, 2, 2).reshape(3, 12, 4).argmax(-1, keepdim=True)
     # Of other points too, where the winner of the recorded point may have lost.
-    z = drawn(3, 2, 4, 6, seed=1)
-    others = z.unfold(2, 2, 2).unfold(3, 2, 2).reshape(3, 12, 4)
-    winner = others.gather(-1, windows.argmax(-1, keepdim=True))
-    values = regions.forward(z)[0].view(3, 2, 4, 6).transpose(2, 3).reshape(3, 12, 4)
-    torch.testing.assert_close(values, winner - others, rtol=0, atol=0)
+    for z in (x, drawn(3, 2, 4, 6, seed=1)):
+        windows = z.unfold(2, 2, 2).unfold(3, 2, 2).reshape(3, 12, 4)
+        values = regions.forward(z)[0].view(3, 2, 4, 6).transpose(2, 3).reshape(3, 12, 4)
+        torch.testing.assert_close(values, windows.gather(-1, winner) - windows, rtol=0, atol=0)
     assert bool((values < 0).any())
 
 
@@ -89,10 +85,9 @@ def activations(network, x):
     seen = []
 
     def look(module, args):
-        if isinstance(module, nn.MaxPool2d):
-            seen.append(F.max_pool2d(args[0], module.kernel_size, return_indices=True)[1].flatten(1))
-        else:
-            seen.append((args[0] > 0).long().flatten(1))
+        pools = isinstance(module, nn.MaxPool2d)
+        choices = F.max_pool2d(args[0], module.kernel_size, return_indices=True)[1] if pools else (args[0] > 0).long()
+        seen.append(choices.flatten(1))
 
     handles = [m.register_forward_pre_hook(look) for m in network.modules() if isinstance(m, (nn.ReLU, nn.MaxPool2d))]
     network(x)
@@ -115,9 +110,8 @@ def test_constraints_agree_where_the_choice_does(seed):
     choices = activations(network, x) == activations(network, z)
     # 64 values, 16 windows of 4, and 45 values; the order inside a layer is the layer's own.
     (_, first), (_, pool), (_, last) = here.layers
-    assert torch.equal(same[:, first].sum(1), choices[:, :64].sum(1))
-    assert torch.equal(same[:, pool].sum(1), 4 * choices[:, 64:80].sum(1))
-    assert torch.equal(same[:, last].sum(1), choices[:, 80:].sum(1))
+    for layer, times, seen in ((first, 1, slice(64)), (pool, 4, slice(64, 80)), (last, 1, slice(80, None))):
+        assert torch.equal(same[:, layer].sum(1), times * choices[:, seen].sum(1))
     # A constraint that agrees has the same sign at both points, and a ReLU's that does not has another.
     values = there.forward(z)[0] * here.forward(z)[0]
     assert bool((values[:, first][same[:, first]] >= 0).all())
