@@ -19,7 +19,8 @@ from robust_ext.attacks.running import undisturbed
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.target import Target, count_calls
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.verify import Verification, verify
+from robust_ext.engine.verify import Verification, take_witnesses, verify
+from robust_ext.engine.witness import witness_queries
 
 Key = int | str
 T = TypeVar("T")
@@ -47,6 +48,8 @@ class TaskResult:
     seconds: float
     passes: dict[str, int]  # Rows sent forward and backward
     draw: int  # One more number of the task's stream, for draws that follow the attack
+    # Queried points (n, ...) in the ball whose logits are not finite, NaN in rows without one; not verified
+    witnesses: Tensor | None = None
 
 
 Worker = Callable[[Task], TaskResult]
@@ -60,6 +63,8 @@ class Check:
     name: str  # Of the attack, for error texts
     # Which of the verified candidates (n, ...) a detector rejects, bool (n,), given a seed
     rejects: Callable[..., Tensor] | None = None
+    # Whether witnesses of non-finite logits take the place of candidates that came to nothing
+    witnessed: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,7 @@ class Attempt:
     verified: Verification
     seconds: dict[str, float]  # {"attack", "verify"}
     passes: dict[str, int]  # Rows sent {"forward", "backward"} by the attack
+    witnesses: Tensor | None = None  # As in the task's result
 
 
 def run_task(task: Task) -> TaskResult:
@@ -81,6 +87,7 @@ def run_task(task: Task) -> TaskResult:
             stack.enter_context(count_calls(task.counted, counter))
         if task.global_seed is not None:
             stack.enter_context(seeded_globals(task.global_seed))
+        witness = stack.enter_context(witness_queries(task.target, task.inputs, task.threat_model))
         target = stack.enter_context(undisturbed(task.attack, task.target, generator))
         candidates = task.attack.search(
             target,
@@ -91,7 +98,13 @@ def run_task(task: Task) -> TaskResult:
         )
     seconds, spent = time.perf_counter() - begun, counter.since(before)
     passes = {"forward": spent.forward, "backward": spent.backward}
-    return TaskResult(candidates=candidates, seconds=seconds, passes=passes, draw=draw_seed(generator))
+    return TaskResult(
+        candidates=candidates,
+        seconds=seconds,
+        passes=passes,
+        draw=draw_seed(generator),
+        witnesses=witness.points,
+    )
 
 
 # A protocol's work: it yields tasks, is sent what they came to, and returns what it makes of them.
@@ -143,5 +156,15 @@ def _verify(task: Task, check: Check, result: TaskResult) -> Attempt:
         attack=check.name,
         rejects=None if rejects is None else lambda points: rejects(points, seed=result.draw),
     )
+    if result.witnesses is not None and check.witnessed:
+        found = take_witnesses(
+            found,
+            result.witnesses,
+            task.inputs,
+            task.labels,
+            module=check.module,
+            threat_model=task.threat_model,
+            attack=check.name,
+        )
     seconds = {"attack": result.seconds, "verify": time.perf_counter() - begun}
-    return Attempt(verified=found, seconds=seconds, passes=result.passes)
+    return Attempt(verified=found, seconds=seconds, passes=result.passes, witnesses=result.witnesses)

@@ -10,15 +10,14 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import AttackError
 from robust_ext.core.threat import ThreatModel
-
-OUTCOMES = ("found", "rejected", "not_adversarial", "beyond_epsilon", "out_of_bounds", "not_finite")
+from robust_ext.engine.outcomes import BROKEN
 
 
 @dataclass(frozen=True)
 class Verification:
     """What became of each candidate."""
 
-    outcomes: tuple[str, ...]  # One of OUTCOMES a candidate
+    outcomes: tuple[str, ...]  # One of robust_ext.engine.outcomes.OUTCOMES a candidate
     distances: Tensor  # To the clean input in the threat model's norm, float64 (N,); NaN where not finite
     # The candidates as judged: float32, clipped to the bounds where only rounding had left them, the clean input where
     # not finite or out of bounds
@@ -38,12 +37,13 @@ def verify(
 ) -> Verification:
     """Check candidates: finite, in bounds, in the ball (float64, :meth:`ThreatModel.tolerance`), predicted wrongly.
 
+    Logits that are not all finite are an outcome of their own, whatever the label: a class that is masked by an
+    infinite logit counts too, as a classifier's logits at clean inputs have to be finite already.
     ``module`` is the full target in eval mode, run once on all N rows; ``rejects`` gives for the judged candidates
     which a detector rejects, bool ``(N,)``. AttackError where they are no float tensor
     of the inputs' shape.
     """
-    if not isinstance(candidates, Tensor):
-        raise AttackError(f"{attack}: returned {type(candidates).__name__}, expected a tensor of candidates")
+    candidates = _plain(candidates, attack)
     if candidates.shape != inputs.shape:
         raise AttackError(
             f"{attack}: returned shape {tuple(candidates.shape)} for inputs of shape {tuple(inputs.shape)}, expected "
@@ -51,7 +51,7 @@ def verify(
         )
     if not candidates.is_floating_point():
         raise AttackError(f"{attack}: returned dtype {candidates.dtype}, expected floating point candidates")
-    candidates = candidates.detach().to(inputs.device)
+    candidates = candidates.to(inputs.device)
     low, high = threat_model.bounds
     slack = 1e-6 * max(abs(low), abs(high))
     flat = candidates.flatten(1)
@@ -63,13 +63,73 @@ def verify(
     judged = torch.where(usable, candidates.to(torch.float32), inputs).clamp(low, high)
     with torch.no_grad():
         logits = module(judged)
-    # A NaN prediction has decided nothing.
-    wrong = (logits.argmax(1) != labels) & torch.isfinite(logits).all(1)
     # The first test that a candidate fails names its outcome.
-    tests = [("not_finite", finite), ("out_of_bounds", inside), ("beyond_epsilon", near), ("not_adversarial", wrong)]
+    tests = [
+        ("not_finite", finite),
+        ("out_of_bounds", inside),
+        ("beyond_epsilon", near),
+        ("non_finite_logits", torch.isfinite(logits).all(1)),
+        ("not_adversarial", logits.argmax(1) != labels),
+    ]
     if rejects is not None:
         tests.append(("rejected", ~rejects(judged)))
     outcomes = ["found"] * len(judged)
     for outcome, good in reversed(tests):
         outcomes = [now if ok else outcome for now, ok in zip(outcomes, good.tolist(), strict=True)]
     return Verification(tuple(outcomes), distances, judged, logits)
+
+
+def take_witnesses(
+    found: Verification,
+    witnesses: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    module: nn.Module,
+    threat_model: ThreatModel,
+    attack: str,
+) -> Verification:
+    """Put witnesses of non-finite logits, see :class:`~robust_ext.engine.witness.Witness`, where nothing was found.
+
+    ``witnesses`` ``(N, ...)`` are NaN in rows without one. They are verified as candidates are; one takes the place of
+    a row's candidate only where the logits of ``module`` at it are indeed not finite.
+    """
+    open_rows = torch.tensor([outcome not in BROKEN for outcome in found.outcomes], device=inputs.device)
+    witnesses = _plain(witnesses, attack).to(inputs.device)
+    open_rows &= torch.isfinite(witnesses.flatten(1)).all(1)
+    if not bool(open_rows.any()):
+        return found
+
+    def over(rows: Tensor) -> Tensor:
+        return rows.view(-1, *[1] * (inputs.dim() - 1))
+
+    tried = torch.where(over(open_rows), witnesses, found.candidates)
+    seen = verify(tried, inputs, labels, module=module, threat_model=threat_model, attack=attack)
+    confirmed = open_rows & torch.tensor([one == "non_finite_logits" for one in seen.outcomes], device=inputs.device)
+    rows = confirmed.tolist()
+    return Verification(
+        tuple(new if row else old for row, new, old in zip(rows, seen.outcomes, found.outcomes, strict=True)),
+        torch.where(confirmed, seen.distances, found.distances),
+        torch.where(over(confirmed), seen.candidates, found.candidates),
+        torch.where(confirmed[:, None], seen.logits, found.logits),
+    )
+
+
+def _plain(candidates: object, attack: str) -> Tensor:
+    """The values of candidates as a tensor of their own, whatever class they come in; AttackError without values."""
+    kind = type(candidates)
+    if not issubclass(kind, Tensor):
+        raise AttackError(f"{attack}: returned {kind.__name__}, expected a tensor of candidates")
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise AttackError(
+            f"{attack}: returned {kind.__name__}, a tensor class that defines __torch_dispatch__, expected a plain "
+            "torch.Tensor of candidates"
+        )
+    # What a subclass overrides must not take part in its own verification.
+    with torch._C.DisableTorchFunctionSubclass():
+        layout, meta, nested = (getattr(Tensor, one).__get__(candidates) for one in ("layout", "is_meta", "is_nested"))
+        if layout != torch.strided or meta or nested:
+            shown = "on the meta device" if meta else "that is nested" if nested else f"of layout {layout}"
+            raise AttackError(f"{attack}: returned a tensor {shown}, expected a dense tensor of candidates")
+        plain: Tensor = Tensor.as_subclass(candidates, Tensor)  # type: ignore[arg-type]
+    return plain.detach().clone()

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.engine.outcomes import LOST, OUTCOMES
 from robust_ext.reports.plots import RANDOM, REST, SCORE, Bar, Curve, bar_plot, curve_plot
 from robust_ext.reports.text import Line, paragraph, table
-from robust_ext.reports.wording import OUTCOMES, attack_title, interval, plain, seconds, share
+from robust_ext.reports.wording import attack_title, interval, plain, seconds, share
 
 _HEADER = ("verdict", "attack", "test score", "R-ASR", "planted", "canaries", "seconds")
 _VERDICTS = ("passed", "failed", "inconclusive")
@@ -51,7 +52,7 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "result": tests,
         "whole": result,
         "tested_twice": pairs,
-        "OUTCOMES": {key: words for key, words in OUTCOMES.items() if pairs or key != "rejected"},
+        "OUTCOMES": {key: words for key, words in OUTCOMES.items() if _shown(key, tests, pairs=bool(pairs))},
         "threshold": result["settings"]["threshold"],
         "score_plot": _score_plot(tests),
         "seconds_plot": _seconds_plot(tests),
@@ -59,6 +60,13 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "calibration": list(_calibration(tests)),
         "PHASES": _PHASES,
     }
+
+
+def _shown(outcome: str, result: Mapping[str, Any], *, pairs: bool) -> bool:
+    """Whether an outcome is shown: those that any test may have, and others where they occurred."""
+    if outcome in ("rejected", "non_finite_logits", *LOST):
+        return (pairs and outcome == "rejected") or any(attack["outcomes"].get(outcome) for attack in result["attacks"])
+    return True
 
 
 def _check(result: Mapping[str, Any]) -> None:

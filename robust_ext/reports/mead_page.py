@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from robust_ext.engine.outcomes import OUTCOMES
 from robust_ext.reports import mead_plots, mead_views
 from robust_ext.reports.mead_views import Group, Row
-from robust_ext.reports.wording import OUTCOMES, percent, plain
+from robust_ext.reports.wording import percent, plain
 
 _LOW, _MIDDLE, _HIGH = (224, 130, 60), (247, 247, 247), (92, 160, 208)
 """Colours of AUROC 0, 0.5 and 1: told apart by colour-blind readers, and light enough for dark text."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from robust_ext.core.errors import MissingDependencyError
+from robust_ext.engine.outcomes import OUTCOMES
 from robust_ext.reports import wording
 from robust_ext.reports.examples import Example, panels
 
@@ -25,7 +26,7 @@ def render(template: str, context: Mapping[str, Any], examples: Sequence[Example
         # Markup is a subclass of str and passes; a name with a control character or half a surrogate is made printable.
         finalize=lambda value: wording.plain(value) if type(value) is str else value,
     )
-    environment.globals["OUTCOMES"] = wording.OUTCOMES
+    environment.globals["OUTCOMES"] = OUTCOMES
     filters = (wording.share, wording.interval, wording.seconds, wording.percent, wording.count)
     environment.filters.update({word.__name__: word for word in filters})
     environment.filters.update(title_of=wording.attack_title, setting=_setting)

@@ -5,35 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-OUTCOMES = {
-    "found": (
-        "Found",
-        "The candidate is finite, within the bounds and epsilon, and changes the prediction: the problem is solved. "
-        "Only these count towards the test score.",
-    ),
-    "rejected": (
-        "Rejected",
-        "A valid input within epsilon that changes the prediction, and that the detector rejects (in the inverted "
-        "test: lets pass). An example that fools both existed, and the attack missed it.",
-    ),
-    "not_adversarial": (
-        "Not adversarial",
-        "A valid input within epsilon, but the prediction did not change. An adversarial example existed, and the "
-        "attack missed it.",
-    ),
-    "beyond_epsilon": (
-        "Beyond epsilon",
-        "Farther from the clean input than the threat model allows. Check the epsilon and the norm that the attack "
-        "was given.",
-    ),
-    "out_of_bounds": (
-        "Out of bounds",
-        "Some values lie outside the range of valid inputs. Check the bounds and the preprocessing.",
-    ),
-    "not_finite": ("Not finite", "The candidate holds NaN or infinity: the attack broke down numerically."),
-}
-"""Label and meaning of what can become of an attacked problem."""
-
 
 def plain(text: object) -> str:
     """``text`` on one line, with what cannot be printed (controls, lone surrogates) written as escapes."""

@@ -7,7 +7,8 @@ from torch import nn
 
 from robust_ext.core.errors import AttackError
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.verify import OUTCOMES, verify
+from robust_ext.engine.outcomes import LOST, OUTCOMES
+from robust_ext.engine.verify import take_witnesses, verify
 
 NAN, INF = float("nan"), float("inf")
 
@@ -54,7 +55,7 @@ def test_every_outcome():
     result, module = check(candidates, inputs, LINF)
     expected = ("found", "not_adversarial", "beyond_epsilon", "out_of_bounds", *["not_finite"] * 3)
     assert result.outcomes == expected
-    assert {*expected, "rejected"} == set(OUTCOMES)
+    assert {*expected, "rejected", "non_finite_logits", *LOST} == set(OUTCOMES)
     assert result.distances.dtype == torch.float64
     np.testing.assert_allclose(result.distances, [0.2, 0, 0.5, 0.7, NAN, NAN, NAN], atol=1e-7)
     # What is judged: the clean input in place of what is no valid input.
@@ -169,3 +170,94 @@ def test_no_candidates(shape):
 def test_what_is_no_batch_of_candidates(candidates, message):
     with pytest.raises(AttackError, match="^" + message):
         check(candidates, torch.zeros(2, 3), LINF)
+
+
+class BreaksAbove(nn.Module):
+    """:class:`FirstValue`, with one logit that is not finite where the second value is above .5."""
+
+    def __init__(self, broken):
+        super().__init__()
+        self.broken = broken
+
+    def forward(self, x):
+        logits = FirstValue()(x)
+        logits[:, 1] = torch.where(x.flatten(1)[:, 1] > 0.5, self.broken, logits[:, 1])
+        return logits
+
+
+@pytest.mark.parametrize("broken", [NAN, INF, -INF])
+@pytest.mark.parametrize("label", [0, 1])
+def test_logits_that_are_not_finite_are_an_outcome_of_their_own(broken, label):
+    """Whatever the label is; an infinite logit that masks a class is no exception."""
+    inputs = torch.full((4, 2), 0.4)
+    candidates = torch.tensor([[0.4, 0.6], [0.6, 0.6], [0.4, 0.9], [0.6, 0.4]])
+    labels = torch.full((4,), label)
+    rejects = Mock(return_value=torch.tensor([True, False, False, False]))
+    result, _ = check(candidates, inputs, LINF, labels, module=BreaksAbove(broken), rejects=rejects)
+    last = "found" if label == 0 else "not_adversarial"
+    assert result.outcomes == ("non_finite_logits", "non_finite_logits", "beyond_epsilon", last)
+
+
+def test_witnesses_stand_in_where_nothing_was_found_and_only_where_they_are_confirmed():
+    inputs = torch.full((6, 2), 0.4)
+    labels, module = torch.zeros(6, dtype=torch.int64), BreaksAbove(NAN)
+    candidates = torch.tensor([[0.6, 0.4], [0.4, 0.4], [0.4, 0.4], [0.4, 0.4], [NAN, 0.4], [0.9, 0.4]])
+    # Found already; confirmed; finite there; beyond epsilon; confirmed twice, for candidates that break the rules.
+    witnesses = torch.tensor([[0.4, 0.6], [0.4, 0.6], [0.4, 0.45], [0.4, 0.9], [0.5, 0.6], [0.3, 0.6]])
+    found = verify(candidates, inputs, labels, module=module, threat_model=LINF, attack="my attack")
+    expected = ("found", "not_adversarial", "not_adversarial", "not_adversarial", "not_finite", "beyond_epsilon")
+    assert found.outcomes == expected
+    options = {"module": module, "threat_model": LINF, "attack": "my attack"}
+    result = take_witnesses(found, witnesses, inputs, labels, **options)
+    broken = "non_finite_logits"
+    assert result.outcomes == ("found", broken, "not_adversarial", "not_adversarial", broken, broken)
+    taken = torch.tensor([False, True, False, False, True, True])
+    assert torch.equal(result.candidates[taken], witnesses[taken])
+    assert torch.equal(result.candidates[~taken], found.candidates[~taken])
+    np.testing.assert_allclose(result.distances[taken], [0.2, 0.2, 0.2], atol=1e-6)
+    assert result.logits.isnan().any(1).tolist() == taken.tolist()
+    none = torch.full_like(witnesses, NAN)
+    assert take_witnesses(found, none, inputs, labels, **options) is found
+
+
+class Lying(torch.Tensor):
+    """A tensor class that states that everything about it is in order."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(out, torch.Tensor) and out.dtype == torch.bool:
+            return torch.ones_like(out)
+        return out.detach() if func is torch.Tensor.clone else out
+
+    @property
+    def shape(self):
+        return torch.Size((2, 2))
+
+
+class Dispatching(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError
+
+
+def test_what_a_tensor_class_overrides_takes_no_part():
+    inputs = torch.full((2, 2), 0.4)
+    lying = torch.tensor([[0.6, 0.9], [0.4, 0.4]]).as_subclass(Lying)
+    result, _ = check(lying, inputs, LINF)
+    assert result.outcomes == ("beyond_epsilon", "not_adversarial")
+    assert {type(part) for part in (result.candidates, result.logits, result.distances)} == {torch.Tensor}
+    with pytest.raises(AttackError, match=r"returned shape \(3, 2\) for inputs of shape \(2, 2\)"):
+        check(torch.zeros(3, 2).as_subclass(Lying), inputs, LINF)
+    dispatching = torch.Tensor._make_subclass(Dispatching, torch.zeros(2, 2))
+    with pytest.raises(AttackError, match="returned Dispatching, a tensor class that defines __torch_dispatch__"):
+        check(dispatching, inputs, LINF)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "shown"),
+    [(torch.zeros(2, 2).to_sparse(), "of layout torch.sparse_coo"), (torch.zeros(2, 2, device="meta"), "on the meta")],
+)
+def test_tensors_without_values_in_place_are_refused(candidates, shown):
+    with pytest.raises(AttackError, match=f"my attack: returned a tensor {shown}"):
+        check(candidates, torch.zeros(2, 2), LINF)

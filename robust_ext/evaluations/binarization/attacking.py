@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from robust_ext.attacks.base import Attack
 from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Counted, Target
+from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.task import Check, Task, Work
 from robust_ext.engine.verify import Verification
 from robust_ext.evaluations.binarization.defense import Defense
@@ -43,8 +44,8 @@ class ProblemAttack:
     def run(self, problems: Problems) -> Work[Attacked]:
         """Run the attack on separable problems, together where its treatment of rows allows, and verify candidates.
 
-        An ``outcome`` is one of :data:`robust_ext.engine.verify.OUTCOMES`, or ``"not_planted"`` where no planted point
-        is adversarial through the whole model.
+        An ``outcome`` is one of :data:`robust_ext.engine.outcomes.OUTCOMES`, or ``"not_planted"`` where no planted
+        point is adversarial through the whole model.
         """
         result, traits = Attacked(), self.attack.traits
         before = self.features.counter.snapshot()
@@ -71,7 +72,7 @@ class ProblemAttack:
         along = ((checked.logits[:, 1] - checked.logits[:, 0]).double() / 2 / module.scale + module.threshold).cpu()
         reach = 1 + along / problems.gap.cpu()
         for row, sample in enumerate(problems.samples):
-            usable = checked.outcomes[row] not in ("not_finite", "out_of_bounds")
+            usable = checked.outcomes[row] not in ("not_finite", "out_of_bounds", *LOST)
             result.records[sample] = {
                 "outcome": checked.outcomes[row] if survivors[row] else "not_planted",
                 "planted": survivors[row],
@@ -87,10 +88,8 @@ class ProblemAttack:
 
     def _pose_canaries(self, problems: Problems, result: Attacked) -> Work[None]:
         repaired = yield from self._attempt(self._classifier(problems), problems, 1, "canary", result)
-        # A NaN prediction is no adversarial one either, but repairs nothing.
-        predicted = torch.isfinite(repaired.logits).all(1).tolist()
-        for sample, outcome, finite in zip(problems.samples, repaired.outcomes, predicted, strict=True):
-            result.records[sample]["canary"] = "repaired" if outcome == "not_adversarial" and finite else "kept"
+        for sample, outcome in zip(problems.samples, repaired.outcomes, strict=True):
+            result.records[sample]["canary"] = "repaired" if outcome == "not_adversarial" else "kept"
 
     def _classifier(self, problems: Problems) -> BinarizedClassifier:
         settings = self.settings
@@ -126,8 +125,10 @@ class ProblemAttack:
             threat_model=settings.threat_model,
             stream=(settings.seed, problems.samples[0], purpose, self.attack.name),
         )
-        rejects = None if defense is None or purpose == "canary" else defense.rejects
-        attempt = yield task, Check(module=module, name=self.attack.name, rejects=rejects)
+        canary = purpose == "canary"
+        rejects = None if defense is None or canary else defense.rejects
+        # A canary is about what the attack returns, whatever it has met on its way.
+        attempt = yield task, Check(module=module, name=self.attack.name, rejects=rejects, witnessed=not canary)
         for phase, seconds in attempt.seconds.items():
             result.seconds[phase] += seconds
         return attempt.verified

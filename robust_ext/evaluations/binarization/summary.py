@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from robust_ext.core.statistics import sequential_decision
+from robust_ext.engine.outcomes import OUTCOMES
 from robust_ext.engine.store import Record
-from robust_ext.engine.verify import OUTCOMES
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import judge
 

@@ -1,0 +1,61 @@
+"""Points at which a network returns logits that are not finite are kept, whatever the attack makes of them."""
+
+import pytest
+import torch
+from torch import nn
+
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.witness import witness_queries
+
+
+class BreaksAbove(nn.Module):
+    """NaN where the first value is above .5."""
+
+    def forward(self, x):
+        first = x.flatten(1)[:, :1]
+        return torch.where(first > 0.5, torch.nan, torch.cat([first, -first], 1))
+
+
+def target_of(module, shape=(2,)):
+    return Target(module=module, bounds=(0.0, 1.0), classes=2, input_shape=shape, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_the_nearest_point_in_the_ball_is_kept(norm):
+    """In a full batch by row; in other batches for every input in whose ball it lies."""
+    inputs = torch.tensor([[0.4, 0.4], [0.45, 0.4], [0.1, 0.4]])
+    threat_model, module = ThreatModel(norm=norm, epsilon=0.2), BreaksAbove()
+    with witness_queries(target_of(module), inputs, threat_model) as witness:
+        module(inputs)
+        assert witness.points is None
+        module(torch.tensor([[0.58, 0.4], [0.99, 0.4], [0.55, 0.4]]))
+        assert torch.equal(witness.points[0], torch.tensor([0.58, 0.4]))
+        assert witness.points[1:].isnan().all()
+        # The first two lie in both balls, the third in none, the fourth out of bounds.
+        module(torch.tensor([[0.53, 0.4], [0.56, 0.4], [0.9, 0.9], [0.55, -0.01]]))
+        module(torch.tensor([[0.54, 0.4], [0.52, 0.4], [0.3, 0.4]]))
+    module(torch.tensor([[0.501, 0.4]]))
+    assert torch.equal(witness.points[:2], torch.tensor([[0.53, 0.4], [0.52, 0.4]]))
+    assert witness.points[2].isnan().all()
+    assert not module._forward_hooks
+
+
+def test_points_are_kept_as_they_were_queried():
+    """Attacks work on their points in place."""
+    module, inputs = BreaksAbove(), torch.full((1, 2), 0.45)
+    with witness_queries(target_of(module), inputs, ThreatModel(norm="linf", epsilon=0.1)) as witness:
+        points = inputs + 0.1
+        module(points)
+        points.zero_()
+    torch.testing.assert_close(witness.points, torch.full((1, 2), 0.55))
+
+
+def test_queries_inside_vmap_and_of_other_shapes_are_let_be():
+    module, inputs = BreaksAbove(), torch.full((2, 2), 0.45)
+    with witness_queries(target_of(module), inputs, ThreatModel(norm="linf", epsilon=0.1)) as witness:
+        out = torch.vmap(lambda x: module(x[None])[0])(inputs + 0.1)
+        module(torch.full((2, 3), 0.9))
+        module(torch.zeros(0, 2))
+    assert out.isnan().all()
+    assert witness.points is None
