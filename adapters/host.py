@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from robust_ext.attacks.base import Attack
+from robust_ext.attacks.base import Attack, broken_package
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import MissingDependencyError
 from robust_ext.registry.base import AdaptedModel, Adapter, AttackListing, comes_from
@@ -89,6 +89,10 @@ class HostAdapter(Adapter):
         return importlib.import_module(f"robust_ext.adapters.{self.name}.{module}")
 
     def _require(self) -> None:
-        # Found, not imported: an import that fails for another reason should raise that.
         if importlib.util.find_spec(self.package) is None:
             raise MissingDependencyError(f"{self.title} is not installed; pip install {self.install}")
+        try:
+            self._part("library")
+        except Exception as error:
+            # Installed for another release of something that it imports, in most cases.
+            raise broken_package(self.title, self.install, error) from error

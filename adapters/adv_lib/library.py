@@ -30,8 +30,9 @@ def load_adv_lib() -> Any:
     """Import adv-lib with its attacks on classifiers.
 
     adv-lib 0.2.8 imports visdom and torchvision, which no attack needs unless it draws plots or measures LPIPS, and
-    ``distutils``, which Python 3.12 dropped. Where they are not installed, empty modules stand in for them during the
-    import, and are gone when this returns. The attacks on segmentation are left alone: their import compiles code.
+    ``distutils``, which Python 3.12 dropped. Where they are not installed, or cannot be imported, empty modules stand
+    in for them during the import, and are gone when this returns. The attacks on segmentation are left alone: their
+    import compiles code.
     """
     with _stand_ins(), warnings.catch_warnings():
         # distutils warns wherever it still exists; one docstring holds a backslash that is none of Python's escapes.
@@ -42,9 +43,25 @@ def load_adv_lib() -> Any:
     return sys.modules["adv_lib"]
 
 
+def _importable(name: str) -> bool:
+    if importlib.util.find_spec(name) is None:
+        return False
+    before = set(sys.modules)
+    try:
+        for full in (name, *(f"{name}.{part}" for part in _WANTED[name])):
+            importlib.import_module(full)
+    except Exception:
+        # A torchvision for another torch, say; what it imported before it failed would hide the stand-ins.
+        for full in set(sys.modules) - before:
+            if full.split(".")[0] == name:
+                del sys.modules[full]
+        return False
+    return True
+
+
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    missing = [name for name in _WANTED if name not in sys.modules and importlib.util.find_spec(name) is None]
+    missing = [name for name in _WANTED if name not in sys.modules and not _importable(name)]
     added = [full for name in missing for full in (name, *(f"{name}.{part}" for part in _WANTED[name]))]
     for full in added:
         module = ModuleType(full)

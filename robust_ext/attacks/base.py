@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import importlib.util
 import inspect
 from abc import ABC, abstractmethod
@@ -159,7 +160,7 @@ class Attack(ABC):
 
         Raises:
             AttackRefusedError: :meth:`refusal` gives a reason.
-            MissingDependencyError: It imports a package that is not installed.
+            MissingDependencyError: It imports a package that is not installed, or cannot be imported.
         """
         reason = self.refusal(threat_model=threat_model, detector=detector)
         if reason is not None:
@@ -168,6 +169,13 @@ class Attack(ABC):
         if missing:
             names = " ".join(DISTRIBUTIONS.get(package, package) for package in missing)
             raise MissingDependencyError(f"{self.name} needs {' and '.join(missing)}; pip install {names}")
+        for package in self.traits.packages:
+            try:
+                importlib.import_module(package)
+            except Exception as error:
+                raise broken_package(
+                    f"{self.name} needs {package}, which", DISTRIBUTIONS.get(package, package), error
+                ) from error
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
@@ -228,6 +236,14 @@ def check_attack(attack: object, *, argument: str = "attack") -> Attack:
     if not isinstance(attack, Attack):
         raise InvalidArgumentError(argument, repr(attack), "an attack; robust_ext.as_attack makes one of most things")
     return attack
+
+
+def broken_package(title: str, install: str, error: Exception) -> MissingDependencyError:
+    """The error for a package that is installed and cannot be imported, ``install`` being what pip is given."""
+    return MissingDependencyError(
+        f"{title} is installed but cannot be imported ({type(error).__name__}: {error}); install it in a release that "
+        f"fits torch {torch.__version__} and the others: pip install --force-reinstall {install}"
+    )
 
 
 def draw_seed(generator: torch.Generator) -> int:

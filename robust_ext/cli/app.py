@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import re
 import sys
-from typing import Annotated
+import traceback
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from robust_ext import __version__
 from robust_ext.cli.adaptive import adaptive_command
@@ -16,8 +20,25 @@ from robust_ext.cli.demo import demo
 from robust_ext.cli.mead import mead_command
 from robust_ext.cli.robust_accuracy import robust_accuracy_command
 from robust_ext.core.errors import RobustExtError
+from robust_ext.core.printable import printable
+
+_LONGEST = 2000
+
+
+class _Group(TyperGroup):
+    """The group of commands; what its errors repeat of the command line is made fit for a terminal."""
+
+    def make_context(self, *arguments: Any, **keywords: Any) -> Any:
+        """As typer does."""
+        return _escaping(super().make_context, *arguments, **keywords)
+
+    def invoke(self, *arguments: Any, **keywords: Any) -> Any:
+        """As typer does."""
+        return _escaping(super().invoke, *arguments, **keywords)
+
 
 app = typer.Typer(
+    cls=_Group,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -49,9 +70,43 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; errors of this project end it with a line on stderr and status 2."""
+    """Run the command line: status 0 with a result, 2 and a line on stderr where it cannot be had.
+
+    An error that this project does not raise on purpose has status 1; ``--verbose`` shows where it was raised.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that lacks a character is no reason to lose a result.
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except RobustExtError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise SystemExit(2) from None
+        _end(str(error), status=2, traced=False)
+    except OSError as error:
+        _end(f"{error.strerror}: {error.filename}" if error.filename else str(error), status=2)
+    except Exception as error:
+        if isinstance(error, MemoryError) or "allocate" in str(error):
+            _end(f"not enough memory ({error}); take fewer --samples or a smaller --batch-size", status=2)
+        text = f"unexpected {type(error).__name__}: {error}"
+        _end(f"{text}; robust-ext --verbose shows where, which belongs into a report of this bug", status=1)
+
+
+def _end(text: str, *, status: int, traced: bool = True) -> None:
+    if traced and logging.getLogger().isEnabledFor(logging.INFO):
+        typer.echo(printable(traceback.format_exc()), err=True)
+    # Arguments may be long, and weights may not fit by every one of their names.
+    shown = re.sub(r"(\S{50})\S{100,}(\S{50})", r"\1...\2", text)
+    if len(shown) > _LONGEST:
+        shown = f"{shown[: _LONGEST // 2]} ... {shown[-_LONGEST // 2 :]}"
+    typer.echo(f"error: {printable(shown)}", err=True)
+    raise SystemExit(status) from None
+
+
+def _escaping(function: Any, *arguments: Any, **keywords: Any) -> Any:
+    try:
+        return function(*arguments, **keywords)
+    except Exception as error:
+        # Usage errors keep their words here, in every release of typer and click.
+        if isinstance(getattr(error, "message", None), str):
+            error.message = printable(error.message)  # type: ignore[attr-defined]
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,10 +15,13 @@ from torch import Tensor, nn
 
 from robust_ext.cli.options import HIDDEN, number
 from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.foreign import foreign_code
 from robust_ext.core.objects import resolve_object
 from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.specification import check_keywords
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
+from robust_ext.datasets.files import reading
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.context import RunContext, run_context
 from robust_ext.engine.shards import end_with_parent
@@ -44,7 +48,7 @@ class RunOptions(Settings):
     )
     device: str = setting(default="cpu", help="As torch names it: cpu, cuda, cuda:1.", panel="run")
     progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
-    jobs: int = setting(default=1, help="Processes; needs --out.", minimum=1, panel="run")
+    jobs: int = setting(default=1, help="Processes; needs --out.", minimum=1, maximum=256, panel="run")
     shard: str = setting(default="0/1", help="Number of this process, and of how many.", panel=HIDDEN)
 
     @property
@@ -72,16 +76,18 @@ class RunOptions(Settings):
         """Check that processes have a folder to share; one of several ends with the process that started it."""
         if self.jobs > 1 and self.out is None:
             raise InvalidArgumentError("--jobs", self.jobs, "a run folder (--out) when there is more than one")
+        if self.jobs > self.samples:
+            raise InvalidArgumentError("--jobs", self.jobs, f"at most one process a sample, {self.samples}")
         if self.part[1] > 1:
             end_with_parent()
 
     @property
     def part(self) -> tuple[int, int]:
         """Number of this process, and of how many."""
-        parts = self.shard.split("/")
-        if len(parts) != 2 or not all(part.isdecimal() for part in parts) or not 0 <= int(parts[0]) < int(parts[1]):
+        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.shard)
+        if found is None or int(found[1]) >= int(found[2]):
             raise InvalidArgumentError("--shard", repr(self.shard), "K/N with K from 0 to N - 1")
-        return int(parts[0]), int(parts[1])
+        return int(found[1]), int(found[2])
 
     def context(self, samples: Samples, **more: str | None) -> AbstractContextManager[None]:
         """The surroundings of the run: where things came from, in words, and the processes that share it."""
@@ -141,9 +147,11 @@ def torch_device(text: str) -> torch.device:
     """A device that this torch can use."""
     try:
         device = torch.device(text)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidArgumentError("--device", repr(text), f"a device this torch can use ({error})") from error
+        # A device without values, such as meta, computes nothing.
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError, ValueError) as error:
+        known = str(error).partition("\n")[0]
+        raise InvalidArgumentError("--device", repr(text), f"a device this torch computes on ({known})") from error
     return device
 
 
@@ -169,12 +177,17 @@ def load_model(spec: str, *, weights: str | None = None, device: str | torch.dev
     # A model of a library may be callable too; functions and classes make models.
     ready = not isinstance(made, type) and (hasattr(made, "bounds") or hasattr(made, "clip_values"))
     if callable(made) and not isinstance(made, nn.Module) and not ready:
-        made = made()
+        check_keywords(made, {}, argument="--model", label=spec)
+        with foreign_code("--model", f"{spec}()", hint="a function that makes a model is called without arguments"):
+            made = made()
     if weights is not None:
         if not isinstance(made, nn.Module):
             raise InvalidArgumentError("--weights", weights, "no weights for a model that is not a torch module")
         _load_weights(made, Path(weights))
-    return made.to(device) if isinstance(made, nn.Module) else made
+    if not isinstance(made, nn.Module):
+        return made
+    with foreign_code("--model", f"moving {spec} to {device}", hint="name a device that holds it, --device cpu"):
+        return made.to(device)
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
@@ -191,8 +204,9 @@ def _load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; --weights takes a .safetensors or torch file")
+    with reading(path):
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; --weights takes a .safetensors or torch file")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

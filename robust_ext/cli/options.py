@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, RobustExtError
 from robust_ext.core.settings import SettingInfo, Settings, check_setting, declared, default_of, setting_types
 
 HIDDEN = "hidden"
@@ -40,7 +40,7 @@ def command(evaluation: type[Settings] | None = None, **defaults: Any) -> Callab
             given: dict[str, Any] = {name: cls(**_values(cls, values)) for name, cls in groups.items()}
             if evaluation is not None:
                 given["settings"] = _values(evaluation, values)
-            function(**given)
+            _call(function, given)
 
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -48,6 +48,17 @@ def command(evaluation: type[Settings] | None = None, **defaults: Any) -> Callab
         return run
 
     return decorate
+
+
+def _call(function: _Function, given: Mapping[str, Any]) -> None:
+    """Run a command to its end; code of users or libraries that ends the process, or reads from it, is an error."""
+    try:
+        function(**given)
+    except (SystemExit, EOFError) as error:
+        done = "ended the process" if isinstance(error, SystemExit) else "read from standard input or a short file"
+        raise RobustExtError(
+            f"{type(error).__name__}({error}): code that was called {done}, and there is no result; let it return"
+        ) from error
 
 
 def option_name(name: str, info: SettingInfo) -> str:

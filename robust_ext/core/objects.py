@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.foreign import foreign_code, raised
 from robust_ext.core.specification import check_keywords, did_you_mean, match_form, parse_call
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -50,10 +51,8 @@ def resolve_object(text: str, *, argument: str = "object") -> Any:
         expected = f"no parentheses, because {spec.name} is of type {type(found).__name__} and no callable"
         raise InvalidArgumentError(argument, text, expected)
     check_keywords(found, spec.arguments, argument=argument, label=spec.name)
-    try:
+    with foreign_code(argument, text):
         return found(**spec.arguments)
-    except Exception as error:
-        raise DataError(f"{argument}: {text} raised {type(error).__name__}: {error}; check its arguments") from error
 
 
 def _load(scope: str, name: str, text: str, argument: str) -> Any:
@@ -89,8 +88,10 @@ def _load_file(path: str, argument: str) -> ModuleType:
     try:
         with _also_searched(file.parent):
             spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[unique]
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise _import_failure(path, argument, error) from error
     return module
 
@@ -103,7 +104,9 @@ def _load_module(scope: str, text: str, argument: str) -> ModuleType:
     try:
         with _also_searched(Path.cwd()):
             return importlib.import_module(scope)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         packages = [".".join(scope.split(".")[: count + 1]) for count in range(scope.count(".") + 1)]
         if isinstance(error, ModuleNotFoundError) and error.name in packages:
             expected = f"an importable module (there is no {error.name}), or a file written as path/to/file.py:name"
@@ -112,10 +115,7 @@ def _load_module(scope: str, text: str, argument: str) -> ModuleType:
 
 
 def _import_failure(what: str, argument: str, error: BaseException) -> DataError:
-    hint = "; move what it runs below `if __name__ == '__main__':`" if isinstance(error, SystemExit) else ""
-    return DataError(
-        f"{argument}: importing {what} raised {type(error).__name__}: {error}{hint or '; correct it first'}"
-    )
+    return DataError(f"{argument}: importing {what} {raised(error, hint='correct it first')}")
 
 
 @contextmanager

@@ -174,6 +174,10 @@ def plan_runs(arms: Sequence[Arm], clean: ScoredRun) -> list[ArmRun]:
         model = arm.threat_model(bounds=given.bounds, values=given.inputs[0].numel())
         # By label too: two functions may have one description.
         grouped.setdefault((arm.short, describe(arm.resolved), model), []).append(arm)
+    for (_, _, model), found in grouped.items():
+        if not clean.detectors:
+            # One that is adaptive to a detector would otherwise be run for none.
+            found[0].resolved.check(threat_model=model)
     runs = [
         _arm_run(found, model, detector, clean)
         for (_, _, model), found in grouped.items()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.foreign import foreign_code
 from robust_ext.core.objects import resolve_object
 
 
@@ -35,6 +36,6 @@ def takes_classifier(obj: object, *names: str) -> bool:
 
 def same_logits(first: nn.Module, second: nn.Module, inputs: Tensor) -> bool:
     """Whether two classifiers have the same logits of inputs ``(n, ...)``, up to rounding."""
-    with torch.no_grad():
+    with torch.no_grad(), foreign_code("classifier", type(first).__name__, hint="it must take the same inputs"):
         a, b = first(inputs), second(inputs)
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5 * (1 + float(b.abs().max())))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.core.foreign import foreign_code
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import declared
 from robust_ext.core.specification import did_you_mean, parse_call
@@ -130,8 +131,12 @@ def as_defense(
             )
         return obj
     if isinstance(obj, type) or takes_classifier(obj, *_CLASSIFIER):
-        made: Any = obj
-        return as_defense(made(classifier), classifier, inputs, argument=argument)
+        factory: Any = obj
+        with foreign_code(argument, _name(obj), hint="it is called with the classifier alone"):
+            made = factory(classifier)
+        if isinstance(made, (str, type)) or takes_classifier(made, *_CLASSIFIER):
+            raise InvalidArgumentError(argument, f"{_name(obj)}, which made {made!r}", _ACCEPTED)
+        return as_defense(made, classifier, inputs, argument=argument)
     return _wrapped(obj, classifier, inputs, argument)
 
 
@@ -203,11 +208,16 @@ def _part_arguments(
         ) from error
 
 
+def _name(obj: object) -> str:
+    return str(getattr(obj, "__name__", type(obj).__name__))
+
+
 def _wrapped(obj: object, classifier: nn.Module, inputs: Tensor, argument: str) -> AdaptiveDefense:
     if not callable(obj):
         raise InvalidArgumentError(argument, type(obj).__name__, _ACCEPTED)
     random = bool(getattr(obj, "random", False))
-    with torch.no_grad():
+    called_on = f"{_name(obj)}, on inputs of shape {tuple(inputs.shape)},"
+    with torch.no_grad(), foreign_code(argument, called_on, hint=f"expected {_ACCEPTED}"):
         out = obj(inputs.clone())
     if isinstance(out, Tensor) and out.shape == inputs.shape:
         return FunctionPurifier(classifier, obj, random=random)

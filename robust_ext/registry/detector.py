@@ -25,6 +25,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.foreign import foreign_code
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.registry import base as libraries
@@ -120,7 +121,8 @@ def _make(factory: Any, classifier: nn.Module, argument: str) -> object:
         raise InvalidArgumentError(
             argument, shown, f"what can be called with the classifier alone ({error}); make the detector yourself"
         ) from error
-    made: object = factory(classifier)
+    with foreign_code(argument, name, hint="it is called with the classifier alone; make the detector yourself"):
+        made: object = factory(classifier)
     if isinstance(made, (str, type)) or takes_classifier(made, *_CLASSIFIER):
         shown = f"the class {made.__name__}" if isinstance(made, type) else repr(made)
         raise InvalidArgumentError(argument, f"{name}, which made {shown}", _ACCEPTED)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from robust_ext.core.printable import printable
+
 
 def plain(text: object) -> str:
     """``text`` on one line, with what cannot be printed (controls, lone surrogates) written as escapes."""
-    line = " ".join(str(text).split())
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+    return printable(" ".join(str(text).split()))
 
 
 def shorten(text: str, width: int) -> str:

@@ -81,6 +81,8 @@ def binarization_test(
         'failed'
     """
     checked = make_settings(BinarizationSettings, options, base=settings, threat_model=threat_model)
+    if detector is None and checked.exposure != "classifier":
+        raise InvalidArgumentError("exposure", checked.exposure, "'classifier' where there is no detector")
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
     runs = [_prepare(model, attacks, inputs, checked, sample_ids=sample_ids, detected=detector is not None)]
     if detector is not None:

@@ -1,0 +1,164 @@
+"""What cannot be evaluated ends with status 2 and a line that says why; status 0 stands for a result."""
+
+import subprocess
+import sys
+
+import pytest
+
+from robust_ext.cli import app as cli
+
+FOREIGN = """
+import sys
+import torch
+
+def quit(): sys.exit(0)
+def detector(classifier): sys.exit(0)
+def score(x): sys.exit(0)
+def defense(classifier): sys.exit(0)
+def purifier(x): sys.exit(0)
+def attack(model, x, y): sys.exit(0)
+def interrupted(): raise type("Stop", (BaseException,), {})("now")
+def reads(): input()
+
+class Quits(torch.nn.Module):
+    def forward(self, x): sys.exit(0)
+
+quits = Quits().eval()
+"""
+DATA = ("--data", "digits", "--samples", "3", "--no-progress")
+MODEL = ("--model", "digits", *DATA)
+ACCURACY = ("robust-accuracy", "--eps", "0.1", "--attack", "robust_ext:APGD(steps=2)")
+BINARIZATION = (
+    *("binarization", *MODEL, "--eps", "0.1", "--inner-points", "20", "--minimum-samples", "1", "--canaries", "0"),
+    *("--attack", "robust_ext:APGD(steps=2)"),
+)
+TRAINING = ("--train-samples", "30", "--calibration-samples", "30")
+
+
+@pytest.fixture
+def main(monkeypatch, capsys):
+    """Run the command line as the installed program does: its status, and what it wrote to stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["robust-ext", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        written = capsys.readouterr()
+        return ended.value.code, written.out, written.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*ACCURACY, "--model", "foreign.py:quit", *DATA),
+        (*ACCURACY, "--model", "foreign.py:quits", *DATA),
+        (*ACCURACY, "--model", "foreign.py:interrupted", *DATA),
+        (*ACCURACY, "--model", "foreign.py:reads", *DATA),
+        ("robust-accuracy", "--eps", "0.1", "--attack", "foreign.py:attack", *MODEL),
+        (*BINARIZATION, "--detector", "foreign.py:detector"),
+        (*BINARIZATION, "--detector", "foreign.py:score"),
+        ("mead", *MODEL, "--detector", "foreign.py:detector", *TRAINING),
+        ("test-time", *MODEL, "--eps", "0.1", "--defense", "foreign.py:defense"),
+        ("test-time", *MODEL, "--eps", "0.1", "--defense", "foreign.py:purifier"),
+    ],
+    ids=lambda arguments: " ".join(arguments).split("foreign.py:")[1].split()[0] + "-" + arguments[0],
+)
+def test_code_that_ends_the_process_is_no_result(arguments, main, tmp_path, monkeypatch):
+    (tmp_path / "foreign.py").write_text(FOREIGN)
+    monkeypatch.chdir(tmp_path)
+    status, out, err = main(*arguments)
+    assert status == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "result" not in out
+
+
+def test_a_real_process_that_is_ended_by_the_model(tmp_path):
+    (tmp_path / "foreign.py").write_text(FOREIGN)
+    command = [sys.executable, "-m", "robust_ext.cli", *ACCURACY, "--model", "foreign.py:quits", *DATA]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "SystemExit" in done.stderr
+
+
+LONG = "w" * 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*BINARIZATION, "--exposure", "garbage"), "--exposure: got 'garbage', expected one of 'classifier'"),
+        ((*BINARIZATION, "--exposure", "reject"), "exposure: got reject, expected 'classifier' where"),
+        (("robust-accuracy", *MODEL, "--eps", "1", "--attack", "robust_ext:OrthogonalPGD()"), "this target has none"),
+        (("test-time", *MODEL, "--eps", "0.1", "--defense", "os:system"), "system, on inputs of shape"),
+        ((*ACCURACY, "--model", "os.path:join", *DATA), "--model: got os.path:join without a"),
+        ((*ACCURACY, *MODEL, "--weights", LONG), "File name too long"),
+        ((*ACCURACY, *MODEL, "--out", LONG), "File name too long"),
+        ((*ACCURACY, *MODEL, "--device", "meta"), "--device: got 'meta', expected a device this torch computes on"),
+        ((*ACCURACY, *MODEL, "--jobs", "4", "--out", "run"), "--jobs: got 4, expected at most one process a sample, 3"),
+        ((*ACCURACY, *MODEL, "--shard", f"0/{'9' * 5000}"), "expected K/N"),
+        ((*ACCURACY, *MODEL, "--weights", "a\0b"), "no such file"),
+        ((*ACCURACY, *MODEL, "--data", "a\0b.npz"), "not found"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_used_to_end_in_a_traceback_or_was_accepted(arguments, message, main, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = main(*arguments)
+    assert status == 2
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err) < 2200
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*ACCURACY, "--model", "\x1b[31m", *DATA),
+        (*ACCURACY, *MODEL, "--attack", "\x1b]0;title\x07:a"),
+        (*ACCURACY, *MODEL, "--eps", "\x9b31m"),
+        (*ACCURACY, *MODEL, "--\x1b[31m"),
+        (*ACCURACY, *MODEL, "--data", "\x1b[2J.npz"),
+        ("\x1b[31m",),
+    ],
+    ids=ascii,
+)
+def test_control_bytes_do_not_reach_the_terminal(arguments, main):
+    status, out, err = main(*arguments)
+    assert status == 2
+    assert all(char.isprintable() or char == "\n" for char in out + err)
+
+
+def test_an_error_that_nobody_raised_on_purpose(main, monkeypatch):
+    def broken(*_):
+        raise KeyError("inside\x1b[31m")
+
+    monkeypatch.setattr("robust_ext.cli.robust_accuracy.robust_accuracy", broken)
+    monkeypatch.setattr("robust_ext.cli.robust_accuracy._labelled", broken)
+    status, _, err = main(*ACCURACY, *MODEL)
+    assert status == 1
+    assert err.startswith("error: unexpected KeyError: 'inside\\x1b[31m'; robust-ext --verbose shows where")
+    assert "Traceback" not in err
+
+
+def test_attacks_where_torchvision_is_broken(tmp_path):
+    """As where it was built for another release of torch: the list is shown, and AdversarialPatch states the reason."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from robust_ext.cli.app import main; main()"
+
+    def run(*arguments):
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    listed = run("attacks")
+    assert listed.returncode == 0, listed.stderr
+    assert all(name in listed.stdout for name in ("adv_lib:ddn", "art:AdversarialPatch", "robust_ext:APGD"))
+    refused = run("robust-accuracy", *MODEL, "--eps", "0.1", "--attack", "art:AdversarialPatch")
+    assert refused.returncode == 2
+    assert "torchvision, which is installed but cannot be imported" in refused.stderr
+    assert "pip install --force-reinstall torchvision" in refused.stderr
+    assert "settings it accepts" not in refused.stderr
