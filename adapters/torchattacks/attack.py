@@ -156,7 +156,9 @@ def from_object(attack: Any, *, name: str | None = None) -> TorchattacksAttack:
 
 def _part(value: object) -> TorchattacksAttack:
     if isinstance(value, str):
-        spec = parse_call(value if ":" in value else f"torchattacks:{value}")
+        spec = parse_call(value if ":" in value.partition("(")[0] else f"torchattacks:{value}", argument="attacks")
+        if spec.scope != "torchattacks":
+            raise InvalidArgumentError("attacks", value, "names of torchattacks' attacks, as in PGD(steps=3)")
         return from_class(CATALOGUE.find(spec.name), spec.arguments)
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], type):
         return from_class(value[0], value[1])

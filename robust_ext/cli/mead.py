@@ -39,6 +39,12 @@ class MeadOptions(Settings):
         help="A further attack, NORM:EPS[,EPS]=ATTACK, as in linf:8/255=foolbox:LinfPGD(); repeatable.",
         panel="attack",
     )
+    allow_code: bool = setting(
+        default=False,
+        help="Run code that suites in files name, beside attacks of libraries.",
+        cli="--allow-code",
+        panel="attack",
+    )
     train_data: str | None = setting(
         default=None, help="Data that detectors are fitted on; the train split of --data.", panel="detector"
     )
@@ -63,10 +69,11 @@ def mead_command(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) ->
     run.begin()
     suites = own.suite or (() if own.arm else ("quick",))
     # Every arm brings a norm and an epsilon of its own.
-    threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=run.limits)
+    low, high = run.limits
+    threat_model = ThreatModel(norm="linf", epsilon=max(high - low, 1e-9), bounds=run.limits)
     attacks = [*suites, *(one for text in own.arm for one in parse_arm(text))]
     # Before any detector is fitted.
-    as_arms(attacks, threat_model)
+    as_arms(attacks, threat_model, allow_code=own.allow_code)
     samples = run.load_samples(seed=settings["seed"])
     model = run.load_model()
     training = _training_data(run, own, samples)
@@ -96,6 +103,7 @@ def mead_command(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) ->
             detectors=detectors,
             detector_data=held_out,
             sample_ids=samples.ids,
+            allow_code=own.allow_code,
             **run.keywords,
             **settings,
         )

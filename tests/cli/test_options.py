@@ -37,7 +37,7 @@ RUN = (
 TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
 OTHERS = {
     "binarization": ("attack", "eps", "norm", "detector", "detector_samples", "calibrate", "calibration_samples"),
-    "mead": ("detector", "suite", "arm", *TRAINING),
+    "mead": ("detector", "suite", "arm", "allow_code", *TRAINING),
     "robust-accuracy": ("attack", "eps", "norm"),
     "test-time": ("defense", "defense_weights", "surrogate", "eps", "norm"),
 }
@@ -193,14 +193,14 @@ def test_options_of_mead(invoke, monkeypatch):
 
     monkeypatch.setattr("robust_ext.cli.mead.find_detectors", find_detectors)
     call = invoke("mead")
-    assert call.positional[1] == ["quick"]
-    attacks = ["--suite", "white-box", "--arm", "linf:0.1,0.2=robust_ext:APGD()"]
+    assert (call.positional[1], call.allow_code) == (["quick"], False)
+    attacks = ["--allow-code", "--suite", "white-box", "--arm", "linf:0.1,0.2=robust_ext:APGD()"]
     training = ["--train-data", "digits", "--preset", "mnist", "--adversarial-samples", "11"]
     call = invoke("mead", "--detector", "lid", *attacks, *training)
     suite, *arms = call.positional[1]
     assert suite == "white-box"
     assert [(arm.norm, arm.epsilon) for arm in arms] == [("linf", 0.1), ("linf", 0.2)]
-    assert len(call.detector_data) == 40
+    assert (len(call.detector_data), call.allow_code) == (40, True)
     assert made["names"][-1] == "lid"
     assert (len(made["clean"]), made["attacked"], made["preset"]) == (50, 11, "mnist")
     assert call.context.origin["training_data"] == "digits-train, 50 samples, and 40 to calibrate"

@@ -16,6 +16,7 @@ from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
 from robust_ext.engine.run import Outcome, run_all
 from robust_ext.engine.task import drive
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
+from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.detectors import as_detectors
 from robust_ext.evaluations.mead.content import make_content, pick_examples
 from robust_ext.evaluations.mead.options import MeadOptions
@@ -34,6 +35,7 @@ def mead(
     detectors: object,
     detector_data: Tensor | None = None,
     sample_ids: Sequence[int] | None = None,
+    allow_code: bool = False,
     out: str | os.PathLike[str] | None = None,
     progress: bool = False,
     settings: MeadSettings | None = None,
@@ -58,6 +60,7 @@ def mead(
         detector_data: Clean inputs ``(M, ...)`` beside the samples, to calibrate detectors without a threshold, and to
             put the scores of detectors that are combined on one scale.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
+        allow_code: Whether suites in files may name code (``file.py:callable``) beside attacks of libraries.
         out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
         progress: Show a progress bar on stderr.
         settings: All settings at once; the defaults when left out.
@@ -78,11 +81,12 @@ def mead(
     given = prepare_inputs(
         model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=checked.batch_size
     )
-    return _evaluate(attacks, given, detectors, detector_data, checked, out=out, progress=progress)
+    arms = as_arms(attacks, given.threat_model, allow_code=allow_code)
+    return _evaluate(arms, given, detectors, detector_data, checked, out=out, progress=progress)
 
 
 def _evaluate(
-    attacks: object,
+    attacks: tuple[list[Arm], list[str]],
     given: EvaluationInputs,
     detectors: object,
     detector_data: Tensor | None,
@@ -92,7 +96,7 @@ def _evaluate(
     progress: bool,
 ) -> MeadResult:
     begun = time.perf_counter()
-    arms, suites = as_arms(attacks, given.threat_model)
+    arms, suites = attacks
     beside = as_detectors(
         detectors,
         given.module,

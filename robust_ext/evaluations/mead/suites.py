@@ -1,5 +1,7 @@
 """Suites of arms: those that come with the project, and one's own in TOML files.
 
+A file is data: its attacks are those of libraries, and code of one's own only where that is allowed.
+
 A file holds a ``description`` and tables ``[[arms]]``. Each has
 
 - ``attack``: text as on the command line, such as ``"foolbox:LinfPGD(steps=40)"``;
@@ -11,6 +13,7 @@ A file holds a ``description`` and tables ``[[arms]]``. Each has
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -18,10 +21,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import DataError, InvalidArgumentError
-from robust_ext.core.specification import did_you_mean
+from robust_ext.core.specification import did_you_mean, parse_call
 from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_number
 from robust_ext.evaluations.arms import Arm, check_arms
+from robust_ext.registry.base import adapters
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,6 +35,8 @@ else:
     import tomli as tomllib
 
 _KEYS = ("attack", "norm", "epsilons", "label", "objective", "algorithm", "objectives", "algorithms")
+# Bytes and arms of a file; the paper's largest suite has 4,000 and 112.
+_LARGEST, _MOST_ARMS = 1_000_000, 2_000
 
 
 def suite_names() -> list[str]:
@@ -41,10 +49,11 @@ def suite_names() -> list[str]:
     return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml"))
 
 
-def as_arms(attacks: object, threat_model: ThreatModel) -> tuple[list[Arm], list[str]]:
+def as_arms(attacks: object, threat_model: ThreatModel, *, allow_code: bool = False) -> tuple[list[Arm], list[str]]:
     """Arms of a suite's name or file, an :class:`Arm`, an attack, or a list of these; and the suites' names.
 
-    Attacks get the threat model's norm and epsilon; budgets of suites are stretched to its bounds.
+    Attacks get the threat model's norm and epsilon; budgets of suites are stretched to its bounds. Files of suites may
+    name code where ``allow_code`` is set.
     """
     arms: list[Arm] = []
     suites: list[str] = []
@@ -53,43 +62,68 @@ def as_arms(attacks: object, threat_model: ThreatModel) -> tuple[list[Arm], list
             arms.append(one)
         elif isinstance(one, str) and (one.endswith(".toml") or ":" not in one):
             suites.append(one)
-            arms += load_suite(one, bounds=threat_model.bounds)
+            arms += load_suite(one, bounds=threat_model.bounds, allow_code=allow_code)
         else:
             arms.append(Arm(attack=one, norm=threat_model.norm, epsilon=threat_model.epsilon))
     return check_arms(arms), suites
 
 
-def load_suite(name: str, *, bounds: tuple[float, float] = (0.0, 1.0)) -> list[Arm]:
+def load_suite(name: str, *, bounds: tuple[float, float] = (0.0, 1.0), allow_code: bool = False) -> list[Arm]:
     """The arms of a suite that comes with the project, or of a ``.toml`` file; budgets are stretched with the bounds.
 
-    Raises InvalidArgumentError where there is no such suite or an arm is not as described above, DataError where the
-    file cannot be read.
+    Raises InvalidArgumentError where there is no such suite, an arm is not as described above, or names code
+    (``module:callable``, ``file.py:callable``) without ``allow_code``; DataError where the file cannot be read.
 
     Example:
         >>> [arm.name for arm in load_suite("white-box")][0]
         'OrthogonalPGD linf 0.03125'
     """
-    if name.endswith(".toml"):
-        try:
-            text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{name}: cannot be read as a suite ({error})") from error
-    elif name in suite_names():
-        text = _folder().joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    else:
-        known = suite_names()
-        expected = f"one of {', '.join(known)}, or a file NAME.toml{did_you_mean(name, known)}"
-        raise InvalidArgumentError("suite", name, expected)
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{name}: is no valid TOML ({error})") from error
+    low, high = check_bounds(bounds)
+    content = _read(name)
     unknown = sorted(set(content) - {"description", "arms"})
     tables = content.get("arms")
     if unknown or not isinstance(tables, list):
         raise InvalidArgumentError("suite", f"{name} with {', '.join(unknown) or 'no arms'}", "tables [[arms]]")
-    width = bounds[1] - bounds[0]
-    return check_arms(arm for table in tables for arm in _arms_of(table, name, width))
+    described = [(table, *_lists(table, name)) for table in tables]
+    count = sum(math.prod(map(len, lists)) for _, *lists in described)
+    if count > _MOST_ARMS:
+        raise InvalidArgumentError("suite", f"{name} with {count} arms", f"at most {_MOST_ARMS}")
+    if not allow_code:
+        for table, *_ in described:
+            _check_library(table["attack"], name)
+    return check_arms(arm for table, *lists in described for arm in _arms_of(table, lists, name, high - low))
+
+
+def _read(name: str) -> dict[str, Any]:
+    """The content of a suite's file."""
+    known = suite_names()
+    if not isinstance(name, str) or (not name.endswith(".toml") and name not in known):
+        near = did_you_mean(name, known) if isinstance(name, str) else ""
+        raise InvalidArgumentError("suite", name, f"one of {', '.join(known)}, or a file NAME.toml{near}")
+    file = Path(name) if name.endswith(".toml") else _folder().joinpath(f"{name}.toml")
+    try:
+        with file.open("rb") as opened:
+            content: bytes = opened.read(_LARGEST + 1)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{name}: cannot be read as a suite ({error})") from error
+    if len(content) > _LARGEST:
+        raise DataError(f"{name}: is larger than a suite can be, {_LARGEST} bytes; name a file with tables [[arms]]")
+    try:
+        return tomllib.loads(content.decode())
+    # The parser follows nesting by recursion, and Python limits the digits of an integer.
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name}: is no valid TOML ({error}); see robust_ext.evaluations.mead.suites") from error
+
+
+def _check_library(attack: str, name: str) -> None:
+    """Raise where an attack is not one of an installed library."""
+    if parse_call(attack, argument="suite").scope not in adapters():
+        raise InvalidArgumentError(
+            "suite",
+            f"{name} with the attack {attack!r}, which is code",
+            f"an attack of {', '.join(sorted(adapters()))}; if you trust the file, --allow-code (allow_code=True) "
+            "runs what it names",
+        )
 
 
 def parse_arm(text: str) -> list[Arm]:
@@ -123,17 +157,25 @@ def _folder() -> Any:
     return resources.files("robust_ext.evaluations.mead").joinpath("suites")
 
 
-def _arms_of(table: object, name: str, width: float) -> list[Arm]:
+def _lists(table: object, name: str) -> list[Sequence[Any]]:
+    """Epsilons, objectives and algorithms of a table, which is checked."""
     if not isinstance(table, Mapping) or not isinstance(table.get("attack"), str):
         raise InvalidArgumentError("suite", f"{name}: an arm without the text 'attack'", 'attack = "library:Name()"')
     unknown = sorted(set(table) - set(_KEYS))
     if unknown:
         expected = f"one of {', '.join(_KEYS)}{did_you_mean(unknown[0], _KEYS)}"
         raise InvalidArgumentError("suite", f"{name}: the key {unknown[0]} of an arm", expected)
-    epsilons = _list(table, "epsilons", name)
-    objectives, algorithms = _list(table, "objectives", name), _list(table, "algorithms", name)
+    lists = [_list(table, key, name) for key in ("epsilons", "objectives", "algorithms")]
+    words = [table.get(key) for key in _KEYS if key not in ("epsilons", "objectives", "algorithms")]
+    wrong = [word for word in (*words, *lists[1], *lists[2]) if word is not None and not isinstance(word, str)]
+    if wrong:
+        raise InvalidArgumentError("suite", f"{name}: {wrong[0]!r} of an arm", "text in quotation marks")
+    return lists
+
+
+def _arms_of(table: Mapping[str, Any], lists: Sequence[Sequence[Any]], name: str, width: float) -> list[Arm]:
     arms = []
-    for epsilon, objective, algorithm in product(epsilons, objectives, algorithms):
+    for epsilon, objective, algorithm in product(*lists):
         settings = {"objective": objective, "algorithm": algorithm}
         attack = _with_settings(table["attack"], {key: value for key, value in settings.items() if value is not None})
         arms.append(
@@ -150,9 +192,7 @@ def _arms_of(table: object, name: str, width: float) -> list[Arm]:
 
 
 def _number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidArgumentError("suite", f"{name}: the epsilon {value!r}", "a number")
-    return float(value)
+    return check_number(f"{name}: an epsilon", value, minimum=0, open_minimum=True)
 
 
 def _label(table: Mapping[str, Any], objective: str | None, algorithm: str | None) -> str | None:

@@ -12,7 +12,7 @@ from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.detectors import NamedDetector
-from robust_ext.evaluations.mead.suites import load_suite, parse_arm, suite_names
+from robust_ext.evaluations.mead.suites import as_arms, load_suite, parse_arm, suite_names
 
 OBJECTIVES = {"ace", "kl", "gini", "fisher-rao"}
 
@@ -112,13 +112,38 @@ def test_a_file(tmp_path):
         ("[[arms]]\nattack='robust_ext:APGD()'\nnorm='linf'", "smallest perturbation"),
         ("[[arms]]\nattack='robust_ext:APGD()'\nnorm='linf'\nepsilons=[0.1, 0.1]", "several called"),
         ("[[arms]]\nattack='robust_ext:APDG()'\nnorm='linf'\nepsilons=[0.1]", "APGD"),
+        ("[[arms]]\nattack='robust_ext:APGD()'\nnorm='linf'\nepsilons=[nan]", "an epsilon: got nan"),
+        (f"[[arms]]\nattack='robust_ext:APGD()'\nepsilons=[1{'0' * 400}]", "an epsilon: got 1000"),
+        ("[[arms]]\nattack='robust_ext:APGD()'\nnorm='linf'\nepsilons=[1]\nlabel=3", "3 of an arm"),
+        ("[[arms]]\nattack='robust_ext:ObjectivePGD()'\nepsilons=[1]\nobjectives=[['kl']]", "of an arm"),
+        ("[[arms]]\nattack='robust_ext:APGD()'\nnorm=['linf']\nepsilons=[1]", "of an arm"),
+        (f"[[arms]]\nattack='robust_ext:APGD()'\nepsilons={list(range(1, 2002))}", "2001 arms, expected at most 2000"),
+        (f"a = {'[' * 5000}{']' * 5000}", "TOML"),
+        (f"a = {'9' * 5000}", "TOML"),
+        ("#" * 1_000_001, "larger than a suite"),
     ],
 )
 def test_files_that_are_no_suites(tmp_path, text, words):
     file = tmp_path / "bad.toml"
     file.write_text(text)
-    with pytest.raises(DataError if words == "TOML" else InvalidArgumentError, match=words):
+    with pytest.raises(DataError if words in ("TOML", "larger than a suite") else InvalidArgumentError, match=words):
         load_suite(str(file))
+
+
+@pytest.mark.parametrize("attack", ["os:system(command='touch run')", "mine.py:attack", "subprocess:run"])
+def test_a_file_runs_code_only_where_that_is_allowed(tmp_path, monkeypatch, attack):
+    monkeypatch.chdir(tmp_path)
+    code = "import pathlib\npathlib.Path('run').touch()\ndef attack(model, x, y): return x"
+    (tmp_path / "mine.py").write_text(code)
+    file = tmp_path / "suite.toml"
+    file.write_text(f'[[arms]]\nattack = "{attack}"\nnorm = "linf"\nepsilons = [0.1]')
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    for load in (load_suite, lambda name: as_arms(name, threat_model), lambda name: as_arms([name], threat_model)):
+        with pytest.raises(InvalidArgumentError, match=r"which is code, expected an attack of adv_lib.*--allow-code"):
+            load(str(file))
+    assert not (tmp_path / "run").exists()
+    if attack.startswith("mine"):
+        assert as_arms(str(file), threat_model, allow_code=True)[0][0].name == "mine.py:attack linf 0.1"
 
 
 def test_what_cannot_be_read(tmp_path):
