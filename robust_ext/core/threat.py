@@ -6,6 +6,7 @@ appendices A.2 and B, for inner and boundary points; they treat linf only, the l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,12 @@ import torch
 from torch import Tensor
 
 from robust_ext.core.bounds import check_bounds
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.validation import check_choice, check_number
 
 NORMS = ("linf", "l2", "l1")
+# Of a number, at most, where float32 rounds it.
+_ROUNDING = 2.0**-24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class ThreatModel:
 
     def __post_init__(self) -> None:
         check_choice("norm", self.norm, NORMS)
-        object.__setattr__(self, "epsilon", check_number("epsilon", self.epsilon, minimum=0, open_minimum=True))
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         object.__setattr__(self, "bounds", check_bounds(self.bounds))
 
     @property
@@ -59,12 +63,25 @@ class ThreatModel:
     def tolerance(self, values: int) -> float:
         """How far beyond ``epsilon`` a candidate may lie and still count, for samples of ``values`` numbers.
 
-        float32 rounds each value of ``x + d`` by at most 6e-8 of its size; this allows 2e-7 of the largest magnitude
-        a value in bounds can have, added up in the norm, plus 1e-5 of epsilon.
+        float32 rounds each value of ``x + d`` by at most 2 ** -24 of the largest magnitude a value in bounds can have,
+        which adds up in the norm. Attacks round several times: 2e-7 of it is allowed, but no more than a hundredth of
+        epsilon, or one rounding where that is larger; and 1e-5 of epsilon.
         """
-        magnitude = max(abs(self.bounds[0]), abs(self.bounds[1]))
-        growth: float = {"linf": 1.0, "l2": float(values) ** 0.5, "l1": float(values)}[self.norm]
-        return 1e-5 * self.epsilon + 2e-7 * magnitude * growth
+        scale = self._scale(values)
+        return 1e-5 * self.epsilon + min(2e-7 * scale, max(0.01 * self.epsilon, _ROUNDING * scale))
+
+    def check_resolution(self, values: int) -> None:
+        """Raise InvalidArgumentError where rounding samples of ``values`` numbers is not small beside epsilon."""
+        least = 10 * _ROUNDING * self._scale(values)
+        if self.epsilon < least:
+            low, high = self.bounds
+            raise InvalidArgumentError(
+                "epsilon",
+                self.epsilon,
+                f"at least {_rounded_up(least):g} in {self.norm}: float32 rounds inputs of {values} values in "
+                f"[{low:g}, {high:g}] by up to {least / 10:.2g}, which would decide what is within epsilon; take a "
+                "larger epsilon, or bounds and inputs in smaller units",
+            )
 
     def contains(self, candidates: Tensor, inputs: Tensor) -> Tensor:
         """Which candidates lie in the ball around their inputs, ``(N,)`` bool, within :meth:`tolerance`."""
@@ -130,6 +147,11 @@ class ThreatModel:
             return self._add(x, signs.mul_(self.epsilon))
         return self._stretch(x, signs)
 
+    def _scale(self, values: int) -> float:
+        """The largest norm of a sample of so many numbers in bounds."""
+        growth: float = {"linf": 1.0, "l2": float(values) ** 0.5, "l1": float(values)}[self.norm]
+        return max(abs(self.bounds[0]), abs(self.bounds[1])) * growth
+
     def _vertices(self, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
         drawn = _rows(count, 2 * x.numel(), lambda row: row.uniform_(generator=generator))
         signs = torch.where(drawn[:, : x.numel()] < 0.5, -1.0, 1.0)
@@ -173,6 +195,17 @@ class ThreatModel:
         base = x.detach().to(torch.float32).flatten().cpu()
         points = d.to(torch.float32).add_(base).clamp_(*self.bounds)
         return points.view(d.shape[0], *x.shape).to(x.device)
+
+
+def check_epsilon(epsilon: object, *, argument: str = "epsilon") -> float:
+    """Return a budget as a float when it is above 0 and float32 can hold it."""
+    return check_number(argument, epsilon, minimum=0, maximum=1e20, open_minimum=True)
+
+
+def _rounded_up(number: float) -> float:
+    """A number of two figures that is not below ``number``."""
+    unit: float = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return math.ceil(number / unit) * unit
 
 
 def _signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:

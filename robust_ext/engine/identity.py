@@ -26,7 +26,10 @@ def check_ids(sample_ids: Sequence[int] | None, count: int) -> list[int]:
     """One id of at least 0 a sample, all different; ``0 .. count - 1`` when left out."""
     if sample_ids is None:
         return list(range(count))
-    ids = [check_integer("sample_ids", value, minimum=0) for value in sample_ids]
+    listed = all(hasattr(sample_ids, name) for name in ("__len__", "__getitem__"))
+    if not listed or isinstance(sample_ids, str) or getattr(sample_ids, "ndim", 1) != 1:
+        raise InvalidArgumentError("sample_ids", type(sample_ids).__name__, "a list of integers")
+    ids = [check_integer("sample_ids", value, minimum=0, maximum=2**63 - 1) for value in sample_ids]
     if len(ids) != count:
         raise InvalidArgumentError("sample_ids", f"{len(ids)} ids", f"one for each of the {count} inputs")
     if len(set(ids)) < count:

@@ -171,7 +171,10 @@ def plan_runs(arms: Sequence[Arm], clean: ScoredRun) -> list[ArmRun]:
     given = clean.given
     grouped: dict[tuple[str, str, ThreatModel], list[Arm]] = {}
     for arm in arms:
-        model = arm.threat_model(bounds=given.bounds, values=given.inputs[0].numel())
+        values = given.inputs[0].numel()
+        if arm.norm is not None and arm.epsilon is not None:
+            ThreatModel(norm=arm.norm, epsilon=arm.epsilon, bounds=given.bounds).check_resolution(values)
+        model = arm.threat_model(bounds=given.bounds, values=values)
         # By label too: two functions may have one description.
         grouped.setdefault((arm.short, describe(arm.resolved), model), []).append(arm)
     for (_, _, model), found in grouped.items():

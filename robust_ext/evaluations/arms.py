@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.threat import NORMS, ThreatModel
-from robust_ext.core.validation import check_choice, check_number
+from robust_ext.core.threat import NORMS, ThreatModel, check_epsilon
+from robust_ext.core.validation import check_choice
 from robust_ext.registry.attack import as_attack
 
 
@@ -42,7 +42,7 @@ class Arm:
         if self.epsilon is not None:
             if self.norm is None:
                 raise InvalidArgumentError("epsilon", self.epsilon, "none for an arm without a norm")
-            object.__setattr__(self, "epsilon", check_number("epsilon", self.epsilon, minimum=0, open_minimum=True))
+            object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         resolved = as_attack(self.attack, argument="arm")
         object.__setattr__(self, "resolved", resolved)
         if self.epsilon is None and self.norm is not None and not resolved.traits.minimum_norm:

@@ -1,5 +1,7 @@
 """Distances against numpy, random points against the sets and distributions that they are drawn from."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -241,6 +243,48 @@ def test_tolerance_covers_float32_and_little_more(norm, bounds):
     assert threat_model.contains(limit * sides, torch.zeros_like(limit)).tolist() == [True, False]
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    norm=st.sampled_from(NORMS),
+    bounds=st.sampled_from((*BOUNDS, (0.0, 255.0), (1000.0, 1001.0), (-1e-3, 1e-4))),
+    factor=st.floats(1, 1e7),
+    size=st.sampled_from([1, 3, 64, 784, 3072]),
+    seed=st.integers(0, 2**31),
+    spread=st.sampled_from(("even", "one", "random", "corner")),
+)
+def test_float32_rounding_is_within_and_what_is_clearly_beyond_is_not(norm, bounds, factor, size, seed, spread):
+    """Against float64: from the smallest epsilon that is accepted on."""
+    scale = max(map(abs, bounds)) * {"linf": 1, "l2": size**0.5, "l1": size}[norm]
+    threat_model = ThreatModel(norm=norm, epsilon=factor * 10 * 2**-24 * scale, bounds=bounds)
+    threat_model.check_resolution(size)
+    draws = np.random.default_rng(seed)
+    x = draws.uniform(*bounds, (4, size)).astype(np.float32)
+    d = {"even": np.ones((4, size)), "one": np.eye(4, size), "corner": np.sign(draws.normal(size=(4, size)))}.get(
+        spread, draws.normal(size=(4, size))
+    )
+    d *= threat_model.epsilon / np.linalg.norm(d, ord=ORDER[norm], axis=1, keepdims=True).clip(1e-300)
+    inputs = torch.from_numpy(x)
+    for honest in ((x + d).clip(*bounds), x + np.float32(1) * d.astype(np.float32)):
+        assert bool(threat_model.contains(torch.from_numpy(honest.astype(np.float32)), inputs).all())
+    moved = d.any(1)
+    excess = 1.12 if factor < 10 else 1.0102
+    beyond = threat_model.contains(torch.from_numpy(x.astype(np.float64) + excess * d), inputs)
+    assert not bool(beyond[torch.from_numpy(moved)].any())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("epsilon", [1e-30, 1e-8])
+def test_an_epsilon_that_rounding_decides_is_refused(norm, epsilon):
+    """At 1e-8 float32 moves values near 1 by up to three epsilons; at 1e-30 no step changes any value."""
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon)
+    with pytest.raises(
+        InvalidArgumentError, match=rf"epsilon: got {epsilon:g}, expected at least .* in {norm}"
+    ) as raised:
+        threat_model.check_resolution(100)
+    least = float(re.search("at least ([0-9.e-]+)", str(raised.value))[1])
+    ThreatModel(norm=norm, epsilon=least).check_resolution(100)
+
+
 def test_what_is_no_number_is_not_contained():
     candidates = torch.tensor([[float("nan"), 0.0], [float("inf"), 0.0], [0.1, 0.1]])
     assert ThreatModel(norm="l2", epsilon=0.5).contains(candidates, torch.zeros(3, 2)).tolist() == [False, False, True]
@@ -251,7 +295,11 @@ def test_what_is_no_number_is_not_contained():
     [
         ({"norm": "L2"}, r"norm: got 'L2', expected one of 'linf', 'l2', 'l1'"),
         ({"norm": 2}, r"norm: got 2, expected one of"),
-        ({"epsilon": 0}, r"epsilon: got 0, expected a finite number in \(0, inf\]"),
+        ({"epsilon": 0}, r"epsilon: got 0, expected a finite number in \(0, 1e\+20\]"),
+        ({"epsilon": 1e300}, r"epsilon: got 1e\+300, expected a finite number in \(0, 1e\+20\]"),
+        ({"bounds": (0, 1e300)}, r"bounds: got 1e\+300, expected a finite number in \[-1e\+09, 1e\+09\]"),
+        ({"bounds": (1, 1 + 1e-12)}, "bounds: .* for float32 to tell them apart"),
+        ({"bounds": (0, 1e-30)}, "bounds: .* for float32 to tell them apart"),
         *(({"epsilon": e}, f"epsilon: got {e}, expected") for e in (-0.1, float("nan"), float("inf"), "0.1", None)),
         ({"bounds": 1}, r"bounds: got 1, expected a pair \(lowest, highest\)"),
         ({"bounds": (0, 1, 2)}, r"bounds: got \(0, 1, 2\), expected a pair"),

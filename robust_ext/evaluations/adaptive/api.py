@@ -80,6 +80,7 @@ def evaluate_defense(
     checked = make_settings(AdaptiveSettings, options, base=settings)
     model, size = _static_model(defense, classifier), checked.batch_size
     given = prepare_inputs(model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=size)
+    threat_model.check_resolution(given.inputs[0].numel())
     made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
     networks = {name: as_module(one, argument="surrogates").module for name, one in (surrogates or {}).items()}
     steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)

@@ -84,6 +84,7 @@ def binarization_test(
     if detector is None and checked.exposure != "classifier":
         raise InvalidArgumentError("exposure", checked.exposure, "'classifier' where there is no detector")
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+    threat_model.check_resolution(inputs[:1].numel())
     runs = [_prepare(model, attacks, inputs, checked, sample_ids=sample_ids, detected=detector is not None)]
     if detector is not None:
         runs = _with_detector(runs[0], detector, model, detector_data)

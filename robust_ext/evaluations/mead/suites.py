@@ -24,8 +24,7 @@ from typing import Any
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.specification import did_you_mean, parse_call
-from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_number
+from robust_ext.core.threat import ThreatModel, check_epsilon
 from robust_ext.evaluations.arms import Arm, check_arms
 from robust_ext.registry.base import adapters
 
@@ -192,7 +191,7 @@ def _arms_of(table: Mapping[str, Any], lists: Sequence[Sequence[Any]], name: str
 
 
 def _number(value: object, name: str) -> float:
-    return check_number(f"{name}: an epsilon", value, minimum=0, open_minimum=True)
+    return check_epsilon(value, argument=f"{name}: an epsilon")
 
 
 def _label(table: Mapping[str, Any], objective: str | None, algorithm: str | None) -> str | None:
