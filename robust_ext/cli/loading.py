@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from contextlib import AbstractContextManager
@@ -23,6 +24,7 @@ from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.datasets.files import reading
 from robust_ext.demo.network import digits_network
+from robust_ext.engine import repair
 from robust_ext.engine.context import RunContext, run_context
 from robust_ext.engine.shards import end_with_parent
 
@@ -49,6 +51,7 @@ class RunOptions(Settings):
     device: str = setting(default="cpu", help="As torch names it: cpu, cuda, cuda:1.", panel="run")
     progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
     jobs: int = setting(default=1, help="Processes; needs --out.", minimum=1, maximum=256, panel="run")
+    repair: bool = setting(default=False, help="Do again what is damaged in --out.", panel="run")
     shard: str = setting(default="0/1", help="Number of this process, and of how many.", panel=HIDDEN)
 
     @property
@@ -78,6 +81,10 @@ class RunOptions(Settings):
             raise InvalidArgumentError("--jobs", self.jobs, "a run folder (--out) when there is more than one")
         if self.jobs > self.samples:
             raise InvalidArgumentError("--jobs", self.jobs, f"at most one process a sample, {self.samples}")
+        if self.repair:
+            if self.out is None:
+                raise InvalidArgumentError("--repair", "no run folder", "the one to repair (--out)")
+            logging.getLogger(repair.__name__).addHandler(logging.StreamHandler())
         if self.part[1] > 1:
             end_with_parent()
 
@@ -97,8 +104,10 @@ class RunOptions(Settings):
             **more,
         }
         known = {name: text for name, text in origin.items() if text is not None}
-        command = _without_jobs(sys.argv[1:])
-        return run_context(RunContext(origin=known, command=command, jobs=self.jobs, shard=self.part))
+        command = _for_shards(sys.argv[1:])
+        return run_context(
+            RunContext(origin=known, command=command, jobs=self.jobs, shard=self.part, repair=self.repair)
+        )
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -155,14 +164,14 @@ def torch_device(text: str) -> torch.device:
     return device
 
 
-def _without_jobs(arguments: list[str]) -> list[str]:
-    """The same command without ``--jobs N`` or ``--jobs=N``."""
+def _for_shards(arguments: list[str]) -> list[str]:
+    """The same command without ``--jobs N`` or ``--jobs=N``, and without ``--repair``, which comes before."""
     kept: list[str] = []
     skip = False
     for argument in arguments:
         if skip or argument == "--jobs":
             skip = not skip
-        elif not argument.startswith("--jobs="):
+        elif not argument.startswith("--jobs=") and argument != "--repair":
             kept.append(argument)
     return kept
 

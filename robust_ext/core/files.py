@@ -3,21 +3,58 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
+from robust_ext.core.errors import DataError, RobustExtError
 
-def replace_file(path: Path, content: bytes | str) -> None:
+
+def replace_file(path: Path, content: bytes | str, *, error: type[RobustExtError] = DataError) -> None:
     """Write a file, whose folder exists, in one step, also when the machine stops in the middle; text becomes UTF-8.
 
-    The draft lies beside it, because a rename needs one disk.
+    The draft lies beside it, because a rename needs one disk. Where it cannot be written, ``error`` is raised.
     """
     # The process id keeps two processes that write the same file apart.
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with draft.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+        try:
+            with draft.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as refused:
+        raise error(unwritable(path, refused)) from refused
+
+
+def unwritable(path: Path, refused: OSError) -> str:
+    """What to say about a file that the operating system did not let be written."""
+    return (
+        f"{path}: cannot be written ({refused.strerror or refused}); free space, check that its folder is there and "
+        "may be written to, and make the same call again: what was finished before is kept"
+    )
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove drafts that processes which are gone left in a folder; those being written stay."""
+    if os.name != "posix":  # Elsewhere a process cannot be looked for without a risk of ending it.
+        return
+    for draft in folder.glob(".*.tmp"):
+        owner = re.fullmatch(r"\..+\.(\d+)\.tmp", draft.name)
+        if owner is not None and not _running(int(owner[1])):
+            draft.unlink(missing_ok=True)
+
+
+def _running(process: int) -> bool:
+    """Whether another process has this id; this one writes nothing at the moment."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True

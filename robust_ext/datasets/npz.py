@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from robust_ext.core.errors import DataError
+from robust_ext.core.arrays import ArrayArchive, UnreadableArraysError
 from robust_ext.datasets.base import Dataset
 from robust_ext.datasets.files import build_dataset, reading, unusable
 
@@ -51,22 +50,17 @@ def _read(path: Path, split: str) -> tuple[dict[str, NDArray[Any]], tuple[str, s
     expected = "arrays " + ", or ".join(" and ".join(pair) for pair in pairs)
     with reading(path), path.open("rb") as file:
         try:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, NpzFile):
-                raise unusable(path, "a single array", expected, "save both with numpy.savez")
-            held = list(archive.files)
-            keys = next((pair for pair in pairs if set(pair) <= set(held)), None)
+            archive = ArrayArchive(file)
+            keys = next((pair for pair in pairs if set(pair) <= set(archive.names)), None)
             if keys is None:
-                got = "arrays " + (", ".join(held) or "(none)")
+                got = "arrays " + (", ".join(archive.names) or "(none)")
                 raise unusable(path, got, expected, "rename the arrays, or choose the other split")
             wanted = {"images": keys[0], "labels": keys[1], "class_names": "class_names"}
-            return {name: np.asarray(archive[key]) for name, key in wanted.items() if key in held}, keys
-        except DataError:
-            raise
-        except Exception as error:
-            # zipfile, zlib and numpy's header parser raise a dozen kinds of errors for damaged data.
-            got = f"an error while reading ({type(error).__name__}: {error})"
-            raise unusable(path, got, "arrays of numbers as numpy.savez writes them", _FIX) from error
+            wanted = {name: key for name, key in wanted.items() if key in archive.names}
+            arrays = archive.read(*wanted.values())
+            return {name: arrays[key] for name, key in wanted.items()}, keys
+        except UnreadableArraysError as error:
+            raise unusable(path, str(error), expected, _FIX) from error
 
 
 def _to_pixels(path: Path, images: NDArray[Any]) -> NDArray[Any]:

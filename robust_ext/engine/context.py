@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class RunContext:
     jobs: int = 1  # Processes the run is split over
     # Number of this process, and of how many; one of several does its share and makes no result
     shard: tuple[int, int] = (0, 1)
+    repair: bool = False  # Whether what is damaged in a run folder is dropped and done again, not refused
 
     @property
     def origins(self) -> dict[str, str]:
@@ -42,3 +43,16 @@ def run_context(context: RunContext) -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
+
+
+@contextmanager
+def repairing() -> Iterator[None]:
+    """Runs that begin inside the block drop what is damaged in their run folders, and do exactly that again.
+
+    Example:
+        >>> with repairing():
+        ...     current_context().repair
+        True
+    """
+    with run_context(replace(current_context(), repair=True)):
+        yield

@@ -22,9 +22,9 @@ from tqdm.auto import tqdm
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError, RunFolderBusyError
 from robust_ext.engine.context import RunContext, current_context
 from robust_ext.engine.identity import versions
-from robust_ext.engine.run_folder import RunFolder, Store
+from robust_ext.engine.run_folder import RunFolder
 from robust_ext.engine.shards import run_shards
-from robust_ext.engine.store import InMemoryStore, Record
+from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Attempt, Task, TaskResult, Work, verified
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Run(ABC):
     def work(self, rows: range, store: Store) -> Work[Block]:
         """The tasks of one block, and what is kept of it."""
 
-    def decided(self, records: Sequence[Record]) -> bool:
+    def decided(self, store: Store) -> bool:
         """Whether no further block is needed."""
         return False
 
@@ -119,6 +119,10 @@ def run_all(
     """
     context, folder = current_context(), None if out is None else Path(out)
     total = sum(len(rows) for run in runs for rows in run.blocks)
+    if context.repair and folder is not None:
+        for run in runs:
+            if (folder / run.key).is_dir():
+                _open(run, folder, context, repair=True).close()
     if context.jobs > 1:
         if folder is None:
             raise InvalidArgumentError("jobs", context.jobs, "a run folder (out) when there is more than one")
@@ -149,11 +153,17 @@ def run_all(
     return {run.key: outcomes[run.key] for run in runs}
 
 
-def _open(run: Run, folder: Path | None, context: RunContext) -> Store:
+def _open(run: Run, folder: Path | None, context: RunContext, *, repair: bool = False) -> Store:
     if folder is None:
-        return InMemoryStore()
-    shard = context.shard[0] if run.shared else 0
-    return RunFolder(folder / run.key, kind=run.kind, settings=run.identity, versions=versions(), shard=shard)
+        return Store()
+    return RunFolder(
+        folder / run.key,
+        kind=run.kind,
+        settings=run.identity,
+        versions=versions(),
+        shard=context.shard[0] if run.shared else 0,
+        repair=repair,
+    )
 
 
 def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator[Task, TaskResult, Outcome[R]]:
@@ -162,17 +172,17 @@ def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator
     try:
         yield from verified(run.prepare(store))
         for rows in run.blocks[number::count]:
-            records = store.records()
-            if run.decided(records):
+            if count > 1:
+                store.refresh()
+            if run.decided(store):
                 break
-            present = {record["index"] for record in records}
-            if not present.issuperset(rows):
+            if not store.holds(rows):
                 block = yield from verified(run.work(rows, store))
                 if block.candidates is not None:
                     # Before the records: a block whose records are there is not run again.
                     kept = block.candidates.detach().cpu().numpy()
                     store.save(candidates_name(rows[0]), candidates=kept)
-                store.append([record for record in block.records if record["index"] not in present], block.timing)
+                store.append(block.records, block.timing)
             bar.update(len(rows))
     except RobustExtError as error:
         if not run.tolerates(error):

@@ -2,38 +2,40 @@
 
 A run folder holds ``run.json`` (kind, settings, versions), ``records.jsonl`` (one line a sample, the result proper),
 ``timings.jsonl`` (seconds and passes, which differ from run to run) and ``NAME.npz`` (arrays, compressed, without
-pickle). A run split over several processes appends to ``records-K.jsonl`` of its own in each. Nothing is written
-outside the folder.
+pickle). A run split over several processes appends to ``records-K.jsonl`` of its own in each. Every line and every file
+carries a checksum, see :mod:`robust_ext.engine.chain`. Nothing is written outside the folder.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
-from zipfile import BadZipFile
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from robust_ext.core.errors import RunFolderBusyError, RunFolderError
-from robust_ext.core.files import replace_file
-from robust_ext.engine.store import InMemoryStore, Slot
+from robust_ext.core.errors import RunFolderError
+from robust_ext.core.files import remove_drafts, replace_file
+from robust_ext.engine.archive import read_arrays, read_value, write_arrays, write_value
+from robust_ext.engine.chain import REPAIR, ChainedFile, chained, damaged
+from robust_ext.engine.locks import all_locked, locked
+from robust_ext.engine.repair import read_run, repair_files, write_run
+from robust_ext.engine.store import Record, Slot, Store
 
 logger = logging.getLogger(__name__)
 
 
-class RunFolder:
-    """Append-only store of a run; like :class:`InMemoryStore`, but it survives.
+class RunFolder(Store):
+    """A store that survives: what is appended is in memory and in the folder, which is read once, when it is opened.
 
     ``settings`` (plain JSON values) are all that the records depend on: a folder with others, of another kind or
-    damaged is refused with RunFolderError. Other versions are logged. Each ``shard`` has one
-    writer; a second gets RunFolderBusyError.
+    damaged is refused with RunFolderError; ``repair`` drops what is damaged instead. Other versions are logged. Each
+    ``shard`` has one writer; a second gets RunFolderBusyError.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class RunFolder:
         settings: Mapping[str, Any],
         versions: Mapping[str, str],
         shard: int = 0,
+        repair: bool = False,
     ) -> None:
+        super().__init__()
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -52,45 +56,34 @@ class RunFolder:
             raise RunFolderError(f"{self.path}: cannot be made a run folder: {error}") from error
         suffix = f"-{shard}" if shard else ""
         self._names = (f"records{suffix}.jsonl", f"timings{suffix}.jsonl")
+        self._own_lock = self.path / f".lock{suffix}"
+        self._lock = locked(self._own_lock, wait=False)
         try:
-            self._lock = _locked(self.path / f".lock{suffix}", wait=False)
-        except BlockingIOError as error:
-            raise RunFolderBusyError(
-                f"{self.path}: another process is writing this run; wait for it, stop it, or choose another folder"
-            ) from error
-        except OSError as error:
-            raise RunFolderError(f"{self.path}: cannot be written as a run folder: {error}") from error
-        try:
-            self._check_run({"kind": kind, "settings": _plain(settings), "versions": dict(versions)})
+            remove_drafts(self.path)
+            run = {"kind": kind, "settings": _plain(settings), "versions": dict(versions)}
+            if repair:
+                with all_locked(self.path, but=self._own_lock):
+                    repair_files(self.path, run)
+            self._start = self._check_run(run)
+            self._files: dict[str, ChainedFile] = {}
+            self.refresh()
             for name in self._names:
-                _cut_torn_line(self.path / name)
+                self._file(name).cut_torn_line()
         except BaseException:
             self.close()
             raise
+        self.earlier = sum(_seconds(timing) for timing in self._timings.values())
 
-    def records(self) -> list[dict[str, Any]]:
-        """All records of all shards, one an ``index``, sorted by it."""
-        found: dict[int, dict[str, Any]] = {}
-        for file in sorted(self.path.glob("records*.jsonl")):
-            for record in _read_lines(file):
-                if not isinstance(record.get("index"), int):
-                    raise RunFolderError(f"{file}: a record has no index; choose another folder")
-                found.setdefault(record["index"], record)
-        return [found[index] for index in sorted(found)]
-
-    def timings(self) -> list[dict[str, Any]]:
-        """All timings of all shards."""
-        return [entry for file in sorted(self.path.glob("timings*.jsonl")) for entry in _read_lines(file)]
-
-    def append(self, records: Iterable[Mapping[str, Any]], timing: Mapping[str, Any]) -> None:
-        """Store finished samples, and what they took, so that they survive a crash of the machine."""
-        # Records last: a group whose records are there is not run again, and would never get its timing.
-        for name, entries in zip(reversed(self._names), ([timing], list(records)), strict=True):
-            text = "".join(json.dumps(entry, allow_nan=False) + "\n" for entry in entries)
-            with (self.path / name).open("ab") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
+    def refresh(self) -> None:
+        """Read the lines that were added to the files of all shards since the last time."""
+        found = {file.name for file in self.path.glob("*.jsonl")} | set(self._names)
+        # Records first, as their timing is written before them; those of the first shard last, so that they count.
+        for part, key in ("records", "index"), ("timings", "block"):
+            for name in sorted((name for name in found if re.fullmatch(rf"{part}(-\d+)?\.jsonl", name)), reverse=True):
+                entries = self._file(name).read()
+                if not all(isinstance(entry.get(key), int) for entry in entries):
+                    raise damaged(self.path / name, f"a line has no {key}")
+                self._take(*((entries, ()) if part == "records" else ((), entries)))
 
     @contextmanager
     def once(self, name: str) -> Iterator[Slot]:
@@ -99,41 +92,35 @@ class RunFolder:
         Where the slot is empty, the block fills it while other processes wait.
         """
         file = self.path / f"{name}.json"
-        with _locked(self.path / ".lock-once", wait=True):
+        with locked(self.path / ".lock-once", wait=True):
             slot = Slot()
             if file.exists():
-                slot.fill(json.loads(file.read_text(encoding="utf-8")))
+                slot.fill(read_value(file, self._start))
                 yield slot
                 return
             yield slot
             if not slot.empty:
-                text = json.dumps(slot.value, allow_nan=False)
-                replace_file(file, text + "\n")
-                slot.fill(json.loads(text))
+                slot.fill(write_value(file, self._start, slot.value))
 
     def save(self, name: str, **arrays: Any) -> None:
         """Keep arrays in ``NAME.npz``, replaced whole."""
-        content = io.BytesIO()
-        np.savez_compressed(content, **arrays)
-        replace_file(self.path / f"{name}.npz", content.getvalue())
+        write_arrays(self.path / f"{name}.npz", self._start, arrays)
+        self._saved.append(name)
 
     def load(self, name: str) -> dict[str, NDArray[Any]] | None:
         """The arrays of ``NAME.npz``; None where there is no such file."""
-        file = self.path / f"{name}.npz"
-        if not file.exists():
-            return None
-        try:
-            with np.load(file, allow_pickle=False) as found:
-                return dict(found)
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise RunFolderError(f"{file}: cannot be read ({error}); remove its folder to run it again") from error
+        return read_arrays(self.path / f"{name}.npz", self._start) if self._has(name) else None
 
-    def finish(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def finish(self, records: Iterable[Record]) -> None:
         """Replace the records of all shards by the final ones, in order."""
-        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
-        replace_file(self.path / "records.jsonl", text)
-        for file in self.path.glob("records-*.jsonl"):
-            file.unlink()
+        super().finish(records)
+        with all_locked(self.path, but=self._own_lock):
+            file = self.path / "records.jsonl"
+            replace_file(file, chained(file, self._start, self.records()), error=RunFolderError)
+            for other in self.path.glob("records-*.jsonl"):
+                other.unlink()
+        self._files = {name: one for name, one in self._files.items() if not name.startswith("records")}
+        self._file(file.name).read()
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -145,18 +132,26 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_run(self, run: dict[str, Any]) -> None:
+    def _has(self, name: str) -> bool:
+        return (self.path / f"{name}.npz").exists()
+
+    def _write(self, records: Iterable[Record], timing: Record) -> None:
+        # Records last: a block whose records are there, but not its timing, is worked on again.
+        for name, entries in zip(reversed(self._names), ([timing], records), strict=True):
+            self._file(name).append(entries)
+
+    def _file(self, name: str) -> ChainedFile:
+        return self._files.setdefault(name, ChainedFile(self.path / name, self._start))
+
+    def _check_run(self, run: dict[str, Any]) -> str:
+        """Write ``run.json``, or compare it; returns the checksum that all others begin with."""
         file = self.path / "run.json"
         if not file.exists():
-            if any(self.path.glob("records*.jsonl")):
-                raise RunFolderError(f"{self.path}: holds records but no run.json; choose another folder")
-            replace_file(file, json.dumps(run, indent=2, allow_nan=False) + "\n")
-            return
-        try:
-            earlier = json.loads(file.read_text(encoding="utf-8"))
-            kind, settings, versions = earlier["kind"], dict(earlier["settings"]), earlier["versions"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunFolderError(f"{file}: cannot be read as a run ({error}); choose another folder") from error
+            if any(any(self.path.glob(kept)) for kept in ("records*.jsonl", "timings*.jsonl", "*.npz")):
+                raise RunFolderError(f"{self.path}: holds records but no run.json; {REPAIR}")
+            return write_run(file, run)
+        earlier, start = read_run(file)
+        kind, settings, versions = earlier["kind"], earlier["settings"], earlier["versions"]
         if kind != run["kind"]:
             raise RunFolderError(
                 f"{self.path}: holds a run of kind {kind!r}, not {run['kind']!r}; choose another folder"
@@ -172,21 +167,7 @@ class RunFolder:
             )
         if versions != run["versions"]:
             logger.warning("%s was begun with other versions: %s, now %s", self.path, versions, run["versions"])
-
-
-def _locked(path: Path, *, wait: bool) -> BinaryIO:
-    """An open file that no other process can lock until it is closed; OSError when one has it and ``wait`` is False."""
-    handle = path.open("ab")
-    try:
-        import fcntl
-    except ImportError:  # Windows has no fcntl; there a folder is not guarded against a second writer.
-        return handle
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        handle.close()
-        raise
-    return handle
+        return start
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,28 +181,9 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Drop a last line that was being written when the process was killed."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """Complete lines of a file; a torn last one (another process may be writing it) is left out."""
-    content = path.read_bytes()
-    lines = content[: content.rfind(b"\n") + 1].splitlines()
-    try:
-        entries = [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise RunFolderError(f"{path}: a line is damaged ({error}); choose another folder") from error
-    if not all(isinstance(entry, dict) for entry in entries):
-        raise RunFolderError(f"{path}: a line is damaged (not an object); choose another folder")
-    return entries
-
-
-Store = InMemoryStore | RunFolder
+def _seconds(entry: object) -> float:
+    """All that a timing, in its ``seconds`` and those of its parts, adds up to."""
+    if not isinstance(entry, Mapping):
+        return 0.0
+    own = sum(entry["seconds"].values()) if isinstance(entry.get("seconds"), Mapping) else 0.0
+    return float(own) + sum(_seconds(part) for name, part in entry.items() if name != "seconds")

@@ -26,26 +26,50 @@ class Slot:
         self.value, self.empty = value, False
 
 
-class InMemoryStore:
-    """What one run leaves, gone with its process."""
+class Store:
+    """What one run leaves, in memory: here it is gone with its process."""
 
     def __init__(self) -> None:
-        self._records: list[dict[str, Any]] = []
-        self._timings: list[dict[str, Any]] = []
+        self._records: dict[int, Record] = {}
+        self._timings: dict[int, Record] = {}
         self._arrays: dict[str, dict[str, NDArray[Any]]] = {}
+        self._saved: list[str] = []  # Arrays of the block that is being worked on
+        self.earlier = 0.0  # Seconds that went into what was there when it was opened
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Record]:
         """All records, one an ``index``, sorted by it."""
-        return sorted(self._records, key=lambda record: int(record["index"]))
+        return [self._records[index] for index in sorted(self._records)]
 
-    def timings(self) -> list[dict[str, Any]]:
+    def timings(self) -> list[Record]:
         """All timings, one a block."""
-        return list(self._timings)
+        return [self._timings[block] for block in sorted(self._timings)]
+
+    def block(self, rows: range) -> list[Record]:
+        """The records of a block that :meth:`holds` is true of."""
+        return [self._records[index] for index in rows]
+
+    def holds(self, rows: range) -> bool:
+        """Whether all that a finished block leaves is there: its records, its timing and its arrays."""
+        timing = self._timings.get(rows[0])
+        return (
+            timing is not None
+            and all(index in self._records for index in rows)
+            and all(self._has(name) for name in timing.get("arrays", ()))
+        )
+
+    def refresh(self) -> None:
+        """Take in what other processes have appended meanwhile."""
 
     def append(self, records: Iterable[Record], timing: Record) -> None:
-        """Keep the records of finished samples, and what they took."""
-        self._records += [dict(record) for record in records]
-        self._timings.append(dict(timing))
+        """Keep the records of a finished block, what it took, and which arrays were saved since the last one."""
+        kept = dict(timing)
+        if self._saved:
+            kept["arrays"] = self._saved
+        # One that is there already, from a block that was cut off or has lost something else, is not written again.
+        new = [record for record in records if self._records.get(record["index"]) != record]
+        self._write(new, kept)
+        self._take(new, [kept])
+        self._saved = []
 
     def once(self, name: str) -> AbstractContextManager[Slot]:
         """A slot for a plain value that is computed once for the whole run."""
@@ -54,6 +78,7 @@ class InMemoryStore:
     def save(self, name: str, **arrays: Any) -> None:
         """Keep arrays under a name; those kept under it before are replaced."""
         self._arrays[name] = {key: np.asarray(value) for key, value in arrays.items()}
+        self._saved.append(name)
 
     def load(self, name: str) -> dict[str, NDArray[Any]] | None:
         """The arrays under a name; None where there are none."""
@@ -61,7 +86,18 @@ class InMemoryStore:
 
     def finish(self, records: Iterable[Record]) -> None:
         """Replace the records by the final ones."""
-        self._records = [dict(record) for record in records]
+        self._records = {record["index"]: record for record in records}
 
     def close(self) -> None:
         """Let other processes have it."""
+
+    def _has(self, name: str) -> bool:
+        return name in self._arrays
+
+    def _write(self, records: Iterable[Record], timing: Record) -> None:
+        """Nothing: memory is all there is."""
+
+    def _take(self, records: Iterable[Record], timings: Iterable[Record]) -> None:
+        """Hold records and timings; of several of one sample or block the last counts."""
+        self._records |= {record["index"]: record for record in records}
+        self._timings |= {timing["block"]: timing for timing in timings}

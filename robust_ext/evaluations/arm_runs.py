@@ -21,8 +21,7 @@ from robust_ext.detectors.base import Detector
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Block, Run, candidates_name
-from robust_ext.engine.run_folder import Store
-from robust_ext.engine.store import Floats, Record
+from robust_ext.engine.store import Floats, Record, Store
 from robust_ext.engine.task import Check, Task, Work
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.detectors import NamedDetector, has_threshold

@@ -32,7 +32,7 @@ COMMANDS = {
 }
 RUN = (
     *("model", "weights", "bounds", "data", "data_root", "data_split", "samples", "order"),
-    *("out", "device", "progress", "jobs", "shard"),
+    *("out", "device", "progress", "jobs", "repair", "shard"),
 )
 TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
 OTHERS = {
@@ -211,13 +211,15 @@ def test_jobs_repeat_the_command(command, invoke, files, monkeypatch):
     ended = []
     monkeypatch.setattr("robust_ext.cli.loading.end_with_parent", lambda: ended.append(True))
     arguments = ["--out", str(files / "run"), "--samples", "4"]
-    monkeypatch.setattr(sys, "argv", ["robust-ext", command, "--jobs", "2", "--eps", "1", "--jobs=2"])
-    call = invoke(command, *arguments, "--jobs", "2")
-    assert (call.context.jobs, call.context.shard) == (2, (0, 1))
+    monkeypatch.setattr(sys, "argv", ["robust-ext", command, "--jobs", "2", "--eps", "1", "--repair", "--jobs=2"])
+    call = invoke(command, *arguments, "--jobs", "2", "--repair")
+    assert (call.context.jobs, call.context.shard, call.context.repair) == (2, (0, 1), True)
     assert call.context.command == [command, "--eps", "1"]
     assert not ended
     call = invoke(command, *arguments, "--shard", "1/2")
-    assert call.context.shard == (1, 2)
+    assert (call.context.shard, call.context.repair) == ((1, 2), False)
+    with pytest.raises(InvalidArgumentError, match="--repair: got no run folder"):
+        invoke(command, "--repair")
     assert (call.output, ended) == ("", [True])
 
 

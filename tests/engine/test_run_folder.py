@@ -35,19 +35,19 @@ def record(index, value=0):
 def test_records_survive_closing(tmp_path):
     with opened(tmp_path / "a" / "run") as folder:
         assert (folder.records(), folder.timings()) == ([], [])
-        folder.append([record(3), record(1, "é\n")], {"group": 0, "seconds": 0.5})
-        folder.append([], {"group": 1, "seconds": 0.25})
-        folder.append([record(0)], {"group": 2, "seconds": 0.125})
+        folder.append([record(3), record(1, "é\n")], {"block": 0, "seconds": 0.5})
+        folder.append([], {"block": 1, "seconds": 0.25})
+        folder.append([record(0)], {"block": 2, "seconds": 0.125})
         before = folder.records(), folder.timings()
         # What is appended is in the file at once.
         assert len((tmp_path / "a" / "run" / "records.jsonl").read_text().splitlines()) == 3
     assert before[0] == [record(0), record(1, "é\n"), record(3)]
-    assert [entry["group"] for entry in before[1]] == [0, 1, 2]
+    assert [entry["block"] for entry in before[1]] == [0, 1, 2]
     with opened(tmp_path / "a" / "run") as folder:
         assert (folder.records(), folder.timings()) == before
-        folder.append([record(2)], {"group": 3})
+        folder.append([record(2)], {"block": 3})
         with pytest.raises(ValueError, match="not JSON compliant"):
-            folder.append([record(7, float("nan"))], {"group": 4})
+            folder.append([record(7, float("nan"))], {"block": 4})
         assert [entry["index"] for entry in folder.records()] == [0, 1, 2, 3]
 
 
@@ -56,18 +56,18 @@ def test_records_survive_closing(tmp_path):
 def test_a_torn_last_line_is_dropped(tmp_path, torn, name):
     """The last line counts only with its line break; the next record starts a line of its own."""
     with opened(tmp_path) as folder:
-        folder.append([record(0)], {"group": 0})
+        folder.append([record(0)], {"block": 0})
     with (tmp_path / name).open("a") as file:
         file.write(torn)
     with opened(tmp_path) as folder:
-        assert (folder.records(), folder.timings()) == ([record(0)], [{"group": 0}])
-        folder.append([record(1)], {"group": 1})
-        assert (folder.records(), folder.timings()) == ([record(0), record(1)], [{"group": 0}, {"group": 1}])
+        assert (folder.records(), folder.timings()) == ([record(0)], [{"block": 0}])
+        folder.append([record(1)], {"block": 1})
+        assert (folder.records(), folder.timings()) == ([record(0), record(1)], [{"block": 0}, {"block": 1}])
 
 
 def test_a_line_that_another_shard_is_writing_is_left_alone(tmp_path):
     with opened(tmp_path, shard=1) as other:
-        other.append([record(5)], {"group": 5})
+        other.append([record(5)], {"block": 5})
         torn = tmp_path / "records-1.jsonl"
         with torn.open("a") as file:
             file.write('{"index": 6')
@@ -77,14 +77,14 @@ def test_a_line_that_another_shard_is_writing_is_left_alone(tmp_path):
         assert torn.read_text() == content
 
 
-@pytest.mark.parametrize("damage", ["{\n", "no json\n", "[1]\n", "5\n", "{}\n", '{"index": "a"}\n', "\xff\n"])
-def test_a_damaged_line_is_an_error(tmp_path, damage):
+@pytest.mark.parametrize("damage", ["{\n", "no json\n", "[1]\n", "5\n", "{}\n", '{"index": 4}\n', "\xff\n", "\n"])
+def test_a_line_without_a_checksum_is_an_error(tmp_path, damage):
     with opened(tmp_path) as folder:
-        folder.append([record(0)], {"group": 0})
-        path = tmp_path / "records.jsonl"
-        path.write_bytes(damage.encode("latin-1") + path.read_bytes())
-        with pytest.raises(RunFolderError, match=r"records\.jsonl: a (line is damaged|record has no index)"):
-            folder.records()
+        folder.append([record(0)], {"block": 0})
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(damage.encode("latin-1") + path.read_bytes())
+    with pytest.raises(RunFolderError, match=r"records\.jsonl: line 1 does not match its checksum.*--repair"):
+        opened(tmp_path)
 
 
 def test_other_settings_are_refused_and_named(tmp_path):
@@ -142,7 +142,7 @@ def test_folders_that_are_no_run_of_this_kind_are_refused(tmp_path):
         "records": r"holds records but no run\.json",
         "file": "cannot be made a run folder",
         "file/run": "cannot be made a run folder",
-        "lock": "cannot be written as a run folder",
+        "lock": "cannot be written",
     }.items():
         with pytest.raises(RunFolderError, match=words):
             opened(tmp_path / name, kind="mead")
@@ -155,7 +155,7 @@ import sys
 from robust_ext.engine.run_folder import RunFolder
 with RunFolder(sys.argv[1], kind="test", settings={"epsilon": 0.1, "bounds": [0, 1]}, versions={"torch": "1"},
                shard=int(sys.argv[2])) as folder:
-    folder.append([{"index": 7}], {"group": 7})
+    folder.append([{"index": 7}], {"block": 7})
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -226,16 +226,18 @@ def test_finish_merges_shards_in_order(tmp_path):
     with opened(tmp_path) as folder:
         for shard in (1, 2, 11):
             with opened(tmp_path, shard=shard) as other:
-                other.append([record(20 - shard, shard), record(shard, shard), record(0, 0)], {"group": shard})
-        folder.append([record(5, 0), record(0, 0)], {"group": 0})
+                other.append([record(20 - shard, shard), record(shard, shard), record(0, 0)], {"block": shard})
+        folder.append([record(5, 0), record(0, 0)], {"block": 0})
+        folder.refresh()
         merged = folder.records()
         assert [entry["index"] for entry in merged] == [0, 1, 2, 5, 9, 11, 18, 19]
         assert [entry["value"] for entry in merged] == [0, 1, 2, 0, 11, 11, 2, 1]
         folder.finish(merged)
         assert folder.records() == merged
-        assert sorted(entry["group"] for entry in folder.timings()) == [0, 1, 2, 11]
+        assert sorted(entry["block"] for entry in folder.timings()) == [0, 1, 2, 11]
     assert [file.name for file in tmp_path.glob("records*")] == ["records.jsonl"]
-    assert [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()] == merged
+    lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [{key: one[key] for key in ("index", "value")} for one in lines] == merged
     with opened(tmp_path) as folder:
         assert folder.records() == merged
 
@@ -246,8 +248,12 @@ def test_nothing_is_written_outside_the_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(elsewhere)
     with opened(tmp_path / "run") as folder, opened(tmp_path / "run", shard=1) as other:
         for one in (folder, other):
-            one.append([record(0)], {"group": 0})
+            one.append([record(0)], {"block": 0})
         once(folder, "plan", lambda: 1)
+        # Not while another process may still write its part.
+        with pytest.raises(RunFolderError, match="another process is writing"):
+            folder.finish(folder.records())
+        other.close()
         folder.finish(folder.records())
     expected = {"run.json", "records.jsonl", "timings.jsonl", "timings-1.jsonl", "plan.json"}
     locks = {".lock", ".lock-1", ".lock-once"}

@@ -17,7 +17,7 @@ from robust_ext.core.target import Target
 from robust_ext.engine.identity import describe, model_digest
 from robust_ext.engine.inputs import EvaluationInputs, blocks_of
 from robust_ext.engine.run import Block, Run
-from robust_ext.engine.run_folder import Store
+from robust_ext.engine.store import Store
 from robust_ext.engine.task import Attempt, Check, Task, Work
 from robust_ext.engine.verify import verify
 from robust_ext.evaluations.adaptive.plan import Step

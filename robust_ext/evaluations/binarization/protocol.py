@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,8 +20,7 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.target import Counted, PassCounter, count_calls
 from robust_ext.engine.context import current_context
 from robust_ext.engine.run import Block, Run
-from robust_ext.engine.run_folder import Store
-from robust_ext.engine.store import Record
+from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Work
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
 from robust_ext.evaluations.binarization.calibration import calibrate
@@ -29,7 +29,7 @@ from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.summary import decided_after
+from robust_ext.evaluations.binarization.summary import Sequential, decided_after
 from robust_ext.reports import Example
 
 # Samples of each attack that the report shows.
@@ -93,13 +93,18 @@ class BinarizationRun(Run):
                 slot.fill(found)
         self.calibrations.append(slot.value)
 
-    def decided(self, records: Sequence[Record]) -> bool:
+    @cached_property
+    def sequence(self) -> Sequential:
+        """How far the sequential rule has come with each attack."""
+        return Sequential(list(self.attacks), self.given)
+
+    def decided(self, store: Store) -> bool:
         """Whether the sequential rule has decided every attack."""
-        return not self._undecided(records)
+        return not self._undecided(store)
 
     def finish(self, store: Store) -> tuple[Sequence[Record], Sequence[Record]]:
         """Records and timings up to where the last attack was decided; all without the sequential rule."""
-        groups = self.complete_groups(store.records())
+        groups: list[Sequence[Record]] = [store.block(rows) for rows in takewhile(store.holds, self.blocks)]
         if self.given.sequential:
             groups = groups[: max(decided_after(name, groups, self.given) or len(groups) for name in self.attacks)]
         records = [record for group in groups for record in group]
@@ -118,16 +123,17 @@ class BinarizationRun(Run):
             complete.append([by_index[index] for index in indices])
         return complete
 
-    def _undecided(self, records: Sequence[Record]) -> list[str]:
+    def _undecided(self, store: Store) -> list[str]:
         """Attacks that still need samples, by the groups that are complete from the first on."""
         if not self.given.sequential:
             return list(self.attacks)
-        complete = self.complete_groups(records)
-        return [name for name in self.attacks if decided_after(name, complete, self.given) is None]
+        for rows in takewhile(store.holds, self.blocks[self.sequence.groups :]):
+            self.sequence.add(store.block(rows))
+        return self.sequence.undecided
 
     def work(self, rows: range, store: Store) -> Work[Block]:
         """Plant something for each of these samples, and run every undecided attack on it."""
-        undecided, settings = self._undecided(store.records()), self.settings
+        undecided, settings = self._undecided(store), self.settings
         before, clock = self.features.counter.snapshot(), _Clock()
         samples, defense = [self.ids[index] for index in rows], self.defense
         inputs = self.inputs[rows.start : rows.stop].to(self.device)

@@ -109,14 +109,40 @@ def _reached(reach: float | None, position: float) -> bool:
     return reach is not None and reach > position
 
 
+class Sequential:
+    """The sequential rule for several attacks, told of groups of samples one after another, in order."""
+
+    def __init__(self, names: Sequence[str], settings: BinarizationSettings) -> None:
+        self.groups = 0  # How many it was told of
+        self.undecided = list(names)  # Attacks that need more
+        self._counts = dict.fromkeys(names, (0, 0))
+        self._settings = settings
+
+    def add(self, group: Sequence[Record]) -> None:
+        """Take in the next group."""
+        self.groups += 1
+        for name in list(self.undecided):
+            found, trials = self._counts[name]
+            planted = _planted(name, group)
+            trials += len(planted)
+            found += sum(entry["outcome"] == "found" for entry in planted)
+            self._counts[name] = found, trials
+            limits = {"threshold": self._settings.threshold, "error_rate": self._settings.error_rate}
+            if sequential_decision(found, trials, **limits):
+                self.undecided.remove(name)
+
+
 def decided_after(name: str, groups: Sequence[Sequence[Record]], settings: BinarizationSettings) -> int | None:
     """After how many groups of samples, in order and without holes, an attack's score is decided; None while not."""
-    found = trials = 0
-    for number, group in enumerate(groups, 1):
-        entries = [record["attacks"][name] for record in group if name in record["attacks"]]
-        planted = [entry for entry in entries if entry["outcome"] != "not_planted"]
-        trials += len(planted)
-        found += sum(entry["outcome"] == "found" for entry in planted)
-        if sequential_decision(found, trials, threshold=settings.threshold, error_rate=settings.error_rate):
-            return number
+    rule = Sequential([name], settings)
+    for group in groups:
+        rule.add(group)
+        if not rule.undecided:
+            return rule.groups
     return None
+
+
+def _planted(name: str, group: Sequence[Record]) -> list[Mapping[str, Any]]:
+    """What an attack did to the samples of a group in which something was planted."""
+    entries = [record["attacks"][name] for record in group if name in record["attacks"]]
+    return [entry for entry in entries if entry["outcome"] != "not_planted"]

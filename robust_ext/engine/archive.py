@@ -1,0 +1,62 @@
+"""Arrays and single values in files of their own, each with a checksum of its content, its name and its run."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robust_ext.core.arrays import ArrayArchive, UnreadableArraysError
+from robust_ext.core.errors import RunFolderError
+from robust_ext.core.files import replace_file
+from robust_ext.engine.chain import checksum, damaged, seal, unseal
+
+_DIGITS = 32
+
+
+def write_arrays(path: Path, start: str, arrays: Mapping[str, Any]) -> None:
+    """Write an ``.npz`` file whose checksum is the comment that ends zip archives; numpy reads it like any other."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    # The last two bytes of an archive without a comment are the comment's length.
+    content = file.getvalue()[:-2] + _DIGITS.to_bytes(2, "little")
+    replace_file(path, content + checksum(start, path.name, content).encode(), error=RunFolderError)
+
+
+def read_arrays(path: Path, start: str) -> dict[str, NDArray[Any]]:
+    """The arrays of a file that :func:`write_arrays` wrote for the same run; RunFolderError where it is damaged."""
+    content = _content(path)
+    if checksum(start, path.name, content[:-_DIGITS]).encode() != content[-_DIGITS:]:
+        raise damaged(path, "does not match its checksum")
+    try:
+        archive = ArrayArchive(io.BytesIO(content))
+        return archive.read(*archive.names)
+    except UnreadableArraysError as error:
+        raise damaged(path, f"holds {error}") from error
+
+
+def write_value(path: Path, start: str, value: object) -> Any:
+    """Write a JSON value; returns it as it will be read."""
+    line, _ = seal({"value": value}, checksum(start, path.name))
+    replace_file(path, line, error=RunFolderError)
+    return json.loads(line)["value"]
+
+
+def read_value(path: Path, start: str) -> Any:
+    """The value that :func:`write_value` wrote for the same run; RunFolderError where it is damaged."""
+    found = unseal(_content(path).removesuffix(b"\n"), checksum(start, path.name))
+    if found is None:
+        raise damaged(path, "does not match its checksum")
+    return found[0]["value"]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be read ({error.strerror or error})") from error

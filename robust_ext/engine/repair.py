@@ -1,0 +1,97 @@
+"""Repair of a run folder: what does not verify is dropped, so that opening it runs exactly those samples again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from robust_ext.core.errors import RunFolderError
+from robust_ext.core.files import replace_file
+from robust_ext.engine.archive import read_arrays, read_value
+from robust_ext.engine.chain import chained, checksum, damaged, parted, unseal
+
+logger = logging.getLogger(__name__)
+
+# After a damaged line, the next may follow any of so many checksums before it.
+_ANCHORS = 8
+
+
+def write_run(file: Path, run: Mapping[str, Any]) -> str:
+    """Write ``run.json``, what the records of a folder depend on; returns the checksum that their chains begin with."""
+    text = json.dumps({**run, "checksum": checksum(_canonical(run))}, indent=2, allow_nan=False)
+    replace_file(file, text + "\n", error=RunFolderError)
+    return _start(run)
+
+
+def read_run(file: Path) -> tuple[dict[str, Any], str]:
+    """What :func:`write_run` wrote, and the checksum that chains begin with; RunFolderError where it is damaged."""
+    try:
+        run = json.loads(file.read_text(encoding="utf-8"))
+        stated = run.pop("checksum")
+        fits = checksum(_canonical(run)) == stated
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise damaged(file, f"cannot be read as a run ({type(error).__name__}: {error})") from error
+    if not fits:
+        raise damaged(file, "cannot be read as a run (it does not match its checksum)")
+    return run, _start(run)
+
+
+def repair_files(folder: Path, run: Mapping[str, Any]) -> None:
+    """Drop what does not verify from a folder that no other process is writing; each is logged.
+
+    Where ``run.json`` is lost, ``run`` takes its place, which the records have to follow from.
+    """
+    file = folder / "run.json"
+    try:
+        start = read_run(file)[1]
+    except RunFolderError as error:
+        if any(folder.glob("*.jsonl")):
+            logger.warning("written anew: %s", error)
+        start = write_run(file, run)
+    for lines in [*folder.glob("records*.jsonl"), *folder.glob("timings*.jsonl")]:
+        _repair_lines(lines, start)
+    for arrays in folder.glob("*.npz"):
+        _set_aside(arrays, lambda path: read_arrays(path, start))
+    for value in folder.glob("*.json"):
+        if value.name not in ("run.json", "result.json"):
+            _set_aside(value, lambda path: read_value(path, start))
+
+
+def _repair_lines(path: Path, start: str) -> None:
+    """Keep the lines of a file that follow from a line before them, each once, chained anew."""
+    content, kept, dropped = path.read_bytes(), {}, []
+    # Checksums that lines state stand for lines that are lost themselves.
+    anchors = deque([checksum(start, path.name)], maxlen=_ANCHORS)
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n")[:-1], 1):
+        found = next((entry for anchor in reversed(anchors) if (entry := unseal(line, anchor)) is not None), None)
+        text, stated = parted(line)
+        if found is not None and stated not in kept:
+            kept[stated] = found[0]
+        else:
+            dropped.append(number)
+            anchors.append(checksum(anchors[-1], text))
+        anchors.append(stated)
+    mended = chained(path, start, kept.values())
+    if mended != content:
+        logger.warning("%s: dropped %d of %d lines: %s", path, len(dropped), len(kept) + len(dropped), dropped[:20])
+        replace_file(path, mended, error=RunFolderError)
+
+
+def _set_aside(path: Path, read: Callable[[Path], object]) -> None:
+    try:
+        read(path)
+    except RunFolderError as error:
+        logger.warning("set aside as NAME.damaged: %s", error)
+        path.replace(path.with_name(f"{path.name}.damaged"))
+
+
+def _canonical(run: Mapping[str, Any]) -> str:
+    return json.dumps(run, sort_keys=True, allow_nan=False)
+
+
+def _start(run: Mapping[str, Any]) -> str:
+    return checksum(_canonical({"kind": run["kind"], "settings": run["settings"]}))
