@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack, draw_seed
-from robust_ext.core.errors import AttackError, RobustExtError
+from robust_ext.core.errors import AttackError, DisturbedError, RobustExtError
+from robust_ext.core.intact.guard import guarded
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import Target, frozen
+from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.models.padded import PaddedClasses
+
+logger = logging.getLogger(__name__)
 
 
 def run_attack(
@@ -38,30 +42,51 @@ def run_attack(
 def undisturbed(attack: Attack, target: Target, generator: torch.Generator) -> Iterator[Target]:
     """A target for the run of one attack inside the block, padded where it has too few classes, and left as it was.
 
-    Random detectors are seeded from the generator. Anything else than an error of this project that is raised inside
-    becomes an AttackError, and so do weights that were changed in place.
+    Random detectors are seeded from the generator. What the attack leaves changed is put back, also where it raises,
+    see :func:`robust_ext.core.intact.guard.guarded`: settings of the process with a warning, the network and what runs
+    it with a DisturbedError. Anything else than an error of this project that is raised inside becomes an AttackError,
+    an exit of the process too.
     """
     if target.classes < attack.traits.minimum_classes:
         classes = attack.traits.minimum_classes
         target = replace(target, module=PaddedClasses(target.module, classes=classes), classes=classes)
-    # Every change in place raises a tensor's version, whatever it is made by.
-    before = [(name, parameter, parameter._version) for name, parameter in target.module.named_parameters()]
+    networks: list[nn.Module] = [target.module] if target.defended is None else [target.module, target.defended]
+    with _named(attack.name), guarded(*networks) as found, ExitStack() as stack:
+        # Their place is inside: the guard then finds them as they were.
+        if target.defended is not None and target.defended.detector.random:
+            # Random detectors draw from the global generator.
+            stack.enter_context(seeded_globals(draw_seed(generator)))
+        yield _copied(target)
+    if found.left:
+        logger.warning("%s left %s changed, which was put back", attack.name, ", ".join(found.left))
+    if found.network:
+        shown = "; ".join(found.network[:3]) + ("; ..." if len(found.network) > 3 else "")
+        raise DisturbedError(
+            f"{attack.name}: changed what it attacks or is judged by ({shown}); everything was put back, and what it "
+            "returned is not used: let it work on a copy (copy.deepcopy of the model)"
+        )
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Errors that name the attack."""
     try:
-        with ExitStack() as stack:
-            stack.enter_context(frozen(target.module))
-            if target.defended is not None:
-                stack.enter_context(frozen(target.defended))
-                if target.defended.detector.random:
-                    # Random detectors draw from the global generator.
-                    stack.enter_context(seeded_globals(draw_seed(generator)))
-            yield target
+        yield
     except RobustExtError:
         raise
-    except Exception as error:
-        raise AttackError(f"{attack.name}: raised {type(error).__name__}: {error}") from error
-    changed = [name for name, parameter, version in before if parameter._version != version]
-    if changed:
+    except SystemExit as error:
         raise AttackError(
-            f"{attack.name}: changed the network's weights in place ({', '.join(changed[:3])}); what is left is no "
-            "longer the network to be tested: load it anew, and hand the attack a copy"
-        )
+            f"{name}: tried to exit the process with status {error.code}; raise an exception where it cannot go on"
+        ) from error
+    except Exception as error:
+        raise AttackError(f"{name}: raised {type(error).__name__}: {error}") from error
+
+
+def _copied(target: Target) -> Target:
+    """A target whose points an attack may change."""
+    starts, references = target.starting_points, target.references
+    return replace(
+        target,
+        starting_points=None if starts is None else starts.clone(),
+        references=None if references is None else references.clone(),
+    )

@@ -46,6 +46,10 @@ class AttackRefusedError(AttackError):
     """An attack cannot make sense on a target; the text says why and what to use instead."""
 
 
+class DisturbedError(AttackError):
+    """An attack changed the network, its hooks or the code that judges it; everything was put back."""
+
+
 class DataError(RobustExtError):
     """A data file is missing, unreadable or not what its name promises."""
 

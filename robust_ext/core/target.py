@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.intact.tensors import GradientState, TensorState
+
 if TYPE_CHECKING:
     from robust_ext.models.defended import Defended
 
@@ -139,28 +141,22 @@ def frozen(module: nn.Module) -> Iterator[None]:
     Inside, no parameter requires a gradient (attacks need those of the inputs only, which saves part of each backward
     pass). On leaving, ``requires_grad``, ``grad``, buffers and train flags are as they were, whatever the attack did:
     an attack that switches batch normalisation into train mode would otherwise change the network it is judged on.
+    Nothing else is compared: :func:`robust_ext.core.intact.guard.guarded` sees changed weights, hooks and methods too.
     """
-    parameters = [(p, p.requires_grad, p.grad) for p in module.parameters()]
+    gradients = [GradientState(parameter) for parameter in module.parameters()]
     buffers = [
-        (part, name, buffer, buffer.detach().clone())
+        (part, name, TensorState(buffer))
         for part in module.modules()
         for name, buffer in part.named_buffers(recurse=False)
     ]
     flags = [(part, part.training) for part in module.modules()]
-    for parameter, _, _ in parameters:
-        parameter.requires_grad_(False)
-        # Kept aside, where nothing can be added to it in place.
-        parameter.grad = None
     try:
         yield
     finally:
-        for parameter, required, gradient in parameters:
-            parameter.requires_grad_(required)
-            parameter.grad = gradient
-        with torch.no_grad():
-            for part, name, buffer, before in buffers:
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
-                setattr(part, name, buffer)
+        for gradient in gradients:
+            gradient.restore()
+        for part, name, state in buffers:
+            state.restore()
+            setattr(part, name, state.tensor)
         for part, training in flags:
             part.training = training

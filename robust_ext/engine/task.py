@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack, draw_seed
 from robust_ext.attacks.running import undisturbed
-from robust_ext.core.random import seeded_globals, stream
+from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target, count_calls
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.verify import Verification, take_witnesses, verify
@@ -37,7 +37,9 @@ class Task:
     threat_model: ThreatModel  # What it is given
     stream: tuple[Key, ...]  # Seed and keys of the generator it draws from, see robust_ext.core.random.stream
     counted: nn.Module | None = None  # Network whose rows are counted meanwhile; None where the target counts its own
-    global_seed: int | None = None  # Of the global generators, for targets that draw from them; None leaves them alone
+    global_seed: int | None = (
+        None  # Of the global generators, for targets that draw from them; None: it follows from the stream
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +87,16 @@ def run_task(task: Task) -> TaskResult:
     with ExitStack() as stack:
         if task.counted is not None:
             stack.enter_context(count_calls(task.counted, counter))
-        if task.global_seed is not None:
-            stack.enter_context(seeded_globals(task.global_seed))
+        # What draws from the global generators draws the same in every run, and leaves them as they were.
+        own = derive_seed(int(task.stream[0]), *task.stream[1:], "globals")
+        stack.enter_context(seeded_globals(own if task.global_seed is None else task.global_seed))
         witness = stack.enter_context(witness_queries(task.target, task.inputs, task.threat_model))
         target = stack.enter_context(undisturbed(task.attack, task.target, generator))
         candidates = task.attack.search(
             target,
             task.inputs.clone(),
             task.labels.clone(),
-            threat_model=task.threat_model,
+            threat_model=replace(task.threat_model),
             generator=generator,
         )
     seconds, spent = time.perf_counter() - begun, counter.since(before)

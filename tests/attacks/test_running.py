@@ -7,7 +7,13 @@ from torch import nn
 from robust_ext.adapters.wrapped import restore_failed
 from robust_ext.attacks import Attack, AttackTraits, CallableAttack
 from robust_ext.attacks.running import run_attack
-from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import (
+    AttackError,
+    AttackRefusedError,
+    DisturbedError,
+    InvalidArgumentError,
+    MissingDependencyError,
+)
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 
@@ -71,7 +77,11 @@ def test_what_an_attack_raises_and_changed_weights_name_it():
     for attack, error, message in (
         (Probe(ZeroDivisionError("by nothing")), AttackError, "probe: raised ZeroDivisionError: by nothing"),
         (Probe(InvalidArgumentError("eps", 3, "less")), InvalidArgumentError, "eps: got 3"),
-        (CallableAttack(careless), AttackError, r"careless: changed the network's weights in place \(1\.weight\)"),
+        (
+            CallableAttack(careless),
+            DisturbedError,
+            r"careless: changed what it attacks .* \(1\.weight\); everything was put back",
+        ),
     ):
         with pytest.raises(error, match=message):
             run(attack, target(), torch.rand(3, 2, 2), torch.ones(3).long())
