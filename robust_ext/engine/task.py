@@ -37,9 +37,8 @@ class Task:
     threat_model: ThreatModel  # What it is given
     stream: tuple[Key, ...]  # Seed and keys of the generator it draws from, see robust_ext.core.random.stream
     counted: nn.Module | None = None  # Network whose rows are counted meanwhile; None where the target counts its own
-    global_seed: int | None = (
-        None  # Of the global generators, for targets that draw from them; None: it follows from the stream
-    )
+    # Of the global generators, for targets that draw from them; None: it follows from the stream
+    global_seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
