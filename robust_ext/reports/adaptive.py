@@ -7,9 +7,10 @@ from typing import Any
 
 from robust_ext.reports.plots import RANDOM, SCORE, Bar, bar_plot
 from robust_ext.reports.text import Line, paragraph, table
-from robust_ext.reports.wording import percent, plain, seconds
+from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds
 
 _SIDES = ("static", "defended")
+_TITLES = {"static": "Worst case of the static model", "defended": "Worst case of the defense"}
 
 
 def text(result: Mapping[str, Any]) -> str:
@@ -18,14 +19,15 @@ def text(result: Mapping[str, Any]) -> str:
     rows.append(("none", "clean", *(percent(result[one]["clean_accuracy"]) for one in _SIDES), "", ""))
     for pair in zip(*(result[one]["attacks"] for one in _SIDES), strict=True):
         defended = pair[1]
-        accuracies = (percent(one["robust_accuracy"]) for one in pair)
+        accuracies = map(accuracy, pair)
         deviation = percent(defended["deviation"]) if result["random"] else ""
         words = (plain(defended["name"]), plain(defended["category"]))
         rows.append((*words, *accuracies, deviation, seconds(defended["seconds"])))
-    worst = [percent(result[one]["worst_case"]["robust_accuracy"]) for one in _SIDES]
+    worst = [accuracy(result[one]["worst_case"]) for one in _SIDES]
     rows.append(("worst case", "all", *worst, "", ""))
     sentences = [
         _verdict(result),
+        *_rests_on(result),
         _cost(result),
         *(
             f"Under {plain(row['category'])} attacks alone {percent(row['alone'])} are left; without them the worst "
@@ -43,6 +45,7 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows."""
     return {
         "verdict": _verdict(result),
+        "rests_on": _rests_on(result),
         "opening": _opening(result),
         "cost": _cost(result),
         "bars": _bars(result),
@@ -61,6 +64,12 @@ def _verdict(result: Mapping[str, Any]) -> str:
     if high < 0:
         return f"The defense weakens its static model: {span}."
     return f"No difference between the defense and its static model can be shown: {span}."
+
+
+def _rests_on(result: Mapping[str, Any]) -> list[str]:
+    """What the worst cases rest on, in sentences."""
+    found = (rests_on(result[one]["worst_case"], result["samples"], title) for one, title in _TITLES.items())
+    return [sentence for sentence in found if sentence]
 
 
 def _opening(result: Mapping[str, Any]) -> str:

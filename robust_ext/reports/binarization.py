@@ -27,7 +27,7 @@ _AXES = (("kappa", "inner_points", "{} inner points"), ("inner_points", "kappa",
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """A row an attack (or two, where it went through the regular and the inverted test), the reasons, the verdict.
+    """A row an attack (or two, where it went through the regular and the inverted test), reasons, warnings, verdict.
 
     Each has its verdict, its test score and the random attack's success rate (R-ASR) with their intervals, the planted
     problems, the canaries it repaired of those there were, and its seconds.
@@ -40,6 +40,8 @@ def text(result: Mapping[str, Any]) -> str:
     for attack in result["attacks"]:
         both = f" {attack['verdict']}, score {share(attack['score'], threshold)}." if "tests" in attack else ""
         lines += paragraph(f"{attack_title(attack)}:{both} {plain(attack['reason'])}")
+    for warning in result.get("warnings", ()):
+        lines += paragraph(f"Warning: {plain(warning)}")
     return "\n".join([*lines, "", *paragraph(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}"), ""])
 
 
@@ -64,9 +66,10 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shown(outcome: str, result: Mapping[str, Any], *, pairs: bool) -> bool:
     """Whether an outcome is shown: those that any test may have, and others where they occurred."""
-    if outcome in ("rejected", "non_finite_logits", *LOST):
-        return (pairs and outcome == "rejected") or any(attack["outcomes"].get(outcome) for attack in result["attacks"])
-    return True
+    if outcome == "rejected":
+        return pairs
+    rare = outcome in ("non_finite_logits", *LOST)
+    return not rare or any(attack["outcomes"].get(outcome) for attack in result["attacks"])
 
 
 def _check(result: Mapping[str, Any]) -> None:

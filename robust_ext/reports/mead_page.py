@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from robust_ext.engine.outcomes import OUTCOMES
 from robust_ext.reports import mead_plots, mead_views
 from robust_ext.reports.mead_views import Group, Row
 from robust_ext.reports.wording import percent, plain
@@ -47,7 +46,6 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "summary_plot": mead_plots.summary_plot(result),
         "cost_plot": mead_plots.cost_plot(result),
         "FEW": mead_views.FEW,
-        "outcomes": _outcomes,
         "percent_interval": mead_views.percent_interval,
         "objective_title": mead_views.objective_title,
         "norm_title": mead_views.norm_title,
@@ -107,14 +105,6 @@ def _has_curve(row: Row) -> bool:
 def _roc_label(name: str, rows: Sequence[tuple[str | None, Row]]) -> str:
     numbers = ", ".join(f"{mead_views.objective_title(objective)} {percent(row['auroc'])}" for objective, row in rows)
     return f"ROC curves of detector {name}, group {plain(rows[-1][1]['group'])}; AUROC: {numbers}"
-
-
-def _outcomes(outcomes: Mapping[str, int]) -> str:
-    """Return counts of outcomes in words, those that did not occur left out."""
-    parts = [
-        f"{count} {OUTCOMES[key][0].lower() if key in OUTCOMES else key}" for key, count in outcomes.items() if count
-    ]
-    return ", ".join(parts) or "none"
 
 
 def heat_maps(result: Mapping[str, Any], detector: Row) -> list[HeatMap]:

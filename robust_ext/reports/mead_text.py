@@ -58,7 +58,7 @@ def _summary(result: Mapping[str, Any]) -> list[str]:
 
 
 def _place(row: Row) -> tuple[str, str]:
-    return percent(row["auroc"]), plain(row["group"])
+    return views.auroc(row), plain(row["group"])
 
 
 def _averages(result: Mapping[str, Any], detector: Row) -> list[str]:
@@ -95,7 +95,7 @@ def _groups(detector: Row) -> list[str]:
                     title if place == 0 else f"  {words}",
                     str(row["positives"]),
                     percent(row["coverage"]),
-                    f"{percent(row['auroc'])} {views.percent_interval(row['auroc_interval'])}".rstrip(),
+                    f"{views.auroc(row)} {views.percent_interval(row['auroc_interval'])}".rstrip(),
                     percent(row["fpr_at_95_tpr"]),
                     _objective(group.lowest) if words == "blind" else "",
                     " / ".join(percent(numbers[key]) for key in public) if (numbers := row.get("published")) else "-",

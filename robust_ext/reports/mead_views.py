@@ -55,6 +55,11 @@ def percent_interval(bounds: Sequence[float] | None) -> str:
     return "" if bounds is None else f"[{percent(bounds[0])}, {percent(bounds[1])}]"
 
 
+def auroc(row: Row) -> str:
+    """An AUROC in per cent, marked as an upper bound where samples were not attacked."""
+    return ("≤ " if row.get("not_attacked") else "") + percent(row["auroc"])
+
+
 def objective_title(objective: str | None) -> str:
     """Return what the tables call an objective; none of them is the multi-armed setting."""
     return "MEAD" if objective is None else _OBJECTIVES.get(objective, plain(objective))
@@ -123,7 +128,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     """Sentences on what makes numbers rough or leaves some out; detectors that share a sentence are named together."""
     everyone = len(result["detectors"])
     sentences = []
-    for kind in (_few, _unscored, _left_out):
+    for kind in (_few, _non_finite, _not_attacked, _unscored, _left_out):
         holders: dict[str, list[str]] = {}
         for detector in result["detectors"]:
             if (sentence := kind(result, detector)) is not None:
@@ -132,7 +137,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             sentence if len(names) == everyone else f"{', '.join(names)}: {sentence}"
             for sentence, names in holders.items()
         ]
-    return [*sentences, *_refused(result)]
+    warnings = (f"Warning: {plain(words)}" for words in result.get("warnings", ()))
+    return [*sentences, *_refused(result), *warnings]
 
 
 def _refused(result: Mapping[str, Any]) -> list[str]:
@@ -155,6 +161,29 @@ def _few(_: Mapping[str, Any], detector: Row) -> str | None:
         if row["positives"] < FEW
     ]
     return f"Fewer than {FEW} positives, so numbers are rough or missing: {', '.join(rough)}." if rough else None
+
+
+def _non_finite(_: Mapping[str, Any], detector: Row) -> str | None:
+    found = [
+        f"{plain(group.name)}, {row['non_finite']} of {row['positives']} (AUROC without them "
+        f"{percent(row['auroc_without_non_finite'])})"
+        for group in groups_of(detector)
+        for _, row in group.scenarios
+        if row.get("non_finite")
+    ]
+    return f"Positives that rest on non-finite logits alone: {'; '.join(found)}." if found else None
+
+
+def _not_attacked(result: Mapping[str, Any], detector: Row) -> str | None:
+    found = [
+        f"{plain(group.name)}, {row['not_attacked']} of {result['samples']}"
+        for group in groups_of(detector)
+        for _, row in group.scenarios
+        if row.get("not_attacked")
+    ]
+    return (
+        f"Samples that not every arm attacked, so that numbers are upper bounds: {'; '.join(found)}." if found else None
+    )
 
 
 def _unscored(_: Mapping[str, Any], detector: Row) -> str | None:

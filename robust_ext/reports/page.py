@@ -27,7 +27,15 @@ def render(template: str, context: Mapping[str, Any], examples: Sequence[Example
         finalize=lambda value: wording.plain(value) if type(value) is str else value,
     )
     environment.globals["OUTCOMES"] = OUTCOMES
-    filters = (wording.share, wording.interval, wording.seconds, wording.percent, wording.count)
+    filters = (
+        wording.share,
+        wording.interval,
+        wording.seconds,
+        wording.percent,
+        wording.accuracy,
+        wording.outcomes,
+        wording.count,
+    )
     environment.filters.update({word.__name__: word for word in filters})
     environment.filters.update(title_of=wording.attack_title, setting=_setting)
     images = [example for example in examples if example.is_image]

@@ -9,14 +9,15 @@ from typing import Any
 
 from robust_ext.reports.plots import COLOURS, INK, MARKERS, MUTED, draw
 from robust_ext.reports.text import Line, paragraph, table
-from robust_ext.reports.wording import percent, plain, seconds
+from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds
 
 
 def text(result: Mapping[str, Any]) -> str:
     """A row an attack, a column a budget, in per cent.
 
     The last row is the worst case over all attacks, sample by sample. ``above best`` is how far an attack's robust
-    accuracy lies above that of the best single attack: the mean over budgets, and the maximum.
+    accuracy lies above that of the best single attack: the mean over budgets, and the maximum. Below is what the worst
+    case rests on, and warnings.
     """
     epsilons = [f"{row['epsilon']:.4g}" for row in result["worst_case"]]
     rows: list[Line] = [("attack", *epsilons, "above best", "median", "seconds")]
@@ -24,18 +25,20 @@ def text(result: Mapping[str, Any]) -> str:
         rows.append(
             (
                 plain(attack["name"]),
-                *(percent(row["robust_accuracy"]) for row in attack["robust_accuracy"]),
+                *map(accuracy, attack["robust_accuracy"]),
                 f"{percent(attack['difference']['mean'])} / {percent(attack['difference']['maximum'])}",
                 _median(attack["distances"]),
                 seconds(attack["seconds"]),
             )
         )
-    rows.append(("worst case", *(percent(row["robust_accuracy"]) for row in result["worst_case"]), "", "", ""))
+    rows.append(("worst case", *map(accuracy, result["worst_case"]), "", "", ""))
     opening = (
         f"Robust accuracy in per cent, {result['norm']}, by epsilon; {result['samples']} samples, clean accuracy "
         f"{percent(result['clean_accuracy'])}."
     )
-    return "\n".join([*paragraph(opening), "", *table(rows, words=(0,))]) + "\n"
+    sentences = [*_rests_on(result), *(f"Warning: {plain(warning)}" for warning in result.get("warnings", ()))]
+    below = [line for sentence in sentences for line in ("", *paragraph(sentence))]
+    return "\n".join([*paragraph(opening), "", *table(rows, words=(0,)), *below]) + "\n"
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,8 +47,17 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "curves": _curves(result),
         "colours": [(attack["name"], _style(number)[0]) for number, attack in enumerate(result["attacks"])],
         "medians": [_median(attack["distances"]) for attack in result["attacks"]],
+        "rests_on": _rests_on(result),
         "strongest": min(result["attacks"], key=lambda attack: attack["difference"]["mean"]),
     }
+
+
+def _rests_on(result: Mapping[str, Any]) -> list[str]:
+    """What the worst case rests on at each budget, in sentences."""
+    found = (
+        rests_on(row, result["samples"], f"Worst case at epsilon {row['epsilon']:.4g}") for row in result["worst_case"]
+    )
+    return [sentence for sentence in found if sentence]
 
 
 def _style(number: int) -> tuple[str, str]:

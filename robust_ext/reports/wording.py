@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from robust_ext.core.printable import printable
+from robust_ext.engine.outcomes import OUTCOMES
 
 
 def plain(text: object) -> str:
@@ -59,6 +60,36 @@ def seconds(value: float) -> str:
 def percent(value: float | None) -> str:
     """A share in per cent with one decimal, as in the papers' tables."""
     return "-" if value is None else f"{100 * value:.1f}"
+
+
+def accuracy(row: Mapping[str, Any]) -> str:
+    """A robust accuracy in per cent, marked as an upper bound where samples were not attacked."""
+    bound = "≤ " if row.get("not_attacked") else ""
+    return bound + percent(row["robust_accuracy"])
+
+
+def rests_on(row: Mapping[str, Any], samples: int, title: str) -> str:
+    """What a robust accuracy rests on beside adversarial examples, in a sentence; empty where on nothing else."""
+    non_finite, lost, parts = row.get("non_finite", 0), row.get("not_attacked", 0), []
+    if non_finite:
+        parts.append(
+            f"{non_finite} of {samples} samples are broken by non-finite logits alone, without which it would be "
+            f"{percent(row['without_non_finite'])}"
+        )
+    if lost:
+        parts.append(
+            f"{lost} of {samples} count as robust though an attack on them ended or timed out, so that it is an upper "
+            "bound"
+        )
+    return f"{title}: {accuracy(row)} per cent; {'; '.join(parts)}." if parts else ""
+
+
+def outcomes(counts: Mapping[str, int]) -> str:
+    """Counts of outcomes in words, those that did not occur left out."""
+    parts = [
+        f"{count} {OUTCOMES[key][0].lower() if key in OUTCOMES else key}" for key, count in counts.items() if count
+    ]
+    return ", ".join(parts) or "none"
 
 
 def count(number: int, thing: str) -> str:

@@ -85,6 +85,8 @@ def make(arms, detectors, *, samples, white_box=(), combines=None, rates=None, u
             name=arm.name,
             adaptive_to=arm.adaptive_to,
             success=success[place],
+            finite=success[place],
+            lost=np.zeros_like(success[place]),
             scores={name: scores[name][place] for name in detectors},
             cost={
                 "outcomes": {"found": int(success[place].sum()), "not_adversarial": int((~success[place]).sum())},

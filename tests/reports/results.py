@@ -12,6 +12,10 @@ CALIBRATION = {
     ],
 }
 FAILED = {"not_adversarial": 80, "beyond_epsilon": 11, "out_of_bounds": 5, "not_finite": 2}
+RESTS_ON = (
+    {"non_finite": 0, "without_non_finite": 0.7, "not_attacked": 5},
+    {"non_finite": 3, "without_non_finite": 0.43, "not_attacked": 0},
+)
 VERSIONS = {"robust_ext": "0.1.0", "torch": "2.5.1"}
 
 
@@ -43,7 +47,7 @@ def make_attack(name, **changes):
         "samples": 256,
         "not_separable": 3,
         "not_planted": 7,
-        "outcomes": {"found": 157, "rejected": 1, **FAILED},
+        "outcomes": {"found": 157, "rejected": 1, **FAILED, "ended": 5},
         "canaries": {"planted": 37, "repaired": 9},
         "seconds": {"features": 41.5, "readout": 3.25, "attack": 22.5, "random": 18.75, "verify": 0.5, "total": 87.0},
         "passes": {"forward": 716811, "backward": 10249},
@@ -74,6 +78,7 @@ def make_result(attacks, **changes):
         "verdict": "failed",
         "reason": "Planted adversarial examples were missed.",
         "attacks": attacks,
+        "warnings": ["pgd: 5 of 256 samples: the attack's process ended."],
         "calibration": None,
         "settings": {"norm": "linf", "epsilon": 8 / 255, "threshold": 0.95, "kappa": 0.999, "corners": True},
         "versions": VERSIONS,
@@ -88,8 +93,8 @@ def make_robust_accuracy(*names, **changes):
 
     def curve(*rows):
         return [
-            {"epsilon": epsilon, "robust_accuracy": value, "interval": interval}
-            for epsilon, (value, *interval) in zip((0.5, 1.0), rows, strict=True)
+            {"epsilon": epsilon, "robust_accuracy": value, "interval": interval, **more}
+            for epsilon, (value, *interval), more in zip((0.5, 1.0), rows, RESTS_ON, strict=True)
         ]
 
     attacks = [
@@ -100,6 +105,7 @@ def make_robust_accuracy(*names, **changes):
             "robust_accuracy": curve((0.75 - place / 100, 0.65, 0.83), (0.5 - place / 50, 0.4, 0.6)),
             "difference": {"mean": 0.01 * place, "maximum": 0.02 * place},
             "distances": [None, 0.25, 0.75] if place else None,
+            "outcomes": {"found": 70, "non_finite_logits": 3 * place, "not_adversarial": 27},
             "passes": {"forward": 1000 + place, "backward": 900 + place},
             "seconds": 12.5 + place,
         }
@@ -112,6 +118,7 @@ def make_robust_accuracy(*names, **changes):
         "clean_accuracy": 0.95,
         "attacks": attacks,
         "worst_case": curve((0.7, 0.6, 0.79), (0.4, 0.3, 0.5)),
+        "warnings": ["ddn: 5 of 100 samples: the attack's process ended."],
         "settings": {"norm": "l2", "batch_size": 100, "seed": 3},
         "versions": VERSIONS,
         "seconds": {"attack": 26.0, "total": 30.0},
@@ -135,7 +142,12 @@ def make_adaptive(*names, **changes):
             }
             for place, name in enumerate(names)
         ]
-        worst = {"robust_accuracy": accuracy - 0.02, "deviation": 0.01}
+        worst = {
+            "robust_accuracy": accuracy - 0.02,
+            "deviation": 0.01,
+            **RESTS_ON[accuracy == 0.5],
+            "without_non_finite": accuracy,
+        }
         by = {"clean": 2, **{name: 5 + place for place, name in enumerate(names)}}
         return {"clean_accuracy": accuracy + 0.3, "attacks": attacks, "worst_case": {**worst, "by": by}}
 

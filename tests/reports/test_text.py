@@ -65,7 +65,7 @@ def test_other_kinds_are_never_too_wide(name):
 
 def test_wrapping_loses_no_word():
     reason = " ".join(f"word{number}" for number in range(60))
-    lines = report_text(make_result([make_attack("pgd", reason=reason)])).splitlines()
+    lines = report_text(make_result([make_attack("pgd", reason=reason)], warnings=[])).splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("pgd: "))
     paragraph = " ".join(line.strip() for line in lines[start : lines.index("", start)])
     assert paragraph == f"pgd: {reason}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ from robust_ext.core.random import derive_seed
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
+from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.adaptive.plan import CATEGORIES
 from robust_ext.evaluations.adaptive.protocol import StepRun
+from robust_ext.evaluations.caveats import attack_warnings
 
 Floats = NDArray[np.float64]
 
@@ -29,13 +32,13 @@ def make_content(
     ran = [one for one in outcomes if one.refusal is None]
     run = ran[0].run
     defense, model, seed = run.defense, run.given.threat_model, run.settings.seed
-    first, second = _predictions(ran)
-    static = np.array([[record["static"] for record in one.records] for one in ran], dtype=np.float64)
-    worst, left = _worst_case(first, second)
-    static_left = static.min(0)
+    predictions = _predictions(ran, "right")
+    defended, worst, left = _side(ran, predictions, _predictions(ran, "finite"))
+    sides = (_column(ran, key) for key in ("static", "static_finite"))
+    static, _, static_left = _side(ran, *((one, one) for one in sides))
     # How many of the samples that were lost were lost to which step.
     lost = left.mean(1) <= 0.5
-    by = {one.run.title: int((lost & (worst == number)).sum()) for number, one in enumerate(ran)}
+    defended["worst_case"]["by"] = {one.run.title: int((lost & (worst == n)).sum()) for n, one in enumerate(ran)}
     content = {
         "kind": "test_time",
         "samples": len(run.given.ids),
@@ -44,18 +47,10 @@ def make_content(
         "defense": type(defense).__name__,
         "random": defense.random,
         "batch_level": defense.batch_level,
-        "static": {
-            "clean_accuracy": float(static[0].mean()),
-            "attacks": [_attack(one, row[:, None]) for one, row in zip(ran[1:], static[1:], strict=True)],
-            "worst_case": _summary(static_left[:, None]),
-        },
-        "defended": {
-            "clean_accuracy": float(second[0].mean()),
-            "attacks": [_attack(one, rows) for one, rows in zip(ran[1:], second[1:], strict=True)],
-            "worst_case": {**_summary(left), "by": by},
-        },
-        "gain": _gain(left.mean(1) - static_left, seed),
-        "categories": _categories(ran, first, second),
+        "static": static,
+        "defended": defended,
+        "gain": _gain(left.mean(1) - static_left.mean(1), seed),
+        "categories": _categories(ran, *predictions),
         "cost": dict(cost),
         "refused": [{"name": one.run.title, "reason": one.refusal} for one in outcomes if one.refusal is not None],
         "settings": {**run.identity, **current_context().origins},
@@ -66,13 +61,43 @@ def make_content(
             "total": total,
         },
     }
-    content["warnings"] = [*warnings, *_warnings(content)]
+    upper = ", and stand as clean inputs, so that robust accuracy is an upper bound"
+    broken = [words for one in ran for words in attack_warnings(one.run.title, one.records, consequence=upper)]
+    content["warnings"] = [*warnings, *broken, *_warnings(content)]
     return content
 
 
-def _predictions(ran: Sequence[Outcome[StepRun]]) -> tuple[Floats, Floats]:
-    """Whether predictions were right, ``(steps, N, repeats)``: those to choose by, and fresh ones that count."""
-    right = np.array([[record["right"] for record in one.records] for one in ran], dtype=np.float64)
+def _side(
+    ran: Sequence[Outcome[StepRun]], predictions: tuple[Floats, Floats], finite: tuple[Floats, Floats]
+) -> tuple[dict[str, Any], NDArray[np.intp], Floats]:
+    """What ``result.json`` holds of one of the two models, of what :func:`_predictions` returned of it.
+
+    Beside it are the attack chosen for each sample and predictions on it, see :func:`_worst_case`.
+    """
+    # What would be left if predictions that are not finite were right.
+    first, second = (np.maximum(right, 1 - good) for right, good in zip(predictions, finite, strict=True))
+    missed = np.array([[record["outcome"] in LOST for record in one.records] for one in ran])
+    worst, left = _worst_case(*predictions)
+    attacks = [
+        {**_attack(one), **_summary(*rows)}
+        for one, *rows in zip(ran[1:], predictions[1][1:], second[1:], missed[1:], strict=True)
+    ]
+    found = {
+        "clean_accuracy": float(predictions[1][0].mean()),
+        "attacks": attacks,
+        "worst_case": _summary(left, _worst_case(first, second)[1], missed.any(0)),
+    }
+    return found, worst, left
+
+
+def _column(ran: Sequence[Outcome[StepRun]], key: str) -> Floats:
+    """One number of each record, ``(steps, N, 1)``."""
+    return np.array([[record[key] for record in one.records] for one in ran], dtype=np.float64)[:, :, None]
+
+
+def _predictions(ran: Sequence[Outcome[StepRun]], key: str) -> tuple[Floats, Floats]:
+    """Whether predictions were right or finite, ``(steps, N, repeats)``: those to choose by, and those that count."""
+    right = np.array([[record[key] for record in one.records] for one in ran], dtype=np.float64)
     run = ran[0].run
     if not run.defense.random:
         return right, right
@@ -105,7 +130,7 @@ def _worst_case(first: Floats, second: Floats) -> tuple[NDArray[np.intp], Floats
     return worst, second[worst, rows]
 
 
-def _attack(one: Outcome[StepRun], right: Floats) -> dict[str, Any]:
+def _attack(one: Outcome[StepRun]) -> dict[str, Any]:
     step = one.run.step
     assert step is not None
     return {
@@ -113,14 +138,17 @@ def _attack(one: Outcome[StepRun], right: Floats) -> dict[str, Any]:
         "category": step.category,
         "attack": step.attack.description,
         "exposure": step.exposure,
-        **_summary(right),
+        "outcomes": dict(sorted(Counter(record["outcome"] for record in one.records).items())),
         "seconds": one.total("seconds", "attack"),
         "passes": {way: one.total("passes", way) for way in ("forward", "backward")},
     }
 
 
-def _summary(right: Floats) -> dict[str, Any]:
-    """Robust accuracy of predictions ``(N, repeats)``: their mean, its deviation between repeats, and by majority."""
+def _summary(right: Floats, unbroken: Floats, missed: NDArray[np.bool_]) -> dict[str, Any]:
+    """Robust accuracy of predictions ``(N, repeats)``: their mean, its deviation between repeats, and by majority.
+
+    ``unbroken`` is what they would be without non-finite logits; ``missed`` is which samples were not attacked.
+    """
     samples, repeats = right.shape
     majority = int((right.mean(1) > 0.5).sum())
     found = proportion_interval(majority, samples)
@@ -129,6 +157,9 @@ def _summary(right: Floats) -> dict[str, Any]:
         "interval": None if found is None else list(found),
         "deviation": float(right.mean(0).std(ddof=1)) if repeats > 1 else 0.0,
         "majority": majority / samples,
+        "non_finite": int((unbroken.mean(1) > right.mean(1)).sum()),
+        "without_non_finite": float(unbroken.mean()),
+        "not_attacked": int((missed & (right.mean(1) > 0.5)).sum()),
     }
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError, RobustExtError
@@ -16,10 +16,11 @@ from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.engine.identity import describe, model_digest
 from robust_ext.engine.inputs import EvaluationInputs, blocks_of
+from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.run import Block, Run
 from robust_ext.engine.store import Store
-from robust_ext.engine.task import Attempt, Check, Task, Work
-from robust_ext.engine.verify import verify
+from robust_ext.engine.task import Attempt, Check, Key, Task, Work
+from robust_ext.engine.verify import Verification, verify
 from robust_ext.evaluations.adaptive.plan import Step
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
 from robust_ext.models.adaptive import AdaptiveDefense
@@ -32,8 +33,9 @@ _NO_SETTINGS = ("training", "draw", "fixed")
 class StepRun(Run):
     """One step on a defense; without a step, the clean inputs.
 
-    Records hold the ``outcome`` of the verification, ``static`` (whether the static model is right) and ``right`` (of
-    each prediction of the defense).
+    Records hold the ``outcome`` of the verification by the static model (``"non_finite_logits"`` also where it is the
+    defense that returns such), ``static`` (whether the static model is right), ``right`` (of each prediction of the
+    defense), and whether the logits were finite, likewise: ``static_finite``, ``finite``.
     """
 
     given: EvaluationInputs
@@ -96,25 +98,66 @@ class StepRun(Run):
                 # Random defenses draw from the global generators where nothing seeds them.
                 global_seed=derive_seed(self.settings.seed, first, "test time draws", name),
             )
-            attempt = yield task, Check(module=self.defense.classifier, name=name)
+            # Witnesses are of the defense, not of the static model.
+            attempt = yield task, Check(module=self.defense.classifier, name=name, witnessed=False)
         begun = time.perf_counter()
-        allowed = [outcome in ("found", "not_adversarial") for outcome in attempt.verified.outcomes]
-        keep = torch.tensor(allowed, device=inputs.device).view(-1, *[1] * (inputs.dim() - 1))
-        # What breaks the rules is no attempt: the clean input stands in its place.
-        judged = torch.where(keep, attempt.verified.candidates, inputs)
-        with torch.no_grad():
-            static = (self.defense.classifier(judged).argmax(1) == labels).tolist()
-            predictions = [self._right(judged, labels, first, number) for number in range(self.draws)]
+        of_static, judged = self._judged(inputs, labels, attempt, first)
+        static, static_finite = _predict(self.defense.classifier, of_static, labels)
+        keys = [("test time answers", name, number) for number in range(self.draws)]
+        predictions = [self._predict(judged, labels, first, *key) for key in keys]
         attempt.seconds["verify"] += time.perf_counter() - begun
-        right = torch.stack(predictions, 1).tolist()
-        return Block.of(rows, given.ids, attempt, judged, static=static, right=right)
+        right, finite = (torch.stack(parts, 1) for parts in zip(*predictions, strict=True))
+        sound = (static_finite & finite.all(1)).tolist()
+        outcomes = tuple(
+            old if old in LOST or good else "non_finite_logits"
+            for old, good in zip(attempt.verified.outcomes, sound, strict=True)
+        )
+        attempt = replace(attempt, verified=replace(attempt.verified, outcomes=outcomes))
+        columns = {"static": static, "right": right, "static_finite": static_finite, "finite": finite}
+        return Block.of(rows, given.ids, attempt, judged, **{key: column.tolist() for key, column in columns.items()})
 
-    def _right(self, judged: Tensor, labels: Tensor, first: int, number: int) -> Tensor:
-        """Whether one fresh prediction of the defense is right, bool ``(n,)``; those that are not finite are wrong."""
-        with seeded_globals(derive_seed(self.settings.seed, first, "test time answers", self.title, number)):
-            logits = self.defense(judged)
-        right: Tensor = (logits.argmax(1) == labels) & torch.isfinite(logits).all(1)
-        return right
+    def _judged(self, inputs: Tensor, labels: Tensor, attempt: Attempt, first: int) -> tuple[Tensor, Tensor]:
+        """What the static model and the defense are judged by: candidates, and witnesses where they break down at one.
+
+        What breaks the rules is no attempt: the clean input stands in its place.
+        """
+        judged = _admissible(attempt.verified, inputs)
+        if attempt.witnesses is None:
+            return judged, judged
+        witnesses = _where(torch.isfinite(attempt.witnesses).flatten(1).all(1), attempt.witnesses.to(judged), judged)
+        static_model, threat_model = self.defense.classifier, self.given.threat_model
+        seen = verify(witnesses, inputs, labels, module=static_model, threat_model=threat_model, attack=self.title)
+        points = _admissible(seen, judged)
+
+        def chosen(predict: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+            (right, _), (_, finite) = predict(judged), predict(points)
+            return _where(right & ~finite, points, judged)
+
+        of_static = chosen(lambda x: _predict(static_model, x, labels))
+        return of_static, chosen(lambda x: self._predict(x, labels, first, "test time witnesses", self.title))
+
+    def _predict(self, points: Tensor, labels: Tensor, *keys: Key) -> tuple[Tensor, Tensor]:
+        """One fresh prediction of the defense, as :func:`_predict` returns it."""
+        with seeded_globals(derive_seed(self.settings.seed, *keys)):
+            return _predict(self.defense, points, labels)
+
+
+def _predict(module: nn.Module, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether predictions are right, and whether logits are finite, bool ``(n,)``; those that are not are wrong."""
+    with torch.no_grad():
+        logits = module(points)
+    finite = torch.isfinite(logits).all(1)
+    return (logits.argmax(1) == labels) & finite, finite
+
+
+def _admissible(found: Verification, others: Tensor) -> Tensor:
+    """Candidates that the rules allow, and other points in place of those that they do not."""
+    allowed = [outcome in ("found", "not_adversarial", "non_finite_logits") for outcome in found.outcomes]
+    return _where(torch.tensor(allowed, device=others.device), found.candidates, others)
+
+
+def _where(rows: Tensor, points: Tensor, others: Tensor) -> Tensor:
+    return torch.where(rows.view(-1, *[1] * (others.dim() - 1)), points, others)
 
 
 def plan_runs(

@@ -12,21 +12,26 @@ from robust_ext.engine.store import Record
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason, pair_verdict
+from robust_ext.evaluations.caveats import attack_warnings
 
 
 def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
     """Everything ``result.json`` holds of one test."""
-    run, attacks = outcome.run, []
+    run, attacks, warnings = outcome.run, [], []
     for name, attack in run.attacks.items():
         mine = _until_decided(name, run, outcome.records)
         timings = [entry for entry in outcome.timings if entry["block"] < len(mine)]
         words = {"description": describe(attack), "target": current_context().target}
         attacks.append(summarise_attack(name, mine, timings, run.settings, **words))
+        entries = [record["attacks"][name] for record in mine if name in record["attacks"]]
+        planted = [entry for entry in entries if entry["outcome"] != "not_planted"]
+        warnings += attack_warnings(name, planted, consequence=", and count as not found")
     return {
         "kind": "binarization",
         "verdict": overall([attack["verdict"] for attack in attacks]),
         "reason": overall_reason(attacks),
         "attacks": attacks,
+        "warnings": warnings,
         "calibration": run.calibration,
         "settings": {
             **run.identity,
@@ -69,5 +74,6 @@ def combine_tests(contents: Mapping[str, Mapping[str, Any]], described: Mapping[
         "verdict": overall([attack["verdict"] for attack in attacks]),
         "reason": overall_reason(attacks),
         "attacks": attacks,
+        "warnings": [f"In the {test} test: {words}" for test, one in contents.items() for words in one["warnings"]],
         "settings": {**regular["settings"], **described},
     }

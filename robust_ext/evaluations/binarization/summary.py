@@ -10,6 +10,7 @@ from robust_ext.engine.outcomes import OUTCOMES
 from robust_ext.engine.store import Record
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import judge
+from robust_ext.evaluations.caveats import lost_words
 
 # Easier positions at which the same candidates are counted again, for the hardness curve.
 _KAPPAS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
@@ -38,7 +39,15 @@ def summarise_attack(
         "name": name,
         "description": description,
         "target": target,
-        **judge(outcomes["found"], random_found, len(planted), **canaries, settings=settings),
+        **judge(
+            outcomes["found"],
+            random_found,
+            len(planted),
+            **canaries,
+            settings=settings,
+            non_finite=outcomes["non_finite_logits"],
+            lost=lost_words(mine, of="problem"),
+        ),
         "samples": len(planted),
         "not_separable": sum(
             not record["separable"] and record.get("planting", {}).get("found", True) for record in records

@@ -4,7 +4,8 @@ The rules, in order: (1) an attack that repairs at least two canaries attacks pr
 planted problems, nothing is concluded; (3) with fewer than ``minimum_samples``, the score fails only when its one-sided
 upper bound is below the threshold, and nothing passes; (4) a score below the threshold fails (the paper's rule, figure
 2); (5) an R-ASR above ``maximum_random_score``, or whose interval overlaps the score's, makes the test too easy to
-mean anything: inconclusive (section 4.3); (6) what is left passes.
+mean anything: inconclusive (section 4.3); (6) what is left passes. By rules 3 and 4 no attack fails that would not if
+the points counted at which the network's logits are not finite: inconclusive.
 """
 
 from __future__ import annotations
@@ -20,12 +21,21 @@ VERDICTS = ("passed", "failed", "inconclusive")
 
 
 def judge(
-    found: int, random_found: int, samples: int, *, planted: int, repaired: int, settings: BinarizationSettings
+    found: int,
+    random_found: int,
+    samples: int,
+    *,
+    planted: int,
+    repaired: int,
+    settings: BinarizationSettings,
+    non_finite: int = 0,
+    lost: str = "",
 ) -> dict[str, Any]:
     """The verdict with what it rests on: shares of planted problems solved, None without any, and exact intervals.
 
     Of ``samples`` problems the attack solved ``found`` and the random attack (R-ASR) ``random_found``; of ``planted``
-    canaries, posed with the wrong label, the attack ``repaired`` some.
+    canaries, posed with the wrong label, the attack ``repaired`` some. In ``non_finite`` other problems it came to
+    points at which the network's logits are not finite; ``lost`` is how many it was not run on and why, in words.
     """
     interval = proportion_interval(found, samples, confidence=settings.confidence)
     random_interval = proportion_interval(random_found, samples, confidence=settings.confidence)
@@ -39,7 +49,14 @@ def judge(
     elif interval is None or random_interval is None:
         verdict, reason = "inconclusive", "No example could be planted, so nothing is known about the attack."
     else:
-        verdict, reason = _decide(found, random_found, samples, interval, random_interval, settings)
+        verdict, reason = _decide(found, random_found, samples, non_finite, (interval, random_interval), settings)
+    if non_finite:
+        reason += (
+            f" In {non_finite} of {samples} problems it came to points at which the network returns NaN or infinite "
+            "logits, which is a fault of the network and counts as not found."
+        )
+    if lost:
+        reason += f" {lost}; these were not attacked, and count as not found."
     return {
         "verdict": verdict,
         "reason": reason,
@@ -54,19 +71,24 @@ def _decide(
     found: int,
     random_found: int,
     samples: int,
-    interval: tuple[float, float],
-    random_interval: tuple[float, float],
+    non_finite: int,
+    intervals: tuple[tuple[float, float], tuple[float, float]],
     settings: BinarizationSettings,
 ) -> tuple[str, str]:
     """Rules 3 to 6."""
+    interval, random_interval = intervals
+    # Where the network breaks down, the attack may not be to blame.
+    most = found + non_finite
     score, random_score, bar = found / samples, random_found / samples, settings.threshold
     facts = f"It found {found} of {samples} planted examples ({score:.2f}); random search found {random_score:.2f}"
     if samples < settings.minimum_samples:
-        bound = upper_bound(found, samples, error_rate=settings.error_rate)
+        bound = upper_bound(most, samples, error_rate=settings.error_rate)
         if bound < bar:
             return "failed", f"{facts}. Even on so few samples a score of {bar:g} can be ruled out."
         few = f"{facts}. That is too few samples for a verdict; use at least {settings.minimum_samples}."
         return "inconclusive", few
+    if score < bar <= most / samples:
+        return "inconclusive", f"{facts}. Whether it misses more is hidden by a network that breaks down."
     if score < bar:
         better = "no" if score <= random_score else "hardly" if interval[0] <= random_interval[1] else ""
         compared = f" and {better} better than that of random search" if better else ""

@@ -16,10 +16,12 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.detectors.combining import combine
 from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.engine.outcomes import BROKEN, LOST
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun
 from robust_ext.evaluations.arms import Arm
+from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.detectors import NamedDetector, has_threshold
 from robust_ext.evaluations.mead.metric import Bools
 from robust_ext.evaluations.mead.settings import MeadSettings
@@ -78,6 +80,13 @@ def make_content(
             for one in results
         ],
         refused=_refused(left),
+        warnings=[
+            words
+            for one in left
+            for words in attack_warnings(
+                one.run.title, one.records, consequence=", and count as no success, so that detection is an upper bound"
+            )
+        ],
         settings={**settings.to_dict(), "detectors": {one.name: one.digest for one in run.detectors}},
         seed=settings.seed,
         seconds={
@@ -128,7 +137,7 @@ def pick_examples(
         for one, scores in zip(left, scored, strict=True):
             for record in one.records:
                 score = float(scores[detector.name][0][record["index"]])
-                if record["outcome"] == "found" and score == score:
+                if record["outcome"] in BROKEN and score == score:
                     ranked.append((score, record["index"], one.run.key, one))
         seen: set[int] = set()
         for _, index, _, outcome in sorted(ranked, key=lambda entry: entry[:3]):
@@ -146,7 +155,7 @@ def _example(index: int, outcome: Outcome[ArmRun], detector: str, given: Evaluat
     return Example(
         attack=f"{outcome.run.title}, past detector {detector}",
         sample=given.ids[index],
-        outcome="found",
+        outcome=outcome.records[index]["outcome"],
         clean=given.inputs[index].cpu().numpy(),
         candidate=outcome.run.points(rows, outcome.store)[index - rows[0]].cpu().numpy(),
         bounds=given.bounds,
@@ -163,7 +172,9 @@ def _arm_results(
             run = outcome.run
             if outcome.refusal is not None or not any(arm is other for other in run.arms):
                 continue
-            success, known = _success(arm, outcome), None if run.adaptive_to is None else run.adaptive_to.name
+            success, finite = (_success(arm, outcome, counted) for counted in (BROKEN, ("found",)))
+            lost = np.array([record["outcome"] in LOST for record in outcome.records])
+            known = None if run.adaptive_to is None else run.adaptive_to.name
             # A run that several arms share is split between them.
             alike = len(run.arms)
             cost = {
@@ -173,16 +184,17 @@ def _arm_results(
             }
             name = arm.name if known is None else f"{arm.name}, knowing {known}"
             scores = {detector: values for detector, (values, _) in found.items()}
-            results.append(ArmResult(arm=arm, name=name, adaptive_to=known, success=success, scores=scores, cost=cost))
+            found_by = {"success": success, "finite": finite, "lost": lost}
+            results.append(ArmResult(arm=arm, name=name, adaptive_to=known, scores=scores, cost=cost, **found_by))
     return results
 
 
-def _success(arm: Arm, outcome: Outcome[ArmRun]) -> Bools:
-    """Where a candidate is misclassified and within the arm's own budget."""
+def _success(arm: Arm, outcome: Outcome[ArmRun], counted: Sequence[str]) -> Bools:
+    """Where a candidate has one of these outcomes and is within the arm's own budget."""
     limit = np.inf
     if arm.epsilon is not None:
         limit = arm.epsilon + outcome.run.threat_model.tolerance(outcome.run.given.inputs[0].numel())
-    return np.array([record["outcome"] == "found" and record["distance"] <= limit for record in outcome.records])
+    return np.array([record["outcome"] in counted and record["distance"] <= limit for record in outcome.records])
 
 
 def _combine(

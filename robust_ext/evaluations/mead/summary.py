@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from robust_ext.engine.outcomes import BROKEN
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.mead.metric import ArmLabel, Bools, MultiArmed, multi_armed, worst_scores
 from robust_ext.evaluations.mead.published import published_curve
-from robust_ext.evaluations.mead.roc import Detection, Floats, average, curve_at
+from robust_ext.evaluations.mead.roc import Detection, Floats, average, curve_at, detect
 from robust_ext.evaluations.mead.settings import MeadSettings
 
 NORMS_IN_ORDER = ("l1", "l2", "linf", None)
@@ -26,7 +27,10 @@ class ArmResult:
     arm: Arm
     name: str  # Unlike others; arms that are adaptive to a detector are named with it
     adaptive_to: str | None  # Name of the detector it attacks too
-    success: Bools  # Where its candidate is misclassified and allowed, bool (N,)
+    # Where its candidate is allowed, and misclassified or one at which the logits are not finite, bool (N,)
+    success: Bools
+    finite: Bools  # Where its success is by finite logits, bool (N,)
+    lost: Bools  # Where it was not run: its process ended, or hung, bool (N,)
     scores: dict[str, Floats]  # Of its candidates by every detector, float64 (N,)
     cost: Mapping[str, Any]  # What its run took, and how its candidates fared, for result.json
 
@@ -38,6 +42,11 @@ class ArmScorer:
     natural: Mapping[str, Floats]  # Scores of the clean samples by every detector, float64 (N,)
     correct: Bools  # Which of them are classified correctly, bool (N,)
     settings: MeadSettings
+
+    @property
+    def kept(self) -> Bools:
+        """Which samples count."""
+        return np.ones_like(self.correct) if self.settings.naturals == "kept" else self.correct
 
     def multi_armed(self, detector: str, arms: Sequence[ArmResult]) -> MultiArmed:
         """All of these arms against a detector."""
@@ -53,12 +62,16 @@ class ArmScorer:
 
     def curve(self, detector: str, arms: Sequence[ArmResult]) -> dict[str, list[float]] | None:
         """The curve of these arms on a grid of false positive rates; None without positives."""
-        kept = np.ones_like(self.correct) if self.settings.naturals == "kept" else self.correct
         worst = worst_scores(*_stacked(arms, detector))
-        rates = curve_at(self.natural[detector][kept], worst[kept], _GRID)
+        rates = curve_at(self.natural[detector][self.kept], worst[self.kept], _GRID)
         if np.isnan(rates).any():
             return None
         return {"fpr": _GRID.tolist(), "tpr": [round(float(rate), 4) for rate in rates]}
+
+    def without_non_finite(self, detector: str, arms: Sequence[ArmResult]) -> float | None:
+        """AUROC of these arms where only successes by finite logits count; None without any."""
+        worst = worst_scores(_stacked(arms, detector)[0], np.stack([one.finite for one in arms]))
+        return detect(self.natural[detector][self.kept], worst[self.kept], resamples=0, seed=0).auroc
 
 
 def score_detector(
@@ -78,11 +91,13 @@ def score_detector(
         results += _entries(scorer, detector, group, members, whole[group])
     white_box: list[dict[str, Any]] = []
     for group, members in adaptive.items():
-        white_box.append(_entry(group, members, alone[group].all_arms, alone[group], scenario="white-box"))
+        white_box.append(
+            _entry(scorer, detector, group, members, alone[group].all_arms, alone[group], scenario="white-box")
+        )
         if group in blind:
             both = [*blind[group], *members]
             found = scorer.multi_armed(detector, both)
-            white_box.append(_entry(group, both, found.all_arms, found, scenario="all"))
+            white_box.append(_entry(scorer, detector, group, both, found.all_arms, found, scenario="all"))
     every = (*whole.values(), *alone.values())
     by_arm = {name: found for one in every for name, found in one.arms.items()}
     single = [
@@ -114,7 +129,7 @@ def arm_row(one: ArmResult, attribution: Mapping[str, float | None], samples: in
 def outcomes_of(records: Sequence[Mapping[str, Any]], success: Bools) -> dict[str, int]:
     """How the candidates of an arm fared; what is adversarial beyond the arm's own budget counts as such."""
     shown = [
-        "beyond_epsilon" if record["outcome"] == "found" and not good else record["outcome"]
+        "beyond_epsilon" if record["outcome"] in BROKEN and not good else record["outcome"]
         for record, good in zip(records, success, strict=True)
     ]
     return dict(sorted(Counter(shown).items()))
@@ -136,22 +151,27 @@ def _entries(
     scorer: ArmScorer, detector: str, group: str, arms: list[ArmResult], whole: MultiArmed
 ) -> list[dict[str, Any]]:
     """The multi-armed row of a group, a row an objective and a row an algorithm."""
-    entries = [{**_entry(group, arms, whole.all_arms, whole), "curve": scorer.curve(detector, arms)}]
+    entries = [{**_entry(scorer, detector, group, arms, whole.all_arms, whole), "curve": scorer.curve(detector, arms)}]
     if scorer.settings.published:
         published = published_curve(scorer.natural[detector], *_stacked(arms, detector))
         entries[0]["published"] = None if published is None else published.to_dict()
     for objective, found in whole.objectives.items():
         chosen = [one for one in arms if one.arm.objective in (objective, None)]
         entries.append(
-            {**_entry(group, chosen, found, None, objective=objective), "curve": scorer.curve(detector, chosen)}
+            {
+                **_entry(scorer, detector, group, chosen, found, None, objective=objective),
+                "curve": scorer.curve(detector, chosen),
+            }
         )
     for algorithm, found in whole.algorithms.items():
         chosen = [one for one in arms if one.arm.algorithm == algorithm]
-        entries.append(_entry(group, chosen, found, None, algorithm=algorithm))
+        entries.append(_entry(scorer, detector, group, chosen, found, None, algorithm=algorithm))
     return entries
 
 
 def _entry(
+    scorer: ArmScorer,
+    detector: str,
     group: str,
     arms: Sequence[ArmResult],
     found: Detection,
@@ -162,7 +182,8 @@ def _entry(
     scenario: str = "blind",
 ) -> dict[str, Any]:
     arm = arms[0].arm
-    successes = np.stack([one.success for one in arms])
+    successes, finite, lost = (np.stack([getattr(a, flags) for a in arms]) for flags in ("success", "finite", "lost"))
+    non_finite = int((successes.any(0) & ~finite.any(0) & scorer.kept).sum())
     return {
         "group": group,
         "norm": arm.norm,
@@ -173,6 +194,9 @@ def _entry(
         "arms": len(arms),
         "successes_per_sample": float(successes.sum() / successes.shape[1]) if successes.shape[1] else None,
         **found.to_dict(),
+        "non_finite": non_finite,
+        "auroc_without_non_finite": scorer.without_non_finite(detector, arms) if non_finite else found.auroc,
+        "not_attacked": int((lost.any(0) & scorer.kept).sum()),
         "attribution": None if whole is None else whole.attribution,
     }
 

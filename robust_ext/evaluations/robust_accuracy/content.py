@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.engine.identity import describe
+from robust_ext.engine.outcomes import BROKEN, LOST
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun
+from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.result import framed
 
 
@@ -26,12 +28,15 @@ def make_content(
     values = given.inputs[0].numel()
     # What a candidate may lie beyond each budget, as its verification allowed.
     slack = [replace(run.threat_model, epsilon=epsilon).tolerance(values) for epsilon in epsilons]
-    attacks, everything = [], np.where(given.correct, np.inf, 0.0)
+    whole = _Known.of(outcomes, given.correct, epsilons)
+    attacks, warnings = [], []
     for name in names:
         mine = [left for left in outcomes if left.run.arms[0].short == name]
-        smallest = _smallest(mine, given.correct)
-        everything = np.minimum(everything, smallest)
-        attacks.append(_attack(name, mine, smallest, curve(smallest, epsilons, slack=slack)))
+        known = _Known.of(mine, given.correct, epsilons)
+        attacks.append(_attack(name, mine, known.smallest, known.curve(epsilons, slack=slack)))
+        records = [record for left in mine for record in left.records]
+        upper = ", and count as not broken by it, so that robust accuracy is an upper bound"
+        warnings += attack_warnings(name, records, consequence=upper)
     for entry, difference in zip(attacks, differences([one["robust_accuracy"] for one in attacks]), strict=True):
         entry["difference"] = difference
     return framed(
@@ -39,7 +44,8 @@ def make_content(
         given,
         norm=run.threat_model.norm,
         attacks=attacks,
-        worst_case=curve(everything, epsilons, slack=slack),
+        worst_case=whole.curve(epsilons, slack=slack),
+        warnings=warnings,
         settings={"epsilons": list(epsilons), "batch_size": run.batch_size, "seed": run.seed},
         seed=run.seed,
         seconds={
@@ -65,11 +71,41 @@ def _attack(name: str, mine: Sequence[Outcome[ArmRun]], smallest: Floats, rows: 
     }
 
 
-def _smallest(mine: Sequence[Outcome[ArmRun]], correct: NDArray[np.bool_]) -> Floats:
-    """The smallest perturbation of each sample that any of the runs found."""
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """The smallest perturbation of each sample that some runs found, ``(N,)``, as :func:`curve` takes it."""
+
+    smallest: Floats
+    finite: Floats  # The same where only points with finite logits count
+    lost: NDArray[np.bool_]  # Which samples were not attacked by one of the runs of each budget, (E, N)
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome[ArmRun]], correct: NDArray[np.bool_], epsilons: Sequence[float]) -> _Known:
+        """What these runs left."""
+        lost = np.zeros((len(epsilons), len(correct)), dtype=np.bool_)
+        for left in outcomes:
+            budgets = [epsilons.index(arm.epsilon) for arm in left.run.arms if arm.epsilon in epsilons]
+            lost[budgets] |= [record["outcome"] in LOST for record in left.records]
+        smallest, finite = (_smallest(outcomes, correct, counted) for counted in (BROKEN, ("found",)))
+        return cls(smallest=smallest, finite=finite, lost=lost)
+
+    def curve(self, epsilons: Sequence[float], *, slack: Sequence[float]) -> list[dict[str, Any]]:
+        """Robust accuracy at each budget, and what it rests on."""
+        rows = curve(self.smallest, epsilons, slack=slack)
+        without = curve(self.finite, epsilons, slack=slack)
+        for row, other, more, lost in zip(rows, without, slack, self.lost, strict=True):
+            robust = self.smallest > row["epsilon"] + more
+            row["non_finite"] = int((~robust & (self.finite > row["epsilon"] + more)).sum())
+            row["without_non_finite"] = other["robust_accuracy"]
+            row["not_attacked"] = int((robust & lost).sum())
+        return rows
+
+
+def _smallest(mine: Sequence[Outcome[ArmRun]], correct: NDArray[np.bool_], counted: Sequence[str]) -> Floats:
+    """The smallest perturbation of each sample that any of the runs found, of candidates with these outcomes."""
     smallest: Floats = np.where(correct, np.inf, 0.0)
     for left in mine:
-        found = [record["distance"] if record["outcome"] == "found" else np.inf for record in left.records]
+        found = [record["distance"] if record["outcome"] in counted else np.inf for record in left.records]
         smallest = np.minimum(smallest, np.array(found, dtype=np.float64))
     return smallest
 
