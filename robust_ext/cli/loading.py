@@ -50,6 +50,15 @@ class RunOptions(Settings):
     )
     device: str = setting(default="cpu", help="As torch names it: cpu, cuda, cuda:1.", panel="run")
     progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
+    in_process: bool = setting(
+        default=False,
+        help="Run attacks in this process, which they can then change, instead of each in its own.",
+        cli="--in-process",
+        panel="run",
+    )
+    attack_timeout: float | None = setting(
+        default=None, help="Seconds an attack may take for a batch; any time when left out.", above=0, panel="run"
+    )
     jobs: int = setting(default=1, help="Processes; needs --out.", minimum=1, maximum=256, panel="run")
     repair: bool = setting(default=False, help="Do again what is damaged in --out.", panel="run")
     shard: str = setting(default="0/1", help="Number of this process, and of how many.", panel=HIDDEN)
@@ -112,7 +121,12 @@ class RunOptions(Settings):
     @property
     def keywords(self) -> dict[str, Any]:
         """What the evaluations' functions take of these."""
-        return {"out": self.out, "progress": self.progress}
+        return {"out": self.out, "progress": self.progress, **self.isolation}
+
+    @property
+    def isolation(self) -> dict[str, Any]:
+        """Where attacks run, see :func:`robust_ext.engine.isolation.attack_worker`."""
+        return {"isolate": not self.in_process, "attack_timeout": self.attack_timeout}
 
     def show(self, result: object) -> None:
         """Write a result to the terminal, unless another process does."""

@@ -13,6 +13,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
+from robust_ext.engine.isolation import attack_worker
 from robust_ext.evaluations.mead.api import mead
 from robust_ext.evaluations.mead.fitting import NAMED
 from robust_ext.evaluations.mead.named import find_detectors
@@ -67,6 +68,12 @@ class MeadOptions(Settings):
 def mead_command(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
     """Evaluate detectors against many attacks at once."""
     run.begin()
+    # Attacks are named before they are run.
+    with attack_worker(**run.isolation):
+        _run(run, own, settings)
+
+
+def _run(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
     suites = own.suite or (() if own.arm else ("quick",))
     # Every arm brings a norm and an epsilon of its own.
     low, high = run.limits

@@ -20,6 +20,7 @@ from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.foreign import foreign_code, raised
 from robust_ext.core.specification import check_keywords, did_you_mean, match_form, parse_call
 
+_FILE = "robust_ext_file_"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -55,6 +56,11 @@ def resolve_object(text: str, *, argument: str = "object") -> Any:
         return found(**spec.arguments)
 
 
+def loaded_files() -> dict[str, ModuleType]:
+    """The modules of files that were loaded, by the names that only this process has for them."""
+    return {name: module for name, module in list(sys.modules.items()) if name.startswith(_FILE)}
+
+
 def _load(scope: str, name: str, text: str, argument: str) -> Any:
     found: Any = _load_file(scope, argument) if scope.endswith(".py") else _load_module(scope, text, argument)
     where = scope
@@ -76,7 +82,7 @@ def _load_file(path: str, argument: str) -> ModuleType:
     stat = file.stat()
     # The change time is part of the name, so that an edited file is loaded afresh in a long-lived process.
     key = hashlib.blake2b(f"{file}\0{stat.st_mtime_ns}\0{stat.st_size}".encode(), digest_size=8).hexdigest()
-    unique = f"robust_ext_file_{key}"
+    unique = f"{_FILE}{key}"
     if unique in sys.modules:
         return sys.modules[unique]
     spec = importlib.util.spec_from_file_location(unique, file)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,10 @@ class PassCounter:
     forward: int = 0
     backward: int = 0
     watch: Callable[[PassCounter], None] | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What watches it stays in its process.
+        return PassCounter, (self.forward, self.backward)
 
     def count_forward(self, rows: int) -> None:
         """Note that rows went forward."""

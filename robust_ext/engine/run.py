@@ -47,8 +47,15 @@ class Block:
     @staticmethod
     def of(rows: range, ids: Sequence[int], attempt: Attempt, candidates: Tensor, **columns: Sequence[Any]) -> Block:
         """The block of one attempt on these rows: id, outcome and these columns of each."""
+        more = {} if attempt.error is None else {"error": attempt.error}
         records = [
-            {"index": row, "sample": ids[row], "outcome": outcome, **{name: of[n] for name, of in columns.items()}}
+            {
+                "index": row,
+                "sample": ids[row],
+                "outcome": outcome,
+                **{name: of[n] for name, of in columns.items()},
+                **more,
+            }
             for n, (row, outcome) in enumerate(zip(rows, attempt.verified.outcomes, strict=True))
         ]
         timing = {"block": rows[0], "seconds": attempt.seconds, "passes": attempt.passes}

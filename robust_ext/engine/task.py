@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from robust_ext.attacks.base import Attack, draw_seed
+from robust_ext.attacks.base import Attack
 from robust_ext.attacks.running import undisturbed
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target, count_calls
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.verify import Verification, take_witnesses, verify
+from robust_ext.engine.verify import Verification, take_witnesses, unverified, verify
 from robust_ext.engine.witness import witness_queries
 
 Key = int | str
@@ -37,6 +37,8 @@ class Task:
     threat_model: ThreatModel  # What it is given
     stream: tuple[Key, ...]  # Seed and keys of the generator it draws from, see robust_ext.core.random.stream
     counted: nn.Module | None = None  # Network whose rows are counted meanwhile; None where the target counts its own
+    # Parts of the target that are the same in every task of a run: a worker in another process is sent them once
+    shared: tuple[object, ...] = ()
     # Of the global generators, for targets that draw from them; None: it follows from the stream
     global_seed: int | None = None
 
@@ -48,9 +50,10 @@ class TaskResult:
     candidates: object  # What the attack returned; not verified
     seconds: float
     passes: dict[str, int]  # Rows sent forward and backward
-    draw: int  # One more number of the task's stream, for draws that follow the attack
     # Queried points (n, ...) in the ball whose logits are not finite, NaN in rows without one; not verified
     witnesses: Tensor | None = None
+    # Where nothing came back: one of robust_ext.engine.outcomes.LOST, and why
+    lost: tuple[str, str] | None = None
 
 
 Worker = Callable[[Task], TaskResult]
@@ -62,8 +65,8 @@ class Check:
 
     module: nn.Module  # The full target, in eval mode
     name: str  # Of the attack, for error texts
-    # Which of the verified candidates (n, ...) a detector rejects, bool (n,), given a seed
-    rejects: Callable[..., Tensor] | None = None
+    # Which of the verified candidates (n, ...) a detector rejects, bool (n,)
+    rejects: Callable[[Tensor], Tensor] | None = None
     # Whether witnesses of non-finite logits take the place of candidates that came to nothing
     witnessed: bool = True
 
@@ -76,6 +79,7 @@ class Attempt:
     seconds: dict[str, float]  # {"attack", "verify"}
     passes: dict[str, int]  # Rows sent {"forward", "backward"} by the attack
     witnesses: Tensor | None = None  # As in the task's result
+    error: str | None = None  # Why nothing came back, where nothing did
 
 
 def run_task(task: Task) -> TaskResult:
@@ -100,13 +104,7 @@ def run_task(task: Task) -> TaskResult:
         )
     seconds, spent = time.perf_counter() - begun, counter.since(before)
     passes = {"forward": spent.forward, "backward": spent.backward}
-    return TaskResult(
-        candidates=candidates,
-        seconds=seconds,
-        passes=passes,
-        draw=draw_seed(generator),
-        witnesses=witness.points,
-    )
+    return TaskResult(candidates=candidates, seconds=seconds, passes=passes, witnesses=witness.points)
 
 
 # A protocol's work: it yields tasks, is sent what they came to, and returns what it makes of them.
@@ -148,25 +146,20 @@ def drive(tasks: Generator[Task, TaskResult, T], worker: Worker = run_task) -> T
 
 
 def _verify(task: Task, check: Check, result: TaskResult) -> Attempt:
-    begun, rejects = time.perf_counter(), check.rejects
-    found = verify(
-        result.candidates,
-        task.inputs,
-        task.labels,
-        module=check.module,
-        threat_model=task.threat_model,
-        attack=check.name,
-        rejects=None if rejects is None else lambda points: rejects(points, seed=result.draw),
-    )
-    if result.witnesses is not None and check.witnessed:
-        found = take_witnesses(
-            found,
-            result.witnesses,
-            task.inputs,
-            task.labels,
-            module=check.module,
-            threat_model=task.threat_model,
-            attack=check.name,
-        )
+    begun, error = time.perf_counter(), None
+    if result.lost is None:
+        found = _judge(task, check, result)
+    else:
+        outcome, error = result.lost
+        found = unverified(outcome, task.inputs, module=check.module)
     seconds = {"attack": result.seconds, "verify": time.perf_counter() - begun}
-    return Attempt(verified=found, seconds=seconds, passes=result.passes, witnesses=result.witnesses)
+    return Attempt(verified=found, seconds=seconds, passes=result.passes, witnesses=result.witnesses, error=error)
+
+
+def _judge(task: Task, check: Check, result: TaskResult) -> Verification:
+    inputs, labels, model = task.inputs, task.labels, task.threat_model
+    judge: dict[str, Any] = {"module": check.module, "threat_model": model, "attack": check.name}
+    found = verify(result.candidates, inputs, labels, rejects=check.rejects, **judge)
+    if result.witnesses is not None and check.witnessed:
+        found = take_witnesses(found, result.witnesses, inputs, labels, **judge)
+    return found

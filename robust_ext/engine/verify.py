@@ -133,3 +133,11 @@ def _plain(candidates: object, attack: str) -> Tensor:
             raise AttackError(f"{attack}: returned a tensor {shown}, expected a dense tensor of candidates")
         plain: Tensor = Tensor.as_subclass(candidates, Tensor)  # type: ignore[arg-type]
     return plain.detach().clone()
+
+
+def unverified(outcome: str, inputs: Tensor, *, module: nn.Module) -> Verification:
+    """What stands for inputs ``(N, ...)`` for which no candidates came back: the inputs themselves."""
+    with torch.no_grad():
+        logits = module(inputs)
+    distances = torch.full((len(inputs),), torch.nan, dtype=torch.float64, device=inputs.device)
+    return Verification((outcome,) * len(inputs), distances, inputs, logits)

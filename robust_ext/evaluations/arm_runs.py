@@ -41,6 +41,7 @@ class ScoredRun(Run):
     detectors: Sequence[NamedDetector]
     batch_size: int  # Samples attacked at once
     seed: int  # Of every draw
+    judge_seed: int  # Of those of random detectors while they score
 
     def work(self, rows: range, store: Store) -> Work[Block]:
         """Nothing: it has no blocks."""
@@ -73,7 +74,7 @@ class ScoredRun(Run):
         begun, parts = time.perf_counter(), []
         for rows in self.given.blocks(self.batch_size):
             # Random detectors draw from the global generators, in each block anew.
-            seed = derive_seed(self.seed, self.given.ids[rows[0]], "arm scores", one.name)
+            seed = derive_seed(self.judge_seed, self.given.ids[rows[0]], "arm scores", one.name)
             with seeded_globals(seed), torch.no_grad():
                 parts.append(one.detector.score(self.points(rows, store)).double().cpu())
         return torch.cat(parts).numpy(), time.perf_counter() - begun
@@ -136,6 +137,7 @@ class ArmRun(ScoredRun):
                 threat_model=model,
                 stream=(self.seed, given.ids[rows[0]], "arm", *keys),
                 counted=given.module,
+                shared=(given.module, *([] if detector is None else [detector.detector])),
             ),
             Check(module=given.module, name=self.attack.name),
         )
@@ -146,18 +148,25 @@ class ArmRun(ScoredRun):
 
 
 def plan_clean(
-    given: EvaluationInputs, *, batch_size: int, seed: int, detectors: Sequence[NamedDetector] = ()
+    given: EvaluationInputs,
+    *,
+    batch_size: int,
+    seed: int,
+    judge_seed: int | None = None,
+    detectors: Sequence[NamedDetector] = (),
 ) -> ScoredRun:
-    """The run of the clean inputs: their scores."""
+    """The run of the clean inputs: their scores; the judge's seed is ``seed`` where none is given."""
+    judge_seed = seed if judge_seed is None else judge_seed
     return ScoredRun(
         key="attacks/clean",
         title="clean",
         blocks=(),
-        identity={**given.described, "batch_size": batch_size, "seed": seed},
+        identity={**given.described, "batch_size": batch_size, "seed": seed, "judge_seed": judge_seed},
         given=given,
         detectors=detectors,
         batch_size=batch_size,
         seed=seed,
+        judge_seed=judge_seed,
     )
 
 
@@ -216,6 +225,7 @@ def _arm_run(arms: Sequence[Arm], model: ThreatModel, detector: NamedDetector | 
         detectors=clean.detectors,
         batch_size=clean.batch_size,
         seed=clean.seed,
+        judge_seed=clean.judge_seed,
         attack=attack,
         threat_model=model,
         arms=tuple(arms),

@@ -24,7 +24,7 @@ class BinarizedClassifier(nn.Module):
         features: From inputs ``(M, ...)`` to features ``(M, F)``; shared, not copied.
         references: The clean samples ``(N, ...)``.
         weight: Directions ``(N, F)`` from class 0 to class 1.
-        anchor: Origins ``(N, F)``; near the planted point, where float32 has to keep the classes apart.
+        anchor: Origins ``(N, F)``.
         threshold: ``(N,)``, where class 1 begins along the direction.
         scale: ``(N,)``, logits a unit of the direction.
         offset: ``(N,)``, the middle of the logits.
@@ -66,7 +66,8 @@ class BinarizedClassifier(nn.Module):
         device = references.device
         self.register_buffer("references", references.detach().flatten(1))
         for name, part in parts.items():
-            self.register_buffer(name, part.detach().to(device, torch.float32))
+            # float32 would not keep classes apart that lie close together.
+            self.register_buffer(name, part.detach().to(device, torch.float64))
         self.eval()
 
     def problems(self, x: Tensor) -> Tensor | None:
@@ -101,10 +102,9 @@ class BinarizedClassifier(nn.Module):
         names = ("weight", "anchor", "threshold", "scale", "offset")
         parts = [getattr(self, name) for name in names]
         weight, anchor, threshold, scale, offset = parts if index is None else [part[index] for part in parts]
-        # The readout works in float32 whatever the network's type: its classes can lie close together.
-        along = ((features.float() - anchor) * weight).sum(1)
+        along = ((features.double() - anchor) * weight).sum(1)
         signed = scale * (along - threshold)
-        return torch.stack([offset - signed, offset + signed], 1)
+        return torch.stack([offset - signed, offset + signed], 1).float()
 
 
 def identifiable(references: Tensor, threat_model: ThreatModel) -> bool:

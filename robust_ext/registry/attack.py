@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from robust_ext.attacks.base import Attack, CallableAttack, called
@@ -17,6 +19,7 @@ _ACCEPTED = (
     "an Attack, a string such as 'foolbox:LinfPGD(steps=40)' or 'file.py:attack', an attack object of an adapted "
     "library, a tuple (attack class, {settings}), or a callable (model, x, y) -> x_adv"
 )
+_LOADER: ContextVar[Callable[[str, str], Attack] | None] = ContextVar("robust_ext_attack_loader", default=None)
 _EXTRAS = ("threat_model", "epsilon", "generator")
 
 
@@ -56,6 +59,16 @@ def as_attack(obj: object, *, name: str | None = None, argument: str = "attack")
     raise InvalidArgumentError(argument, type(obj).__name__, _ACCEPTED)
 
 
+@contextmanager
+def attacks_from_text(load: Callable[[str, str], Attack]) -> Iterator[None]:
+    """Texts that name code (not an attack of an adapted library) are given to ``load``, with a name, in the block."""
+    token = _LOADER.set(load)
+    try:
+        yield
+    finally:
+        _LOADER.reset(token)
+
+
 def _renamed(attack: Attack, name: str) -> Attack:
     renamed = copy.copy(attack)
     object.__setattr__(renamed, "name", name)  # Own attacks are frozen dataclasses.
@@ -67,6 +80,9 @@ def _from_text(text: str, name: str | None, argument: str) -> Attack:
     adapter = libraries.adapters().get(spec.scope)
     if adapter is not None:
         return adapter.build_attack(spec.name, spec.arguments, name=name or text)
+    load = _LOADER.get()
+    if load is not None:
+        return load(text, name or text)
     try:
         found = named_object(text, accepted=_ACCEPTED, argument=argument)
     except InvalidArgumentError as error:

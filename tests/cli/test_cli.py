@@ -129,7 +129,9 @@ def test_a_detector_on_the_command_line(tmp_path, files):
     assert content["settings"]["detector_calibration"]["samples"] == 100
     assert content["settings"]["detector_calibration"]["achieved"] <= 0.2
     assert "(inverted)" in output
-    assert {path.name for path in out.iterdir()} == {"regular", "inverted", "result.json", "report.html"}
+    assert {path.name for path in out.iterdir()} == {
+        *("regular", "inverted", "result.json", "report.html", "judge.json", ".lock-judge"),
+    }
     refused = invoke(*BASE, *QUICK, "--attack", "robust_ext:APGD", *detector, "--detector-samples", "5")
     assert "at least 20 clean inputs" in str(refused.exception)
 
@@ -209,10 +211,11 @@ def test_fitted_and_own_detectors(tmp_path, unsure):
 
 
 DIGITS = ["--model", "digits", "--data", "digits", "--samples", "8", "--eps", "0.15", "--no-progress"]
+WEAK = ["--steps", "2", "--queries", "3", "--judge-seed", "1"]
 JOBS = {
-    "mead": lambda unsure: [*MEAD, *SIZES, *ARM, "--detector", unsure, "--suite", "quick"],
+    "mead": lambda unsure: [*MEAD, *SIZES, *ARM, "--detector", unsure, "--suite", "quick", "--judge-seed", "0"],
     "robust-accuracy": lambda _: ["robust-accuracy", *DIGITS, "--attack", "robust_ext:APGD(steps=5)"],
-    "test-time": lambda _: ["test-time", *DIGITS, "--defense", "hd(steps=1)", "--steps", "2", "--queries", "3"],
+    "test-time": lambda _: ["test-time", *DIGITS, "--defense", "hd(steps=1)", *WEAK],
 }
 
 

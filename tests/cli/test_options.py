@@ -32,7 +32,7 @@ COMMANDS = {
 }
 RUN = (
     *("model", "weights", "bounds", "data", "data_root", "data_split", "samples", "order"),
-    *("out", "device", "progress", "jobs", "repair", "shard"),
+    *("out", "device", "progress", "in_process", "attack_timeout", "jobs", "repair", "shard"),
 )
 TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
 OTHERS = {
@@ -56,6 +56,8 @@ def other_value(kind, info, default):
         return info.choices[:2], list(info.choices[:2])
     elif kind == str | None:
         value = "mine"
+    elif kind == int | None:
+        value = 3
     elif kind is float:
         upper = info.maximum if info.maximum is not None else info.below
         value = (default + upper) / 2 if upper is not None else default + 1.5

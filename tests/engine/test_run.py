@@ -73,7 +73,7 @@ def test_memory_and_folder_hold_the_same(tmp_path):
 
 
 def test_a_worker_is_given_no_more_than_an_attacker_has():
-    names = ["attack", "target", "inputs", "labels", "threat_model", "stream", "counted", "global_seed"]
+    names = ["attack", "target", "inputs", "labels", "threat_model", "stream", "counted", "global_seed", "shared"]
     assert sorted(field.name for field in fields(Task)) == sorted(names)
 
 
@@ -81,7 +81,7 @@ def test_any_worker_will_do_and_is_not_believed():
     """What a worker returns is verified by who made the task; its own words on success are none."""
 
     def liar(task):
-        return TaskResult(candidates=task.inputs + 5, seconds=0.0, passes={"forward": 0, "backward": 0}, draw=0)
+        return TaskResult(candidates=task.inputs + 5, seconds=0.0, passes={"forward": 0, "backward": 0})
 
     assert {record["outcome"] for record in run(made(), worker=liar)["one"].records} == {"out_of_bounds"}
     with pytest.raises(AttackError, match="one: returned str"):

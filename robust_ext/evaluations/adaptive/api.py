@@ -13,8 +13,10 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
+from robust_ext.engine.isolation import attack_worker
+from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.run import run_all
-from robust_ext.engine.task import drive
+from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.adaptive.content import make_content
 from robust_ext.evaluations.adaptive.options import AdaptiveOptions
 from robust_ext.evaluations.adaptive.plan import Step, as_steps
@@ -39,14 +41,15 @@ def evaluate_defense(
     surrogates: Mapping[str, object] | None = None,
     sample_ids: Sequence[int] | None = None,
     out: str | os.PathLike[str] | None = None,
+    isolate: bool = False,
+    attack_timeout: float | None = None,
     progress: bool = False,
     settings: AdaptiveSettings | None = None,
     **options: Unpack[AdaptiveOptions],
 ) -> AdaptiveResult:
     """Evaluate a defense that acts at test time against the static model it defends (Croce et al. 2022, section 4).
 
-    All candidates are verified, and judged by the static model and by fresh draws of the defense. What counts is the
-    worst case over all attacks, sample by sample.
+    Candidates are judged by the static model and by fresh draws of the defense; the worst case of all attacks counts.
 
     Args:
         defense: Anything :func:`robust_ext.as_defense` takes, as ``"hd(steps=5)"``.
@@ -55,13 +58,14 @@ def evaluate_defense(
         inputs: Clean samples, float ``(N, ...)`` in bounds; for batch-level defenses a whole number of groups.
         labels: Their classes, int64 ``(N,)``.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
-        classifier: The static model: a torch module in eval mode from inputs to logits; a Foolbox model; an ART
-            ``PyTorchClassifier``. Left out, that of an :class:`AdaptiveDefense`.
+        classifier: The static model: a torch module in eval mode, a Foolbox model or an ART ``PyTorchClassifier``. Left
+            out, that of an :class:`AdaptiveDefense`.
         defense_weights: File of the trained parts of a named defense.
-        surrogates: Further networks by name, anything that ``classifier`` may be. Points that are best on them are
-            transferred, as those of the static model are.
+        surrogates: Further networks by name, anything that ``classifier`` may be, to transfer points from.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
-        out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
+        out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
+        isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
+        attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`AdaptiveSettings`.
@@ -83,8 +87,10 @@ def evaluate_defense(
     threat_model.check_resolution(given.inputs[0].numel())
     made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
     networks = {name: as_module(one, argument="surrogates").module for name, one in (surrogates or {}).items()}
-    steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)
-    return _evaluate(steps, given, made, checked, out=out, progress=progress)
+    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
+        checked = with_judge_seed(checked, out=out, worker=worker)
+        steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)
+        return _evaluate(steps, given, made, checked, out=out, progress=progress, worker=worker)
 
 
 def _evaluate(
@@ -95,6 +101,7 @@ def _evaluate(
     *,
     out: str | os.PathLike[str] | None,
     progress: bool,
+    worker: Worker,
 ) -> AdaptiveResult:
     begun, group = time.perf_counter(), defense.group_size
     if group is not None and len(given.inputs) % group and not defense.pad:
@@ -106,7 +113,7 @@ def _evaluate(
         run.check()
     some, their_labels = given.rows(runs[0].blocks[0])
     warnings = probe_outputs(defense, some, their_labels)
-    outcomes = drive(run_all(runs, out=out, progress=progress, title="test time"))
+    outcomes = drive(run_all(runs, out=out, progress=progress, title="test time"), worker)
     if outcomes is None:
         return AdaptiveResult({})
     cost, total = measure_cost(defense, some), time.perf_counter() - begun

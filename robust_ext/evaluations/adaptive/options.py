@@ -14,3 +14,4 @@ class AdaptiveOptions(TypedDict, total=False):
     repeats: int
     batch_size: int
     seed: int
+    judge_seed: int | None

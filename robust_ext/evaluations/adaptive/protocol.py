@@ -95,6 +95,7 @@ class StepRun(Run):
                 threat_model=given.threat_model,
                 stream=(self.settings.seed, first, "test time", name),
                 counted=self.defense.classifier,
+                shared=(self.defense.classifier, self.defense),
                 # Random defenses draw from the global generators where nothing seeds them.
                 global_seed=derive_seed(self.settings.seed, first, "test time draws", name),
             )
@@ -138,7 +139,8 @@ class StepRun(Run):
 
     def _predict(self, points: Tensor, labels: Tensor, *keys: Key) -> tuple[Tensor, Tensor]:
         """One fresh prediction of the defense, as :func:`_predict` returns it."""
-        with seeded_globals(derive_seed(self.settings.seed, *keys)):
+        seed = self.settings.seed if self.settings.judge_seed is None else self.settings.judge_seed
+        with seeded_globals(derive_seed(seed, *keys)):
             return _predict(self.defense, points, labels)
 
 

@@ -27,3 +27,11 @@ class AdaptiveSettings(Settings):
         panel="run",
     )
     seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")
+    judge_seed: int | None = setting(
+        default=None,
+        help="Of the draws that an attack must not repeat: those of a random defense while it is judged. "
+        "Left out: ``seed`` where attacks run in this process; drawn anew, and kept with the result, where they run in "
+        "their own.",
+        minimum=0,
+        panel="run",
+    )

@@ -18,6 +18,8 @@ from robust_ext.core.validation import check_inputs
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import check_ids, describe, inputs_digest, model_digest
 from robust_ext.engine.inputs import as_attacks, blocks_of
+from robust_ext.engine.isolation import attack_worker
+from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.run import Outcome, run_all
 from robust_ext.engine.task import drive
 from robust_ext.evaluations.binarization.content import combine_tests, make_content
@@ -40,28 +42,30 @@ def binarization_test(
     detector_data: Tensor | None = None,
     sample_ids: Sequence[int] | None = None,
     out: str | os.PathLike[str] | None = None,
+    isolate: bool = False,
+    attack_timeout: float | None = None,
     progress: bool = False,
     settings: BinarizationSettings | None = None,
     **options: Unpack[BinarizationOptions],
 ) -> BinarizationResult:
     """Test whether an attack finds adversarial examples that are known to exist (Zimmermann et al. 2022, section 3.1).
 
-    For each input, a copy of the model with a two-class readout is made in which a random point of the ball is
-    adversarial. The attack is run on it, and its candidates are verified. An attack that misses what was planted cannot
-    support a claim of robustness of this model.
+    For each input, a random point of the ball is made adversarial by a two-class readout of the model, and the attack
+    is run. One that misses what was planted cannot support a claim of robustness of this model.
 
     Args:
         model: A torch module from inputs in bounds to logits, in eval mode; a pair of modules ``(features, readout)``;
             a Foolbox model; an ART ``PyTorchClassifier``.
         attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
-        inputs: Clean samples, float ``(N, ...)`` in bounds. Labels are not needed: the problems bring their own.
+        inputs: Clean samples, float ``(N, ...)`` in bounds; the problems bring labels of their own.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
-        detector: A detector that rejects inputs: anything :func:`robust_ext.as_detector` takes. With one, two tests are
-            run (section 3.2): in the *regular* one what is planted goes undetected, in the *inverted* one it is
-            detected; an attack has to pass both, and its score is the lower of the two.
+        detector: A detector that rejects inputs: anything :func:`robust_ext.as_detector` takes. With one, what is
+            planted goes undetected in one test and is detected in another (section 3.2); an attack has to pass both.
         detector_data: Clean inputs ``(M, ...)`` to calibrate a detector that has no threshold.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
-        out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
+        out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
+        isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
+        attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`BinarizationSettings`.
@@ -85,10 +89,10 @@ def binarization_test(
         raise InvalidArgumentError("exposure", checked.exposure, "'classifier' where there is no detector")
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
     threat_model.check_resolution(inputs[:1].numel())
-    runs = [_prepare(model, attacks, inputs, checked, sample_ids=sample_ids, detected=detector is not None)]
-    if detector is not None:
-        runs = _with_detector(runs[0], detector, model, detector_data)
-    outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"))
+    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
+        checked = with_judge_seed(checked, out=out, worker=worker)
+        runs = _prepare(model, attacks, inputs, checked, detector, detector_data, sample_ids=sample_ids)
+        outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"), worker)
     return BinarizationResult({}) if outcomes is None else _result(outcomes, out)
 
 
@@ -111,15 +115,16 @@ def _prepare(
     attacks: object,
     inputs: Tensor,
     settings: BinarizationSettings,
+    detector: object,
+    detector_data: Tensor | None,
     *,
     sample_ids: Sequence[int] | None,
-    detected: bool,
-) -> BinarizationRun:
-    """The test without a detector."""
+) -> list[BinarizationRun]:
+    """The test, or the pair of tests of a classifier with a detector."""
     threat_model, context = settings.threat_model, current_context()
     ids, named = check_ids(sample_ids, len(inputs)), as_attacks(attacks)
     for one in named.values():
-        one.check(threat_model=threat_model, detector=detected)
+        one.check(threat_model=threat_model, detector=detector is not None)
     features, readout, device = counted_parts(model, inputs, threat_model, settings.layer, PassCounter())
     identity = {
         **settings.to_dict(),
@@ -130,7 +135,7 @@ def _prepare(
         "model": model_digest(features, readout),
         "inputs": inputs_digest(inputs, ids),
     }
-    return BinarizationRun(
+    run = BinarizationRun(
         key="",
         title="",
         blocks=blocks_of(len(ids), settings.group_size),
@@ -143,6 +148,7 @@ def _prepare(
         ids=ids,
         given=settings,
     )
+    return [run] if detector is None else _with_detector(run, detector, model, detector_data)
 
 
 def _with_detector(

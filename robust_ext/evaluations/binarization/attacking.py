@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,7 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Counted, Target
 from robust_ext.engine.outcomes import LOST
-from robust_ext.engine.task import Check, Task, Work
-from robust_ext.engine.verify import Verification
+from robust_ext.engine.task import Attempt, Check, Task, Work
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
@@ -63,11 +63,12 @@ class ProblemAttack:
     def _batch(self, problems: Problems, result: Attacked) -> Work[None]:
         module, settings = self._classifier(problems), self.settings
         start = time.perf_counter()
-        seed = derive_seed(settings.seed, problems.samples[0], "recheck") // 2
+        seed = derive_seed(settings.planting_seed, problems.samples[0], "recheck") // 2
         survivors = count_planted(module, problems, defense=self.defense, seed=seed).tolist()
         references = _count_adversarial(module, problems.references, self.defense, seed).tolist()
         result.seconds["verify"] += time.perf_counter() - start
-        checked = yield from self._attempt(module, problems, 0, "attack", result)
+        attempt = yield from self._attempt(module, problems, 0, "attack", result)
+        checked = attempt.verified
         # The position along the direction follows from the logits, which the verification has anyway.
         along = ((checked.logits[:, 1] - checked.logits[:, 0]).double() / 2 / module.scale + module.threshold).cpu()
         reach = 1 + along / problems.gap.cpu()
@@ -80,6 +81,7 @@ class ProblemAttack:
                 "distance": _plain(checked.distances[row]),
                 "reach": _plain(reach[row]) if usable else None,
                 "canary": None,
+                **({} if attempt.error is None else {"error": attempt.error}),
             }
             result.candidates[sample] = checked.candidates[row]
         chosen = [row for row, sample in enumerate(problems.samples) if sample in self.canaries and survivors[row]]
@@ -87,8 +89,10 @@ class ProblemAttack:
             yield from self._pose_canaries(problems.select(chosen), result)
 
     def _pose_canaries(self, problems: Problems, result: Attacked) -> Work[None]:
-        repaired = yield from self._attempt(self._classifier(problems), problems, 1, "canary", result)
-        for sample, outcome in zip(problems.samples, repaired.outcomes, strict=True):
+        attempt = yield from self._attempt(self._classifier(problems), problems, 1, "canary", result)
+        if attempt.error is not None:
+            return
+        for sample, outcome in zip(problems.samples, attempt.verified.outcomes, strict=True):
             result.records[sample]["canary"] = "repaired" if outcome == "not_adversarial" else "kept"
 
     def _classifier(self, problems: Problems) -> BinarizedClassifier:
@@ -103,7 +107,7 @@ class ProblemAttack:
 
     def _attempt(
         self, module: BinarizedClassifier, problems: Problems, label: int, purpose: str, result: Attacked
-    ) -> Work[Verification]:
+    ) -> Work[Attempt]:
         """Run the attack on all problems at once, each with this label."""
         settings, defense = self.settings, self.defense
         defended = None if defense is None else defense.defended(module)
@@ -115,8 +119,10 @@ class ProblemAttack:
             input_shape=tuple(problems.inputs.shape[1:]),
             device=problems.inputs.device,
             defended=defended,
+            counter=self.features.counter,
             references=problems.references if problems.references.shape[1] else None,
         )
+        detecting = () if defense is None else (defense.detector.classifier, defense.detector)
         task = Task(
             attack=self.attack,
             target=target,
@@ -124,14 +130,17 @@ class ProblemAttack:
             labels=torch.full((len(problems.samples),), label, dtype=torch.int64, device=problems.inputs.device),
             threat_model=settings.threat_model,
             stream=(settings.seed, problems.samples[0], purpose, self.attack.name),
+            shared=(self.features.counter, *detecting, self.features.module),
         )
-        canary = purpose == "canary"
-        rejects = None if defense is None or canary else defense.rejects
+        canary, rejects = purpose == "canary", None
+        if defense is not None and not canary:
+            seed = derive_seed(settings.planting_seed, problems.samples[0], "verdict", self.attack.name)
+            rejects = partial(defense.rejects, seed=seed)
         # A canary is about what the attack returns, whatever it has met on its way.
         attempt = yield task, Check(module=module, name=self.attack.name, rejects=rejects, witnessed=not canary)
         for phase, seconds in attempt.seconds.items():
             result.seconds[phase] += seconds
-        return attempt.verified
+        return attempt
 
 
 def count_planted(

@@ -35,6 +35,7 @@ class BinarizationOptions(TypedDict, total=False):
     error_rate: float
     confidence: float
     seed: int
+    judge_seed: int | None
     batch_size: int | Literal["auto"]
     forward_batch: int | Literal["auto"]
     fold: bool

@@ -45,7 +45,7 @@ class Problems:
     planted: Tensor  # (B, N_b, ...).
     references: Tensor  # Points of class 1 outside the ball, (B, N_r, ...).
     weight: Tensor  # Unit directions, float64 (B, F).
-    anchor: Tensor  # Features of that closest planted point, float64 (B, F).
+    anchor: Tensor  # Where that closest planted point lies along the direction from the clean sample, float64 (B, F).
     gap: Tensor  # Distance along the direction from the closest inner point to it, (B,); above 0 when separable.
     lowest: Tensor  # Lowest and highest position of any point, (B,).
     highest: Tensor
@@ -141,7 +141,7 @@ def measure(
 def draw_planted(x: Tensor, sample: int, settings: BinarizationSettings) -> Tensor:
     """The points planted for a sample, ``(N_b, ...)``."""
     draw = settings.threat_model.sample_corners if settings.corners else settings.threat_model.sample_surface
-    key, blocks = (settings.seed, sample, "boundary"), _blocks(settings.boundary_points)
+    key, blocks = (settings.planting_seed, sample, "boundary"), _blocks(settings.boundary_points)
     return torch.cat([draw(x, size, generator=stream(*key, block)) for block, size in blocks])
 
 
@@ -154,7 +154,7 @@ def _inner_blocks(x: Tensor, sample: int, settings: BinarizationSettings, count:
     """Functions that draw the blocks of a sample's inner points."""
     draw = partial(settings.threat_model.sample_inner, x, radius=1 - settings.gap)
     for block, size in _blocks(count):
-        yield partial(draw, count=size, generator=stream(settings.seed, sample, "inner", block))
+        yield partial(draw, count=size, generator=stream(settings.planting_seed, sample, "inner", block))
 
 
 def _blocks(count: int) -> Iterator[tuple[int, int]]:
@@ -184,8 +184,9 @@ def fit(
         direction = _separate(rows, classes, settings)
         along = _along(rows, direction)
         # From what lies in the ball alone: a boundary that heeds the references too would leave out what is planted.
-        edge, closest = along[:, last:first].min(1)
-        anchor = rows[torch.arange(len(rows), device=rows.device), last + closest].double()
+        edge = along[:, last:first].amin(1)
+        # The readout is all that an attack sees of the planted point: its position along the direction, no more.
+        anchor = rows[:, 0].double() + edge[:, None] * direction
         with torch.no_grad():
             logits = readout(rows.flatten(0, 1)).double().view(len(rows), -1)
         gap, lowest, highest = edge - along[:, :last].amax(1), along.amin(1) - edge, along.amax(1) - edge

@@ -56,7 +56,9 @@ def random_reach(
             if defense is not None:
                 hits = (reach > boundary).any(1).nonzero().squeeze(1)
                 if len(hits):
-                    seed = derive_seed(settings.seed, first.samples[group[0]], "random detector", defense.test, number)
+                    seed = derive_seed(
+                        settings.planting_seed, first.samples[group[0]], "random detector", defense.test, number
+                    )
                     reach[hits[defense.rejects(points[hits], seed=seed)]] = -torch.inf
             best[group] = torch.maximum(best[group], reach.view(len(group), -1, len(problems)).amax(1))
             draws[group] += inner + corners
@@ -80,7 +82,9 @@ def _draw(x: Tensor, sample: int, settings: BinarizationSettings, number: int, i
     planted = threat_model.sample_corners if settings.corners else threat_model.sample_surface
     return torch.cat(
         [
-            threat_model.sample_inner(x, inner, generator=stream(settings.seed, sample, "random inner", number)),
-            planted(x, corners, generator=stream(settings.seed, sample, "random corners", number)),
+            threat_model.sample_inner(
+                x, inner, generator=stream(settings.planting_seed, sample, "random inner", number)
+            ),
+            planted(x, corners, generator=stream(settings.planting_seed, sample, "random corners", number)),
         ]
     )

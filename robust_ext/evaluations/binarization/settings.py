@@ -130,6 +130,14 @@ class BinarizationSettings(Settings):
     error_rate: float = setting(default=0.05, help="Of that decision, in (0, .5).", above=0, below=0.5)
     confidence: float = setting(default=0.95, help="Of the intervals, in (0, 1).", above=0, below=1)
     seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")
+    judge_seed: int | None = setting(
+        default=None,
+        help="Of the draws that an attack must not repeat: what is planted, and a random detector's. "
+        "Left out: ``seed`` where attacks run in this process; drawn anew, and kept with the result, where they run in "
+        "their own.",
+        minimum=0,
+        panel="run",
+    )
     batch_size: int | str = setting(
         default="auto",
         help='Problems attacked at once, or ``"auto"`` (32, or 8 when sequential).',
@@ -168,6 +176,11 @@ class BinarizationSettings(Settings):
     def boundary_position(self) -> float:
         """Share of the way from the closest inner point to the closest planted one at which the boundary lies."""
         return self.kappa if self.kappa_convention == "paper" else (1 + self.kappa) / 2
+
+    @property
+    def planting_seed(self) -> int:
+        """Seed of what is planted."""
+        return self.seed if self.judge_seed is None else self.judge_seed
 
     @property
     def group_size(self) -> int:

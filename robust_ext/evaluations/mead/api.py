@@ -13,8 +13,10 @@ from typing_extensions import Unpack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
+from robust_ext.engine.isolation import attack_worker
+from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.run import Outcome, run_all
-from robust_ext.engine.task import drive
+from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.detectors import as_detectors
@@ -37,31 +39,31 @@ def mead(
     sample_ids: Sequence[int] | None = None,
     allow_code: bool = False,
     out: str | os.PathLike[str] | None = None,
+    isolate: bool = False,
+    attack_timeout: float | None = None,
     progress: bool = False,
     settings: MeadSettings | None = None,
     **options: Unpack[MeadOptions],
 ) -> MeadResult:
     """Evaluate detectors against many attacks at once (Granese et al. 2022).
 
-    Every attack is run on the classifier once, its candidates are verified and kept, and every detector scores them. A
-    detector catches a sample at a threshold only if it flags every successful attack on it.
+    Every detector scores the verified candidates of every attack; it catches a sample only if it flags all of them.
 
     Args:
         model: A torch module from inputs in bounds to logits, in eval mode; a Foolbox model; an ART
             ``PyTorchClassifier``.
-        attacks: Name of a suite (``"quick"``) or path of a TOML file, see :mod:`robust_ext.evaluations.mead.suites`; an
-            :class:`Arm`; anything :func:`robust_ext.as_attack` takes, with the threat model's norm and epsilon; or a
-            list of these. Attacks that are adaptive to a detector are reported beside the others.
+        attacks: Name of a suite (``"quick"``) or TOML file, see :mod:`robust_ext.evaluations.mead.suites`; an
+            :class:`Arm`; anything :func:`robust_ext.as_attack` takes, with the threat model's budget; or a list.
         inputs: Clean samples, float ``(N, ...)`` in bounds.
         labels: Their classes, int64 ``(N,)``.
         threat_model: Bounds of inputs; norm and epsilon of attacks that bring none.
         detectors: One detector, a list or a dict of them by name; each anything :func:`robust_ext.as_detector` takes.
-            They need a threshold only for attacks that are adaptive to them.
-        detector_data: Clean inputs ``(M, ...)`` beside the samples, to calibrate detectors without a threshold, and to
-            put the scores of detectors that are combined on one scale.
+        detector_data: Further clean inputs ``(M, ...)``, to calibrate and to combine detectors.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
         allow_code: Whether suites in files may name code (``file.py:callable``) beside attacks of libraries.
         out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
+        isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
+        attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`MeadSettings`.
@@ -81,8 +83,10 @@ def mead(
     given = prepare_inputs(
         model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=checked.batch_size
     )
-    arms = as_arms(attacks, given.threat_model, allow_code=allow_code)
-    return _evaluate(arms, given, detectors, detector_data, checked, out=out, progress=progress)
+    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
+        checked = with_judge_seed(checked, out=out, worker=worker)
+        arms = as_arms(attacks, given.threat_model, allow_code=allow_code)
+        return _evaluate(arms, given, detectors, detector_data, checked, out=out, progress=progress, worker=worker)
 
 
 def _evaluate(
@@ -94,6 +98,7 @@ def _evaluate(
     *,
     out: str | os.PathLike[str] | None,
     progress: bool,
+    worker: Worker,
 ) -> MeadResult:
     begun = time.perf_counter()
     arms, suites = attacks
@@ -106,9 +111,15 @@ def _evaluate(
         bounds=given.bounds,
         seed=settings.seed,
     )
-    clean = plan_clean(given, batch_size=settings.batch_size, seed=settings.seed, detectors=beside)
+    clean = plan_clean(
+        given,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        judge_seed=settings.judge_seed,
+        detectors=beside,
+    )
     runs = plan_runs(arms, clean)
-    outcomes = drive(run_all([*runs, clean], out=out, progress=progress, title="mead"))
+    outcomes = drive(run_all([*runs, clean], out=out, progress=progress, title="mead"), worker)
     if outcomes is None:
         return MeadResult({})
     natural, left = outcomes[clean.key], [cast("Outcome[ArmRun]", outcomes[run.key]) for run in runs]

@@ -16,3 +16,4 @@ class MeadOptions(TypedDict, total=False):
     published: bool
     batch_size: int
     seed: int
+    judge_seed: int | None

@@ -48,6 +48,14 @@ class MeadSettings(Settings):
         panel="run",
     )
     seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")
+    judge_seed: int | None = setting(
+        default=None,
+        help="Of the draws that an attack must not repeat: those of random detectors while they score. "
+        "Left out: ``seed`` where attacks run in this process; drawn anew, and kept with the result, where they run in "
+        "their own.",
+        minimum=0,
+        panel="run",
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from typing_extensions import Unpack
 
+from robust_ext.attacks.base import Attack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.inputs import as_attacks, prepare_inputs
+from robust_ext.engine.inputs import EvaluationInputs, as_attacks, prepare_inputs
+from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.run import run_all
-from robust_ext.engine.task import drive
+from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm, check_arms
 from robust_ext.evaluations.robust_accuracy.content import make_content
@@ -31,6 +33,8 @@ def robust_accuracy(
     *,
     sample_ids: Sequence[int] | None = None,
     out: str | os.PathLike[str] | None = None,
+    isolate: bool = False,
+    attack_timeout: float | None = None,
     progress: bool = False,
     settings: RobustAccuracySettings | None = None,
     **options: Unpack[RobustAccuracyOptions],
@@ -50,6 +54,8 @@ def robust_accuracy(
         threat_model: The norm, epsilon and bounds.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
         out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
+        isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
+        attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`RobustAccuracySettings`.
@@ -65,20 +71,31 @@ def robust_accuracy(
         >>> robust_accuracy(network, "robust_ext:APGD(steps=10)", x, y, threat_model).robust_accuracy(1e-6)
         1.0
     """
-    begun = time.perf_counter()
     checked = make_settings(RobustAccuracySettings, options, base=settings)
     given = prepare_inputs(
         model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=checked.batch_size
     )
-    named, budgets = as_attacks(attacks), sorted({threat_model.epsilon, *(checked.epsilons or ())})
+    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
+        return _evaluate(as_attacks(attacks), given, checked, out=out, progress=progress, worker=worker)
+
+
+def _evaluate(
+    attacks: Mapping[str, Attack],
+    given: EvaluationInputs,
+    settings: RobustAccuracySettings,
+    *,
+    out: str | os.PathLike[str] | None,
+    progress: bool,
+    worker: Worker,
+) -> RobustAccuracyResult:
+    begun, norm = time.perf_counter(), given.threat_model.norm
+    budgets = sorted({given.threat_model.epsilon, *(settings.epsilons or ())})
     arms = check_arms(
-        Arm(attack=one, norm=threat_model.norm, epsilon=epsilon, label=name)
-        for name, one in named.items()
-        for epsilon in budgets
+        Arm(attack=one, norm=norm, epsilon=epsilon, label=name) for name, one in attacks.items() for epsilon in budgets
     )
-    runs = plan_runs(arms, plan_clean(given, batch_size=checked.batch_size, seed=checked.seed))
-    outcomes = drive(run_all(runs, out=out, progress=progress, title="robust accuracy"))
+    runs = plan_runs(arms, plan_clean(given, batch_size=settings.batch_size, seed=settings.seed))
+    outcomes = drive(run_all(runs, out=out, progress=progress, title="robust accuracy"), worker)
     if outcomes is None:
         return RobustAccuracyResult({})
-    content = make_content(list(outcomes.values()), list(named), budgets, total=time.perf_counter() - begun)
+    content = make_content(list(outcomes.values()), list(attacks), budgets, total=time.perf_counter() - begun)
     return RobustAccuracyResult(content).saved(out)

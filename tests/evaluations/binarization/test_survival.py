@@ -98,7 +98,7 @@ def test_same_problems_for_every_attack_batch_size_and_order(tested, digits, pgd
 
 COMMAND = (
     "binarization --model digits --attack foolbox:LinfPGD(steps=10) --attack foolbox:LinfFastGradientAttack "
-    "--data digits --eps 0.1 --samples 48 --batch-size 4 --no-progress --out"
+    "--data digits --eps 0.1 --samples 48 --batch-size 4 --no-progress --judge-seed 0 --out"
 )
 
 

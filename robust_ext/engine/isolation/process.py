@@ -1,0 +1,230 @@
+"""Processes that attacks run in, as the judge handles them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from robust_ext.core.errors import RobustExtError
+from robust_ext.core.objects import loaded_files
+from robust_ext.engine.isolation.messages import Pickled, receive_header, send_header
+
+# Seconds a process may take to end once its connection is closed.
+_PATIENCE = 1.0
+_SET_DUMPABLE, _GET_DUMPABLE = 4, 3
+
+
+class LostError(Exception):
+    """A process did not send what was expected: an outcome, ``"ended"`` or ``"timed_out"``, and why."""
+
+    def __init__(self, outcome: str, text: str) -> None:
+        super().__init__(outcome, text)
+        self.outcome, self.text = outcome, text
+
+
+class ZygoteError(RobustExtError):
+    """The process that attacks are started from is gone."""
+
+
+class Zygote:
+    """The process that others are forked from, see :mod:`robust_ext.engine.isolation.zygote`."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", f"{__package__}.zygote", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                start_new_session=True,
+            )
+        self._lines = self._socket.makefile("rb")
+        self._imported: set[str] = set()
+        self._path: list[str] = []
+        self._unread = 0  # Replies that nobody waited for
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def prepare(self) -> None:
+        """Let it import what this process has of the project, without waiting for it."""
+        wanted = {name for name in sys.modules if name.startswith("robust_ext.") and "isolation" not in name}
+        path = [*sys.path, *dict.fromkeys(str(Path(str(one.__file__)).parent) for one in loaded_files().values())]
+        if wanted - self._imported or path != self._path:
+            self._send({"path": path, "modules": sorted(wanted - self._imported)})
+            self._imported, self._path = self._imported | wanted, path
+            self._unread += 1
+
+    def fork(self) -> tuple[int, Connection]:
+        """A process and the connection to it."""
+        self.prepare()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            child = self._request({"fork": True}, theirs.fileno())
+        return child, Connection(ours.detach())
+
+    def end(self, child: int, *, patience: float) -> int:
+        """The exit status of a process, which is killed where it does not end by itself in time."""
+        status: int = self._request({"end": child, "patience": patience})
+        return status
+
+    def close(self) -> None:
+        """End it and all that it forked."""
+        self._lines.close()
+        self._socket.close()
+        try:
+            self._process.wait(timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _request(self, request: dict[str, Any], *descriptors: int) -> Any:
+        self._send(request, *descriptors)
+        self._unread += 1
+        with self._guarded():
+            while self._unread:
+                found = json.loads(self._lines.readline())
+                self._unread -= 1
+        return found
+
+    def _send(self, request: dict[str, Any], *descriptors: int) -> None:
+        with self._guarded():
+            line = json.dumps(request).encode() + b"\n"
+            if descriptors:
+                socket.send_fds(self._socket, [line], descriptors)
+            else:
+                self._socket.sendall(line)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise ZygoteError(
+                f"the process that attacks are started from ended (status {self._process.poll()}: {error}); repeat the "
+                "command, or run attacks in this process (isolate=False, --in-process)"
+            ) from error
+
+
+@cache
+def _zygotes() -> dict[int, Zygote]:
+    found: dict[int, Zygote] = {}
+
+    def close() -> None:
+        # A forked process has that of another.
+        if os.getpid() in found:
+            found[os.getpid()].close()
+
+    atexit.register(close)
+    return found
+
+
+def zygote() -> Zygote:
+    """That of this process, started where there is none."""
+    found = _zygotes()
+    if os.getpid() not in found or not found[os.getpid()].alive:
+        found[os.getpid()] = Zygote()
+    return found[os.getpid()]
+
+
+class AttackProcess:
+    """One process for one attack; ``timeout`` is in seconds, None for none."""
+
+    def __init__(self, *, timeout: float | None) -> None:
+        self._zygote = zygote()
+        self._timeout = timeout
+        self._pickled = Pickled()
+        try:
+            self._child, self._connection = self._zygote.fork()
+        except ZygoteError:
+            # It may have been killed since it was looked at.
+            self._zygote = zygote()
+            self._child, self._connection = self._zygote.fork()
+
+    def share(self, obj: object) -> None:
+        """Send an object once; tasks refer to it."""
+        shared = self._pickled.share(obj)
+        if shared is not None:
+            self._send(shared[1], share=shared[0])
+
+    def request(
+        self, obj: object, *, progress: Callable[[int, int], None] | None = None, **header: Any
+    ) -> dict[str, Any]:
+        """Send an object, and return the header that comes back; raises :class:`LostError` where none does."""
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        self._send(self._pickled.dumps(obj), **header)
+        while True:
+            with self.receiving(deadline) as connection:
+                found = receive_header(connection)
+            if "progress" not in found:
+                return found
+            if progress is not None:
+                forward, backward = found["progress"]
+                progress(int(forward), int(backward))
+
+    @contextmanager
+    def receiving(self, deadline: float | None = None) -> Iterator[Connection]:
+        """The connection, to receive from; :class:`LostError` where the process has ended, hangs or sends nonsense."""
+        try:
+            if deadline is not None and not self._connection.poll(max(0.0, deadline - time.monotonic())):
+                self.close(patience=0.0)
+                raise LostError("timed_out", f"the attack took more than {self._timeout:g} seconds and was stopped")
+            yield self._connection
+        except (EOFError, OSError) as error:
+            raise LostError("ended", f"the attack's process ended: {self.close()}") from error
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            self.close(patience=0.0)
+            raise LostError("ended", f"the attack's process sent what is no result ({error})") from error
+
+    def close(self, *, patience: float = _PATIENCE) -> str:
+        """End the process; how it ended, in words."""
+        self._connection.close()
+        if not self._child:
+            return "it was stopped before"
+        child, self._child = self._child, 0
+        try:
+            status = self._zygote.end(child, patience=patience)
+        except ZygoteError:
+            return "with the process that it was started from"
+        if status >= 0:
+            return f"exit status {status}"
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+        return f"killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
+
+    def _send(self, content: bytes, **header: Any) -> None:
+        with self.receiving() as connection:
+            send_header(connection, **header)
+            connection.send_bytes(content)
+
+
+@contextmanager
+def unreadable() -> Iterator[None]:
+    """This process's memory and open files are closed to other processes of the same user meanwhile, on Linux."""
+    if sys.platform != "linux":
+        yield
+        return
+    system = ctypes.CDLL(None)
+    before = system.prctl(_GET_DUMPABLE)
+    system.prctl(_SET_DUMPABLE, 0)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            system.prctl(_SET_DUMPABLE, max(before, 0))

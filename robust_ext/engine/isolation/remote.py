@@ -1,0 +1,77 @@
+"""Attacks that are named as code: loaded in their own process, and known here by what that process states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.base import Attack, AttackTraits
+from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.registry.attack import as_attack
+
+Call = Callable[[Callable[[], Any]], Any]
+
+
+class RemoteAttack(Attack):
+    """What the judge has of an attack that it does not load; pickled, it becomes the attack itself."""
+
+    def __init__(self, text: str, name: str, described: dict[str, Any], call: Call) -> None:
+        self.name = name
+        traits: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in described["traits"].items()
+        }
+        self.traits = AttackTraits(**traits)
+        self.text, self._described, self._call = text, str(described["description"]), call
+
+    @classmethod
+    def load(cls, text: str, name: str, call: Call) -> RemoteAttack:
+        """The attack that a text names, described by a process of its own."""
+        described = call(partial(_describe, text, name))
+        try:
+            return cls(text, name, described, call)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InvalidArgumentError("attack", text, f"an attack that states its traits ({error})") from error
+
+    @property
+    def description(self) -> str:
+        """That of the attack."""
+        return self._described
+
+    def refusal(self, *, threat_model: ThreatModel, detector: bool = False) -> str | None:
+        """That of the attack."""
+        found = self._call(partial(_refusal, self.text, self.name, threat_model, detector))
+        return None if found is None else str(found)
+
+    def search(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Raise: it is run in its own process alone."""
+        raise AttackError(f"{self.name}: is loaded in a process of its own, and cannot be run in this one")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, (self.text, self.name)
+
+
+def _load(text: str, name: str) -> Attack:
+    return as_attack(text, name=name)
+
+
+def _describe(text: str, name: str) -> dict[str, Any]:
+    made = _load(text, name)
+    return {"traits": vars(made.traits), "description": made.description}
+
+
+def _refusal(text: str, name: str, threat_model: ThreatModel, detector: bool) -> str | None:
+    return _load(text, name).refusal(threat_model=threat_model, detector=detector)

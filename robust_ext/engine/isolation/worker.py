@@ -1,0 +1,146 @@
+"""The worker that runs each attack in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from robust_ext.attacks.base import Attack
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.validation import check_number
+from robust_ext.engine.isolation.messages import as_error, receive_tensor
+from robust_ext.engine.isolation.process import AttackProcess, LostError, unreadable, zygote
+from robust_ext.engine.isolation.remote import RemoteAttack
+from robust_ext.engine.task import Task, TaskResult, Worker, run_task
+from robust_ext.registry.attack import attacks_from_text
+
+logger = logging.getLogger(__name__)
+
+# Attacks whose processes are kept at a time; an attack whose process is gone gets another.
+_PROCESSES = 8
+
+
+class IsolatedWorker:
+    """Runs tasks in processes, one an attack; a worker as :func:`robust_ext.engine.task.drive` takes it."""
+
+    def __init__(self, *, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._processes: OrderedDict[int, tuple[Attack, AttackProcess]] = OrderedDict()
+
+    def __call__(self, task: Task) -> TaskResult:
+        """Run a task; errors of the attack are raised here, and a process that is lost costs these rows."""
+        begun, counter = time.perf_counter(), task.target.counter
+        before = counter.snapshot()
+
+        def count(forward: int, backward: int) -> None:
+            # Progress bars look at the counter; what a process counts is its own statement.
+            counter.count_backward(max(0, before.backward + backward - counter.backward))
+            counter.count_forward(max(0, before.forward + forward - counter.forward))
+
+        try:
+            process = self._process(task.attack)
+            for shared in (*task.shared, task.attack):
+                process.share(shared)
+            found = process.request(task, task=True, progress=count)
+            if "error" in found:
+                raise as_error(found)
+            if "lost" in found:
+                raise LostError("ended", str(found["lost"][1]))
+            with process.receiving() as connection:
+                seconds = check_number("seconds", found["seconds"], minimum=0)
+                passes = {way: int(found["passes"][way]) for way in ("forward", "backward")}
+                shape = tuple(task.inputs.shape)
+                candidates = receive_tensor(connection, found["candidates"], expected=shape)
+                met = found.get("witnesses")
+                witnesses = None if met is None else receive_tensor(connection, met, expected=shape)
+        except LostError as lost:
+            self.drop(task.attack)
+            logger.warning("%s: %s", task.attack.name, lost.text)
+            spent = counter.since(before)
+            passes = {"forward": spent.forward, "backward": spent.backward}
+            return TaskResult(
+                candidates=None, seconds=time.perf_counter() - begun, passes=passes, lost=(lost.outcome, lost.text)
+            )
+        count(**passes)
+        return TaskResult(candidates=candidates, seconds=seconds, passes=passes, witnesses=witnesses)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """The plain value that a function returns in a process of its own, which then ends."""
+        process = AttackProcess(timeout=self._timeout)
+        try:
+            found = process.request(function)
+        except LostError as lost:
+            raise InvalidArgumentError("attack", lost.text, "code that defines an attack and returns") from lost
+        finally:
+            process.close(patience=0.0)
+        if "error" in found:
+            raise as_error(found)
+        return found["value"]
+
+    def drop(self, attack: Attack) -> None:
+        """End the process of an attack."""
+        found = self._processes.pop(id(attack), None)
+        if found is not None:
+            found[1].close(patience=0.0)
+
+    def close(self) -> None:
+        """End all processes."""
+        for attack, _ in list(self._processes.values()):
+            self.drop(attack)
+
+    def _process(self, attack: Attack) -> AttackProcess:
+        if id(attack) not in self._processes:
+            if len(self._processes) >= _PROCESSES:
+                self.drop(next(iter(self._processes.values()))[0])
+            # The attack is kept, so that no other gets its id.
+            self._processes[id(attack)] = attack, AttackProcess(timeout=self._timeout)
+        self._processes.move_to_end(id(attack))
+        return self._processes[id(attack)][1]
+
+
+_CURRENT: ContextVar[IsolatedWorker | None] = ContextVar("robust_ext_worker", default=None)
+
+
+@contextmanager
+def attack_worker(*, isolate: bool, attack_timeout: float | None = None) -> Iterator[Worker]:
+    """The worker that runs attacks inside the block: in this process, or each in one of its own.
+
+    Inside, attacks that are named as code (``file.py:attack``) are loaded in their own process only. Inside another
+    such block it is that block's worker.
+
+    Args:
+        isolate: Whether attacks get processes of their own.
+        attack_timeout: Seconds that an attack may take for a batch, above 0; None for any time.
+
+    Raises:
+        InvalidArgumentError: There is a timeout without isolation, or this system cannot fork.
+    """
+    current = _CURRENT.get()
+    if current is not None:
+        yield current
+        return
+    if not isolate:
+        if attack_timeout is not None:
+            expected = "None, or attacks in processes of their own (isolate=True), which alone can be stopped"
+            raise InvalidArgumentError("attack_timeout", attack_timeout, expected)
+        yield run_task
+        return
+    if not hasattr(os, "fork"):
+        raise InvalidArgumentError("isolate", True, "False on a system that cannot fork processes")
+    if attack_timeout is not None:
+        attack_timeout = check_number("attack_timeout", attack_timeout, minimum=0, open_minimum=True)
+    worker = IsolatedWorker(timeout=attack_timeout)
+    token = _CURRENT.set(worker)
+    zygote().prepare()
+    try:
+        with unreadable(), attacks_from_text(lambda text, name: RemoteAttack.load(text, name, worker.call)):
+            yield worker
+    finally:
+        _CURRENT.reset(token)
+        worker.close()

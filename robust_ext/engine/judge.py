@@ -1,0 +1,55 @@
+"""The seed of draws that an attack must not repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from robust_ext.core.errors import RunFolderError
+from robust_ext.core.validation import check_integer
+from robust_ext.engine.chain import read_value, write_value
+from robust_ext.engine.locks import locked
+from robust_ext.engine.task import Worker, run_task
+
+
+class JudgedSettings(Protocol):
+    """Settings with a seed for all draws, and one for those of the judge."""
+
+    @property
+    def seed(self) -> int:
+        """Of every draw."""
+
+    @property
+    def judge_seed(self) -> int | None:
+        """Of those that an attack must not repeat."""
+
+
+S = TypeVar("S", bound=JudgedSettings)
+
+
+def with_judge_seed(settings: S, *, out: str | os.PathLike[str] | None, worker: Worker) -> S:
+    """The settings with a judge's seed: theirs; else that of the run folder ``out``; else a new one, kept there.
+
+    A new one is drawn from the operating system where attacks run in processes of their own, and is ``seed`` otherwise:
+    in this process they could read it. RunFolderError where the folder's cannot be read or written.
+    """
+    if settings.judge_seed is not None:
+        return settings
+    fresh = settings.seed if worker is run_task else secrets.randbits(62)
+    seed: int = fresh if out is None else _kept(Path(out), fresh)
+    return dataclasses.replace(settings, judge_seed=seed)  # type: ignore[type-var]
+
+
+def _kept(folder: Path, fresh: int) -> int:
+    """The seed that a folder holds, the fresh one where it holds none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be made a run folder: {error}") from error
+    file = folder / "judge.json"
+    with locked(folder / ".lock-judge", wait=True):
+        seed = read_value(file, "") if file.exists() else write_value(file, "", fresh)
+    return check_integer("judge_seed", seed, minimum=0)
