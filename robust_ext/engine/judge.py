@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.validation import check_integer
-from robust_ext.engine.chain import read_value, write_value
+from robust_ext.engine.archive import read_value, write_value
 from robust_ext.engine.locks import locked
 from robust_ext.engine.task import Worker, run_task
 
