@@ -51,7 +51,7 @@ class ArtDetector(ScoreDetector):
                 ) from error
         decisions = np.asarray(decided).reshape(-1).astype(bool)
         scores = _scores(self.detector, report, decisions)
-        if scores.shape != (len(x),) or not np.array_equal(scores > 0, decisions):
+        if scores.shape != (len(x),) or not np.all(np.isnan(scores) | ((scores > 0) == decisions)):
             raise ModelError(
                 f"{self.name}: its report and its decisions contradict each other; hand over a callable x -> (N,) that "
                 "makes the score of what it reports"

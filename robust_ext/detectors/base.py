@@ -108,19 +108,13 @@ class Detector(SettingsModule, ABC):
         return self.score_margin_of(observe(self.classifier, x, self.layers))
 
     def decide(self, x: Tensor) -> Tensor:
-        """Which inputs ``(N, ...)`` are detected, bool ``(N,)``.
+        """Which inputs ``(N, ...)`` are detected, bool ``(N,)``; those that score NaN are not let pass.
 
         Raises:
-            ModelError: The detector has no threshold yet, or scores NaN.
+            ModelError: The detector has no threshold yet.
         """
         with torch.no_grad():
-            return self.detected(self.score_margin(x))
-
-    def detected(self, margin: Tensor) -> Tensor:
-        """Which inputs of this score margin ``(N,)`` are detected, bool ``(N,)``; ModelError where it is NaN."""
-        if bool(margin.isnan().any()):
-            raise self.error("scored NaN, which is neither detected nor let pass")
-        return margin > 0
+            return rejected(self.score_margin(x))
 
     def calibrate(
         self,
@@ -269,6 +263,11 @@ class Detector(SettingsModule, ABC):
             moved = value.to(device)
             setattr(part, last, nn.Parameter(moved, requires_grad=False) if last in part._parameters else moved)
         return detector
+
+
+def rejected(margin: Tensor, *, inverted: bool = False) -> Tensor:
+    """Which inputs of these score margins are rejected, bool ``(N,)``: where above 0, inverted where not, or NaN."""
+    return ((margin > 0) ^ inverted) | margin.isnan()
 
 
 def check_clean(inputs: object, batch_size: object, rate: object = 0.5) -> float:

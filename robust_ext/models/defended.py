@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from robust_ext.core.modules import SettingsModule, module_class, positional
 from robust_ext.core.settings import setting
-from robust_ext.detectors.base import Detector
+from robust_ext.detectors.base import Detector, rejected
 from robust_ext.detectors.observation import Observation, observe
 
+# Of the threshold, as logits show a score that is infinite or no number.
+_FAR = 1e6
 EXPOSURES = ("classifier", "reject")
 
 
@@ -54,14 +56,10 @@ class Defended(SettingsModule):
         return logits, -margin if self.inverted else margin
 
     def decide(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Predicted classes, int64 ``(N,)``, and which inputs are rejected, bool ``(N,)``.
-
-        Raises:
-            ModelError: The detector scores NaN.
-        """
+        """Predicted classes, int64 ``(N,)``, and which inputs are rejected, bool ``(N,)``; scores of NaN always are."""
         with torch.no_grad():
             logits, margin = self._run(x)
-        return logits.argmax(1), self.detector.detected(margin) ^ self.inverted
+        return logits.argmax(1), rejected(margin, inverted=self.inverted)
 
     def forward(self, x: Tensor) -> Tensor:
         """As ``exposure`` states: logits ``(N, K)``, or ``(N, K + 1)`` with the column of rejection."""
@@ -69,7 +67,7 @@ class Defended(SettingsModule):
             out: Tensor = self.classifier(x)
             return out
         logits, margin = self.both(x)
-        return torch.cat([logits, (logits.amax(1) + self.weight * margin)[:, None]], 1)
+        return torch.cat([logits, (logits.amax(1) + self.weight * _finite(margin))[:, None]], 1)
 
     def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
         network = self.detector.classifier
@@ -106,8 +104,13 @@ class SuccessMargin(nn.Module):
         true = self.labels.expand(len(x))[:, None]
         others = logits.scatter(1, true, -torch.inf).amax(1)
         gained = others - logits.gather(1, true).squeeze(1)
-        success = torch.minimum(gained, -self.defended.weight * margin)
+        success = torch.minimum(gained, -self.defended.weight * _finite(margin))
         return torch.stack([torch.zeros_like(success), success], 1)
+
+
+def _finite(margin: Tensor) -> Tensor:
+    """Score margins whose NaN are rejected and whose infinities are large, so that logits made of them are finite."""
+    return margin.nan_to_num(nan=_FAR, posinf=_FAR, neginf=-_FAR)
 
 
 @contextmanager

@@ -244,3 +244,24 @@ def test_adversarial_digits_score_higher_and_clean_ones_pass(name):
     with seeded_globals(0):
         assert 0.09 < detector.calibrate(x[:150], false_positive_rate=0.1).achieved <= 0.1
         assert float(detector.decide(x[150:]).float().mean()) < 0.25
+
+
+@NAMES
+def test_logits_that_are_not_finite_raise_nothing_and_let_nothing_pass(detectors, name):
+    """A score is NaN, and the input rejected, or it is a number that other parts of the network decide."""
+    detector, x = detectors[name], data(6, 3)
+    detector.threshold = torch.tensor(0.0)
+    head = detector.classifier[-1]
+
+    def breaks(_module, _args, out):
+        return torch.where(torch.arange(len(out))[:, None] % 2 == 0, torch.nan, out)
+
+    handle = head.register_forward_hook(breaks)
+    try:
+        scores = score(detector, x)
+        with seeded_globals(2):
+            decided = detector.decide(x)
+        assert decided[scores.isnan()].all()
+    finally:
+        handle.remove()
+        detector.threshold = torch.tensor(torch.nan)

@@ -110,3 +110,33 @@ def test_what_is_wrong_is_refused():
         Defended(classifier, calibrated(classifier), exposure="both")
     with pytest.raises(ModelError, match="has no threshold"):
         Defended(classifier, Hidden(classifier)).decide(data(2))
+
+
+class Root(Detector):
+    """NaN where the first value is negative, infinite where it is 0."""
+
+    def score_of(self, seen):
+        first = seen.inputs.flatten(1)[:, 0]
+        return first.sqrt() - torch.where(first == 0, torch.inf, 0.0)
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.parametrize("exposure", ["reject", "margin"])
+def test_scores_of_nan_let_nothing_pass_and_leave_logits_finite(inverted, exposure):
+    classifier = network()
+    detector = Root(classifier)
+    detector.threshold = torch.tensor(0.5)
+    x = data(4).abs()
+    x.flatten(1)[:, 0] = torch.tensor([-1.0, 0.0, 0.04, 0.64])
+    shown = Defended(classifier, detector, inverted=inverted, exposure="reject")
+    assert detector.decide(x).tolist() == [True, False, False, True]
+    rejected = [True, *([True, True, False] if inverted else [False, False, True])]
+    assert shown.decide(x)[1].tolist() == rejected
+    if exposure == "reject":
+        logits = shown(x)
+        assert (logits.argmax(1) == logits.shape[1] - 1).tolist() == rejected
+    else:
+        # Each is misclassified.
+        logits = SuccessMargin(shown, (classifier(x).argmax(1) + 1) % 3)(x)
+        assert (logits.argmax(1) == 0).tolist() == rejected
+    assert torch.isfinite(logits).all()

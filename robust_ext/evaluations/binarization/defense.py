@@ -16,7 +16,7 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.detectors.base import Detector
+from robust_ext.detectors.base import Detector, rejected
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.defended import Defended, SuccessMargin
 
@@ -50,9 +50,11 @@ class Defense:
     def rejects(self, points: Tensor, *, seed: int) -> Tensor:
         """Which points ``(n, ...)`` are rejected, bool ``(n,)``; a random detector is queried several times."""
         times = self.draws if self.detector.random else 1
-        with seeded_globals(seed):
-            votes = torch.stack([self.detector.decide(points) for _ in range(times)]).sum(0)
-        return (votes * 2 > times) ^ self.inverted
+        with seeded_globals(seed), torch.no_grad():
+            margins = torch.stack([self.detector.score_margin(points) for _ in range(times)])
+        detected = (margins > 0).sum(0) * 2 > times
+        # A score that is no number lets nothing pass, in neither test.
+        return (detected ^ self.inverted) | margins.isnan().any(0)
 
     def accepts(self, points: Tensor, *, seed: int) -> Tensor:
         """Which points ``(n, ...)`` are surely not rejected, bool ``(n,)``: a random detector never rejects them.
@@ -67,7 +69,8 @@ class Defense:
                 left = accepted.nonzero().squeeze(1)
                 if not len(left):
                     break
-                accepted[left] = self.detector.decide(points[left]) == self.inverted
+                with torch.no_grad():
+                    accepted[left] = ~rejected(self.detector.score_margin(points[left]), inverted=self.inverted)
         return accepted
 
     def defended(self, classifier: nn.Module) -> Defended:

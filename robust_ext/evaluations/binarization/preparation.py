@@ -9,7 +9,7 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import Counted, PassCounter, module_device
 from robust_ext.core.threat import ThreatModel
-from robust_ext.detectors.base import Detector
+from robust_ext.detectors.base import Detector, rejected
 from robust_ext.detectors.calibration import Calibration
 from robust_ext.engine.inputs import bounded_module
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
@@ -67,8 +67,14 @@ def prepare_detector(
         rate, bounds = settings.detector_fpr, settings.threat_model.bounds
         calibration = calibrate_detector(found, data, false_positive_rate=rate, bounds=bounds, seed=settings.seed)
     some = inputs[:64]
-    with seeded_globals(derive_seed(settings.seed, "detector probe")):
-        detected = found.decide(some)
+    with seeded_globals(derive_seed(settings.seed, "detector probe")), torch.no_grad():
+        margins = found.score_margin(some)
+    if bool(margins.isnan().any()):
+        raise found.error(
+            f"scored NaN on {int(margins.isnan().sum())} of {len(some)} clean inputs; mend its score, which divides by "
+            "zero or overflows there"
+        )
+    detected = rejected(margins)
     if len(some) >= 10 and bool(detected.all()):
         raise ModelError(
             f"detector {type(found).__name__}: rejects all of {len(some)} clean inputs, so that no attack is "
