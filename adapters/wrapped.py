@@ -15,6 +15,7 @@ from torch import Tensor
 
 from robust_ext.attacks.base import DISTRIBUTIONS, Attack, AttackTraits
 from robust_ext.core.errors import AttackError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.objects import qualified_name
 from robust_ext.core.target import Target
 
 _LOGGER = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ def _missing(name: str, error: ImportError) -> MissingDependencyError:
 
 def _shown(value: object) -> str:
     # The address in a function's text changes from run to run.
-    return f"{value.__module__}.{value.__qualname__}" if inspect.isroutine(value) else repr(value)
+    return qualified_name(value) if inspect.isroutine(value) else repr(value)
 
 
 def _same(value: Any, default: Any) -> bool:

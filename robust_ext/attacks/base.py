@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.objects import qualified_name
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.core.threat import NORMS, ThreatModel
@@ -97,10 +98,12 @@ class Attack(ABC):
     Attributes:
         name: Its name in tables and files.
         traits: What it needs and how it treats rows.
+        code_text: The text that names its code, where one does: by it, it is told from others without being loaded.
     """
 
     name: str
     traits: AttackTraits
+    code_text: str | None = None
 
     @property
     def description(self) -> str:
@@ -203,14 +206,13 @@ class CallableAttack(Attack):
 
     @property
     def description(self) -> str:
-        """Where the function is defined, with the keywords of a partial; what it does is not looked into."""
+        """Where the function is defined, with the keywords of a partial."""
         function, keywords = self.function, dict[str, Any]()
         while isinstance(function, functools.partial):
             keywords = {**function.keywords, **keywords}
             function = function.func
-        kind = function if hasattr(function, "__qualname__") else type(function)
         shown = ", ".join(f"{key}={value!r}" for key, value in sorted(keywords.items()))
-        return f"{kind.__module__}.{kind.__qualname__}" + (f"({shown})" if shown else "")
+        return qualified_name(function) + (f"({shown})" if shown else "")
 
     def search(
         self,

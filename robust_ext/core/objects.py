@@ -61,6 +61,18 @@ def loaded_files() -> dict[str, ModuleType]:
     return {name: module for name, module in list(sys.modules.items()) if name.startswith(_FILE)}
 
 
+def module_scope(name: str) -> str:
+    """The name of a module, in words that are the same everywhere: of a file that was loaded, that of the file."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return Path(file).name if name.startswith(_FILE) and file is not None else name
+
+
+def qualified_name(thing: Any) -> str:
+    """Where a class or function is defined, or the class of anything else."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{module_scope(str(named.__module__))}.{named.__qualname__}"
+
+
 def _load(scope: str, name: str, text: str, argument: str) -> Any:
     found: Any = _load_file(scope, argument) if scope.endswith(".py") else _load_module(scope, text, argument)
     where = scope
@@ -79,9 +91,8 @@ def _load_file(path: str, argument: str) -> ModuleType:
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise InvalidArgumentError(argument, path, f"an existing Python file; there is none at {file}")
-    stat = file.stat()
-    # The change time is part of the name, so that an edited file is loaded afresh in a long-lived process.
-    key = hashlib.blake2b(f"{file}\0{stat.st_mtime_ns}\0{stat.st_size}".encode(), digest_size=8).hexdigest()
+    # The contents are part of the name, so that an edited file is loaded afresh in a long-lived process.
+    key = hashlib.blake2b(f"{file}\0".encode() + file.read_bytes(), digest_size=8).hexdigest()
     unique = f"{_FILE}{key}"
     if unique in sys.modules:
         return sys.modules[unique]

@@ -21,6 +21,7 @@ from torch import Tensor
 from typing_extensions import dataclass_transform
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.objects import qualified_name
 from robust_ext.core.specification import did_you_mean
 from robust_ext.core.validation import check_choice, check_integer, check_number
 
@@ -278,8 +279,7 @@ def _shown(value: object) -> str:
     if isinstance(description, str):
         return description
     if callable(value):
-        named = value if hasattr(value, "__qualname__") else type(value)
-        return f"{named.__module__}.{named.__qualname__}"
+        return qualified_name(value)
     return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,18 @@ from robust_ext._version import __version__
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.validation import check_integer
+from robust_ext.models.adaptive import AdaptiveDefense
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+# Attributes of any module.
+_TORCHS = set(vars(nn.Module()))
+# Where a defense stands, not what it does.
+_STATE = ("draw", "fixed")
 
 
 def describe(attack: Attack) -> str:
     """An attack in words that are the same in every process: without the addresses of objects."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", attack.description)
+    return _ADDRESS.sub("", attack.description)
 
 
 def check_ids(sample_ids: Sequence[int] | None, count: int) -> list[int]:
@@ -38,14 +46,53 @@ def check_ids(sample_ids: Sequence[int] | None, count: int) -> list[int]:
 
 
 def model_digest(*parts: nn.Module) -> str:
-    """Fingerprint of a network, or of its parts: weights, and what it is made of."""
+    """Fingerprint of a network, or of its parts: weights, buffers, what it is made of, and plain attributes."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        digest.update(str(part).encode())
-        for name, tensor in part.state_dict().items():
+        digest.update(_ADDRESS.sub("", str(part)).encode())
+        # Buffers that are not kept with the weights count as well.
+        for name, tensor in {**part.state_dict(), **dict(part.named_buffers())}.items():
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(tensor_bytes(tensor))
+        digest.update(repr(sorted(plain_settings(part).items())).encode())
     return digest.hexdigest()
+
+
+def plain_settings(module: nn.Module, *, besides: nn.Module | None = None) -> dict[str, Any]:
+    """What a module and those in it keep beside tensors, by name: numbers, texts, and tuples or lists of them.
+
+    Those of ``besides``, a part of it, are left out.
+    """
+    return {
+        f"{prefix}.{name}" if prefix else name: list(value) if isinstance(value, tuple) else value
+        for prefix, part in module.named_modules()
+        if part is not besides
+        for name, value in attributes(part)
+        if is_plain(value)
+    }
+
+
+def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Attributes of a module beside its parameters, buffers, modules and hooks; of this package's, public ones."""
+    ours = type(module).__module__.split(".")[0] == __name__.split(".")[0]
+    passing = _STATE if isinstance(module, AdaptiveDefense) else ()
+    for name, value in list(vars(module).items()):
+        if name not in _TORCHS and name not in passing and not (ours and name.startswith("_")):
+            yield name, value
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is a number, a text, None, or a tuple or list of such."""
+    if isinstance(value, (tuple, list)):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """The values of a tensor; of one that does not lie in memory as others do, what it shows."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        return repr(tensor).encode()
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def inputs_digest(inputs: Tensor, samples: Sequence[int]) -> str:
@@ -59,7 +106,7 @@ def inputs_digest(inputs: Tensor, samples: Sequence[int]) -> str:
 def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
     found = {"robust_ext": __version__, "python": platform.python_version()}
-    for package in ("torch", "numpy", "foolbox", "adversarial-robustness-toolbox"):
+    for package in ("torch", "numpy", "foolbox", "adversarial-robustness-toolbox", "torchattacks", "adv-lib"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -18,6 +18,8 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import module_device
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs, check_labels
+from robust_ext.engine.behaviour import behaviour
+from robust_ext.engine.code_digest import module_code
 from robust_ext.engine.identity import check_ids, inputs_digest, model_digest
 from robust_ext.registry.attack import as_attack
 from robust_ext.registry.model import as_module
@@ -47,9 +49,11 @@ class EvaluationInputs:
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        """Digests of the classifier and the samples."""
+        """Digests of the classifier, its code and the samples, and how the classifier behaves."""
         return {
             "model": model_digest(self.module),
+            "model_code": module_code(self.module),
+            "model_behaviour": behaviour(self.module, self.inputs, self.bounds),
             "inputs": inputs_digest(self.inputs, self.ids),
             "labels": inputs_digest(self.labels, self.ids),
         }

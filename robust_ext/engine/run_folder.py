@@ -23,6 +23,7 @@ from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import remove_drafts, replace_file
 from robust_ext.engine.archive import read_arrays, read_value, write_arrays, write_value
 from robust_ext.engine.chain import REPAIR, ChainedFile, chained, damaged
+from robust_ext.engine.differences import differences
 from robust_ext.engine.locks import all_locked, locked
 from robust_ext.engine.repair import read_run, repair_files, write_run
 from robust_ext.engine.store import Record, Slot, Store
@@ -156,14 +157,11 @@ class RunFolder(Store):
             raise RunFolderError(
                 f"{self.path}: holds a run of kind {kind!r}, not {run['kind']!r}; choose another folder"
             )
-        different = [key for key in {**settings, **run["settings"]} if settings.get(key) != run["settings"].get(key)]
+        different = differences(settings, run["settings"])
         if different:
-            shown = "; ".join(
-                f"{k}: {_short(settings.get(k))} there, {_short(run['settings'].get(k))} now" for k in different
-            )
             raise RunFolderError(
-                f"{self.path}: holds a run with other settings ({shown}); choose another folder, or use the same "
-                "settings to go on with it"
+                f"{self.path}: holds a run with other settings ({'; '.join(different)}); choose another folder, or go "
+                "back to what it was begun with"
             )
         if versions != run["versions"]:
             logger.warning("%s was begun with other versions: %s, now %s", self.path, versions, run["versions"])
@@ -174,11 +172,6 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as they come back from JSON, so that they can be compared."""
     plain: dict[str, Any] = json.loads(json.dumps(settings, allow_nan=False))
     return plain
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _seconds(entry: object) -> float:

@@ -18,6 +18,7 @@ from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.base import Detector
+from robust_ext.engine.code_digest import attack_code
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Block, Run, candidates_name
@@ -219,7 +220,12 @@ def _arm_run(arms: Sequence[Arm], model: ThreatModel, detector: NamedDetector | 
         key=f"attacks/{re.sub(r'[^A-Za-z0-9.]+', '-', title)[:60].strip('-.')}-{digest}",
         title=title,
         blocks=clean.given.blocks(clean.batch_size),
-        identity={**clean.identity, **own, "detector": None if detector is None else detector.digest},
+        identity={
+            **clean.identity,
+            **own,
+            "attack_code": attack_code(attack),
+            **({"detector": None} if detector is None else {"detector": detector.digest, **detector.described}),
+        },
         long=attack.traits.minimum_norm or detector is not None,
         given=clean.given,
         detectors=clean.detectors,

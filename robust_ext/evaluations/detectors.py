@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,6 +14,8 @@ from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.validation import check_inputs
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.calibration import Calibration
+from robust_ext.engine.behaviour import behaviour
+from robust_ext.engine.code_digest import code_digest, module_code
 from robust_ext.engine.identity import model_digest
 from robust_ext.registry.detector import as_detector
 
@@ -24,11 +27,13 @@ class NamedDetector:
     name: str
     detector: Detector
     digest: str  # Its fingerprint, see detector_digest
+    # Its code and how it behaves
+    described: Mapping[str, Any] = field(default_factory=dict)
 
 
 def detector_digest(detector: Detector) -> str:
-    """Fingerprint of a detector: its weights, threshold and settings, and those of its classifier."""
-    text = model_digest(detector) + repr(sorted(detector.settings.items()))
+    """Fingerprint of a detector: its code, weights, threshold and settings, and those of its classifier."""
+    text = model_digest(detector) + repr(sorted(detector.settings.items())) + code_digest(module_code(detector))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -80,5 +85,10 @@ def as_detectors(
             raise InvalidArgumentError("detectors", f"several called {name}", "a dict of detectors by different names")
         if data is not None and not has_threshold(detector):
             calibrate_detector(detector, data, false_positive_rate=false_positive_rate, bounds=bounds, seed=seed)
-        found[name] = NamedDetector(name=name, detector=detector, digest=detector_digest(detector))
+        described = {
+            "detector_code": module_code(detector),
+            "detector_behaviour": behaviour(detector, inputs, bounds),
+        }
+        digest = detector_digest(detector)
+        found[name] = NamedDetector(name=name, detector=detector, digest=digest, described=described)
     return list(found.values())

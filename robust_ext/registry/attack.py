@@ -90,7 +90,9 @@ def _from_text(text: str, name: str | None, argument: str) -> Attack:
         if not near:
             raise
         raise InvalidArgumentError(argument, text, f"a library or module that exists{near}") from error
-    return as_attack(found, name=name or text, argument=argument)
+    attack = as_attack(found, name=name or text, argument=argument)
+    object.__setattr__(attack, "code_text", text)
+    return attack
 
 
 def _check_callable(function: Callable[..., Any], argument: str) -> None:

@@ -14,7 +14,9 @@ from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError, RobustExtError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import Target
-from robust_ext.engine.identity import describe, model_digest
+from robust_ext.engine.behaviour import behaviour
+from robust_ext.engine.code_digest import attack_code, module_code
+from robust_ext.engine.identity import describe, model_digest, plain_settings
 from robust_ext.engine.inputs import EvaluationInputs, blocks_of
 from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.run import Block, Run
@@ -24,9 +26,6 @@ from robust_ext.engine.verify import Verification, verify
 from robust_ext.evaluations.adaptive.plan import Step
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
 from robust_ext.models.adaptive import AdaptiveDefense
-
-# Where a module stands, not what it does.
-_NO_SETTINGS = ("training", "draw", "fixed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +170,10 @@ def plan_runs(
     blocks = blocks_of(len(given.inputs), size if group is None else max(size // group, 1) * group)
     shared = {
         "defense": model_digest(defense),
-        "defense_settings": _plain_settings(defense),
-        "inputs": given.described["inputs"],
-        "labels": given.described["labels"],
+        "defense_settings": plain_settings(defense, besides=defense.classifier),
+        "defense_code": module_code(defense),
+        "defense_behaviour": behaviour(defense, given.inputs, given.bounds, group=defense.group_size or 1),
+        **given.described,
         "norm": model.norm,
         "epsilon": model.epsilon,
         "bounds": list(model.bounds),
@@ -184,7 +184,7 @@ def plan_runs(
             key=f"attacks/{number:02d}",
             title="clean" if step is None else step.name,
             blocks=blocks,
-            identity=shared if step is None else {**shared, **_identity(step)},
+            identity=shared if step is None else {**shared, **_identity(step, given)},
             given=given,
             defense=defense,
             settings=settings,
@@ -194,27 +194,12 @@ def plan_runs(
     ]
 
 
-def _identity(step: Step) -> dict[str, Any]:
+def _identity(step: Step, given: EvaluationInputs) -> dict[str, Any]:
     found = {name: getattr(step, name) for name in ("name", "category", "exposure", "averaged")}
     found["attack"] = describe(step.attack)
+    found["attack_code"] = attack_code(step.attack)
     if isinstance(step.attack, Transfer):
-        found["surrogates"] = {name: model_digest(one) for name, one in step.attack.surrogates.items()}
+        networks = step.attack.surrogates.items()
+        found["surrogates"] = {name: model_digest(one) for name, one in networks}
+        found["surrogate_behaviour"] = {name: behaviour(one, given.inputs, given.bounds) for name, one in networks}
     return found
-
-
-def _plain_settings(defense: AdaptiveDefense) -> dict[str, Any]:
-    """What a defense and the modules in it keep beside tensors, by name: numbers, texts, and tuples of them."""
-    found = {}
-    for prefix, module in defense.named_modules():
-        if module is defense.classifier:
-            continue
-        for name, value in vars(module).items():
-            if not name.startswith("_") and name not in _NO_SETTINGS and _is_plain(value):
-                found[f"{prefix}.{name}" if prefix else name] = list(value) if isinstance(value, tuple) else value
-    return found
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(_is_plain(entry) for entry in value)
-    return value is None or isinstance(value, (bool, int, float, str))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from robust_ext.core.errors import InvalidArgumentError
@@ -15,6 +15,8 @@ from robust_ext.core.settings import make_settings
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs
+from robust_ext.engine.behaviour import behaviour
+from robust_ext.engine.code_digest import attack_code, module_code
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import check_ids, describe, inputs_digest, model_digest
 from robust_ext.engine.inputs import as_attacks, blocks_of
@@ -129,10 +131,15 @@ def _prepare(
     identity = {
         **settings.to_dict(),
         "attacks": {name: describe(one) for name, one in named.items()},
+        "attack_code": {name: attack_code(one) for name, one in named.items()},
         "target": context.target,
         "samples": len(ids),
         **context.origins,
         "model": model_digest(features, readout),
+        "model_code": module_code(features, readout),
+        "model_behaviour": behaviour(
+            nn.Sequential(features.module, readout), inputs[:1].to(device), threat_model.bounds
+        ),
         "inputs": inputs_digest(inputs, ids),
     }
     run = BinarizationRun(
@@ -168,6 +175,8 @@ def _with_detector(
     shared = {
         "detector": type(found).__name__,
         "detector_digest": model_digest(found),
+        "detector_code": module_code(found),
+        "detector_behaviour": behaviour(found, run.inputs[:1].to(run.device), settings.threat_model.bounds),
         "detector_calibration": None if calibration is None else calibration.to_dict(),
     }
     regular = Defense(detector=found, inverted=False, exposure=settings.exposure, draws=settings.detector_draws)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.specification import did_you_mean
 from robust_ext.core.target import module_device
+from robust_ext.engine.code_digest import code_digest, module_code
 from robust_ext.engine.identity import inputs_digest, model_digest
 from robust_ext.evaluations.mead.fitting import NAMED, SUPERVISED, fit_detector, load_detector
 from robust_ext.evaluations.mead.training import training_adversarials
@@ -37,7 +38,8 @@ def find_detectors(
     """
     found: dict[str, object] = {}
     few, adversarial = slice(0, attacked), None
-    words = f"{model_digest(module)} {inputs_digest(clean, labels.tolist())} {attacked} {preset} {seed}"
+    network = f"{model_digest(module)} {code_digest(module_code(module))}"
+    words = f"{network} {inputs_digest(clean, labels.tolist())} {attacked} {preset} {seed}"
     # A few letters that differ for other data, settings or networks.
     identity = hashlib.blake2b(words.encode(), digest_size=5).hexdigest()
     for name in names:

@@ -1,6 +1,7 @@
 """The evaluation of test-time defenses: masked gradients, randomness, groups, resuming, warnings, and what is shown."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -51,12 +52,10 @@ class Leaving(Attack):
     def __init__(self, batching="full", *, raises=False):
         self.name = "leaving"
         self.traits = AttackTraits(batching=batching, gradients=False)
-        self.raises, self.calls = raises, 0
+        self.calls = Mock(side_effect=RuntimeError("stopped") if raises else None)
 
     def search(self, target, inputs, labels, *, threat_model, generator):
-        self.calls += 1
-        if self.raises:
-            raise RuntimeError("stopped")
+        self.calls()
         return inputs
 
 
@@ -170,7 +169,7 @@ def test_stopped_and_gone_on_with(subject, tmp_path, defense):
         run(Leaving(raises=True), out=tmp_path)
     rest = Leaving()
     resumed = run(rest, out=tmp_path)
-    assert rest.calls == 1
+    assert rest.calls.call_count == 1
     assert plain(resumed.content) == plain(whole.content)
     assert json.loads((tmp_path / "result.json").read_text())["kind"] == "test_time"
     assert "<svg" in (tmp_path / "report.html").read_text()

@@ -5,6 +5,7 @@ import multiprocessing
 import random
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,19 +29,16 @@ def records_of(folder):
 
 
 def test_an_interrupted_run_goes_on(tmp_path, tested, digits, pgd):
-    calls = []
+    calls = Mock()
 
     def fragile(model, x, y, threat_model):
-        calls.append(len(x))
-        if len(calls) == fail_at:
-            raise KeyboardInterrupt
+        calls()
         return pgd(steps=3)(model, x, y, threat_model)
 
-    fail_at = 0
     tested(fragile, digits[:20], out=tmp_path / "whole")
-    total = len(calls)
+    total = calls.call_count
     for fail_at in range(1, total + 1):
-        calls.clear()
+        calls.side_effect = [*[None] * (fail_at - 1), KeyboardInterrupt, *[None] * total]
         folder = tmp_path / f"broken{fail_at}"
         with pytest.raises(KeyboardInterrupt):
             tested(fragile, digits[:20], out=folder)
@@ -50,16 +48,16 @@ def test_an_interrupted_run_goes_on(tmp_path, tested, digits, pgd):
 
 
 def test_a_finished_run_is_not_run_again(tmp_path, tested, digits, pgd):
-    calls = []
+    calls = Mock()
 
     def attack(model, x, y, threat_model):
-        calls.append(len(x))
+        calls()
         return pgd()(model, x, y, threat_model)
 
     first = tested(attack, digits[:8], out=tmp_path)
-    calls.clear()
+    calls.reset_mock()
     second = tested(attack, digits[:8], out=tmp_path)
-    assert calls == []
+    calls.assert_not_called()
     assert first.to_dict() == second.to_dict()
     assert json.loads((tmp_path / "result.json").read_text()) == json.loads(json.dumps(first.to_dict()))
 

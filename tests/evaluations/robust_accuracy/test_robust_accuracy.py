@@ -1,6 +1,7 @@
 """Robust accuracy: closed forms on a linear model, curves by brute force, resuming."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,11 +27,11 @@ class Towards(Attack):
         self.name = "exact"
         self.traits = AttackTraits(batching="full", minimum_norm=minimum_norm)
         self.network = network
-        # One list for all copies of the attack.
-        self.calls = []
+        # One for all copies of the attack, and none of its settings.
+        self.calls = Mock()
 
     def search(self, target, inputs, labels, *, threat_model, generator):
-        self.calls.append(len(inputs))
+        self.calls(len(inputs))
         if not self.traits.minimum_norm:
             return inputs + threat_model.epsilon * self._direction(inputs, labels)
         margin = self.network(inputs).diff(dim=1)[:, 0] * (1 - 2 * labels)
@@ -66,7 +67,7 @@ def test_closed_form_on_a_linear_model(linear, minimum_norm):
     network, inputs, labels, distances = linear
     attack = Towards(network, minimum_norm=minimum_norm)
     result = robust_accuracy(network, attack, inputs, labels, L2, epsilons=EPSILONS, batch_size=15)
-    assert len(attack.calls) == 3 * (1 if minimum_norm else len(EPSILONS))
+    assert attack.calls.call_count == 3 * (1 if minimum_norm else len(EPSILONS))
     known = np.where(np.arange(40) < 4, 0, distances)
     for epsilon in EPSILONS:
         assert result.robust_accuracy(epsilon) == (known > epsilon).mean()
@@ -142,7 +143,7 @@ def test_folder(linear, tmp_path):
     robust_accuracy(network, exact, inputs, labels, L2, out=tmp_path)
     more = {"exact": exact, "APGD": "robust_ext:APGD(steps=5)"}
     result = robust_accuracy(network, more, inputs, labels, L2, epsilons=EPSILONS, out=tmp_path)
-    assert exact.calls == [40]
+    exact.calls.assert_called_once_with(40)
     saved = json.loads((tmp_path / "result.json").read_text())
     assert saved == json.loads(json.dumps(result.content))
     fresh = robust_accuracy(network, more, inputs, labels, L2, epsilons=EPSILONS)
