@@ -81,18 +81,20 @@ def _from_text(text: str, name: str | None, argument: str) -> Attack:
     if adapter is not None:
         return adapter.build_attack(spec.name, spec.arguments, name=name or text)
     load = _LOADER.get()
-    if load is not None:
-        return load(text, name or text)
+    attack = _load(text, name or text, argument) if load is None else load(text, name or text)
+    object.__setattr__(attack, "code_text", text)
+    return attack
+
+
+def _load(text: str, name: str, argument: str) -> Attack:
     try:
         found = named_object(text, accepted=_ACCEPTED, argument=argument)
     except InvalidArgumentError as error:
-        near = did_you_mean(spec.scope, list(libraries.adapters()))
+        near = did_you_mean(parse_call(text, argument=argument).scope, list(libraries.adapters()))
         if not near:
             raise
         raise InvalidArgumentError(argument, text, f"a library or module that exists{near}") from error
-    attack = as_attack(found, name=name or text, argument=argument)
-    object.__setattr__(attack, "code_text", text)
-    return attack
+    return as_attack(found, name=name, argument=argument)
 
 
 def _check_callable(function: Callable[..., Any], argument: str) -> None:
