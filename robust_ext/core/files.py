@@ -29,6 +29,15 @@ def replace_file(path: Path, content: bytes | str, *, error: type[RobustExtError
         raise error(unwritable(path, refused)) from refused
 
 
+def make_folder(path: Path, *, error: type[RobustExtError] = DataError) -> None:
+    """Make a folder, and those it lies in, where it is missing; ``error`` where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as refused:
+        got = refused.strerror or refused
+        raise error(f"{path}: cannot be made a folder ({got}); choose another one, or check permissions") from refused
+
+
 def unwritable(path: Path, refused: OSError) -> str:
     """What to say about a file that the operating system did not let be written."""
     return (

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +114,16 @@ class Outcome(Generic[R_co]):
     def total(self, part: str, name: str) -> Any:
         """Sum over blocks of ``seconds`` or ``passes`` of this name."""
         return sum(timing[part][name] for timing in self.timings)
+
+
+def spent(outcomes: Iterable[Outcome[Any]], *, begun: float, **parts: float) -> dict[str, float]:
+    """Seconds of parts and in all, since ``begun`` and of earlier calls in the same folders.
+
+    The parts are those of all processes, and may add up to more than went by; then the total is what they add up to.
+    """
+    # What several processes left is of this call too.
+    earlier = sum(one.store.earlier for one in outcomes) if current_context().jobs == 1 else 0.0
+    return {**parts, "total": max(time.perf_counter() - begun + earlier, sum(parts.values()))}
 
 
 def run_all(

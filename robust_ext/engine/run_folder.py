@@ -20,7 +20,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from robust_ext.core.errors import RunFolderError
-from robust_ext.core.files import remove_drafts, replace_file
+from robust_ext.core.files import make_folder, remove_drafts, replace_file
 from robust_ext.engine.archive import read_arrays, read_value, write_arrays, write_value
 from robust_ext.engine.chain import REPAIR, ChainedFile, chained, damaged
 from robust_ext.engine.differences import differences
@@ -51,10 +51,7 @@ class RunFolder(Store):
     ) -> None:
         super().__init__()
         self.path = Path(path)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(f"{self.path}: cannot be made a run folder: {error}") from error
+        make_folder(self.path, error=RunFolderError)
         suffix = f"-{shard}" if shard else ""
         self._names = (f"records{suffix}.jsonl", f"timings{suffix}.jsonl")
         self._own_lock = self.path / f".lock{suffix}"

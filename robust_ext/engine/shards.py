@@ -16,7 +16,6 @@ from tqdm.auto import tqdm
 
 from robust_ext.core.errors import RobustExtError
 
-# Looking for what is done reads every record.
 _PATIENCE = 0.5
 
 
@@ -28,10 +27,16 @@ def run_shards(
     Each gets its part of the cores, and ends when this process does. The bar counts the records in the folders,
     ``total`` at the end. Raises RobustExtError with the end of its output where a process failed.
     """
+    folders, counted = list(folders), {}
 
     def done() -> int:
-        files = [file for folder in folders for file in folder.glob("records*.jsonl")]
-        return min(sum(file.read_bytes().count(b"\n") for file in files), total)
+        for file in (file for folder in folders for file in folder.glob("records*.jsonl")):
+            offset, lines = counted.get(file, (0, 0))
+            with file.open("rb") as opened:
+                opened.seek(offset)
+                added = opened.read()
+            counted[file] = offset + len(added), lines + added.count(b"\n")
+        return min(sum(lines for _, lines in counted.values()), total)
 
     cores = max(1, (os.cpu_count() or 1) // jobs)
     environment = {**os.environ, "OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores)}

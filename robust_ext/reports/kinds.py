@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.files import replace_file
+from robust_ext.core.files import make_folder, replace_file
 from robust_ext.reports import adaptive, binarization, mead_page, mead_text, robust_accuracy
 from robust_ext.reports.examples import Example
 from robust_ext.reports.page import render
@@ -55,12 +55,13 @@ def save(result: Result, folder: str | os.PathLike[str], examples: Sequence[Exam
     """Write ``result.json`` and ``report.html`` to ``folder``, which is created when it is missing.
 
     Both texts are made before the first file is written, so a result that cannot be written (NaN and infinity are not
-    part of JSON) leaves the folder as it was. A file that is already there is replaced in one step.
+    part of JSON) leaves the folder as it was. A file that is already there is replaced in one step. DataError where
+    the operating system refuses.
     """
     content = json.dumps(dict(result), indent=2, allow_nan=False) + "\n"
     page = report_page(result, examples)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     replace_file(folder / "result.json", content)
     replace_file(folder / "report.html", page)
 

@@ -1,9 +1,13 @@
 """Arrays in one file."""
 
 import io
+import time
+import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
+from numpy.lib import format as npy
 
 from robust_ext.core.errors import DataError
 from robust_ext.datasets import load_dataset
@@ -130,3 +134,46 @@ DAMAGED = [b"", b"PK\x03\x04", b"no arrays", WHOLE[:100], WHOLE[:-1], WHOLE[:80]
 def test_damage_is_named(tmp_path, content):
     write(tmp_path / "toy.npz", content)
     check_refused(["toy.npz: got ", ", expected arrays ", "; "], tmp_path / "toy.npz")
+
+
+def bomb(path, *, size, header=None):
+    """A file whose images are zeros, of so many bytes when unpacked; the header may declare another shape."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("images.npy", "w", force_zip64=True) as entry:
+            npy.write_array_header_1_0(entry, header or {"descr": "|u1", "fortran_order": False, "shape": (size, 1, 1)})
+            for start in range(0, size, 2**24):
+                entry.write(bytes(min(2**24, size - start)))
+        with archive.open("labels.npy", "w") as entry:
+            npy.write_array(entry, np.zeros(size % 1000, np.int64))
+
+
+def peak_of(call):
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
+    path = tmp_path / "toy.npz"
+    bomb(path, size=300 * 2**20)
+    assert path.stat().st_size < 2**20
+    begun = time.perf_counter()
+    peak = peak_of(lambda: check_refused(["toy.npz: got ", "bytes that unpack to 314,57", "100 times"], path))
+    assert peak < 10 * 2**20
+    assert time.perf_counter() - begun < 5
+
+
+@pytest.mark.parametrize("shape", [(10**12, 1, 1), (2**63, 2**63), (5, 1, 1), (-3, 1, 1)])
+def test_a_header_that_declares_another_size_is_refused(tmp_path, shape):
+    path = tmp_path / "toy.npz"
+    bomb(path, size=1000, header={"descr": "|u1", "fortran_order": False, "shape": shape})
+    assert peak_of(lambda: check_refused(["toy.npz: got images.npy of 1000 bytes where shape", "needs"], path)) < 2**22
+
+
+def test_zeros_and_uncompressed_arrays_are_no_bombs(tmp_path):
+    zeros = np.zeros((4000, 1, 32, 32), np.uint8)
+    np.savez_compressed(tmp_path / "toy.npz", x=zeros, y=np.zeros(4000, np.int64))
+    assert len(load_dataset(str(tmp_path / "toy.npz"))) == 4000

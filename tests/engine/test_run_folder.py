@@ -140,8 +140,8 @@ def test_folders_that_are_no_run_of_this_kind_are_refused(tmp_path):
     for name, words in {
         "test": "holds a run of kind 'test', not 'mead'",
         "records": r"holds records but no run\.json",
-        "file": "cannot be made a run folder",
-        "file/run": "cannot be made a run folder",
+        "file": "cannot be made a folder",
+        "file/run": "cannot be made a folder",
         "lock": "cannot be written",
     }.items():
         with pytest.raises(RunFolderError, match=words):

@@ -116,8 +116,7 @@ def _evaluate(
     outcomes = drive(run_all(runs, out=out, progress=progress, title="test time"), worker)
     if outcomes is None:
         return AdaptiveResult({})
-    cost, total = measure_cost(defense, some), time.perf_counter() - begun
-    content = make_content(list(outcomes.values()), cost=cost, warnings=warnings, total=total)
+    content = make_content(list(outcomes.values()), cost=measure_cost(defense, some), warnings=warnings, begun=begun)
     return AdaptiveResult(content).saved(out)
 
 

@@ -14,7 +14,7 @@ from robust_ext.core.statistics import proportion_interval
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.outcomes import LOST
-from robust_ext.engine.run import Outcome
+from robust_ext.engine.run import Outcome, spent
 from robust_ext.evaluations.adaptive.plan import CATEGORIES
 from robust_ext.evaluations.adaptive.protocol import StepRun
 from robust_ext.evaluations.caveats import attack_warnings
@@ -23,11 +23,11 @@ Floats = NDArray[np.float64]
 
 
 def make_content(
-    outcomes: Sequence[Outcome[StepRun]], *, cost: Mapping[str, Any], warnings: Sequence[str], total: float
+    outcomes: Sequence[Outcome[StepRun]], *, cost: Mapping[str, Any], warnings: Sequence[str], begun: float
 ) -> dict[str, Any]:
     """Everything ``result.json`` holds, of the outcomes of the clean inputs and then the steps.
 
-    ``cost`` is of a prediction, ``warnings`` those that are known already, ``total`` the seconds of this call.
+    ``cost`` is of a prediction, ``warnings`` those that are known already, ``begun`` when this call was.
     """
     ran = [one for one in outcomes if one.refusal is None]
     run = ran[0].run
@@ -56,10 +56,11 @@ def make_content(
         "settings": {**run.identity, **current_context().origins},
         "versions": versions(),
         "seed": seed,
-        "seconds": {
+        "seconds": spent(
+            outcomes,
+            begun=begun,
             **{phase: sum(one.total("seconds", phase) for one in ran) for phase in ("attack", "verify")},
-            "total": total,
-        },
+        ),
     }
     upper = ", and stand as clean inputs, so that robust accuracy is an upper bound"
     broken = [words for one in ran for words in attack_warnings(one.run.title, one.records, consequence=upper)]
@@ -166,8 +167,10 @@ def _summary(right: Floats, unbroken: Floats, missed: NDArray[np.bool_]) -> dict
 def _gain(differences: Floats, seed: int) -> dict[str, Any]:
     """Robust accuracy of the defense less that of the static model, with a bootstrap interval over samples."""
     draw = np.random.default_rng(derive_seed(seed, "test time gain"))
-    rows = draw.integers(len(differences), size=(2000, len(differences)))
-    low, high = np.quantile(differences[rows].mean(1), [0.025, 0.975])
+    # A few at a time, so that memory does not grow with a multiple of the samples.
+    drawn = (draw.integers(len(differences), size=(50, len(differences))) for _ in range(40))
+    means = np.concatenate([differences[rows].mean(1) for rows in drawn])
+    low, high = np.quantile(means, [0.025, 0.975])
     return {"robust_accuracy": float(differences.mean()), "interval": [float(low), float(high)]}
 
 

@@ -17,7 +17,7 @@ from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.detectors.combining import combine
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.outcomes import BROKEN, LOST
-from robust_ext.engine.run import Outcome
+from robust_ext.engine.run import Outcome, spent
 from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun
 from robust_ext.evaluations.arms import Arm
@@ -89,12 +89,12 @@ def make_content(
         ],
         settings={**settings.to_dict(), "detectors": {one.name: one.digest for one in run.detectors}},
         seed=settings.seed,
-        seconds={
+        seconds=spent(
+            [natural, *left],
+            begun=begun,
             **{phase: sum(one.total("seconds", phase) for one in left) for phase in ("attack", "verify")},
-            "score": sum(entry["seconds"] for entry in detectors),
-            # Of this call alone, where the others are of all processes and of earlier calls in the same folder.
-            "total": time.perf_counter() - begun,
-        },
+            score=sum(entry["seconds"] for entry in detectors),
+        ),
     )
 
 

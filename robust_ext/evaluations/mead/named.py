@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.files import make_folder
 from robust_ext.core.specification import did_you_mean
 from robust_ext.core.target import module_device
 from robust_ext.engine.code_digest import code_digest, module_code
@@ -63,7 +64,7 @@ def find_detectors(
                 name, module, clean, labels, preset=preset, rows=attacked, bounds=bounds, seed=seed, **given
             ).to(module_device(module))
         if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent)
             fitted.save(file)
         found[name] = fitted
     return found

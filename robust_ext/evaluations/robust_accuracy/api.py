@@ -97,5 +97,5 @@ def _evaluate(
     outcomes = drive(run_all(runs, out=out, progress=progress, title="robust accuracy"), worker)
     if outcomes is None:
         return RobustAccuracyResult({})
-    content = make_content(list(outcomes.values()), list(attacks), budgets, total=time.perf_counter() - begun)
+    content = make_content(list(outcomes.values()), list(attacks), budgets, begun=begun)
     return RobustAccuracyResult(content).saved(out)

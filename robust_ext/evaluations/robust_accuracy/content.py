@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.engine.identity import describe
 from robust_ext.engine.outcomes import BROKEN, LOST
-from robust_ext.engine.run import Outcome
+from robust_ext.engine.run import Outcome, spent
 from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.caveats import attack_warnings
@@ -21,7 +21,7 @@ from robust_ext.evaluations.result import framed
 
 
 def make_content(
-    outcomes: Sequence[Outcome[ArmRun]], names: Sequence[str], epsilons: Sequence[float], *, total: float
+    outcomes: Sequence[Outcome[ArmRun]], names: Sequence[str], epsilons: Sequence[float], *, begun: float
 ) -> dict[str, Any]:
     """Everything ``result.json`` holds."""
     run, given = outcomes[0].run, outcomes[0].run.given
@@ -48,11 +48,12 @@ def make_content(
         warnings=warnings,
         settings={"epsilons": list(epsilons), "batch_size": run.batch_size, "seed": run.seed},
         seed=run.seed,
-        seconds={
-            "attack": sum(entry["seconds"] for entry in attacks),
-            "verify": sum(left.total("seconds", "verify") for left in outcomes),
-            "total": total,
-        },
+        seconds=spent(
+            outcomes,
+            begun=begun,
+            attack=sum(entry["seconds"] for entry in attacks),
+            verify=sum(left.total("seconds", "verify") for left in outcomes),
+        ),
     )
 
 

@@ -1,0 +1,181 @@
+"""What the operating system refuses to write is an error with its words, and the folder can be gone on with."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from itertools import count
+
+import numpy as np
+import pytest
+
+from robust_ext.core.errors import DataError, RunFolderBusyError, RunFolderError
+from robust_ext.core.files import remove_drafts
+from robust_ext.engine.chain import ChainedFile
+from robust_ext.engine.inputs import blocks_of
+from robust_ext.engine.run_folder import RunFolder
+from robust_ext.reports import save
+from tests.reports.results import make_robust_accuracy
+
+resource = pytest.importorskip("resource", reason="limits of file sizes are POSIX")
+BLOCKS = blocks_of(12, 4)
+
+
+def opened(path, **options):
+    return RunFolder(path, kind="test", settings={"a": 1}, versions={}, **options)
+
+
+def fill(folder):
+    """Work on what is missing; what is then there."""
+    for rows in BLOCKS:
+        if not folder.holds(rows):
+            folder.save(f"candidates-{rows[0]}", candidates=np.random.default_rng(rows[0]).random(50))
+            folder.append([{"index": row, "text": "x" * row} for row in rows], {"block": rows[0]})
+    return folder.records(), folder.timings()
+
+
+@contextmanager
+def full_disk(size):
+    """No file grows beyond this size; what fits is written, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [100, 300, 400, 500, 600, 700])
+def test_a_full_disk_loses_nothing(tmp_path, size):
+    """Wherever in a file, and in whichever file, the space ends."""
+    with opened(tmp_path / "whole") as folder:
+        expected = fill(folder)
+    path = tmp_path / "run"
+    with (
+        pytest.raises(RunFolderError, match=r"run/.*cannot be written \(File too large\); free space"),
+        full_disk(size),
+    ):
+        opened(path).close()
+        with opened(path) as folder:
+            fill(folder)
+    with opened(path) as folder:
+        assert fill(folder) == expected
+    assert (path / "records.jsonl").read_bytes() == (tmp_path / "whole" / "records.jsonl").read_bytes()
+
+
+def test_a_write_that_failed_can_be_repeated_at_once(tmp_path):
+    file = ChainedFile(tmp_path / "lines.jsonl", "")
+    file.append([{"a": 1}])
+    with full_disk(100), pytest.raises(RunFolderError, match="File too large"):
+        file.append([{"b": "x" * 30}, {"b": "x" * 200}])
+    file.append([{"c": 3}])
+    assert ChainedFile(file.path, "").read() == [{"a": 1}, {"c": 3}]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_errors_of_the_system_keep_their_words(tmp_path, monkeypatch, number):
+    def refuse(_):
+        raise OSError(number, os.strerror(number))
+
+    with opened(tmp_path) as folder:
+        monkeypatch.setattr(os, "fsync", refuse)
+        for write in (
+            lambda: folder.append([{"index": 0}], {"block": 0}),
+            lambda: folder.save("arrays", values=np.zeros(3)),
+            lambda: folder.finish([]),
+            lambda: opened(tmp_path / "new"),
+        ):
+            with pytest.raises(RunFolderError, match=rf"cannot be written \({os.strerror(number)}\); free space"):
+                write()
+        with pytest.raises(RunFolderError, match="cannot be written"), folder.once("plan") as slot:
+            slot.fill(1)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_folder_that_vanishes_is_an_error(tmp_path):
+    path = tmp_path / "run"
+    with opened(path) as folder:
+        folder.append([{"index": 0}], {"block": 0})
+        shutil.rmtree(path)
+        for write in (
+            lambda: folder.append([{"index": 1}], {"block": 1}),
+            lambda: folder.save("arrays", values=np.zeros(3)),
+            lambda: folder.finish([]),
+        ):
+            with pytest.raises(RunFolderError, match=r"run/.*cannot be written \(No such file or directory\)"):
+                write()
+    assert not path.exists()
+
+
+def test_reports_name_what_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "result.json").mkdir(parents=True)
+    for place, words in (
+        ("file", r"file: cannot be made a folder \(File exists\)"),
+        ("folder", r"result\.json: cannot"),
+    ):
+        with pytest.raises(DataError, match=words):
+            save(make_robust_accuracy("pgd"), tmp_path / place)
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from robust_ext.core import files
+files.os.fsync = lambda _: (print(Path(sys.argv[1]).name, flush=True), sys.stdin.read())
+files.replace_file(Path(sys.argv[1]), "x" * 100)
+"""
+
+
+def test_drafts_of_a_killed_process_are_removed_and_those_of_a_running_one_stay(tmp_path):
+    command = [sys.executable, "-c", WRITE, str(tmp_path / "result.json")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        (draft,) = tmp_path.glob(".*.tmp")
+        remove_drafts(tmp_path)
+        assert draft.exists()
+        process.kill()
+    assert draft.exists()
+    opened(tmp_path).close()
+    assert not draft.exists()
+
+
+def test_two_writers_never_mix_lines(tmp_path, monkeypatch):
+    """Where locks fail, as on some network drives, the second writer is seen by what it wrote."""
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    with opened(tmp_path) as one, opened(tmp_path) as two:
+        one.append([{"index": 0}], {"block": 0})
+        with pytest.raises(RunFolderError, match=r"timings\.jsonl: holds \d+ bytes where .* another one writes it too"):
+            two.append([{"index": 1}], {"block": 1})
+        one.append([{"index": 2}], {"block": 2})
+    with opened(tmp_path) as folder:
+        assert [record["index"] for record in folder.records()] == [0, 2]
+
+
+def test_a_run_is_not_finished_under_another_writer(tmp_path):
+    with opened(tmp_path, shard=1) as other, opened(tmp_path) as folder:
+        other.append([{"index": 5}], {"block": 5})
+        folder.refresh()
+        with pytest.raises(RunFolderBusyError, match="another process is writing this run"):
+            folder.finish(folder.records())
+        other.append([{"index": 6}], {"block": 6})
+    with opened(tmp_path) as folder:
+        assert [record["index"] for record in folder.records()] == [5, 6]
+        folder.finish(folder.records())
+        assert not list(tmp_path.glob("records-*"))
+
+
+def test_a_clock_that_goes_back_changes_nothing(tmp_path, monkeypatch):
+    with opened(tmp_path / "a") as folder:
+        expected = fill(folder)
+    ticks = count(10**9, -3600)
+    monkeypatch.setattr(time, "time", lambda: next(ticks))
+    with opened(tmp_path / "b") as folder:
+        folder.append([{"index": row, "text": "x" * row} for row in BLOCKS[0]], {"block": 0})
+    for file in (tmp_path / "b").iterdir():
+        os.utime(file, (0, 0))
+    with opened(tmp_path / "b") as folder:
+        assert fill(folder)[0] == expected[0]

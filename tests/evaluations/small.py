@@ -1,0 +1,82 @@
+"""The four evaluations on a network of a few weights, each in a tenth of a second, for tests of run folders."""
+
+import json
+
+import torch
+from torch import nn
+
+import robust_ext
+from robust_ext import ThreatModel
+from tests.evaluations.subjects import Rounding, spread
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+DRAW = torch.Generator().manual_seed(1)
+INPUTS = torch.rand(10, 1, 4, 4, generator=DRAW)
+
+
+def make_network():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 3)).eval()
+    weights = torch.randn(sum(part.numel() for part in network.parameters()), generator=DRAW.manual_seed(2)) / 2
+    nn.utils.vector_to_parameters(weights, network.parameters())
+    return network.requires_grad_(False)
+
+
+NETWORK = make_network()
+LABELS = NETWORK(INPUTS).argmax(1)
+
+
+def sign_step(model, x, y, threat_model):
+    """One step of the sign of the gradient."""
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), x)
+    return (x + threat_model.epsilon * gradient.sign()).clamp(0, 1).detach()
+
+
+def binarization(out, attacks):
+    settings = {"inner_points": 30, "random_inner": 10, "random_corners": 10, "batch_size": 4, "calibrate_on": 2}
+    return robust_ext.binarization_test(NETWORK, attacks, INPUTS, LINF, out=out, **settings)
+
+
+def mead(out, attacks):
+    detectors, settings = {"spread": spread, "mean": lambda x: x.flatten(1).mean(1)}, {"batch_size": 4, "resamples": 0}
+    return robust_ext.mead(
+        NETWORK, list(attacks.values()), INPUTS, LABELS, LINF, detectors=detectors, out=out, **settings
+    )
+
+
+def robust_accuracy(out, attacks):
+    return robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF, out=out, batch_size=4)
+
+
+def test_time(out, attacks):
+    defense = Rounding(NETWORK, steps=1)
+    settings = {"classifier": NETWORK, "batch_size": 4}
+    return robust_ext.evaluate_defense(defense, list(attacks.values()), INPUTS, LABELS, LINF, out=out, **settings)
+
+
+EVALUATIONS = {one.__name__: one for one in (binarization, mead, robust_accuracy, test_time)}
+
+
+def evaluate(name, out, *, stop_at=0):
+    """An evaluation with two attacks in a folder; it is stopped at the call of an attack with this number."""
+    calls = []
+
+    def step(model, x, y, threat_model):
+        calls.append(len(x))
+        if len(calls) == stop_at:
+            raise KeyboardInterrupt
+        return sign_step(model, x, y, threat_model)
+
+    return EVALUATIONS[name](out, {"step": robust_ext.as_attack(step, name="step"), "still": lambda model, x, y: x})
+
+
+def essence(result):
+    """What a result holds beside times."""
+
+    def timeless(part):
+        if isinstance(part, dict):
+            return {key: timeless(value) for key, value in part.items() if key not in ("seconds", "cost")}
+        return [timeless(value) for value in part] if isinstance(part, (list, tuple)) else part
+
+    examples = [(one.attack, one.sample, one.outcome, one.candidate.tolist()) for one in result.examples]
+    return json.dumps(timeless(result.to_dict())), examples

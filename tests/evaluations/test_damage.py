@@ -1,0 +1,133 @@
+"""Damage to run folders of every evaluation: an error that names the file, or the same result; never another one."""
+
+import itertools
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+import robust_ext
+from robust_ext.core.errors import RunFolderError
+from tests.evaluations.small import EVALUATIONS, essence, evaluate
+
+
+@pytest.fixture(autouse=True)
+def _without_pages(monkeypatch):
+    """Pages take most of the time here, and are never read."""
+    monkeypatch.setattr("robust_ext.reports.kinds.report_page", lambda *_: "")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder of each evaluation that is finished, one that is not, and the result."""
+    made = {}
+
+    def make(name):
+        if name not in made:
+            top = tmp_path_factory.mktemp(name)
+            expected = essence(evaluate(name, top / "finished"))
+            with pytest.raises(KeyboardInterrupt):
+                evaluate(name, top / "unfinished", stop_at=2)
+            assert essence(evaluate(name, shutil.copytree(top / "unfinished", top / "copy"))) == expected
+            made[name] = top, expected
+        return made[name]
+
+    return make
+
+
+def flipped(content, draw):
+    content = bytearray(content)
+    content[draw.integers(len(content))] ^= 1 << draw.integers(8)
+    return bytes(content)
+
+
+def truncated(content, draw):
+    return content[: draw.integers(len(content))]
+
+
+def check_damage(name, state, folders, work, *, damage, count, seed):
+    """Damage a file at a time; returns how often it was an error."""
+    top, expected = folders(name)
+    draw, errors = np.random.default_rng(seed), 0
+    files = sorted(file.relative_to(top / state) for file in (top / state).rglob("*") if file.is_file())
+    files = [file for file in files if (top / state / file).stat().st_size]
+    for number in range(count):
+        path = work / f"{number}"
+        shutil.copytree(top / state, path)
+        chosen = path / files[draw.integers(len(files))]
+        chosen.write_bytes(damage(chosen.read_bytes(), draw))
+        try:
+            found = essence(evaluate(name, path))
+        except RunFolderError as error:
+            errors += 1
+            found = None
+            named = chosen.name in str(error)
+            assert named, f"{chosen}: {error}"
+            with robust_ext.repairing():
+                repaired = essence(evaluate(name, path))
+            assert repaired == expected, chosen
+        assert found in (None, expected), f"{chosen} changed the result unseen"
+        shutil.rmtree(path)
+    return errors
+
+
+STATES = list(itertools.product(EVALUATIONS, ("finished", "unfinished")))
+
+
+@pytest.mark.parametrize(("name", "state"), STATES)
+def test_a_few_flips_and_truncations(name, state, folders, tmp_path):
+    errors = check_damage(name, state, folders, tmp_path, damage=flipped, count=8, seed=0)
+    assert errors >= 2
+    check_damage(name, state, folders, tmp_path, damage=truncated, count=2, seed=1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "state"), STATES)
+def test_two_hundred_flips_and_fifty_truncations(name, state, folders, tmp_path):
+    assert check_damage(name, state, folders, tmp_path, damage=flipped, count=200, seed=2) > 50
+    check_damage(name, state, folders, tmp_path, damage=truncated, count=50, seed=3)
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_lost_files_are_made_again(name, folders, tmp_path):
+    """Every kind of file beside the run itself, without which the records are of nothing known."""
+    top, expected = folders(name)
+    kinds = {}
+    for file in sorted((top / "finished").rglob("*")):
+        if file.is_file():
+            kinds[file.name.split("-")[0].split(".")[0], file.suffix] = file.relative_to(top / "finished")
+    for file in kinds.values():
+        path = shutil.copytree(top / "finished", tmp_path / file.name)
+        (path / file).unlink()
+        if file.name == "run.json":
+            with pytest.raises(RunFolderError, match=r"holds records but no run\.json"):
+                evaluate(name, path)
+            with robust_ext.repairing():
+                assert essence(evaluate(name, path)) == expected
+        else:
+            assert essence(evaluate(name, path)) == expected, file
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04", b"\x93NUMPY"])
+def test_arrays_that_are_none_are_named(folders, tmp_path, content):
+    path = shutil.copytree(folders("binarization")[0] / "finished", tmp_path / "run")
+    (path / "examples.npz").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"examples\.npz: does not match its checksum.*--repair"):
+        evaluate("binarization", path)
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_seconds_add_up_after_a_resume(name, tmp_path, monkeypatch):
+    """The total is never less than its parts, also where all was done by an earlier call; a clock that goes back, too."""
+    ticks = itertools.count(2e9, -1000)
+    monkeypatch.setattr("tests.evaluations.small.sign_step", lambda model, x, *_: (time.sleep(0.05), x)[1])
+    monkeypatch.setattr(time, "time", lambda: next(ticks))
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(name, tmp_path, stop_at=2)
+    for _ in range(2):
+        content = evaluate(name, tmp_path).content
+        for seconds in [content["seconds"]] if "seconds" in content else [one["seconds"] for one in content["attacks"]]:
+            total = seconds.pop("total")
+            assert all(part >= 0 for part in seconds.values())
+            assert total >= sum(seconds.values()) - 1e-9
