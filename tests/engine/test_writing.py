@@ -54,13 +54,9 @@ def test_a_full_disk_loses_nothing(tmp_path, size):
     with opened(tmp_path / "whole") as folder:
         expected = fill(folder)
     path = tmp_path / "run"
-    with (
-        pytest.raises(RunFolderError, match=r"run/.*cannot be written \(File too large\); free space"),
-        full_disk(size),
-    ):
-        opened(path).close()
-        with opened(path) as folder:
-            fill(folder)
+    words = r"run/.*cannot be written \(File too large\); free space"
+    with pytest.raises(RunFolderError, match=words), full_disk(size), opened(path) as folder:
+        fill(folder)
     with opened(path) as folder:
         assert fill(folder) == expected
     assert (path / "records.jsonl").read_bytes() == (tmp_path / "whole" / "records.jsonl").read_bytes()
