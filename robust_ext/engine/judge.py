@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from robust_ext.core.errors import RunFolderError
+from robust_ext.core.files import make_folder
 from robust_ext.core.validation import check_integer
 from robust_ext.engine.archive import read_value, write_value
+from robust_ext.engine.context import current_context
 from robust_ext.engine.locks import locked
+from robust_ext.engine.repair import read_run
 from robust_ext.engine.task import Worker, run_task
 
 
@@ -44,12 +47,22 @@ def with_judge_seed(settings: S, *, out: str | os.PathLike[str] | None, worker: 
 
 
 def _kept(folder: Path, fresh: int) -> int:
-    """The seed that a folder holds, the fresh one where it holds none."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(f"{folder}: cannot be made a run folder: {error}") from error
+    """The seed that a folder holds; where it holds none, that of its runs, or else the fresh one, from now on."""
+    make_folder(folder, error=RunFolderError)
     file = folder / "judge.json"
     with locked(folder / ".lock-judge", wait=True):
-        seed = read_value(file, "") if file.exists() else write_value(file, "", fresh)
-    return check_integer("judge_seed", seed, minimum=0)
+        if file.exists():
+            try:
+                return check_integer("judge_seed", read_value(file, ""), minimum=0)
+            except RunFolderError:
+                if not current_context().repair:
+                    raise
+        of_runs = [seed for run in sorted(folder.rglob("run.json")) if (seed := _seed_of(run)) is not None]
+        return check_integer("judge_seed", write_value(file, "", of_runs[0] if of_runs else fresh), minimum=0)
+
+
+def _seed_of(run: Path) -> object:
+    try:
+        return read_run(run)[0]["settings"].get("judge_seed")
+    except RunFolderError:
+        return None

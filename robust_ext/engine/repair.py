@@ -57,7 +57,7 @@ def repair_files(folder: Path, run: Mapping[str, Any]) -> None:
     for arrays in folder.glob("*.npz"):
         _set_aside(arrays, lambda path: read_arrays(path, start))
     for value in folder.glob("*.json"):
-        if value.name not in ("run.json", "result.json"):
+        if value.name not in ("run.json", "result.json", "judge.json"):
             _set_aside(value, lambda path: read_value(path, start))
 
 

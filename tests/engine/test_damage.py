@@ -6,7 +6,8 @@ import logging
 import numpy as np
 import pytest
 
-from robust_ext.core.errors import RunFolderError
+from robust_ext import BinarizationSettings, RunFolderError, ThreatModel, repairing
+from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.run_folder import RunFolder
 
 BLOCKS = [range(0, 3), range(3, 6), range(6, 7)]
@@ -178,3 +179,22 @@ def test_no_flipped_bit_changes_anything_unseen(whole):
         for one, content in kept.items():
             one.write_bytes(content)
     assert seen > 75
+
+
+def test_the_judges_seed_is_found_again_in_what_depends_on_it(tmp_path):
+    """A seed of the operating system cannot be drawn twice."""
+
+    def drawn():
+        settings = BinarizationSettings(threat_model=ThreatModel(norm="linf", epsilon=0.1))
+        return with_judge_seed(settings, out=tmp_path, worker=lambda task: None).judge_seed
+
+    seed = drawn()
+    opened(tmp_path / "attacks", {"judge_seed": seed}).close()
+    (tmp_path / "judge.json").unlink()
+    assert drawn() == seed
+    (tmp_path / "judge.json").write_bytes(b"garbage")
+    with pytest.raises(RunFolderError, match=r"judge\.json: does not match"):
+        drawn()
+    with repairing():
+        assert drawn() == seed
+    assert drawn() == seed
