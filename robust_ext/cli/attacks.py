@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from robust_ext.cli.options import command
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.validation import check_choice
 from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.reports.conformance import matrix_page, matrix_table
@@ -37,7 +37,7 @@ class AttacksOptions(Settings):
         default=None, help="Write the list or the matrix to this file.", cli="--json", panel="run"
     )
     markdown: Path | None = setting(default=None, help="Write the matrix to this file as documentation.", panel="run")
-    seed: int = setting(default=0, help="Of every draw of the matrix.", minimum=0, panel="run")
+    seed: int = setting(default=0, help="Of every draw of the matrix.", minimum=0, maximum=LARGEST_SEED, panel="run")
     progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
 
 

@@ -8,7 +8,7 @@ import typer
 
 from robust_ext.cli.loading import written
 from robust_ext.cli.options import command
-from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.demo.run import run_demo
 
 
@@ -18,7 +18,7 @@ class DemoOptions(Settings):
 
     out: Path | None = setting(default=None, help="Folder for result.json and report.html.", panel="run")
     samples: int = setting(default=64, help="Number of digits.", minimum=1, panel="run")
-    seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")
+    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
     progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
 
 

@@ -42,9 +42,14 @@ class RunOptions(Settings):
     bounds: str = setting(default="0,1", help="Lowest and highest input value of the model.", panel="model")
     data: str = setting(help="digits, mnist, fashion-mnist, cifar10, cifar100, an .npz file or a folder.", panel="data")
     data_root: str | None = setting(default=None, help="Folder with the data's files.", panel="data")
-    data_split: str = setting(default="test", help="test or train.", panel="data")
+    data_split: str = setting(default="test", help="test or train.", choices=("test", "train"), panel="data")
     samples: int = setting(default=100, help="Number of samples.", minimum=1, panel="data")
-    order: str = setting(default="random", help="Which samples: random (by the seed) or first.", panel="data")
+    order: str = setting(
+        default="random",
+        help="Which samples: random (by the seed) or first.",
+        choices=("random", "first"),
+        panel="data",
+    )
     out: Path | None = setting(
         default=None, help="Run folder; a killed run goes on there. result.json, report.html.", panel="run"
     )
@@ -147,7 +152,7 @@ class ThreatOptions(RunOptions):
     """Options of evaluations at one budget."""
 
     eps: str = setting(help="Budget in the units of the inputs; fractions such as 8/255 are fine.", panel="attack")
-    norm: str = setting(default="linf", help=f"One of {', '.join(NORMS)}.", panel="attack")
+    norm: str = setting(default="linf", help=f"One of {', '.join(NORMS)}.", choices=NORMS, panel="attack")
 
     @property
     def threat_model(self) -> ThreatModel:

@@ -60,7 +60,10 @@ class MeadOptions(Settings):
         panel="detector",
     )
     preset: str = setting(
-        default="auto", help="Constants of named detectors: auto, mnist or cifar10.", panel="detector"
+        default="auto",
+        help="Constants of named detectors: auto, mnist or cifar10.",
+        choices=("auto", "mnist", "cifar10"),
+        panel="detector",
     )
 
 

@@ -21,7 +21,7 @@ class RobustAccuracyOptions(Settings):
         help="library:Name(key=value), or LABEL=library:Name(key=value); module:callable; repeatable.", panel="attack"
     )
     eps: str = setting(help="Budgets in the units of the inputs, as in 0.5,1,1.5 or 2/255,8/255.", panel="attack")
-    norm: str = setting(default="linf", help=f"One of {', '.join(NORMS)}.", panel="attack")
+    norm: str = setting(default="linf", help=f"One of {', '.join(NORMS)}.", choices=NORMS, panel="attack")
 
 
 @command(RobustAccuracySettings)

@@ -85,7 +85,7 @@ def module_class(cls: type[C]) -> type[C]:
         >>> Scale(factor=0)
         Traceback (most recent call last):
         ...
-        robust_ext.core.errors.InvalidArgumentError: factor: got 0, expected a finite number in (0, inf]
+        robust_ext.core.errors.InvalidArgumentError: factor: got 0, expected a finite number in (0, 1e+09]
     """
     keep_words(cls)
     made = dataclasses.dataclass(kw_only=True, repr=False, eq=False)(cls)

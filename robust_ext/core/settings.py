@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 import textwrap
 import types
@@ -27,6 +26,8 @@ from robust_ext.core.validation import check_choice, check_integer, check_number
 
 C = TypeVar("C")
 S = TypeVar("S", bound="Settings")
+# Where numbers end whose declaration states no upper end, and where seeds end.
+LARGEST, LARGEST_SEED = 10**9, 2**63 - 1
 _KEY = "robust_ext"
 _WIDTH = 112
 _SECTION = re.compile(r"\n\n    (?:Attributes|Returns|Raises|Example):")
@@ -66,11 +67,11 @@ def setting(
         default: Its value where none is given; left out for a required setting.
         help: One or more sentences: what it is, in which units.
         minimum: Lowest value, itself allowed.
-        maximum: Highest value, itself allowed.
+        maximum: Highest value, itself allowed; :data:`LARGEST` where neither it nor ``below`` is given.
         above: Lower end, itself not allowed.
         below: Upper end, itself not allowed.
-        choices: The strings that are accepted; of a number, those accepted besides (``"auto"``); of a tuple, those
-            that it may hold.
+        choices: The strings that are accepted, any but the empty one where left out; of a number, those accepted
+            besides (``"auto"``); of a tuple, those that it may hold.
         check: Checks a value and returns it, in place of the checks that follow from its type.
         trial: A value with which an attack runs fast, for tests of every attack.
         **names: Its name in a host library or on the command line, where that differs (``foolbox="steps"``,
@@ -217,10 +218,10 @@ def trial_settings(cls: type) -> dict[str, Any]:
 
 
 def check_setting(cls: type, name: str, info: SettingInfo, value: Any) -> Any:
-    """The value of a setting, checked against its declaration; values of other types than these are left as they are.
+    """The value of a setting, checked against its declaration.
 
-    ``int``, ``float``, ``bool``, ``str`` with choices, sequences of them as in ``tuple[float, ...]``, and each
-    ``| None``, are checked.
+    ``int``, ``float``, ``bool``, ``str``, sequences of them as in ``tuple[float, ...]``, classes, and each ``| None``,
+    are checked; values of other types are left as they are.
 
     Raises:
         InvalidArgumentError: It is outside what is declared.
@@ -234,6 +235,8 @@ def check_setting(cls: type, name: str, info: SettingInfo, value: Any) -> Any:
     for kind in kinds:
         if typing.get_origin(kind) in (tuple, Sequence):
             return _check_tuple(name, info, value, typing.get_args(kind)[0])
+    if value == "" and str in kinds:
+        raise InvalidArgumentError(name, "an empty text", "a text that is not empty")
     return _check_plain(name, info, value, kinds - {type(None)})
 
 
@@ -246,7 +249,13 @@ def _check_plain(name: str, info: SettingInfo, value: Any, kinds: set[Any]) -> A
             choices = " or ".join(map(repr, info.choices))
             raise InvalidArgumentError(name, repr(value), f"{choices} or an integer of at least {info.minimum}")
         return check_choice(name, value, info.choices)
-    return _check_numeric(name, info, value, integer=float not in kinds) if numeric else value
+    if numeric:
+        return _check_numeric(name, info, value, integer=float not in kinds)
+    classes = tuple(kind for kind in kinds if isinstance(kind, type) and kind is not Any)
+    if len(classes) == len(kinds) and not isinstance(value, classes):
+        words = " or ".join(sorted(kind.__name__ for kind in classes))
+        raise InvalidArgumentError(name, type(value).__name__, f"an object of the class {words}")
+    return value
 
 
 def _check_tuple(name: str, info: SettingInfo, value: Any, kind: Any) -> tuple[Any, ...]:
@@ -258,16 +267,17 @@ def _check_tuple(name: str, info: SettingInfo, value: Any, kind: Any) -> tuple[A
 
 def _check_numeric(name: str, info: SettingInfo, value: Any, *, integer: bool) -> int | float:
     if integer:
-        maximum = None if info.maximum is None else int(info.maximum)
         # Every integer setting states where it begins.
-        return check_integer(name, value, minimum=int(info.minimum or 0), maximum=maximum)
+        minimum, maximum = int(info.minimum or 0), None if info.maximum is None else int(info.maximum)
+        number = check_integer(name, value, minimum=minimum, maximum=maximum)
+        return number if maximum is not None else check_integer(name, number, minimum=minimum, maximum=LARGEST)
     lowest = info.minimum if info.above is None else info.above
     highest = info.maximum if info.below is None else info.below
     return check_number(
         name,
         value,
-        minimum=-math.inf if lowest is None else lowest,
-        maximum=math.inf if highest is None else highest,
+        minimum=-LARGEST if lowest is None else lowest,
+        maximum=LARGEST if highest is None else highest,
         open_minimum=info.above is not None,
         open_maximum=info.below is not None,
     )

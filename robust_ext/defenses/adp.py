@@ -62,7 +62,7 @@ class AdaptiveDenoising(Purifier):
     runs: int = setting(default=10, help="At least 1. Croce et al. attack single runs, averaged by EoT.", minimum=1)
     share: float = setting(default=0.05, help="Above 0.", above=0)
     probe: float = setting(default=1e-3, help="Above 0.", above=0)
-    lengths: Sequence[float] = setting(default=(1e-5, 0.1), help="Least and greatest length of a step.")
+    lengths: Sequence[float] = setting(default=(1e-5, 0.1), help="Least and greatest length of a step.", minimum=0)
     stop: float = setting(default=1e-3, help="At least 0.", minimum=0)
     clip: bool = setting(
         default=True,

@@ -55,7 +55,10 @@ class IMF(SignPurifier):
         default=0.5, help="Factor of the step, where the probability is between ``doubtful``'s two numbers.", minimum=0
     )
     doubtful: tuple[float, float] = setting(
-        default=(0.3, 0.7), help="The lower and the higher one, in [0, 1], neither belonging to the doubt."
+        default=(0.3, 0.7),
+        help="The lower and the higher one, in [0, 1], neither belonging to the doubt.",
+        minimum=0,
+        maximum=1,
     )
     saturating: bool = setting(
         default=True,

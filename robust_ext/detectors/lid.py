@@ -59,7 +59,9 @@ class LIDDetector(ReferenceDetector):
     )
     neighbours: int = setting(default=20, help="k, at least 2: 20 for MNIST, 30 for CIFAR-10.", minimum=2)
     size: int = setting(
-        default=100, help="How many references, more than ``neighbours``; the authors' minibatches have 100 inputs."
+        default=100,
+        help="How many references, more than ``neighbours``; the authors' minibatches have 100 inputs.",
+        minimum=2,
     )
 
     def __post_init__(self) -> None:

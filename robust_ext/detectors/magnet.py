@@ -80,7 +80,7 @@ class MagNetDetector(Detector):
     )
     powers: Sequence[float] = setting(default=(2, 1), help="p of each autoencoder's error, above 0.", above=0)
     temperatures: Sequence[float] = setting(default=(), help="T of each divergence, above 0.", above=0)
-    reformer: int = setting(default=0, help="Index of the autoencoder of the divergences.")
+    reformer: int = setting(default=0, help="Index of the autoencoder of the divergences.", minimum=0)
     noise: float = setting(
         default=0.1, help="Standard deviation of the training noise, in units of the bounds' width.", minimum=0
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from robust_ext.core.modules import module_class
 from robust_ext.core.random import stream
-from robust_ext.core.settings import setting
+from robust_ext.core.settings import LARGEST, LARGEST_SEED, setting
 from robust_ext.core.validation import check_integer
 from robust_ext.detectors._features.dispersion import MEASURES
 from robust_ext.detectors._features.layers import check_names
@@ -72,6 +72,7 @@ class MLLOODetector(Detector):
         default=0.0,
         help="What a blanked value becomes, in units of the inputs: black. Where most of a clean image is black, most "
         "attributions are 0, so that the score shows little but whether the background was touched; grey avoids that.",
+        minimum=-LARGEST,
     )
     patch: int = setting(
         default=1,
@@ -90,7 +91,7 @@ class MLLOODetector(Detector):
         help="Whether a channel of a feature map is one unit, its mean, as in the authors' code, or each value is one.",
     )
     group: bool = setting(default=False, help="Whether there is only one feature a layer, the mean over its units.")
-    seed: int = setting(default=0, help="Of the draw of units.", minimum=0)
+    seed: int = setting(default=0, help="Of the draw of units.", minimum=0, maximum=LARGEST_SEED)
     batch_size: int = setting(default=1024, help="Most blanked inputs in one pass.", minimum=1)
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.modules import SettingsModule, module_class, positional
 from robust_ext.core.random import derive_seed, seeded_globals, stream
-from robust_ext.core.settings import setting
+from robust_ext.core.settings import LARGEST_SEED, setting
 from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.models.row_rng import given_seeds, row_seeds, seeds_of
 from robust_ext.models.vjp import VJP, attach, row_gradient, wants_gradient, with_vjp
@@ -92,6 +92,7 @@ class EoT(SettingsModule):
         default=None,
         help="Of all draws; a fresh one for each call from torch's global generator when left out.",
         minimum=0,
+        maximum=LARGEST_SEED,
     )
     fixed: bool = setting(default=False, help="Whether every call makes the same draws; needs a seed.")
 

@@ -42,7 +42,13 @@ def _improvement(value: Any) -> tuple[float, ...]:
 
 
 def _images(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float32)
+    try:
+        found: Tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgumentError("pool", type(value).__name__, "images (P, ...) as a tensor or array") from error
+    if found.dim() == 0:
+        raise InvalidArgumentError("pool", value, "images (P, ...) as a tensor or array")
+    return found
 
 
 @settings_class

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
-from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_inputs
 from robust_ext.defenses.training.part import TrainedPart
@@ -56,7 +56,7 @@ class NetworkTraining(Training):
     batch_size: int = setting(default=128, help="Inputs in a step, at least 2.", minimum=2)
     learning_rate: float = setting(default=1e-3, help="Of Adam, above 0.", above=0)
     bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Of the inputs.", check=check_bounds)
-    seed: int = setting(default=0, help="Of everything that is drawn.", minimum=0)
+    seed: int = setting(default=0, help="Of everything that is drawn.", minimum=0, maximum=LARGEST_SEED)
 
     def run(
         self, module: nn.Module, rows: int, loss: Callable[[Tensor], Tensor], *, seeded: bool = True, slower: float = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 
 
 @settings_class
@@ -26,12 +26,13 @@ class AdaptiveSettings(Settings):
         minimum=1,
         panel="run",
     )
-    seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")
+    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
     judge_seed: int | None = setting(
         default=None,
         help="Of the draws that an attack must not repeat: those of a random defense while it is judged. "
         "Left out: ``seed`` where attacks run in this process; drawn anew, and kept with the result, where they run in "
         "their own.",
         minimum=0,
+        maximum=LARGEST_SEED,
         panel="run",
     )

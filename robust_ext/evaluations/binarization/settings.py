@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.threat import ThreatModel
 from robust_ext.models.readouts import READOUTS
 
@@ -28,9 +28,14 @@ class BinarizationSettings(Settings):
         default=None, help="Name of the linear layer that makes the logits; found when left out.", panel="model"
     )
     inner_points: int = setting(
-        default=999, help="N_i, random points of class 0 for each sample, beside the clean sample.", minimum=1
+        default=999,
+        help="N_i, random points of class 0 for each sample, beside the clean sample.",
+        minimum=1,
+        maximum=1_000_000,
     )
-    boundary_points: int = setting(default=1, help="N_b, planted points of class 1 for each sample.", minimum=1)
+    boundary_points: int = setting(
+        default=1, help="N_b, planted points of class 1 for each sample.", minimum=1, maximum=1_000_000
+    )
     boundary: str = setting(
         default="auto",
         help='Where points are planted: ``"corners"``, ``"surface"``, or ``"auto"`` (corners for linf, else surface).',
@@ -90,6 +95,7 @@ class BinarizationSettings(Settings):
         default=1,
         help="N_r, points outside the ball in class 1 for attacks that imitate some; with a detector only.",
         minimum=0,
+        maximum=1_000_000,
         panel="detector",
     )
     reference_distance: float = setting(
@@ -110,8 +116,12 @@ class BinarizationSettings(Settings):
         minimum=1,
         panel="detector",
     )
-    random_inner: int = setting(default=200, help="Points the random attack draws within the ball.", minimum=0)
-    random_corners: int = setting(default=200, help="Points it draws from where points are planted.", minimum=0)
+    random_inner: int = setting(
+        default=200, help="Points the random attack draws within the ball.", minimum=0, maximum=1_000_000
+    )
+    random_corners: int = setting(
+        default=200, help="Points it draws from where points are planted.", minimum=0, maximum=1_000_000
+    )
     canaries: int = setting(default=8, help="Samples that are also posed with the wrong label.", minimum=0)
     threshold: float = setting(default=0.95, help="Test score that passes, in (0, 1).", above=0, below=1)
     maximum_random_score: float = setting(
@@ -129,13 +139,14 @@ class BinarizationSettings(Settings):
     )
     error_rate: float = setting(default=0.05, help="Of that decision, in (0, .5).", above=0, below=0.5)
     confidence: float = setting(default=0.95, help="Of the intervals, in (0, 1).", above=0, below=1)
-    seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")
+    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
     judge_seed: int | None = setting(
         default=None,
         help="Of the draws that an attack must not repeat: what is planted, and a random detector's. "
         "Left out: ``seed`` where attacks run in this process; drawn anew, and kept with the result, where they run in "
         "their own.",
         minimum=0,
+        maximum=LARGEST_SEED,
         panel="run",
     )
     batch_size: int | str = setting(

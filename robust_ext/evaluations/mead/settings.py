@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.detectors.combining import METHODS
 from robust_ext.evaluations.mead.metric import NATURALS
 
@@ -21,7 +21,9 @@ class MeadSettings(Settings):
         '``"filtered"``: they are left out.',
         choices=NATURALS,
     )
-    resamples: int = setting(default=500, help="Of the bootstrap intervals; 0 leaves the intervals out.", minimum=0)
+    resamples: int = setting(
+        default=500, help="Of the bootstrap intervals; 0 leaves the intervals out.", minimum=0, maximum=1_000_000
+    )
     combine: tuple[str, ...] = setting(
         default=(),
         help="Ways to make one detector of all of them, see :mod:`robust_ext.detectors.combining`: "
@@ -47,13 +49,14 @@ class MeadSettings(Settings):
         minimum=1,
         panel="run",
     )
-    seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")
+    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
     judge_seed: int | None = setting(
         default=None,
         help="Of the draws that an attack must not repeat: those of random detectors while they score. "
         "Left out: ``seed`` where attacks run in this process; drawn anew, and kept with the result, where they run in "
         "their own.",
         minimum=0,
+        maximum=LARGEST_SEED,
         panel="run",
     )
 

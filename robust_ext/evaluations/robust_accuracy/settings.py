@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 
 
 @settings_class
@@ -25,7 +25,7 @@ class RobustAccuracySettings(Settings):
         minimum=1,
         panel="run",
     )
-    seed: int = setting(default=0, help="Of every draw.", minimum=0, panel="run")
+    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
 
     def __post_init__(self) -> None:
         super().__post_init__()
