@@ -1,0 +1,60 @@
+"""No attack passes the binarization test by reading, making up or changing what decides about it."""
+
+from tests.engine import cheats
+import pytest
+import torch
+from torch import nn
+
+from robust_ext import ThreatModel, binarization_test
+from robust_ext.core.errors import DisturbedError
+
+THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
+
+
+class Rounded(nn.Module):
+    """Features without a gradient, linear in the rounded input."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.hidden, self.head = nn.Linear(36, 80), nn.Linear(80, 3)
+
+    def forward(self, x):
+        return self.head(self.hidden((x.flatten(1) * 50).round() / 50))
+
+
+def judged(attack, **options):
+    x = torch.rand(12, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    options = {"inner_points": 50, "random_inner": 20, "random_corners": 20, "canaries": 0, **options}
+    return binarization_test(Rounded().eval(), attack, x, THREAT_MODEL, **options)
+
+
+@pytest.mark.parametrize("cheat", cheats.ALL, ids=lambda cheat: cheat.__name__)
+def test_no_cheat_passes_at_arms_length(cheat):
+    result = judged(cheat, isolate=True)
+    (attack,) = result.content["attacks"]
+    assert (result.verdict, attack["samples"], attack["score"]) == ("failed", 12, 0)
+
+
+@pytest.mark.parametrize("cheat", cheats.READING, ids=lambda cheat: cheat.__name__)
+def test_the_same_cheats_work_where_nothing_keeps_them_away(cheat):
+    """So the test above fails where an attack's process has what it should not have."""
+    assert judged(cheat).content["attacks"][0]["score"] == 1
+
+
+def test_an_attack_after_a_cheat_is_judged_as_it_is_alone():
+    alone = judged("robust_ext:Square(queries=200)", isolate=True, judge_seed=3)
+    after = judged([*cheats.TAMPERING, "robust_ext:Square(queries=200)"], isolate=True, judge_seed=3)
+    name = "robust_ext:Square(queries=200)"
+    assert [r["attacks"][name] for r in after.records] == [r["attacks"][name] for r in alone.records]
+
+
+@pytest.mark.parametrize("cheat", cheats.TAMPERING, ids=lambda cheat: cheat.__name__)
+def test_tampering_in_this_process_is_seen(cheat):
+    before = judged("robust_ext:APGD(steps=3)").records
+    try:
+        assert judged(cheat).content["attacks"][0]["score"] == 0
+    except DisturbedError as error:
+        assert cheat.__name__ in str(error)
+    assert judged("robust_ext:APGD(steps=3)").records == before, "nothing of it is left"
