@@ -30,7 +30,9 @@ def shaped(objects, shape):
     """All points ``(n, ...)`` in tensors among objects and their attributes, one level deep."""
     found = []
     for one in objects:
-        inside = vars(one).values() if type(one).__module__.startswith("robust_ext") and hasattr(one, "__dict__") else ()
+        inside = (
+            vars(one).values() if type(one).__module__.startswith("robust_ext") and hasattr(one, "__dict__") else ()
+        )
         for value in (one, *inside):
             if issubclass(type(value), Tensor) and value.shape[-len(shape) :] == shape and value.is_floating_point():
                 found.append(value.detach().float().reshape(-1, *shape))

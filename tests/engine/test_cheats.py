@@ -1,12 +1,12 @@
 """No attack passes the binarization test by reading, making up or changing what decides about it."""
 
-from tests.engine import cheats
 import pytest
 import torch
 from torch import nn
 
 from robust_ext import ThreatModel, binarization_test
 from robust_ext.core.errors import DisturbedError
+from tests.engine import cheats
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
 
@@ -53,8 +53,9 @@ def test_an_attack_after_a_cheat_is_judged_as_it_is_alone():
 @pytest.mark.parametrize("cheat", cheats.TAMPERING, ids=lambda cheat: cheat.__name__)
 def test_tampering_in_this_process_is_seen(cheat):
     before = judged("robust_ext:APGD(steps=3)").records
-    try:
+    if cheat in (cheats.buffer_swap, cheats.tensor_subclass):
         assert judged(cheat).content["attacks"][0]["score"] == 0
-    except DisturbedError as error:
-        assert cheat.__name__ in str(error)
+    else:
+        with pytest.raises(DisturbedError, match=cheat.__name__):
+            judged(cheat)
     assert judged("robust_ext:APGD(steps=3)").records == before, "nothing of it is left"

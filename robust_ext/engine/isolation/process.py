@@ -139,9 +139,12 @@ def _zygotes() -> dict[int, Zygote]:
 def zygote() -> Zygote:
     """That of this process, started where there is none."""
     found = _zygotes()
-    if os.getpid() not in found or not found[os.getpid()].alive:
-        found[os.getpid()] = Zygote()
-    return found[os.getpid()]
+    process = os.getpid()
+    if process in found and not found[process].alive:
+        found.pop(process).close()
+    if process not in found:
+        found[process] = Zygote()
+    return found[process]
 
 
 class AttackProcess:

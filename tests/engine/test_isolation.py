@@ -1,0 +1,354 @@
+"""Attacks in processes of their own: the same results, and nothing of what goes wrong there reaches the judge."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from robust_ext import ThreatModel, as_attack, binarization_test, evaluate_defense, mead, robust_accuracy
+from robust_ext.cli import app as cli
+from robust_ext.core.errors import AttackError, InvalidArgumentError, ModelError
+from robust_ext.demo.network import digits_network
+from robust_ext.engine.isolation import attack_worker, messages
+from robust_ext.engine.task import run_task
+
+THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
+X = torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+Y = digits_network()(X).argmax(1)
+PLANTED = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canaries": 2, "judge_seed": 7}
+ATTACKS = {
+    "ours": "robust_ext:APGD(steps=5)",
+    "foolbox": "foolbox:LinfPGD(steps=3)",
+    "art": "art:FastGradientMethod",
+    "noise": lambda model, x, y, generator: (x + 0.1 * torch.rand(x.shape, generator=generator).sub(0.5)).clamp(0, 1),
+}
+
+
+def brightness(x):
+    return x.flatten(1).mean(1)
+
+
+def rounded(x):
+    return (x * 8).round() / 8
+
+
+EVALUATIONS = {
+    "binarization": lambda **kw: binarization_test(digits_network(), ATTACKS, X, THREAT_MODEL, **PLANTED, **kw),
+    "detector": lambda **kw: binarization_test(
+        digits_network(), ATTACKS["ours"], X, THREAT_MODEL, detector=brightness, detector_data=X.repeat(3, 1, 1, 1),
+        **PLANTED, **kw,
+    ),
+    "robust accuracy": lambda **kw: robust_accuracy(digits_network(), ATTACKS, X, Y, THREAT_MODEL, batch_size=4, **kw),
+    "mead": lambda **kw: mead(
+        digits_network(), ["robust_ext:ObjectivePGD(steps=3)", "robust_ext:OrthogonalPGD(steps=3)"], X, Y, THREAT_MODEL,
+        detectors=brightness, detector_data=X.repeat(3, 1, 1, 1), resamples=0, **kw,
+    ),
+    "adaptive": lambda **kw: evaluate_defense(
+        rounded, ["robust_ext:APGD(steps=3)", "robust_ext:Square(queries=5)"], X, Y, THREAT_MODEL,
+        classifier=digits_network(), **kw,
+    ),
+}  # fmt: skip
+
+
+def plain(value):
+    """Content without what differs between any two runs."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items() if "seconds" not in key}
+    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_results_are_those_of_this_process(name):
+    evaluate = EVALUATIONS[name]
+    expected = evaluate(**({} if name in ("binarization", "detector", "robust accuracy") else {"judge_seed": 0}))
+    extra = {} if name in ("binarization", "detector", "robust accuracy") else {"judge_seed": 0}
+    assert plain(evaluate(isolate=True, **extra).content) == plain(expected.content)
+
+
+def leaves(model, x, y):
+    sys.exit(0)
+
+
+def dies(model, x, y):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exits(model, x, y):
+    os._exit(0)
+
+
+def hangs(model, x, y):
+    while True:
+        time.sleep(1)
+
+
+def fills_memory(model, x, y):
+    raise MemoryError("none left")
+
+
+def sends_nonsense(model, x, y):
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, b"\x00\x00\x00\x04oops" * 20)
+        except OSError:
+            continue
+    return x
+
+
+def sends_a_pickle(model, x, y):
+    """A pickle that runs a command where it is loaded."""
+    content = b"cos\nsystem\n(S'touch robust_ext_was_here'\ntR."
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, len(content).to_bytes(4, "big") + content)
+        except OSError:
+            continue
+    return x
+
+
+def closes_everything(model, x, y):
+    os.closerange(3, 256)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("attack", "outcome", "words"),
+    [
+        (leaves, "ended", "SystemExit(0)"),
+        (exits, "ended", "exit status 0"),
+        (dies, "ended", "SIGKILL"),
+        (fills_memory, "ended", "out of memory"),
+        (sends_nonsense, "ended", "no result"),
+        (sends_a_pickle, "ended", "no result"),
+        (closes_everything, "ended", "ended"),
+        (hangs, "timed_out", "more than 0.7 seconds"),
+    ],
+)
+def test_a_lost_process_costs_its_attack_these_rows_and_nothing_else(attack, outcome, words):
+    def sometimes(model, x, y):
+        return attack(model, x, y) if float(x[0, 0, 0, 0]) == float(X[4, 0, 0, 0]) else x + 0
+
+    attacks = {"first": sometimes, "second": ATTACKS["ours"]}
+    options = {"batch_size": 4, "isolate": True, "attack_timeout": 0.7}
+    result = robust_accuracy(digits_network(), attacks, X, Y, THREAT_MODEL, **options)
+    first, second = result.content["attacks"]
+    assert (first["outcomes"][outcome], first["outcomes"]["not_adversarial"]) == (4, 6)
+    assert words in str(result)
+    alone = robust_accuracy(digits_network(), {"second": ATTACKS["ours"]}, X, Y, THREAT_MODEL, batch_size=4)
+    assert plain(second) == plain({**alone.content["attacks"][0], "difference": second["difference"]})
+    assert not Path("robust_ext_was_here").exists()
+
+
+def test_settings_of_an_attacks_process_stay_there():
+    def leaks(model, x, y):
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(3)
+        torch.manual_seed(0)
+        torch.use_deterministic_algorithms(True)
+        return x
+
+    network = digits_network()
+
+    def state():
+        return (
+            *(torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()),
+            *(torch.are_deterministic_algorithms_enabled(), torch.random.get_rng_state().sum().item()),
+        )
+
+    before = state()
+    attacks = {"leaks": leaks, "ours": ATTACKS["ours"]}
+    result = binarization_test(network, attacks, X, THREAT_MODEL, isolate=True, batch_size=3, **PLANTED)
+    assert state() == before
+    alone = binarization_test(network, {"ours": ATTACKS["ours"]}, X, THREAT_MODEL, batch_size=3, **PLANTED)
+    assert [one["attacks"]["ours"] for one in result.records] == [one["attacks"]["ours"] for one in alone.records]
+
+
+def test_errors_of_an_attack_end_the_evaluation_as_they_do_here():
+    def raises(model, x, y):
+        raise ZeroDivisionError("by zero")
+
+    for attack, error, words in (
+        (raises, AttackError, "raised ZeroDivisionError: by zero"),
+        (lambda model, x, y: None, AttackError, "returned NoneType"),
+        (lambda model, x, y: x[:1], AttackError, "returned shape"),
+        (lambda model, x, y: x.long(), AttackError, "returned dtype torch.int64"),
+    ):
+        with pytest.raises(error) as here:
+            robust_accuracy(digits_network(), {"one": attack}, X, Y, THREAT_MODEL)
+        with pytest.raises(error) as there:
+            robust_accuracy(digits_network(), {"one": attack}, X, Y, THREAT_MODEL, isolate=True)
+        assert words in str(there.value)
+        assert str(there.value) == str(here.value)
+
+
+def test_what_cannot_travel_is_named():
+    locked = functools.partial(lambda lock, model, x, y: x, threading.Lock())
+    with pytest.raises(ModelError, match=r"cannot be sent to the attack's process .*isolate=False"):
+        robust_accuracy(digits_network(), {"one": locked}, X, Y, THREAT_MODEL, isolate=True)
+
+
+def test_a_timeout_needs_a_process_that_can_be_stopped():
+    with pytest.raises(InvalidArgumentError, match=r"attack_timeout: got 5, expected None, or .*isolate=True"):
+        robust_accuracy(digits_network(), ATTACKS["ours"], X, Y, THREAT_MODEL, attack_timeout=5)
+    with pytest.raises(InvalidArgumentError, match="attack_timeout: got -1"):
+        robust_accuracy(digits_network(), ATTACKS["ours"], X, Y, THREAT_MODEL, isolate=True, attack_timeout=-1)
+
+
+def test_nothing_that_is_sent_tells_what_is_planted(tmp_path, monkeypatch):
+    sent = []
+    real = messages.Pickled.dumps
+    monkeypatch.setattr(messages.Pickled, "dumps", lambda self, obj: sent.append(real(self, obj)) or sent[-1])
+    planted = []
+    from robust_ext.evaluations.binarization import problems
+
+    draw = problems.draw_planted
+    monkeypatch.setattr(problems, "draw_planted", lambda *args: planted.append(draw(*args)) or planted[-1])
+    out = tmp_path / "the run folder"
+    result = binarization_test(digits_network(), ATTACKS, X, THREAT_MODEL, isolate=True, out=out, inner_points=60)
+    seed, everything = result.content["settings"]["judge_seed"], b"".join(sent)
+    assert len(planted) == len(X)
+    assert len(everything) > 100_000
+    assert X[0].numpy().tobytes() in everything, "inputs are found in what is sent"
+    for point in planted:
+        assert point.numpy().tobytes() not in everything
+    assert seed > 2**40
+    assert str(seed).encode() not in everything
+    assert seed.to_bytes(8, "little") not in everything
+    assert b"the run folder" not in everything
+
+
+def test_the_judges_seed_is_new_kept_and_can_be_given(tmp_path):
+    def run(**options):
+        chosen = {**PLANTED, "judge_seed": None, **options}
+        return binarization_test(digits_network(), ATTACKS["ours"], X, THREAT_MODEL, **chosen)
+
+    def reach(result):
+        return [record["random_reach"] for record in result.records]
+
+    first, second = run(isolate=True, out=tmp_path), run(isolate=True)
+    seed = first.content["settings"]["judge_seed"]
+    assert reach(first) != reach(second) != reach(run())
+    assert run(judge_seed=seed).records == first.records
+    assert run(isolate=True, out=tmp_path).content["settings"]["judge_seed"] == seed, "the folder keeps it"
+    assert reach(run()) == reach(run(judge_seed=0)), "in this process it is the seed of every draw"
+
+
+CHEAT = """
+import os, sys
+from pathlib import Path
+import robust_ext.engine.verify, robust_ext.engine.task
+Path(__file__).with_name("loaded").open("a").write(f"{os.getpid()}\\n")
+real = robust_ext.engine.task.verify
+
+def found(candidates, inputs, *args, **settings):
+    from dataclasses import replace
+    return replace(real(candidates, inputs, *args, **settings), outcomes=("found",) * len(inputs))
+
+robust_ext.engine.task.verify = found
+
+def attack(model, x, y):
+    return x
+"""
+
+
+@pytest.mark.parametrize("command", ["binarization", "robust-accuracy"])
+def test_code_named_on_the_command_line_is_loaded_in_its_own_process_alone(tmp_path, command):
+    file = tmp_path / "mine.py"
+    file.write_text(CHEAT)
+    data = ["--model", "digits", "--data", "digits", "--samples", "12", "--eps", "0.1", "--no-progress"]
+    done = CliRunner().invoke(cli.app, [command, *data, "--attack", f"{file}:attack", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    processes = set((tmp_path / "loaded").read_text().split())
+    assert processes
+    assert str(os.getpid()) not in processes
+    (attack,) = json.loads((tmp_path / "out" / "result.json").read_text())["attacks"]
+    assert attack["outcomes"]["found"] == (0 if command == "binarization" else 1), "as many as are misclassified"
+    assert run_task.__globals__["verify"].__name__ == "verify"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [("import sys; sys.exit(0)", "SystemExit"), ("import os; os._exit(0)", "exit status 0")]
+)
+def test_code_that_exits_gives_no_status_0(tmp_path, code, words, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(code)
+    arguments = ["binarization", "--model", "digits", "--data", "digits", "--samples", "12", "--eps", "0.1"]
+    monkeypatch.setattr(sys, "argv", ["robust-ext", *arguments, "--attack", f"{tmp_path / 'mine.py'}:attack"])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    assert done.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_processes_end_with_the_judge(tmp_path):
+    script = f"""
+import os, signal, sys, torch
+from pathlib import Path
+from robust_ext import ThreatModel, robust_accuracy
+from robust_ext.demo.network import digits_network
+
+def attack(model, x, y):
+    Path({str(tmp_path / "child")!r}).write_text(str(os.getpid()))
+    os.kill(judge, signal.SIGKILL)
+    while True:
+        pass
+
+if __name__ == "__main__":
+    x, y = torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+    judge, threat_model = os.getpid(), ThreatModel(norm="linf", epsilon=0.1)
+    robust_accuracy(digits_network(), attack, x, y, threat_model, isolate=True)
+"""
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    done = subprocess.run([sys.executable, file], timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    child = int((tmp_path / "child").read_text())
+    for _ in range(200):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the attack goes on without its judge")
+
+
+def test_a_new_process_takes_the_place_of_a_lost_one_and_of_what_it_was_forked_from():
+    from robust_ext.engine.isolation.process import zygote
+
+    with attack_worker(isolate=True) as worker:
+        assert worker is not run_task
+        os.kill(zygote()._process.pid, signal.SIGKILL)
+        zygote()._process.wait()
+        result = robust_accuracy(digits_network(), ATTACKS["ours"], X, Y, THREAT_MODEL, isolate=True)
+    assert plain(result.content) == plain(
+        robust_accuracy(digits_network(), ATTACKS["ours"], X, Y, THREAT_MODEL).content
+    )
+
+
+class Mine(nn.Module):
+    """A model of a class that only a test module defines, with a tensor that is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.shift = digits_network(), torch.tensor(0.25)
+
+    def forward(self, x):
+        return self.inner(x) + self.shift
+
+
+def test_models_and_attacks_of_any_kind_travel():
+    counted = []
+    attack = as_attack(lambda model, x, y: counted.append(len(x)) or x, name="closure")
+    result = robust_accuracy(Mine().eval(), [attack, "art:FastGradientMethod"], X, Y, THREAT_MODEL, isolate=True)
+    assert result.content["attacks"][0]["outcomes"]["not_adversarial"] == 10
+    assert counted == [], "it was run on a copy"
