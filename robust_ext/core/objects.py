@@ -18,9 +18,9 @@ from typing import Any
 
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.foreign import foreign_code, raised
+from robust_ext.core.source_files import LOADED, SourceFiles
 from robust_ext.core.specification import check_keywords, did_you_mean, match_form, parse_call
 
-_FILE = "robust_ext_file_"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -58,13 +58,13 @@ def resolve_object(text: str, *, argument: str = "object") -> Any:
 
 def loaded_files() -> dict[str, ModuleType]:
     """The modules of files that were loaded, by the names that only this process has for them."""
-    return {name: module for name, module in list(sys.modules.items()) if name.startswith(_FILE)}
+    return {name: module for name, module in list(sys.modules.items()) if name.startswith(LOADED)}
 
 
 def module_scope(name: str) -> str:
     """The name of a module, in words that are the same everywhere: of a file that was loaded, that of the file."""
     file = getattr(sys.modules.get(name), "__file__", None)
-    return Path(file).name if name.startswith(_FILE) and file is not None else name
+    return Path(file).name if name.startswith(LOADED) and file is not None else name
 
 
 def qualified_name(thing: Any) -> str:
@@ -91,9 +91,11 @@ def _load_file(path: str, argument: str) -> ModuleType:
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise InvalidArgumentError(argument, path, f"an existing Python file; there is none at {file}")
-    # The contents are part of the name, so that an edited file is loaded afresh in a long-lived process.
-    key = hashlib.blake2b(f"{file}\0".encode() + file.read_bytes(), digest_size=8).hexdigest()
-    unique = f"{_FILE}{key}"
+    # The contents, also of what it imports, are part of the name: an edited file is loaded afresh in this process.
+    files = SourceFiles()
+    files.add_file(file)
+    key = f"{file}\0{file.read_bytes()!r}\0{sorted(files.digests.items())}"
+    unique = LOADED + hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     if unique in sys.modules:
         return sys.modules[unique]
     spec = importlib.util.spec_from_file_location(unique, file)
@@ -110,6 +112,7 @@ def _load_file(path: str, argument: str) -> ModuleType:
         if isinstance(error, KeyboardInterrupt):
             raise
         raise _import_failure(path, argument, error) from error
+    files.check_imported()
     return module
 
 

@@ -1,7 +1,7 @@
 """Digests of code: what attacks, models, detectors and defenses consist of beside weights.
 
 What is defined in files counts by their contents and those of all files they import, see
-:mod:`robust_ext.engine.source_files`; what is defined in a script, a notebook or an interpreter by its compiled code.
+:mod:`robust_ext.core.source_files`; what is defined in a script, a notebook or an interpreter by its compiled code.
 Values that the code holds count in both cases, see :mod:`robust_ext.engine.code_walk`.
 """
 
@@ -15,9 +15,9 @@ from torch import nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.source_files import SourceFiles
 from robust_ext.core.specification import parse_call
 from robust_ext.engine.code_walk import Code, CodeWalk, hashed
-from robust_ext.engine.source_files import SourceFiles
 
 
 def module_code(*modules: nn.Module) -> Code:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.objects import module_scope, qualified_name
+from robust_ext.core.source_files import SourceFiles, is_installed
 from robust_ext.core.target import PassCounter
 from robust_ext.engine.compiled_code import global_names, imported_modules
 from robust_ext.engine.identity import attributes, is_plain, model_digest, tensor_bytes
-from robust_ext.engine.source_files import SourceFiles, is_installed
 
 # Names of files, or of what is defined in a script, and a digest of each.
 Code = dict[str, str]
@@ -130,6 +130,7 @@ class CodeWalk:
         kind, file = _kind(name)
         if kind == "file":
             self._files.add_file(Path(file), module=None if module_scope(name) != name else name)
+            self._files.check(sys.modules[name])
         return kind
 
     def _class(self, value: type) -> str:

@@ -15,11 +15,20 @@ from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from robust_ext.core.errors import DataError
 
 _OWN = __name__.split(".")[0]
 # In the order in which Python looks for them.
 _SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
 _INSTALLED = {"site-packages", "dist-packages"}
+
+# How the names of modules begin that are files the user named.
+LOADED = "robust_ext_file_"
+# What modules' files held when they were seen first, by the specification, which a reload replaces.
+_KNOWN: dict[int, tuple[Any, str]] = {}
 
 # How many dots it begins with, the module, and the names taken from it.
 Import = tuple[int, str, tuple[str, ...]]
@@ -34,7 +43,7 @@ class SourceFiles:
     def __init__(self) -> None:
         self.digests: dict[str, str] = {}
         self._folders: list[Path] = []
-        self._seen: set[Path] = set()
+        self._seen: dict[str, str] = {}  # Digests of contents by path
         self._waiting: list[tuple[Path, str, bytes]] = []
         self._listed: dict[Path, frozenset[str]] = {}
 
@@ -121,11 +130,10 @@ class SourceFiles:
 
     def _add(self, path: Path, label: str) -> None:
         path = path.absolute()
-        if path in self._seen or not path.is_file():
+        if str(path) in self._seen or not path.is_file():
             return
-        self._seen.add(path)
         content = path.read_bytes()
-        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+        digest = self._seen[str(path)] = hashlib.blake2b(content, digest_size=8).hexdigest()
         # Two files of one name are told apart by their contents.
         self.digests[label] = "+".join(sorted(filter(None, (self.digests.get(label), digest))))
         self._waiting.append((path, label, content))
@@ -136,6 +144,24 @@ class SourceFiles:
             path, label, content = self._waiting.pop()
             for found in _imports(content) if path.suffix in SOURCE_SUFFIXES else ():
                 self._import(found, path=path, label=label)
+        self.check_imported()
+
+    def check(self, module: ModuleType) -> None:
+        """Raise DataError where this process still runs what a file that was added held earlier."""
+        spec = vars(module).get("__spec__")
+        digest = self._seen.get(str(getattr(spec, "origin", None)))
+        if digest is not None and _KNOWN.setdefault(id(spec), (spec, digest))[1] != digest:
+            raise DataError(
+                f"{spec.origin}: changed since this process imported it, which still runs what it held then; start a "
+                "new process (or restart the notebook's kernel)"
+            )
+
+    def check_imported(self) -> None:
+        """The same of all modules of this process."""
+        for name, module in list(sys.modules.items()):
+            # Files that the user named are loaded anew where they change.
+            if isinstance(module, ModuleType) and not name.startswith(LOADED):
+                self.check(module)
 
 
 def is_installed(path: str) -> bool:

@@ -1,0 +1,160 @@
+"""Which files code consists of, compared with what Python imports; and that none of them is run to find out."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from robust_ext.core.errors import DataError
+from robust_ext.core.objects import resolve_object
+from robust_ext.core.source_files import SourceFiles
+
+# Files by name, the first of which is run, and those that belong to it.
+CASES = {
+    "at the top": ({"a.py": "import b", "b.py": "", "c.py": ""}, {"a.py", "b.py"}),
+    "of a chain": ({"a.py": "import b", "b.py": "from c import x", "c.py": "x = 1"}, {"a.py", "b.py", "c.py"}),
+    "in a function": ({"a.py": "def f():\n    import b", "b.py": ""}, {"a.py", "b.py"}),
+    "in a branch": (
+        {"a.py": "try:\n    import nothing\nexcept ImportError:\n    import b", "b.py": ""},
+        {"a.py", "b.py"},
+    ),
+    "by name": ({"a.py": "import importlib\nimportlib.import_module('b')", "b.py": ""}, {"a.py", "b.py"}),
+    "in a circle": ({"a.py": "import b", "b.py": "import c", "c.py": "import b"}, {"a.py", "b.py", "c.py"}),
+    "of a package": (
+        {"a.py": "import p.m", "p/__init__.py": "from . import n", "p/m.py": "", "p/n.py": "", "p/o.py": ""},
+        {"a.py", "p/__init__.py", "p/m.py", "p/n.py"},
+    ),
+    "from a package": (
+        {"a.py": "from p import m", "p/__init__.py": "", "p/m.py": ""},
+        {"a.py", "p/__init__.py", "p/m.py"},
+    ),
+    "with a star": (
+        {"a.py": "from p import *", "p/__init__.py": "__all__ = ['m']", "p/m.py": ""},
+        {"a.py", "p/__init__.py", "p/m.py"},
+    ),
+    "relative": (
+        {
+            "a.py": "import p.q.m",
+            "p/__init__.py": "",
+            "p/q/__init__.py": "",
+            "p/q/m.py": "from .. import n\nfrom .o import x",
+        }
+        | {"p/n.py": "", "p/q/o.py": "from ..r.s import t as x", "p/r/__init__.py": "", "p/r/s.py": "t = 1"},
+        {"a.py", "p/__init__.py", "p/q/__init__.py", "p/q/m.py", "p/n.py", "p/q/o.py", "p/r/__init__.py", "p/r/s.py"},
+    ),
+    "of a namespace": (
+        {"a.py": "import n.m", "n/m.py": "from . import o", "n/o.py": "", "n/p.py": ""},
+        {"a.py", "n/m.py", "n/o.py"},
+    ),
+    "of a module before a folder": ({"a.py": "import b", "b.py": "", "b/c.txt": ""}, {"a.py", "b.py"}),
+    "of a package before a module": ({"a.py": "import b", "b.py": "", "b/__init__.py": ""}, {"a.py", "b/__init__.py"}),
+    "of libraries": (
+        {"a.py": "import os.path, torch, torch.nn, robust_ext.core.errors\nfrom json import loads"},
+        {"a.py"},
+    ),
+    "broken": ({"a.py": "try:\n    import b\nexcept SyntaxError:\n    pass", "b.py": "print 1"}, {"a.py", "b.py"}),
+    "of nothing": ({"a.py": "import sys\nx: 'no_such_module'"}, {"a.py"}),
+}
+LOADED = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import a
+files = [str(getattr(one, "__file__", "")) for one in sys.modules.values()]
+print(json.dumps([file for file in files if file.startswith(sys.argv[1])]))
+"""
+
+
+def write(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text + "\n")
+
+
+def digests(file):
+    found = SourceFiles()
+    found.add_file(file)
+    return found.digests
+
+
+@pytest.mark.parametrize(("files", "expected"), CASES.values(), ids=CASES)
+def test_the_files_that_a_file_imports(tmp_path, files, expected):
+    write(tmp_path, files)
+    found = digests(tmp_path / "a.py")
+    assert set(found) == expected
+    for name in files:
+        (tmp_path / name).touch()
+    assert digests(tmp_path / "a.py") == found
+    for name in files:
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text + "\n# changed\n")
+        changed = digests(tmp_path / "a.py")
+        assert {one for one in found if changed[one] != found[one]} == {name} & expected
+        (tmp_path / name).write_text(text)
+
+
+def test_what_python_imports(tmp_path):
+    """Of all cases at once, in processes of their own: at least what is loaded there."""
+    for number, name in enumerate(set(CASES) - {"of libraries", "broken"}):
+        folder = tmp_path / str(number)
+        write(folder, CASES[name][0])
+        command = [sys.executable, "-S", "-c", LOADED, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        loaded = {str(Path(one).relative_to(folder)) for one in json.loads(done.stdout)}
+        assert {"a.py"} <= loaded <= set(digests(folder / "a.py"))
+
+
+def test_a_helper_that_is_gone_or_new_counts(tmp_path):
+    write(tmp_path, {"a.py": "try:\n    import b\nexcept ImportError:\n    b = None", "b.py": ""})
+    found = digests(tmp_path / "a.py")
+    (tmp_path / "b.py").unlink()
+    assert set(digests(tmp_path / "a.py")) == {"a.py"}
+    write(tmp_path, {"b.py": ""})
+    assert digests(tmp_path / "a.py") == found
+
+
+def test_it_does_not_matter_where_files_lie(tmp_path):
+    files = CASES["relative"][0]
+    write(tmp_path / "one", files)
+    write(tmp_path / "another" / "place", files)
+    assert digests(tmp_path / "one" / "a.py") == digests(tmp_path / "another" / "place" / "a.py")
+
+
+def test_nothing_is_run(tmp_path):
+    write(tmp_path, {"a.py": "import b", "b.py": f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit"})
+    assert set(digests(tmp_path / "a.py")) == {"a.py", "b.py"}
+    assert not (tmp_path / "ran").exists()
+
+
+@given(st.lists(st.sets(st.integers(0, 7), max_size=3), min_size=8, max_size=8))
+def test_exactly_what_can_be_reached(tmp_path_factory, imports):
+    """Any graph of imports, circles included, against a search of the graph."""
+    folder = tmp_path_factory.mktemp("graph")
+    write(folder, {f"m{n}.py": "\n".join(f"import m{other}" for other in others) for n, others in enumerate(imports)})
+    reached, waiting = {0}, [0]
+    while waiting:
+        new = imports[waiting.pop()] - reached
+        reached |= new
+        waiting += new
+    assert set(digests(folder / "m0.py")) == {f"m{n}.py" for n in reached}
+
+
+def test_a_long_chain(tmp_path):
+    write(tmp_path, {f"m{n}.py": f"import m{n + 1}" for n in range(2000)})
+    assert len(digests(tmp_path / "m0.py")) == 2000
+
+
+def test_a_module_that_this_process_imported_and_that_changed_is_an_error(tmp_path, monkeypatch):
+    """What would run is not what the file holds."""
+    write(
+        tmp_path, {"a.py": "import changing_helper\nVALUE = changing_helper.VALUE", "changing_helper.py": "VALUE = 1"}
+    )
+    assert resolve_object(f"{tmp_path}/a.py:VALUE") == 1
+    write(tmp_path, {"changing_helper.py": "VALUE = 2"})
+    with pytest.raises(DataError, match=r"changing_helper\.py: changed since this process imported it"):
+        resolve_object(f"{tmp_path}/a.py:VALUE")
+    monkeypatch.delitem(sys.modules, "changing_helper")
+    assert resolve_object(f"{tmp_path}/a.py:VALUE") == 2
