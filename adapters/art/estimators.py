@@ -29,9 +29,10 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
 
     All behaviour lies in its module, so it survives the attacks that make a classifier of their own around
     ``estimator.model`` (APGD with ``loss_type``, AutoAttack, Brendel-Bethge). Start attacks at :attr:`x` with labels
-    :attr:`y`, and hand what they return to :meth:`score`. Attacks that query points far from their inputs
-    (BoundaryAttack, HopSkipJump and others without gradients) are to be run on one problem at a time: see
-    :meth:`single`. ``robust_ext.binarization_test`` does all that by itself, and gives a verdict.
+    :attr:`y`, and hand what they return to :meth:`score`. Attacks that query some of the rows far from their inputs
+    (BoundaryAttack, HopSkipJump and others without gradients) are refused with a ModelError, and are to be run on one
+    problem at a time: see :meth:`single`. Those that query all rows far from them are to be given a ``batch_size`` of
+    at least so many. ``robust_ext.binarization_test`` does all that by itself, and gives a verdict.
 
     Args:
         planted: The problems.
@@ -120,6 +121,22 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
     def samples(self) -> tuple[int, ...]:
         """Which of the given inputs :attr:`x` holds."""
         return self.planted_problems.samples
+
+    def predict(
+        self, x: np.ndarray[Any, Any], batch_size: int = 128, training_mode: bool = False, **kwargs: Any
+    ) -> np.ndarray[Any, Any]:
+        """Logits, or probabilities, ``(n, classes)``; a batch of all rows is not divided, so that it stays one."""
+        size = max(batch_size, len(x)) if len(x) == len(self.planted_problems) else batch_size
+        predict: Any = super().predict
+        try:
+            found = predict(x, batch_size=size, training_mode=training_mode, **kwargs)
+        except ModelError:
+            # Some attacks look at the prediction of one image of ones, to see whether it is of probabilities.
+            if len(x) != 1 or not np.all(x == 1):
+                raise
+            found = predict(self.x[:1], training_mode=training_mode, **kwargs)
+        logits: np.ndarray[Any, Any] = found
+        return logits
 
     def single(self, row: int) -> BinarizedPyTorchClassifier:
         """Problem ``row`` alone: a classifier that may be queried at any points."""

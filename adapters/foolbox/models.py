@@ -27,9 +27,10 @@ Misclassification: Any = foolbox.criteria.Misclassification
 class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
     """A Foolbox ``PyTorchModel`` with adversarial examples planted in it, for any Foolbox attack.
 
-    Start attacks at :attr:`inputs` with :attr:`labels`, and hand what they return to :meth:`score`. Attacks that query
-    points far from their inputs in other batches than the full one are to be run on one problem at a time, see
-    :meth:`single`; ``robust_ext.binarization_test`` does all that by itself, and gives a verdict.
+    Start attacks at :attr:`inputs` with :attr:`labels`, and hand what they return to :meth:`score`. Foolbox's own
+    attacks query all rows in order, as far from the inputs as they like. One that queries some rows far from their
+    inputs is refused with a ModelError, and is to be run on one problem at a time, see :meth:`single`;
+    ``robust_ext.binarization_test`` does all that by itself, and gives a verdict.
 
     Args:
         planted: The problems.

@@ -2,7 +2,8 @@
 
 Class 0 holds the clean sample and its inner points, class 1 the planted ones (Zimmermann et al. 2022, algorithm 1).
 A batch of problems shares the network and differs in the readouts, so a whole batch can be attacked at once; which
-readout a row gets is found from the row itself, and survives attacks that subset, permute or repeat rows.
+readout a row gets is found from its place in the batch or from the row itself, which survives attacks that subset,
+permute or repeat rows.
 """
 
 from __future__ import annotations
@@ -14,11 +15,21 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.core.validation import check_choice
 
+_ORDERS = {"linf": torch.inf, "l2": 2, "l1": 1}
+
 
 class BinarizedClassifier(nn.Module):
     """Logits ``(M, 2)`` of rows that belong to N binarized problems.
 
     Row m of problem i gets ``offset_i -+ scale_i ((features(x_m) - anchor_i) . weight_i - threshold_i)``.
+
+    Which problem a row belongs to follows from ``batching``. With ``"auto"``, a row is *known* where it is closer to a
+    reference than half that reference's distance from the next one, in ``norm``: these balls are disjoint, and nothing
+    in one of them is nearer to another reference. A batch of N rows none of which is known to belong to another row's
+    problem is in row order, and row m is problem m however far it lies. In every other batch (fewer or more rows, or N
+    of which some are known to be elsewhere) a row belongs to the nearest reference, and a row that is not known is
+    refused: the nearest rule can be wrong there. Two things look like something else and cannot be told apart from it:
+    N rows in another order, all of them far; and a row that has wandered into another reference's ball.
 
     Args:
         features: From inputs ``(M, ...)`` to features ``(M, F)``; shared, not copied.
@@ -29,7 +40,8 @@ class BinarizedClassifier(nn.Module):
         scale: ``(N,)``, logits a unit of the direction.
         offset: ``(N,)``, the middle of the logits.
         batching: ``"full"``: every batch holds the N problems in order (checked by its size). ``"any"``: a row belongs
-            to the reference nearest in ``norm``.
+            to the reference nearest in ``norm``, however far. ``"auto"``: by place in full batches in order, else by
+            the nearest reference, as above.
         norm: The threat model's, so that a row in the ball around its reference is known by it, see
             :func:`identifiable`.
     """
@@ -40,6 +52,7 @@ class BinarizedClassifier(nn.Module):
     threshold: Tensor
     scale: Tensor
     offset: Tensor
+    radii: Tensor | None
 
     def __init__(
         self,
@@ -55,7 +68,7 @@ class BinarizedClassifier(nn.Module):
         norm: str = "l2",
     ) -> None:
         super().__init__()
-        self.batching = check_choice("batching", batching, ("full", "any"))
+        self.batching = check_choice("batching", batching, ("full", "any", "auto"))
         self.norm = check_choice("norm", norm, NORMS)
         count = references.shape[0]
         parts = {"weight": weight, "anchor": anchor, "threshold": threshold, "scale": scale, "offset": offset}
@@ -65,6 +78,7 @@ class BinarizedClassifier(nn.Module):
         self.features = features
         device = references.device
         self.register_buffer("references", references.detach().flatten(1))
+        self.register_buffer("radii", cell_radii(references, self.norm) if batching == "auto" else None)
         for name, part in parts.items():
             # float32 would not keep classes apart that lie close together.
             self.register_buffer(name, part.detach().to(device, torch.float64))
@@ -83,12 +97,34 @@ class BinarizedClassifier(nn.Module):
         if count == 1:
             return torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         with torch.no_grad():
-            flat, references = x.detach().flatten(1).double(), self.references.double()
-            if self.norm != "l2":
-                return torch.cdist(flat, references, p=torch.inf if self.norm == "linf" else 1).argmin(1)
-            # argmin of |x - r|^2 over r: the term |x|^2 is the same for all. In float32 what is left of it would be
-            # rounding where references are much alike.
-            return (references.square().sum(1) - 2 * flat @ references.mT).argmin(1)
+            flat = x.detach().flatten(1).double()
+            nearest = self._nearest(flat)
+            return nearest if self.radii is None else self._recognised(flat, nearest, self.radii[nearest])
+
+    def _nearest(self, flat: Tensor) -> Tensor:
+        references = self.references.double()
+        if self.norm != "l2":
+            return torch.cdist(flat, references, p=_ORDERS[self.norm]).argmin(1)
+        # argmin of |x - r|^2 over r: the term |x|^2 is the same for all. In float32 what is left of it would be
+        # rounding where references are much alike.
+        return (references.square().sum(1) - 2 * flat @ references.mT).argmin(1)
+
+    def _recognised(self, flat: Tensor, nearest: Tensor, limit: Tensor) -> Tensor | None:
+        """With ``batching="auto"``: None for a batch in row order, else ``nearest``; ModelError beyond the limits."""
+        away = torch.linalg.vector_norm(flat - self.references[nearest], ord=_ORDERS[self.norm], dim=1)
+        known, count = away < limit, self.references.shape[0]
+        if len(flat) == count and not bool((known & (nearest != torch.arange(count, device=flat.device))).any()):
+            return None
+        far = (~known).nonzero()
+        if len(far):
+            row = int(far[0])
+            raise ModelError(
+                f"binarized classifier: row {row} of a batch of {len(flat)} lies {float(away[row]):.4g} ({self.norm}) "
+                f"from the nearest of the {count} inputs, expected less than {float(limit[row]):.4g}; farther away "
+                f"only a batch of all {count} rows in order shows whose it is: have the attack query such batches, or "
+                "attack one problem at a time, see single(row)"
+            )
+        return nearest
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(M, 2)`` of inputs ``(M, ...)``."""
@@ -107,15 +143,23 @@ class BinarizedClassifier(nn.Module):
         return torch.stack([offset - signed, offset + signed], 1).float()
 
 
+def cell_radii(references: Tensor, norm: str) -> Tensor:
+    """Half the distance of each reference ``(N, ...)`` from the nearest other, float64 ``(N,)``; inf where it is alone.
+
+    By the triangle inequality, a point closer than that to a reference is nearer to it than to any other.
+    """
+    flat = references.detach().flatten(1).double()
+    if len(flat) < 2:
+        return flat.new_full((len(flat),), torch.inf)
+    # The quicker way by a matrix product loses digits where references are much alike.
+    between = torch.cdist(flat, flat, p=_ORDERS[norm], compute_mode="donot_use_mm_for_euclid_dist")
+    return between.fill_diagonal_(torch.inf).amin(1) / 2
+
+
 def identifiable(references: Tensor, threat_model: ThreatModel) -> bool:
     """Whether every point in the ball around a reference is nearer to it than to any other, in the threat model's norm.
 
-    By the triangle inequality it is wherever the references are more than two epsilon apart.
+    It is where the references are more than two epsilon apart, with a slack of a thousandth.
     """
-    flat = references.detach().flatten(1)
-    reach = 2.002 * threat_model.epsilon + 2 * threat_model.tolerance(flat[:1].numel())
-    for i in range(len(flat) - 1):
-        rest = flat[i + 1 :]
-        if bool((threat_model.distance(rest, flat[i].expand_as(rest)) <= reach).any()):
-            return False
-    return True
+    reach = 1.001 * threat_model.epsilon + threat_model.tolerance(references[:1].numel())
+    return bool((cell_radii(references, threat_model.norm) > reach).all())

@@ -79,7 +79,7 @@ def test_permuted_missing_and_repeated_rows_meet_their_own_readout(order, seed):
 
 
 def test_one_problem_takes_every_row():
-    module = classifier(1)
+    module = BinarizedClassifier(network(), **parts(1), batching="auto")
     x = torch.rand(9, 2, 3) * 100
     assert module.problems(x).tolist() == [0] * 9
     torch.testing.assert_close(module(x), torch.tensor([by_hand(row, 0, 1) for row in x]), rtol=1e-4, atol=1e-5)

@@ -27,9 +27,9 @@ from robust_ext.models.binarized import BinarizedClassifier, identifiable
 class Planted:
     """M binarized problems as one classifier with two classes: 0 for the inputs, 1 where something was planted.
 
-    A row belongs to the input nearest to it, so the classifier may be given any rows near its inputs, in any order.
-    Attacks that query points far from them (most that need no gradients) are to be run on one problem at a time, see
-    :meth:`single`. Made by :func:`plant`.
+    The classifier may be given all rows in order, as far from the inputs as an attack likes; and any rows near their
+    inputs, in any order. Attacks that query some of the rows far from them (most of ART's that need no gradients) are
+    to be run on one problem at a time, see :meth:`single`: on more they are refused. Made by :func:`plant`.
     """
 
     problems: Problems
@@ -38,11 +38,18 @@ class Planted:
 
     @property
     def module(self) -> BinarizedClassifier:
-        """The classifier, from ``(n, ...)`` to logits ``(n, 2)``; its features are the network's own."""
+        """The classifier, from ``(n, ...)`` to logits ``(n, 2)``; its features are the network's own.
+
+        Which problem a row belongs to: see :class:`robust_ext.models.binarized.BinarizedClassifier`, ``"auto"``.
+        """
+        return self._classifier("auto")
+
+    def _classifier(self, batching: str) -> BinarizedClassifier:
         return self.problems.classifier(
             self.features,
             position=self.settings.boundary_position,
             logit_scale=self.settings.logit_scale,
+            batching=batching,
             norm=self.settings.threat_model.norm,
         )
 
@@ -78,8 +85,8 @@ class Planted:
 
     def verify(self, candidates: Tensor, *, attack: str = "attack") -> Verification:
         """Check candidates ``(M, ...)``, one a problem, see :func:`robust_ext.engine.verify.verify`."""
-        ball = self.settings.threat_model
-        return verify(candidates, self.inputs, self.labels, module=self.module, threat_model=ball, attack=attack)
+        module, ball = self._classifier("full"), self.settings.threat_model
+        return verify(candidates, self.inputs, self.labels, module=module, threat_model=ball, attack=attack)
 
     def score(self, candidates: Tensor) -> float:
         """The test score: share of the problems that verified candidates ``(M, ...)`` solve."""
