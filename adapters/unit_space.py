@@ -5,25 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-
-
-class Rescaled(nn.Module):
-    """A module of inputs in ``bounds``, as one of inputs in [0, 1]."""
-
-    def __init__(self, module: nn.Module, bounds: tuple[float, float]) -> None:
-        super().__init__()
-        self.module = module
-        self.low, self.width = bounds[0], bounds[1] - bounds[0]
-        self.training = module.training
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The module's output at ``low + width x``."""
-        out: Tensor = self.module(x * self.width + self.low)
-        return out
+from robust_ext.models.rescaled import Rescaled
 
 
 class UnitSpace:

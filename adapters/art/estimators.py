@@ -138,6 +138,18 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
         logits: np.ndarray[Any, Any] = found
         return logits
 
+    def set_params(self, **kwargs: Any) -> None:
+        """Set parameters of the estimator; InvalidArgumentError for ``clip_values`` other than the problems' bounds."""
+        bounds = self.planted_problems.settings.threat_model.bounds
+        wanted = kwargs.get("clip_values", bounds)
+        if wanted is None or list(bounds_of(wanted)) != np.asarray(bounds, dtype=np.float32).tolist():
+            expected = (
+                f"{bounds}, the bounds in which the problems were planted; for others make another classifier, "
+                f"{type(self).__name__}(classifier.planted_problems.transform_bounds((lowest, highest)))"
+            )
+            raise InvalidArgumentError("clip_values", wanted, expected)
+        super().set_params(**kwargs)
+
     def single(self, row: int) -> BinarizedPyTorchClassifier:
         """Problem ``row`` alone: a classifier that may be queried at any points."""
         planted = self.planted_problems.single(row)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import eagerpy
 import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.foolbox.library import foolbox
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
+from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.models.defended import Defended
 from robust_ext.models.padded import PaddedClasses
+from robust_ext.models.rescaled import Rescaled
 from robust_ext.registry.detector import as_detector
 from robust_ext.registry.model import as_module
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from robust_ext.engine.verify import Verification
     from robust_ext.evaluations.binarization import Planted
 
+M = TypeVar("M")
 PyTorchModel: Any = foolbox.PyTorchModel
 Misclassification: Any = foolbox.criteria.Misclassification
 
@@ -98,6 +102,23 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
         """Which of the given inputs they are."""
         return self.planted_problems.samples
 
+    def transform_bounds(
+        self, bounds: tuple[float, float], inplace: bool = False, wrapper: bool = False
+    ) -> BinarizedPyTorchModel:
+        """The same problems in other bounds, with ``inputs``, what is planted and the threat model moved there.
+
+        Args:
+            bounds: Lowest and highest input value.
+            inplace: Whether to change this model instead of making another.
+            wrapper: As in Foolbox, not together with ``inplace``; a wrapper would know nothing of the problems, so the
+                result is the same.
+
+        Raises:
+            ModelError: In these bounds something that is planted is lost to rounding.
+        """
+        made = type(self)(self.planted_problems.transform_bounds(bounds), classes=self.classes)
+        return _returned(self, made, inplace=inplace, wrapper=wrapper)
+
     def single(self, row: int) -> BinarizedPyTorchModel:
         """Problem ``row`` alone: a model that may be queried at any points."""
         return type(self)(self.planted_problems.single(row), classes=self.classes)
@@ -147,6 +168,30 @@ class DefendedPyTorchModel(PyTorchModel):  # type: ignore[misc]
         defended = Defended(adapted.module, as_detector(detector, adapted.module, inputs=some), exposure=exposure)
         return cls(defended, bounds=bounds)
 
+    def transform_bounds(
+        self, bounds: tuple[float, float], inplace: bool = False, wrapper: bool = False
+    ) -> DefendedPyTorchModel:
+        """The same classifier and detector for inputs in other bounds; the arguments are those of Foolbox.
+
+        A wrapper would hide the detector, so the result is the same with and without.
+        """
+        given, inner = self.defended, _checked_bounds(self)
+        outer = check_bounds(bounds)
+        network = Rescaled(given.detector.classifier, inner, outer)
+        shared = given.classifier is given.detector.classifier
+        detector = ScoreDetector(
+            network,
+            Rescaled(given.detector, inner, outer),
+            name=type(given.detector).__name__,
+            differentiable=given.detector.differentiable,
+            random=given.detector.random,
+        )
+        detector.threshold = given.detector.threshold
+        classifier = network if shared else Rescaled(given.classifier, inner, outer)
+        settings = {name: getattr(given, name) for name in ("inverted", "exposure", "weight")}
+        made = type(self)(Defended(classifier, detector, **settings), bounds=outer)
+        return _returned(self, made, inplace=inplace, wrapper=wrapper)
+
 
 class Undetected(Misclassification):  # type: ignore[misc]
     """Misclassified and not rejected: what fools a classifier with a detector.
@@ -167,6 +212,15 @@ class Undetected(Misclassification):  # type: ignore[misc]
         classes = outputs_.argmax(axis=-1)
         fooled = eagerpy.logical_and(classes != self.labels, classes != outputs_.shape[-1] - 1)
         return restore_type(fooled)
+
+
+def _returned(model: M, made: M, *, inplace: bool, wrapper: bool) -> M:
+    """A model with transformed bounds: another one, or the given one with all that the other is made of."""
+    if inplace and wrapper:
+        raise InvalidArgumentError("wrapper", True, "False together with inplace=True, as in all of Foolbox")
+    if inplace:
+        vars(model).update(vars(made))
+    return model if inplace else made
 
 
 def _checked_bounds(model: Any) -> tuple[float, float]:

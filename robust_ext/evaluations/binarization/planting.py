@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from robust_ext.core.bounds import check_bounds, from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.target import PassCounter
@@ -21,6 +23,7 @@ from robust_ext.evaluations.binarization.preparation import counted_parts
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
+from robust_ext.models.rescaled import Rescaled
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,32 @@ class Planted:
         if not 0 <= row < len(self):
             raise InvalidArgumentError("row", row, f"an integer from 0 to {len(self) - 1}")
         return Planted(self.problems.select([row]), self.features, self.settings)
+
+    def transform_bounds(self, bounds: Sequence[float]) -> Planted:
+        """The same problems for inputs in other bounds: inputs, planted points and the threat model are moved there.
+
+        Raises:
+            InvalidArgumentError: The bounds are no pair (lowest, highest).
+            ModelError: In these bounds something that is planted is lost to rounding.
+        """
+        ball, outer = self.settings.threat_model, check_bounds(bounds)
+
+        def moved(points: Tensor) -> Tensor:
+            return from_unit(to_unit(points.double(), ball.bounds), outer).to(points.dtype).clamp(*outer)
+
+        given = self.problems
+        inputs, planted, references = map(moved, (given.inputs, given.planted, given.references))
+        problems = replace(given, inputs=inputs, planted=planted, references=references)
+        wider = replace(ball, bounds=outer, epsilon=ball.epsilon * (outer[1] - outer[0]) / ball.width)
+        settings = replace(self.settings, threat_model=wider)
+        made = Planted(problems, Rescaled(self.features, ball.bounds, outer), settings)
+        lost = int((count_planted(made._classifier("full"), problems) == 0).sum())
+        if lost:
+            raise ModelError(
+                f"bounds: in {outer} float32 loses {lost} of the {len(self)} planted examples to rounding; choose "
+                "bounds that are wide compared with their distance from 0"
+            )
+        return made
 
     def verify(self, candidates: Tensor, *, attack: str = "attack") -> Verification:
         """Check candidates ``(M, ...)``, one a problem, see :func:`robust_ext.engine.verify.verify`."""

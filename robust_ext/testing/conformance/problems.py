@@ -38,13 +38,15 @@ def network(channels: int) -> nn.Module:
 
 @cache
 def digits(channels: int) -> tuple[Tensor, Tensor]:
-    """Digits that the network classifies correctly, ``(4, channels, 8, 8)`` in [0, 1], and their labels."""
+    """Digits that the network just about classifies correctly, ``(4, channels, 8, 8)`` in [0, 1], and their labels."""
     dataset = load_dataset("digits")
-    inputs, labels = dataset.take(dataset.choose(4 * SAMPLES, seed=0))
+    inputs, labels = dataset.take(dataset.choose(16 * SAMPLES, seed=0))
     with torch.no_grad():
-        right = digits_network()(inputs).argmax(1) == labels
-    inputs, labels = inputs[right][:SAMPLES], labels[right][:SAMPLES]
-    return inputs.expand(-1, channels, -1, -1).contiguous(), labels
+        logits = digits_network()(inputs)
+    others = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
+    margins = logits.gather(1, labels[:, None]).squeeze(1) - others
+    chosen = margins.where(margins > 0, torch.inf).argsort()[:SAMPLES]
+    return inputs[chosen].expand(-1, channels, -1, -1).contiguous(), labels[chosen]
 
 
 def threat_model(norm: str, channels: int) -> ThreatModel:
