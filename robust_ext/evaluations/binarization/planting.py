@@ -104,7 +104,8 @@ class Planted:
         wider = replace(ball, bounds=outer, epsilon=ball.epsilon * (outer[1] - outer[0]) / ball.width)
         settings = replace(self.settings, threat_model=wider)
         made = Planted(problems, Rescaled(self.features, ball.bounds, outer), settings)
-        lost = int((count_planted(made._classifier("full"), problems) == 0).sum())
+        clean, *found = (made.verify(points).outcomes for points in (inputs, *planted.unbind(1)))
+        lost = sum(start != "not_adversarial" or "found" not in row for start, *row in zip(clean, *found, strict=True))
         if lost:
             raise ModelError(
                 f"bounds: in {outer} float32 loses {lost} of the {len(self)} planted examples to rounding; choose "
