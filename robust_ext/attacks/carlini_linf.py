@@ -14,7 +14,7 @@ from torch import Tensor
 
 from robust_ext.attacks._common.best_tracker import no_classifier_gradients
 from robust_ext.attacks._common.objectives import OBJECTIVES
-from robust_ext.attacks._common.rows import check_batch, gradient_of, over_rows
+from robust_ext.attacks._common.rows import broken, check_batch, gradient_of, over_rows
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Batch, NativeAttack, Step
 from robust_ext.core.errors import InvalidArgumentError
@@ -121,8 +121,11 @@ class CarliniWagnerLinf(NativeAttack):
             short = (self.confidence - loss(logits, labels)).clamp_min(0)
             slope = gradient_of(short, points, no_classifier_gradients(self.name))
         logits, short = logits.detach(), short.detach().to(points.dtype)
+        # Where logits are not finite nothing is short, unless the attack aims.
+        none = broken(logits, targeted=batch.targeted)
+        short = short.masked_fill(none, 0)
         solved = ((logits.argmax(1) == labels) == batch.targeted) & (short == 0) & torch.isfinite(logits).all(1)
-        return short, slope, solved
+        return short, slope, solved | none
 
     def _adapt(self, rows: _Rows, loss: Tensor, solved: Tensor, distance: Tensor) -> None:
         """Lower the limits of rows that have succeeded, raise the constants of those that have failed."""

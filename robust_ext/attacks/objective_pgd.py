@@ -17,6 +17,7 @@ from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.rows import (
     NO_GRADIENTS,
     STARTS,
+    broken,
     gradient_of,
     l2_normalize,
     over_rows,
@@ -183,16 +184,18 @@ class ObjectivePGD(NativeAttack):
 
 
 class _Best:
-    """The misclassified point of highest value of each row."""
+    """The misclassified point of highest value of each row, or one whose logits are not finite."""
 
     def __init__(self, points: Tensor, labels: Tensor, *, targeted: bool) -> None:
         self._points, self._labels, self._targeted = points, labels, targeted
         self._value = points.new_full((len(points),), -torch.inf)
 
     def update(self, points: Tensor, value: Tensor, logits: Tensor) -> None:
-        """Take over the points that are better; logits that are not finite decide nothing."""
-        wanted = (logits.argmax(1) == self._labels) == self._targeted
-        better = wanted & torch.isfinite(logits).all(1) & (value > self._value)
+        """Take over the points that are better; those whose logits are not finite only where there is no other."""
+        finite = torch.isfinite(logits).all(1)
+        wanted = ((logits.argmax(1) == self._labels) == self._targeted) & finite
+        value = value.where(finite, torch.finfo(value.dtype).min)
+        better = (wanted | broken(logits, targeted=self._targeted)) & (value > self._value)
         self._points = torch.where(over_rows(better, points), points, self._points)
         self._value = torch.where(better, value, self._value)
 

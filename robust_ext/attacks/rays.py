@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.rows import check_batch
+from robust_ext.attacks._common.rows import broken, check_batch
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Batch, NativeAttack, Step, Watch
 from robust_ext.core.errors import AttackRefusedError
@@ -146,12 +146,12 @@ class RayS(NativeAttack):
         )
 
     def _misclassified(self, target: Target, points: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        """Whether the target gives ``rows`` another label, bool ``(N,)``; other rows may be queried too."""
+        """Whether the target gives ``rows`` another label or none, bool ``(N,)``; other rows may be queried too."""
         queried = torch.ones_like(rows) if self.keep_rows else rows
         with torch.no_grad():
             # Indexing copies, as a module may work on its input in place.
             logits = target.module(points[queried])
-        wrong = (logits.argmax(1) != labels[queried]) & ~logits.isnan().any(1)
+        wrong = (logits.argmax(1) != labels[queried]) | broken(logits)
         return torch.zeros_like(rows).masked_scatter_(queried, wrong) & rows
 
 

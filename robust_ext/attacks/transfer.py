@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks._common.best_points import BestPoints
 from robust_ext.attacks._common.projections import project
-from robust_ext.attacks._common.rows import check_batch, over_rows, query
+from robust_ext.attacks._common.rows import broken, check_batch, over_rows, query
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack, AttackTraits, check_attack, draw_seed
 from robust_ext.attacks.running import run_attack
@@ -159,7 +159,7 @@ class Transfer(Settings, Attack):
             logits = query(target, points)
             best.update(points, logits)
             origin = torch.where((best.loss != loss) | (best.solved != solved), number, origin)
-            fooled[number] = (logits.argmax(1) != labels) & ~logits.isnan().any(1)
+            fooled[number] = (logits.argmax(1) != labels) | broken(logits)
         return TransferResult(
             candidates=best.points, found=best.solved, losses=best.loss, sources=sources, origin=origin, fooled=fooled
         )

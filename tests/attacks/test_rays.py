@@ -186,10 +186,9 @@ def test_only_the_label_is_seen():
     assert bool(soft.found.any())
 
 
-@pytest.mark.parametrize("logits", [[torch.nan] * 4, [0.0, 1, 0, 0]])
-def test_targets_that_never_give_another_label_give_the_inputs_back(logits):
+def test_targets_that_never_give_another_label_give_the_inputs_back():
     x = images(3, (1, 2, 3))
-    network = Lambda(lambda x: torch.tensor(logits).expand(len(x), 4))
+    network = Lambda(lambda x: torch.tensor([0.0, 1, 0, 0]).expand(len(x), 4))
     found = run(network, x, torch.ones(3, dtype=torch.int64), queries=100)
     assert torch.equal(found.candidates, x)
     assert not bool(found.found.any())

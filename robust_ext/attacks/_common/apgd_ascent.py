@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.apgd_steps import Steps
-from robust_ext.attacks._common.rows import NO_GRADIENTS, gradient_of, query
+from robust_ext.attacks._common.rows import NO_GRADIENTS, broken, gradient_of, query
 from robust_ext.attacks.native import Step, Watch
 from robust_ext.core.errors import AttackError
 from robust_ext.core.target import PassCounter, Target
@@ -25,10 +25,10 @@ class ApgdResult:
     """What APGD found.
 
     Args:
-        candidates: Of each row, the adversarial point of highest loss among all that were tried; the point of highest
-            loss where none was adversarial; the input where no point has a loss (NaN).
+        candidates: Of each row, the adversarial point of highest loss among all that were tried; where there is none, a
+            point at which the logits are not finite, and else the point of highest loss.
         best_points: The point of highest loss. With cross-entropy that need not be adversarial where another is.
-        found: Whether an adversarial point was seen, bool ``(N,)``.
+        found: Whether an adversarial point was seen, or one with logits that are not finite, bool ``(N,)``.
         losses: At the best points, ``(N,)``; -inf where no point has one.
         no_gradient: Whether the gradient of a row was zero, or no number, in every entry at any point, bool ``(N,)``.
         passes: Rows sent forward, and rows through which a gradient came back.
@@ -75,7 +75,7 @@ class Ascent:
             value, gradient, hits = self._evaluate(points, loss, rows, before=value)
             better = top.update(points, value)
             torch.where(better[:, None], gradient, best_gradient, out=best_gradient)
-            self._hits.update(points, value.where(hits, -torch.inf))
+            self._hits.update(points, _worth(value, hits))
             back = rule.review(number, value, top.points, top.loss)
             if back is not None:
                 points = torch.where(back[:, None], top.points, points)
@@ -85,7 +85,7 @@ class Ascent:
         if rows is not None:
             value, _, hits = self._evaluate(points, loss, rows, before=value, differentiate=False)
             top.update(points, value)
-            self._hits.update(points, value.where(hits, -torch.inf))
+            self._hits.update(points, _worth(value, hits))
         self._tried.update(top.points, top.loss)
 
     def logits(self, points: Tensor) -> Tensor:
@@ -130,10 +130,10 @@ class Ascent:
         else:
             logits = self.logits(queried)
             value, gradient = loss(logits, rows), torch.zeros_like(points[rows])
-        same = logits.argmax(1) == self.labels[rows]
-        # Logits that are not finite decide nothing.
-        hits = (same if self.targeted else ~same) & torch.isfinite(logits).all(1)
-        value = value.to(before.dtype)
+        same, finite = logits.argmax(1) == self.labels[rows], torch.isfinite(logits).all(1)
+        # Logits that are not finite have no loss, and are a hit that gives way to any other.
+        hits = torch.where(finite, same == self.targeted, broken(logits, targeted=self.targeted))
+        value = value.to(before.dtype).where(finite, torch.nan)
         if isinstance(rows, Tensor):
             value, gradient = before.index_put((rows,), value), torch.zeros_like(points).index_put((rows,), gradient)
             hits = torch.zeros_like(self._no_gradient).index_put((rows,), hits)
@@ -152,6 +152,11 @@ class Ascent:
             shown = None if gradient is None else gradient.view(shape)
             self.watch(Step(self._number, self.total, points.view(shape), value, shown))
         self._number += 1
+
+
+def _worth(value: Tensor, hits: Tensor) -> Tensor:
+    """The loss of hits, lower than that of any other where it is no number; -inf elsewhere."""
+    return value.nan_to_num(nan=torch.finfo(value.dtype).min).where(hits, -torch.inf)
 
 
 class _Best:

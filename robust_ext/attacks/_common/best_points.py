@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.objectives import OBJECTIVES
-from robust_ext.attacks._common.rows import over_rows
+from robust_ext.attacks._common.rows import broken, over_rows
 
 
 class BestPoints:
     """Keeps one point a row: a misclassified one before one that is not, and of two alike the one of higher loss.
 
-    Points whose loss is no number are never taken over; of two that are equally good the first stays. ``points`` are
-    the inputs at first, with ``loss`` ``-inf``; ``solved`` is whether they are misclassified, or hit their aim.
+    Of two that are equally good the first stays. Points whose logits are not finite have a loss of ``-inf`` and, unless
+    the search aims, count as misclassified: any other misclassified point goes before them. ``points`` are the inputs
+    at first, with ``loss`` ``-inf``; ``solved`` is whether they are misclassified, or hit their aim.
     """
 
     def __init__(self, inputs: Tensor, labels: Tensor, *, loss: str, targeted: bool) -> None:
@@ -25,9 +26,10 @@ class BestPoints:
 
     def update(self, points: Tensor, logits: Tensor, *, closed: Tensor | None = None) -> Tensor:
         """Take over what is better, except in ``closed`` rows ``(N,)``; the loss ``(N,)``, ``-inf`` if no number."""
-        loss = self._loss(logits, self._labels).to(self.loss.dtype)
-        solved = ((logits.argmax(1) == self._labels) == self._targeted) & ~loss.isnan()
-        loss = loss.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        finite = torch.isfinite(logits).all(1)
+        loss = self._loss(logits, self._labels).to(self.loss.dtype).where(finite, -torch.inf)
+        solved = (logits.argmax(1) == self._labels) == self._targeted
+        solved = torch.where(finite, solved, broken(logits, targeted=self._targeted))
         self._take(points, loss, solved, closed)
         return loss
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robust_ext.attacks._common.objectives import Loss, margin
 from robust_ext.attacks._common.projections import project
-from robust_ext.attacks._common.rows import NO_GRADIENTS, gradient_of, l2_normalize, over_rows, random_start
+from robust_ext.attacks._common.rows import NO_GRADIENTS, broken, gradient_of, l2_normalize, over_rows, random_start
 from robust_ext.attacks.native import Batch
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.models.defended import Defended
@@ -78,9 +78,10 @@ class BestTracker:
     """The queries of one attack on one batch, and the best point of each row.
 
     Among the points where a row is misclassified the one of lowest score margin is kept, so a success wherever there
-    was one; successes whose margin is more than rounding go before those where it is not. Where a row never was
-    misclassified, the point of highest margin is kept. Points with NaN in their logits or score are not; a row that has
-    no others keeps its input. ``samples`` calls of classifier and detector are averaged.
+    was one; successes whose margin is more than rounding go before those where it is not. Where there is no success, a
+    point whose logits are not finite is kept, unless the attack aims, and where a row never was misclassified, the
+    point of highest margin. Points with a score of NaN are not; a row that has no others keeps its input. ``samples``
+    calls of classifier and detector are averaged.
     """
 
     def __init__(self, problem: AttackProblem, *, name: str, samples: int) -> None:
@@ -143,7 +144,9 @@ class BestTracker:
         passed = (score < 0 if problem.defended.inverted else score <= 0) & known
         prediction = Prediction(score_margin=score, margin=gained, misclassified=misclassified, passed=passed)
         solid = prediction.success & (gained > _ROUNDING * logits.abs().amax(1))
-        level = torch.where(known, misclassified.long() + prediction.success + solid, -1)
+        # Not misclassified, misclassified, not finite, success, beyond rounding.
+        level = torch.where(known, misclassified.long() + 2 * prediction.success + solid, -1)
+        level = torch.where(broken(logits, targeted=problem.targeted), 2, level)
         merit = torch.where(misclassified, -score, gained).to(self._merit.dtype)
         better = (level > self._level) | ((level == self._level) & (merit > self._merit))
         self._best = torch.where(over_rows(better, points), points.detach(), self._best)

@@ -64,6 +64,14 @@ def gradient_of(value: Tensor, points: Tensor, missing: RobustExtError, *, keep:
     return gradient.nan_to_num(nan=0.0)
 
 
+def broken(logits: Tensor, *, targeted: bool = False) -> Tensor:
+    """Which rows' logits are not all finite, bool ``(N,)``, for attacks that do not aim; none for those that do.
+
+    A model is not robust at such a point, so it is kept where no other is found. It is in no class that is aimed at.
+    """
+    return ~torch.isfinite(logits).all(1) & (not targeted)
+
+
 def l2_normalize(rows: Tensor) -> Tensor:
     """Rows ``(N, D)`` of Euclidean length 1; zeros stay.
 
