@@ -72,13 +72,13 @@ def _named(name: str) -> Iterator[None]:
     """Errors that name the attack."""
     try:
         yield
-    except RobustExtError:
+    except (RobustExtError, KeyboardInterrupt, GeneratorExit):
         raise
     except SystemExit as error:
         raise AttackError(
             f"{name}: tried to exit the process with status {error.code}; raise an exception where it cannot go on"
         ) from error
-    except Exception as error:
+    except BaseException as error:
         raise AttackError(f"{name}: raised {type(error).__name__}: {error}") from error
 
 

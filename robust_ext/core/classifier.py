@@ -32,7 +32,8 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
         )
     try:
         with torch.no_grad():
-            logits = module(inputs)
+            # A copy: a module that works in place must not change what is its caller's.
+            logits = module(inputs.clone())
     except Exception as error:
         raise ModelError(
             f"model: raised {type(error).__name__} on inputs of shape {tuple(inputs.shape)} and dtype float32: {error}"

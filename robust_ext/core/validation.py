@@ -58,7 +58,7 @@ def check_choice(argument: str, value: object, choices: Collection[str]) -> str:
 
 
 def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) -> Tensor:
-    """Return ``inputs`` as a contiguous float32 tensor ``(N, ...)``, finite and in ``bounds``.
+    """Return a copy of ``inputs`` as a contiguous float32 tensor ``(N, ...)``, finite and in ``bounds``.
 
     Float tensors of other widths are converted; integer tensors are refused, because pixels of 0..255 would pass
     silently for inputs in [0, 1] after a cast.
@@ -71,7 +71,7 @@ def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) 
         raise InvalidArgumentError(argument, f"shape {tuple(inputs.shape)}", "a batch of shape (N, ...)")
     if inputs[:1].numel() == 0 and inputs.shape[0] > 0:
         raise InvalidArgumentError(argument, f"shape {tuple(inputs.shape)}", "samples with at least one value")
-    inputs = inputs.detach().to(torch.float32).contiguous()
+    inputs = inputs.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     if inputs.numel() == 0:
         return inputs
     if not bool(torch.isfinite(inputs).all()):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.classifier import check_classifier
+from robust_ext.core.consistency import check_consistency
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import module_device
 from robust_ext.core.threat import ThreatModel
@@ -21,8 +22,14 @@ from robust_ext.core.validation import check_inputs, check_labels
 from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import module_code
 from robust_ext.engine.identity import check_ids, inputs_digest, model_digest
+from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.registry.attack import as_attack
 from robust_ext.registry.model import as_module
+
+# Enough inputs to tell two modules apart, few enough to cost nothing.
+PROBES = 4
+# Share of the largest logit by which those of a test-time defense may differ between batches.
+_DEFENSE_SLACK = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +100,35 @@ def prepare_inputs(
     ids = check_ids(sample_ids, len(inputs))
     inputs = inputs.to(device)
     logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, batch_size)])
+    check_model(module, inputs[:PROBES], bounds=threat_model.bounds)
     labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(device)
     return EvaluationInputs(
         module=module, inputs=inputs, labels=labels, logits=logits, ids=ids, threat_model=threat_model
+    )
+
+
+def check_model(
+    module: nn.Module, inputs: Tensor, *, bounds: tuple[float, float], argument: str = "model", draws: bool = False
+) -> None:
+    """Raise ModelError where the logits of a row do not follow from that row alone, see ``check_consistency``.
+
+    A defense that states that it treats rows in groups is let pass, and with ``draws`` one that states that it is
+    random.
+    """
+    inside = [part for part in module.modules() if isinstance(part, AdaptiveDefense)]
+    if any(part.batch_level for part in inside):
+        return
+    random = any(part.random for part in inside)
+    check_consistency(
+        module,
+        inputs,
+        bounds=bounds,
+        argument=argument,
+        repeatable=not (random and draws),
+        # The rows of a random one draw numbers of their own, by their place in the batch.
+        row_wise=not random,
+        # Steps by the sign of a gradient turn rounding into something larger.
+        slack=_DEFENSE_SLACK if inside else 0.0,
     )
 
 

@@ -62,7 +62,7 @@ def verify(
     usable = (finite & inside).view(-1, *[1] * (inputs.dim() - 1))
     judged = torch.where(usable, candidates.to(torch.float32), inputs).clamp(low, high)
     with torch.no_grad():
-        logits = module(judged)
+        logits = module(judged.clone())
     # The first test that a candidate fails names its outcome.
     tests = [
         ("not_finite", finite),

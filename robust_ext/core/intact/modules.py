@@ -119,8 +119,9 @@ class _ModuleState:
         if shadows and (functional or isinstance(new, Tensor)):
             return True
         if key not in _BASE and _writes(self._class, key):
-            counted = type(old) is type(new) is int and new > old
-            return None if counted or not (isinstance(old, _PLAIN) and isinstance(new, _PLAIN)) else False
+            # Numbers go on, as counts do; switches are put back.
+            numbers = all(type(value) in (int, float) for value in (old, new))
+            return None if numbers or not (isinstance(old, _PLAIN) and isinstance(new, _PLAIN)) else False
         return functional and old is not _MISSING
 
 

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
+from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
 from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.run import run_all
@@ -111,6 +111,7 @@ def _evaluate(
     runs = plan_runs(steps, given, defense, settings)
     for run in runs:
         run.check()
+    check_model(defense, given.inputs[:PROBES], bounds=given.bounds, argument="defense", draws=True)
     some, their_labels = given.rows(runs[0].blocks[0])
     warnings = probe_outputs(defense, some, their_labels)
     outcomes = drive(run_all(runs, out=out, progress=progress, title="test time"), worker)

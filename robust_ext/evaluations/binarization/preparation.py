@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import Counted, PassCounter, module_device
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.base import Detector, rejected
 from robust_ext.detectors.calibration import Calibration
-from robust_ext.engine.inputs import bounded_module
+from robust_ext.engine.inputs import PROBES, bounded_module, check_model
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.detectors import calibrate_detector, has_threshold
 from robust_ext.models.adaptive import AdaptiveDefense
@@ -19,9 +20,6 @@ from robust_ext.models.adaptive_features import split_defense
 from robust_ext.models.features import split
 from robust_ext.registry.detector import as_detector
 from robust_ext.registry.model import as_module
-
-# Enough inputs to tell two modules apart, few enough to cost nothing.
-_PROBES = 4
 
 
 def counted_parts(
@@ -40,7 +38,13 @@ def counted_parts(
     else:
         module = whole = bounded_module(model, threat_model)
     device = module_device(whole)
-    probes = inputs[:_PROBES].to(device)
+    probes = inputs[:PROBES].to(device)
+    classifier = whole
+    if isinstance(module, tuple):
+        classifier = nn.Sequential(*module)
+        classifier.training = any(part.training for part in module)
+    check_classifier(classifier, probes)
+    check_model(classifier, probes, bounds=threat_model.bounds, draws=True)
     if isinstance(module, AdaptiveDefense):
         parts = split_defense(module, probes, layer=layer)
     else:
@@ -56,7 +60,7 @@ def prepare_detector(
     Without a threshold and data, InvalidArgumentError; where it detects all of the inputs, ModelError.
     """
     network = nn.Sequential(*model).eval() if isinstance(model, tuple) else as_module(model).module
-    found, calibration = as_detector(detector, network, inputs=inputs[:_PROBES]), None
+    found, calibration = as_detector(detector, network, inputs=inputs[:PROBES]), None
     if not has_threshold(found):
         if data is None:
             raise InvalidArgumentError(

@@ -1,0 +1,125 @@
+"""Whether a classifier's logits of a row are a function of that row alone, found on a few inputs before any work.
+
+Attacks query parts of batches in any order, and what they return is judged in a later pass. Where chance or the rows
+beside a row have a say in its logits, neither planting nor judging means what it claims to.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.errors import ModelError
+from robust_ext.core.random import seeded_globals
+
+# Differences up to these shares of the largest logit are rounding: of one batch computed twice, where nothing is summed
+# in another order but by some GPU kernels; and of batches of other sizes, for which other kernels are used.
+_REPEATED, _REPEATED_GPU = 1e-5, 1e-3
+_OTHER_BATCH, _OTHER_BATCH_GPU, _OTHER_BATCH_HALF = 1e-3, 1e-2, 5e-2
+_REPEATS = 2
+_ROWS = 3
+
+
+def check_consistency(
+    module: nn.Module,
+    inputs: Tensor,
+    *,
+    bounds: tuple[float, float],
+    argument: str = "model",
+    repeatable: bool = True,
+    row_wise: bool = True,
+    slack: float = 0.0,
+) -> None:
+    """Raise where a module changes its input, or the logits of a row change with chance or with other rows.
+
+    Args:
+        module: From inputs to logits, on the device of ``inputs``.
+        inputs: float32 ``(n, ...)`` in ``bounds``, at least one row; the first few are used, and one more that goes
+            from bound to bound.
+        bounds: Of inputs.
+        argument: What error messages call the module.
+        repeatable: Whether the same batch has to give the same logits again.
+        row_wise: Whether a row has to give the same logits alone, and in a batch in another order.
+        slack: Share of the largest logit that may differ between batches, where that is more than rounding.
+
+    Raises:
+        ModelError: Something of this is not so; the text names which, and what to do.
+    """
+    low, high = bounds
+    ramp = torch.linspace(low, high, inputs[0].numel(), device=inputs.device).clamp(low, high).view_as(inputs[:1])
+    probes = torch.cat([inputs[:_ROWS], ramp])
+    # Nothing that draws disturbs the caller's random numbers.
+    with torch.no_grad(), seeded_globals(0):
+        first = _logits(module, probes, argument)
+        scale = float(first.abs().nan_to_num(0, 0, 0).max())
+        if repeatable:
+            again = max(_difference(first, _logits(module, probes, argument)) for _ in range(_REPEATS))
+            if again > scale * (_REPEATED_GPU if first.is_cuda else _REPEATED):
+                raise ModelError(_random_words(argument, again, scale))
+        if row_wise:
+            order = torch.arange(len(probes) - 1, -1, -1, device=probes.device)
+            other = _difference(first, _logits(module, probes[order], argument)[order])
+            for row in (0, len(probes) - 1):
+                other = max(other, _difference(first[row : row + 1], _logits(module, probes[row : row + 1], argument)))
+            if other > scale * max(slack, _other_batch(first, module)):
+                raise ModelError(_batch_words(argument, other, scale))
+
+
+def _logits(module: nn.Module, rows: Tensor, argument: str) -> Tensor:
+    """Logits of a copy of the rows; ModelError where the module changes that copy, or does not return one row each."""
+    given = rows.clone()
+    try:
+        out = module(given)
+    except Exception as error:
+        raise ModelError(
+            f"{argument}: raised {type(error).__name__} on {len(rows)} of the rows of a batch that it took: {error}; "
+            "attacks leave out rows that are done, so it has to take batches of any size"
+        ) from error
+    if not torch.equal(given, rows):
+        raise ModelError(
+            f"{argument}: changes its input in place, so the points of attacks and of whoever checks them would change "
+            "too; let its forward begin with x = x.clone(), or use functions that return a new tensor (x.clamp(0, 1) "
+            "for x.clamp_(0, 1))"
+        )
+    if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(rows):
+        shown = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        raise ModelError(
+            f"{argument}: returned {shown} for a batch of {len(rows)}, expected ({len(rows)}, classes) for batches of "
+            "any size; a squeeze() without a dimension drops the batch of a single row"
+        )
+    return out.detach()
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    """The largest difference between logits; those that are not finite in both count as equal."""
+    differences = (one.double() - other.double()).abs()
+    both = ~torch.isfinite(one) & ~torch.isfinite(other)
+    found: float = differences.masked_fill(both, 0).nan_to_num(torch.inf, torch.inf, torch.inf).max().item()
+    return found
+
+
+def _other_batch(logits: Tensor, module: nn.Module) -> float:
+    halves = (torch.float16, torch.bfloat16)
+    if logits.dtype in halves or any(p.dtype in halves for p in module.parameters()):
+        return _OTHER_BATCH_HALF
+    return _OTHER_BATCH_GPU if logits.is_cuda else _OTHER_BATCH
+
+
+def _random_words(argument: str, found: float, scale: float) -> str:
+    return (
+        f"{argument}: is random: called again with the same rows it returns logits that differ by up to {found:.3g} "
+        f"(the largest is {scale:.3g}), so one prediction decides nothing. Fix its random numbers; or evaluate it as a "
+        "random defense, which is judged by repeated draws: set its attribute random = True and call "
+        "robust_ext.evaluate_defense(defense, None, inputs, labels, threat_model, classifier=static), where static is "
+        "the network without the randomness"
+    )
+
+
+def _batch_words(argument: str, found: float, scale: float) -> str:
+    return (
+        f"{argument}: is batch-dependent: the logits of a row differ by up to {found:.3g} when it is alone, or in "
+        f"another order (the largest is {scale:.3g}). Attacks query parts of batches in any order, so what they find "
+        "is not what is judged. Take statistics that do not come from the batch (running ones in normalisation, static "
+        "scales in quantisation); a defense that treats rows in groups by design is an AdaptiveDefense with "
+        "batch_level = True and a group_size, for robust_ext.evaluate_defense"
+    )

@@ -1,0 +1,174 @@
+"""Models whose logits of a row do not follow from that row are found before anything is planted, and named."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from robust_ext import binarization_test, evaluate_defense, mead, robust_accuracy
+from robust_ext.core.consistency import check_consistency
+from robust_ext.core.errors import ModelError
+from robust_ext.core.threat import ThreatModel
+from robust_ext.evaluations.binarization.planting import plant
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+X = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.zeros(12, dtype=torch.int64)
+
+
+class Model(nn.Module):
+    """A classifier with something done to its inputs or logits."""
+
+    def __init__(self, before=lambda x: x, after=lambda x: x):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 4))
+        self.before, self.after = before, after
+        self.eval()
+
+    def forward(self, x):
+        return self.after(self.body(self.before(x)))
+
+
+def sometimes(x):
+    return x + 0.1 if random.random() < 0.5 else x
+
+
+def seeded(x):
+    """The same in every call, and another for every place in the batch."""
+    return x + 0.05 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+
+
+def quantised(x):
+    scale = x.abs().amax() / 7
+    return (x / scale).round() * scale
+
+
+RANDOM = {
+    "torch": lambda x: x + 0.01 * torch.randn_like(x),
+    "numpy": lambda x: x + 0.01 * torch.from_numpy(np.random.rand(*x.shape)).float(),
+    "python": sometimes,
+    "dropout": lambda x: nn.functional.dropout(x, 0.2),
+    "rows": lambda x: torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x, 1 - x),
+}
+BATCH = {
+    "mean": lambda x: x - 0.05 * x.mean(0, keepdim=True),
+    "statistics": lambda x: nn.functional.batch_norm(x, None, None, training=True),
+    "place": seeded,
+    "size": lambda x: x * (1 + 0.01 * len(x)),
+    "quantised": quantised,
+    "order": lambda x: x - 0.1 * x.roll(1, 0),
+}
+IN_PLACE = {"clamp": lambda x: x.clamp_(0.1, 0.9), "normalise": lambda x: x.sub_(0.5).div_(0.25)}
+
+
+def named(kind, words):
+    return [pytest.param(before, words, id=name) for name, before in kind.items()]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 12])
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        *named(RANDOM, r"^model: is random: .*random = True .*evaluate_defense"),
+        *named(BATCH, r"^model: is batch-dependent: .* statistics that do not come from the batch"),
+        *named(IN_PLACE, r"^model: changes its input in place.*x = x\.clone\(\)"),
+    ],
+)
+def test_each_kind_is_named(before, words, rows):
+    states, given = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()), X.clone()
+    with pytest.raises(ModelError, match=words):
+        check_consistency(Model(before), given[:rows], bounds=(0.0, 1.0))
+    assert torch.equal(given, X)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.get_state()[1], states[1])
+    assert random.getstate() == states[2]
+
+
+def test_models_that_do_not_take_single_rows_are_named():
+    with pytest.raises(ModelError, match=r"returned shape \(4,\) for a batch of 1.*squeeze"):
+        check_consistency(Model(after=lambda x: x.squeeze()), X, bounds=(0.0, 1.0))
+    with pytest.raises(ModelError, match=r"raised RuntimeError on 1 of the rows of a batch.*batches of any size"):
+        check_consistency(Model(lambda x: x.view(4, 1, 4, 4)), X, bounds=(0.0, 1.0))
+
+
+@pytest.mark.parametrize("width", [16, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rounding_is_no_inconsistency(width, dtype):
+    """Kernels for other batch sizes round differently: deep and wide networks pass all the same."""
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(256, width)]
+    for _ in range(6):
+        layers += [nn.ReLU(), nn.Linear(width, width)]
+    network = nn.Sequential(*layers, nn.Linear(width, 10)).to(dtype).eval()
+    with torch.no_grad():
+        for part in network[1:]:
+            if isinstance(part, nn.Linear):
+                part.weight.mul_(2.4)
+    wrapped = nn.Sequential(Cast(dtype), network)
+    check_consistency(wrapped, torch.rand(4, 1, 16, 16), bounds=(0.0, 1.0))
+
+
+class Cast(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x):
+        return x.to(self.dtype)
+
+
+def test_models_with_infinite_logits_somewhere_pass():
+    model = Model(after=lambda x: torch.where(x > 0.2, torch.inf, x))
+    check_consistency(model, X, bounds=(0.0, 1.0))
+
+
+EVALUATIONS = {
+    "binarization": lambda model: binarization_test(model, lambda model, x, y: x, X, LINF, inner_points=20),
+    "pair": lambda model: binarization_test(
+        (nn.Sequential(model, nn.ReLU()).eval(), nn.Linear(4, 3).eval()),
+        lambda model, x, y: x,
+        X,
+        LINF,
+        inner_points=20,
+    ),
+    "plant": lambda model: plant(model, X, LINF, inner_points=20),
+    "robust accuracy": lambda model: robust_accuracy(model, "robust_ext:APGD(steps=2)", X, Y, LINF),
+    "mead": lambda model: mead(model, "robust_ext:APGD(steps=2)", X, Y, LINF, detectors=lambda x: x.flatten(1).std(1)),
+    "static": lambda model: evaluate_defense(
+        lambda x: x.round(), "robust_ext:APGD(steps=2)", X, Y, LINF, classifier=model
+    ),
+    "defense": lambda model: evaluate_defense(model, "robust_ext:APGD(steps=2)", X, Y, LINF, classifier=Model()),
+}
+
+
+@pytest.mark.parametrize("evaluate", EVALUATIONS.values(), ids=EVALUATIONS)
+def test_every_evaluation_refuses_them_and_leaves_the_inputs_alone(evaluate):
+    before, argument = X.clone(), "defense" if evaluate is EVALUATIONS["defense"] else "model"
+    for kind, words in ((RANDOM["torch"], "is random"), (IN_PLACE["clamp"], "changes its input in place")):
+        with pytest.raises(ModelError, match=f"^{argument}: {words}"):
+            evaluate(Model(kind))
+    with pytest.raises(ModelError, match=f"^{argument}: is batch-dependent"):
+        evaluate(Model(BATCH["statistics"]))
+    assert torch.equal(X, before)
+
+
+def test_a_model_that_clamps_in_place_only_elsewhere_leaves_the_inputs_alone():
+    """What it changes is not among the points that are looked at, so that it is let pass."""
+    given = X.clone()
+    given[5:] = 0.301
+    model = Model(lambda x: x.where(x != 0.301, 0.5) if x.requires_grad else x.masked_fill_(x == 0.301, 0.5))
+    robust_accuracy(model, lambda model, x, y: x, given, Y, LINF, batch_size=4)
+    plant(model, given[:6], LINF, inner_points=20)
+    assert bool((given[5:] == 0.301).all())
+
+
+def test_what_the_error_advises_works():
+    """A random classifier as a random defense of the network without the randomness."""
+    model = Model(RANDOM["torch"])
+    model.random = True
+    result = evaluate_defense(model, "robust_ext:APGD(steps=2)", X, Y, LINF, classifier=Model(), repeats=2)
+    assert result.content["random"] is True
