@@ -1,5 +1,6 @@
 """Attacks in processes of their own: the same results, and nothing of what goes wrong there reaches the judge."""
 
+import ctypes
 import functools
 import json
 import os
@@ -320,6 +321,15 @@ if __name__ == "__main__":
             return
         time.sleep(0.05)
     raise AssertionError("the attack goes on without its judge")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this")
+def test_the_judges_memory_is_closed_to_others_meanwhile():
+    dumpable = functools.partial(ctypes.CDLL(None).prctl, 3)
+    before = dumpable()
+    with attack_worker(isolate=True):
+        assert dumpable() == 0
+    assert dumpable() == before
 
 
 def test_a_new_process_takes_the_place_of_a_lost_one_and_of_what_it_was_forked_from():

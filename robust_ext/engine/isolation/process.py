@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from robust_ext.core.errors import RobustExtError
 from robust_ext.core.objects import loaded_files
 from robust_ext.engine.isolation.messages import Pickled, receive_header, send_header
@@ -77,7 +79,7 @@ class Zygote:
         self.prepare()
         ours, theirs = socket.socketpair()
         with theirs:
-            child = self._request({"fork": True}, theirs.fileno())
+            child = self._request({"threads": torch.get_num_threads()}, theirs.fileno())
         return child, Connection(ours.detach())
 
     def end(self, child: int, *, patience: float) -> int:

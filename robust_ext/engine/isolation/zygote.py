@@ -17,7 +17,10 @@ import sys
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
+
+import torch
 
 # Between looks at a process that is about to end.
 _PATIENCE = 0.005
@@ -63,13 +66,13 @@ def _serve(request: Mapping[str, Any], descriptors: list[int], children: set[int
     child = os.fork()
     if child == 0:
         judge.close()
-        _become_worker(descriptor)
+        _become_worker(descriptor, request["threads"])
     os.close(descriptor)
     children.add(child)
     return child
 
 
-def _become_worker(descriptor: int) -> None:
+def _become_worker(descriptor: int, threads: int) -> None:
     """Serve tasks from this connection, then end; for the forked process."""
     status = 1
     try:
@@ -77,8 +80,12 @@ def _become_worker(descriptor: int) -> None:
         os.setpgid(0, 0)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+            # Where memory runs out, it is the attack that ends, not its judge.
+            with contextlib.suppress(OSError):
+                Path("/proc/self/oom_score_adj").write_text("1000")
         from robust_ext.engine.isolation.serving import serve
 
+        torch.set_num_threads(threads)
         serve(Connection(descriptor))
         status = 0
     finally:
