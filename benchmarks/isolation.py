@@ -23,21 +23,21 @@ def main() -> None:
     network, inputs = load(arguments)
     for attack in arguments.attack or [pgd(20), "foolbox:LinfPGD(steps=20, rel_stepsize=0.125)"]:
         took = {False: 0.0, True: 0.0}
-        records = []
+        results: list[robust_ext.BinarizationResult] = []
         for number in range(2 * arguments.rounds):
             isolate = number % 2 == 1
 
-            def run(attack=attack, isolate=isolate, records=records) -> None:
-                result = robust_ext.binarization_test(network, attack, inputs, THREAT, isolate=isolate, judge_seed=0)
-                records.append(result.records)
-                name.append(result.content["attacks"][0]["name"])
+            def run(attack=attack, isolate=isolate, results=results) -> None:
+                results.append(
+                    robust_ext.binarization_test(network, attack, inputs, THREAT, isolate=isolate, judge_seed=0)
+                )
 
-            name: list[str] = []
             took[isolate] += seconds(run)
             if isolate:
                 zygote().close()
-        assert all(one == records[0] for one in records), "the records are the same"
-        print(f"{name[0]:<48} isolated / in one process = {took[True] / took[False]:.3f}", flush=True)
+        assert all(one.records == results[0].records for one in results), "the records are the same"
+        name = results[0].content["attacks"][0]["name"]
+        print(f"{name:<48} isolated / in one process = {took[True] / took[False]:.3f}", flush=True)
 
 
 if __name__ == "__main__":

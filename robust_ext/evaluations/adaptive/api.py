@@ -58,13 +58,12 @@ def evaluate_defense(
         inputs: Clean samples, float ``(N, ...)`` in bounds; for batch-level defenses a whole number of groups.
         labels: Their classes, int64 ``(N,)``.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
-        classifier: The static model: a torch module in eval mode, a Foolbox model or an ART ``PyTorchClassifier``. Left
-            out, that of an :class:`AdaptiveDefense`.
+        classifier: The static model: a torch module, a Foolbox model or an ART ``PyTorchClassifier``; or the defense's.
         defense_weights: File of the trained parts of a named defense.
         surrogates: Further networks by name, anything that ``classifier`` may be, to transfer points from.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
         out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
-        isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
+        isolate: Run each attack in a process of its own, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
         settings: All settings at once; the defaults when left out.
@@ -84,7 +83,6 @@ def evaluate_defense(
     checked = make_settings(AdaptiveSettings, options, base=settings)
     model, size = _static_model(defense, classifier), checked.batch_size
     given = prepare_inputs(model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=size)
-    threat_model.check_resolution(given.inputs[0].numel())
     made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
     networks = {name: as_module(one, argument="surrogates").module for name, one in (surrogates or {}).items()}
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
@@ -104,6 +102,7 @@ def _evaluate(
     worker: Worker,
 ) -> AdaptiveResult:
     begun, group = time.perf_counter(), defense.group_size
+    given.threat_model.check_resolution(given.inputs[0].numel())
     if group is not None and len(given.inputs) % group and not defense.pad:
         raise InvalidArgumentError(
             "inputs", f"{len(given.inputs)} samples", f"a multiple of {group}: the defense treats so many together"

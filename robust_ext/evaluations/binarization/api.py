@@ -87,10 +87,7 @@ def binarization_test(
         'failed'
     """
     checked = make_settings(BinarizationSettings, options, base=settings, threat_model=threat_model)
-    if detector is None and checked.exposure != "classifier":
-        raise InvalidArgumentError("exposure", checked.exposure, "'classifier' where there is no detector")
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-    threat_model.check_resolution(inputs[:1].numel())
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
         checked = with_judge_seed(checked, out=out, worker=worker)
         runs = _prepare(model, attacks, inputs, checked, detector, detector_data, sample_ids=sample_ids)
@@ -124,6 +121,9 @@ def _prepare(
 ) -> list[BinarizationRun]:
     """The test, or the pair of tests of a classifier with a detector."""
     threat_model, context = settings.threat_model, current_context()
+    if detector is None and settings.exposure != "classifier":
+        raise InvalidArgumentError("exposure", settings.exposure, "'classifier' where there is no detector")
+    threat_model.check_resolution(inputs[:1].numel())
     ids, named = check_ids(sample_ids, len(inputs)), as_attacks(attacks)
     for one in named.values():
         one.check(threat_model=threat_model, detector=detector is not None)
