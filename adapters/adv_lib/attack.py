@@ -13,6 +13,7 @@ from robust_ext.adapters.adv_lib.catalogue import CATALOGUE, NORM_VALUES, traits
 from robust_ext.adapters.adv_lib.compat import repaired
 from robust_ext.adapters.adv_lib.entries import Entry
 from robust_ext.adapters.adv_lib.library import adv_lib
+from robust_ext.adapters.ranges import check_ranges
 from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.adapters.wrapped import WrappedAttack, check_candidates, check_settings, raised_inside, restore_failed
 from robust_ext.attacks.base import draw_seed
@@ -21,7 +22,6 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_number
 
 # Filled in here; made for plots, for one batch, or for other attacks of adv-lib.
 _HIDDEN = ("callback", "num_classes", "return_targets", "return_unsuccessful", "starting_points")
@@ -117,11 +117,10 @@ def from_class(function: Callable[..., Any], settings: object, *, name: str | No
     """
     entry, settings, label = CATALOGUE.entry(function), check_settings(settings), function.__name__
     check_keywords(_accepted(function), settings, argument="attack", label=label)
+    check_ranges(function, settings)
     if settings.get("targeted"):
         expected = "targeted=False: attacks are given true labels, which a targeted one would aim at"
         raise InvalidArgumentError("attack", f"{label}(targeted=True)", expected)
-    if entry.epsilon in settings:
-        check_number(entry.epsilon, settings[entry.epsilon], minimum=0, open_minimum=True)
     return AdvLibAttack(function, _read(entry, settings), name=name or label, entry=entry)
 
 

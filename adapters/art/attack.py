@@ -19,6 +19,7 @@ from robust_ext.adapters.art.entries import Entry
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.settings import AttackContext, nothing
 from robust_ext.adapters.art.target import HostModule, make_estimator, without_new_hooks
+from robust_ext.adapters.ranges import check_ranges
 from robust_ext.adapters.starting_points import starting_points
 from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.adapters.wrapped import (
@@ -198,6 +199,7 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
     entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
     given = {**dict.fromkeys(_filled_in(attack_class, entry)), **settings}
     check_keywords(attack_class, given, argument="attack", label=label, hidden=("self", *_ESTIMATORS))
+    check_ranges(attack_class, settings)
     if not entry.aims and settings.get("targeted"):
         expected = "targeted=False: attacks are given true labels, which a targeted one would aim at"
         raise InvalidArgumentError("attack", f"{label}(targeted=True)", expected)

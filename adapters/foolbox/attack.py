@@ -17,6 +17,7 @@ from robust_ext.adapters.foolbox.entries import Entry
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.starting import Anything, Misclassified, needs_start, with_start
 from robust_ext.adapters.foolbox.target import LowLogits, NeverFlat
+from robust_ext.adapters.ranges import check_ranges
 from robust_ext.adapters.starting_points import starting_points
 from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.adapters.wrapped import (
@@ -124,6 +125,7 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
     """
     entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
     check_keywords(attack_class, settings, argument="attack", label=label)
+    check_ranges(attack_class, settings)
     with constructed("Foolbox", attack_class, settings, describe), quiet():
         attack = attack_class(**settings)
     by_constraint = entry.norm_setting == "constraint" and "constraint" not in settings

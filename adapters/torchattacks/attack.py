@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.adapters.ranges import check_ranges
 from robust_ext.adapters.torchattacks.catalogue import CATALOGUE, NORM_NAMES, NORM_VALUES, entry_of
 from robust_ext.adapters.torchattacks.entries import Entry
 from robust_ext.adapters.torchattacks.library import torchattacks
@@ -134,6 +135,7 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
     """Make an attack from a torchattacks class and the keyword arguments of its constructor, without the model."""
     entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
     check_keywords(attack_class, settings, argument="attack", label=label, hidden=("self", "model"))
+    check_ranges(attack_class, settings)
     for key, least in entry.least.items():
         if settings.get(key, least) < least:
             raise InvalidArgumentError("attack", f"{label}({key}={settings[key]})", f"{key} of at least {least}")

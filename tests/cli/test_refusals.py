@@ -56,7 +56,7 @@ def main(monkeypatch, capsys):
         (*ACCURACY, "--model", "foreign.py:quits", *DATA),
         (*ACCURACY, "--model", "foreign.py:interrupted", *DATA),
         (*ACCURACY, "--model", "foreign.py:reads", *DATA),
-        ("robust-accuracy", "--eps", "0.1", "--attack", "foreign.py:attack", *MODEL),
+        ("robust-accuracy", "--eps", "0.1", "--attack", "foreign.py:attack", *MODEL, "--in-process"),
         (*BINARIZATION, "--detector", "foreign.py:detector"),
         (*BINARIZATION, "--detector", "foreign.py:score"),
         ("mead", *MODEL, "--detector", "foreign.py:detector", *TRAINING),
