@@ -1,0 +1,349 @@
+"""Digests of code: what changes them and what does not, in files, in scripts and in the values that code holds."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from robust_ext import as_attack
+from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.base import CallableAttack
+from robust_ext.attacks.bpda_attack import BPDAAttack
+from robust_ext.attacks.transfer import Transfer
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.engine.code_digest import attack_code, module_code, text_code, text_digest
+from robust_ext.engine.identity import describe, model_digest
+
+SCRIPT = """
+import functools
+import math
+import torch
+
+STEPS = 40
+SCHEDULE = {"first": 0.1, "then": [0.05, 0.01]}
+UNUSED = 1
+
+def unrelated():
+    return 1
+
+def ascend(x):
+    return x + SCHEDULE["first"]
+
+class Options:
+    rate = 0.5
+
+    def __init__(self):
+        self.floor = 0.25
+
+    def of(self, x):
+        return max(x * self.rate, self.floor)
+
+    @property
+    def names(self):
+        return {"a", "b", "c", "d"}
+
+    @staticmethod
+    def double(x):
+        return 2 * x
+
+OPTIONS = Options()
+
+def noted(function):
+    @functools.wraps(function)
+    def inner(*arguments):
+        return function(*arguments)
+    return inner
+
+@noted
+def attack(model, x, y, scale=1.0):
+    for _ in range(STEPS):
+        x = ascend(x)
+    def last(x):
+        import helper_of_a_script
+        return [math.sqrt(value) * 3 for value in x]
+    return last(OPTIONS.of(x) * scale), lambda: attack
+"""
+
+
+def of_script(text):
+    """The code of an attack in an interpreter's ``__main__``."""
+    scope = {"__name__": "__main__"}
+    exec(compile(text, "<stdin>", "exec"), scope)  # noqa: S102
+    return attack_code(as_attack(scope["attack"]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("UNUSED = 1", "UNUSED = 2"),
+        ("return 1\n", "return 2\n"),
+        ("\nimport math", "\n\n\n# Further down.\nimport math"),
+        ("STEPS = 40", "STEPS = 4 * 10"),
+        ("def ascend(x):", "def other():\n    pass\n\ndef ascend(x):  # Up."),
+    ],
+)
+def test_an_unrelated_line_of_a_script_changes_nothing(old, new):
+    assert SCRIPT.count(old) == 1
+    assert of_script(SCRIPT.replace(old, new)) == of_script(SCRIPT)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ("STEPS = 40", "STEPS = 0", "__main__.STEPS"),
+        ("0.05", "0.04", "__main__.SCHEDULE"),
+        ('x + SCHEDULE["first"]', 'x - SCHEDULE["first"]', "__main__.ascend"),
+        ("rate = 0.5", "rate = 0.6", "__main__.Options"),
+        ("x * self.rate", "x / self.rate", "__main__.Options.of"),
+        ("self.floor = 0.25", "self.floor = 0.75", "__main__.OPTIONS"),
+        ('"d"}', '"e"}', "__main__.Options.names"),
+        ("2 * x", "3 * x", "__main__.Options.double"),
+        ("scale=1.0", "scale=2.0", "values"),
+        ("* 3 for", "* 4 for", "__main__.attack"),
+        ("return function(*arguments)", "return arguments[1]", "__main__.noted.<locals>.inner"),
+        ("math.sqrt", "math.exp", "__main__.attack"),
+    ],
+)
+def test_what_a_script_s_attack_consists_of_changes_it(old, new, name):
+    assert SCRIPT.count(old) == 1
+    before, after = of_script(SCRIPT), of_script(SCRIPT.replace(old, new))
+    changed = {one for one in {**before, **after} if before.get(one) != after.get(one)}
+    # The decorator's wrapper goes by the name of the function, as functools.wraps has it.
+    assert name.replace("noted.<locals>.inner", "attack") in changed
+
+
+def test_a_script_s_imports_in_functions_count(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    without = of_script(SCRIPT)
+    (tmp_path / "helper_of_a_script.py").write_text("VALUE = 1")
+    assert set(of_script(SCRIPT)) - set(without) == {"helper_of_a_script.py"}
+
+
+PRINT = """
+import json, sys
+from robust_ext import as_attack
+from robust_ext.engine.code_digest import attack_code, module_code
+from robust_ext.demo.network import digits_network
+attacks = [attack, as_attack("robust_ext:APGD()"), as_attack("foolbox:LinfPGD(steps=3)"), as_attack(sys.argv[1])]
+print(json.dumps([attack_code(as_attack(one)) for one in attacks] + [module_code(digits_network())]))
+"""
+
+
+def test_the_same_in_every_process(tmp_path):
+    """Whatever the order of sets and the addresses of objects are; by the text and by the objects alike."""
+    (tmp_path / "script.py").write_text(SCRIPT + PRINT)
+    (tmp_path / "helper_of_a_script.py").write_text("def attack(model, x, y):\n    return x\n")
+    text = f"{tmp_path}/helper_of_a_script.py:attack"
+    command = [sys.executable, str(tmp_path / "script.py"), text]
+    environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
+    processes = [subprocess.Popen(command, env=one, stdout=subprocess.PIPE, text=True) for one in environments]
+    first, second = (json.loads(process.communicate()[0]) for process in processes)
+    assert first == second
+    assert set(first[3]) == {"helper_of_a_script.py", "values"}
+    assert first[3] == text_code(text)
+    assert "helper_of_a_script.py" in first[0]
+
+
+class Stepping:
+    """An attack that is an object."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def __call__(self, model, x, y):
+        return x + self.steps
+
+    def method(self, model, x, y):
+        return x - self.steps
+
+
+def make(steps):
+    def attack(model, x, y):
+        return x + steps
+
+    return attack
+
+
+def keyword(model, x, y, *, steps=3):
+    return x + steps
+
+
+def network(seed):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
+
+
+def circular(steps):
+    held = {"steps": steps}
+    held["itself"] = held
+    return make(held)
+
+
+VALUES = {
+    "closure": make,
+    "closure of a tensor": lambda k: make(torch.full((3,), float(k))),
+    "closure of an array": lambda k: make(np.full(3, k)),
+    "closure of a set": lambda k: make({"a", "b", k}),
+    "closure of a network": lambda k: make(network(k)),
+    "closure of a function": lambda k: make(make(k)),
+    "closure of an argument": lambda k: make(types.SimpleNamespace(steps=k)),
+    "closure of a path": lambda k: make(Path(f"file{k}")),
+    "closure of a dtype": lambda k: make([torch.float32, torch.float64][k - 1]),
+    "closure of what holds itself": circular,
+    "object": Stepping,
+    "bound method": lambda k: Stepping(k).method,
+    "partial": lambda k: functools.partial(keyword, steps=k),
+    "partial of a partial": lambda k: functools.partial(functools.partial(keyword), steps=k),
+    "cached": lambda k: functools.lru_cache(make(k)),
+    "decorated by torch": lambda k: torch.no_grad()(make(k)),
+    "an attack of a callable": lambda k: CallableAttack(make(k), name="mine"),
+    "another name": lambda k: as_attack(make(k), name="mine"),
+    "BPDA": lambda k: BPDAAttack(attack=as_attack(make(k), name="mine")),
+    "BPDA of own": lambda k: BPDAAttack(attack=APGD(steps=k)),
+    "transfer": lambda k: Transfer(surrogates={"other": network(k)}, attacks=[APGD()]),
+    "transfer by callable": lambda k: Transfer(surrogates={"one": network(0)}, attacks=[as_attack(make(k), name="a")]),
+    "host": lambda k: as_attack(f"foolbox:LinfPGD(steps={k})", name="mine"),
+}
+
+
+@pytest.mark.parametrize("made", VALUES.values(), ids=VALUES)
+def test_the_values_that_attacks_hold(made):
+    first, again, other = (attack_code(as_attack(made(k))) for k in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_the_file_of_an_attack_counts_through_whatever_holds_it():
+    """Own attacks consist of nothing but their settings."""
+    for name, made in VALUES.items():
+        inside = any(one.endswith("test_code_digest.py") for one in attack_code(as_attack(made(1))))
+        assert inside == (name not in ("BPDA of own", "transfer", "host")), name
+
+
+def test_globals_of_files_count(monkeypatch):
+    """Also where another module set them."""
+    before = attack_code(as_attack(globals_user))
+    monkeypatch.setitem(globals(), "STRENGTH", 2)
+    after = attack_code(as_attack(globals_user))
+    assert {name for name in before if before[name] != after[name]} == {f"{__name__}.STRENGTH"}
+
+
+STRENGTH = 1
+
+
+def globals_user(model, x, y):
+    return x + STRENGTH
+
+
+class Net(nn.Module):
+    def __init__(self, levels=8, act=torch.relu, **options):
+        super().__init__()
+        self.levels = levels
+        self.act = act
+        self.options = options
+        self.register_buffer("mean", torch.tensor(options.get("mean", 0.5)), persistent=False)
+        self.layer = network(0)
+        self.shown = (1, "a", None)
+
+    def forward(self, x):
+        return self.layer(self.act(x * self.levels).round() / self.levels - self.mean)
+
+
+def hooked(hook):
+    made = Net()
+    made.layer.register_forward_hook(hook)
+    return made
+
+
+def patched(forward):
+    made = Net()
+    made.forward = forward.__get__(made)
+    return made
+
+
+def double(*arguments):
+    return 2 * arguments[-1]
+
+
+def halve(*arguments):
+    return 0.5 * arguments[-1]
+
+
+MODELS = {
+    "plain attribute": lambda k: Net(levels=k),
+    "function": lambda k: Net(act=[torch.relu, torch.tanh][k - 1]),
+    "lambda": lambda k: Net(act=make(k)),
+    "nested settings": lambda k: Net(schedule=[{"k": k}]),
+    "buffer that is not kept": lambda k: Net(mean=0.25 * k),
+    "hook": lambda k: hooked([double, halve][k - 1]),
+    "patched forward": lambda k: patched([double, halve][k - 1]),
+    "weights": lambda k: nn.Sequential(network(k)),
+    "traced": lambda k: torch.jit.trace(nn.Sequential(nn.LeakyReLU(0.1 * k)), torch.ones(2)),
+    "of torch": lambda k: nn.Sequential(nn.LeakyReLU(0.1 * k), nn.Flatten()),
+    "own module": lambda k: nn.Sequential(nn.MaxPool2d(k)),
+}
+
+
+def described(module):
+    return model_digest(module), module_code(module)
+
+
+@pytest.mark.parametrize("made", MODELS.values(), ids=MODELS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_a_model_consists_of(made):
+    first, again, other = (described(made(k)) for k in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_what_a_model_computes_does_not_change_it():
+    class Remembering(Net):
+        def forward(self, x):
+            self.last = {"x": x}
+            self.out = super().forward(x)
+            return self.out
+
+    made = Remembering()
+    before = described(made)
+    made(torch.rand(2, 4))
+    assert described(made) == before
+
+
+def test_text_that_names_code(tmp_path, monkeypatch):
+    """Without running it; equal for equal contents, wherever they lie, and for the same arguments only."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text("import beside\nraise SystemExit\n")
+        (tmp_path / name / "beside.py").write_text("K = 1\n")
+    first, second = (tmp_path / name / "mine.py" for name in ("one", "two"))
+    assert text_digest(f"{first}:attack") == text_digest(f"{second}:attack")
+    assert len({text_digest(f"{first}:{call}") for call in ("attack", "attack(k=1)", "attack(k=2)", "other")}) == 4
+    before = text_digest(f"{first}:attack")
+    (tmp_path / "one" / "beside.py").write_text("K = 2\n")
+    assert text_digest(f"{first}:attack") != before
+    monkeypatch.chdir(tmp_path)
+    assert set(text_code("two.mine:attack")) == {"two/mine.py", "values"}
+    for text in (f"{tmp_path}/none.py:attack", "no_such_module:attack"):
+        with pytest.raises(InvalidArgumentError, match="attack: got"):
+            text_digest(text)
+
+
+def test_attacks_are_described_by_their_files_whatever_these_are_loaded_as(tmp_path):
+    text = "import functools\n\ndef attack(model, x, y, k=1):\n    return x\n\nmade = functools.partial(attack, k=2)\n"
+    texts = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(text)
+        attacks = [as_attack(f"{tmp_path}/{name}/mine.py:{one}") for one in ("attack", "made")]
+        texts += [(describe(one), attack_code(one)) for one in attacks]
+    assert texts[:2] == texts[2:]
+    assert [text for text, _ in texts[:2]] == ["mine.py.attack", "mine.py.attack(k=2)"]
