@@ -26,6 +26,7 @@ from robust_ext.datasets.files import reading
 from robust_ext.demo.network import digits_network
 from robust_ext.engine import repair
 from robust_ext.engine.context import RunContext, run_context
+from robust_ext.engine.isolation import CAN_ISOLATE
 from robust_ext.engine.shards import end_with_parent
 
 
@@ -131,7 +132,7 @@ class RunOptions(Settings):
     @property
     def isolation(self) -> dict[str, Any]:
         """Where attacks run, see :func:`robust_ext.engine.isolation.attack_worker`."""
-        return {"isolate": not self.in_process, "attack_timeout": self.attack_timeout}
+        return {"isolate": CAN_ISOLATE and not self.in_process, "attack_timeout": self.attack_timeout}
 
     def show(self, result: object) -> None:
         """Write a result to the terminal, unless another process does."""

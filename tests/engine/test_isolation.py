@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from robust_ext import ThreatModel, as_attack, binarization_test, evaluate_defense, mead, robust_accuracy
 from robust_ext.cli import app as cli
-from robust_ext.core.errors import AttackError, InvalidArgumentError, ModelError
+from robust_ext.core.errors import AttackError, InvalidArgumentError, ModelError, RobustExtError
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.isolation import attack_worker, messages
 from robust_ext.engine.task import run_task
@@ -97,24 +97,62 @@ def fills_memory(model, x, y):
     raise MemoryError("none left")
 
 
-def sends_nonsense(model, x, y):
-    for descriptor in range(3, 64):
-        try:
-            os.write(descriptor, b"\x00\x00\x00\x04oops" * 20)
-        except OSError:
-            continue
-    return x
+class Sends:
+    """An attack that writes to every file that its process has, as a message of its own."""
+
+    def __init__(self, *contents, framed=True):
+        self.contents = [len(content).to_bytes(4, "big") + content if framed else content for content in contents]
+
+    def __call__(self, model, x, y):
+        for descriptor in range(3, 64):
+            try:
+                for content in self.contents:
+                    os.write(descriptor, content)
+            except OSError:
+                continue
+        hangs(model, x, y)
 
 
-def sends_a_pickle(model, x, y):
-    """A pickle that runs a command where it is loaded."""
-    content = b"cos\nsystem\n(S'touch robust_ext_was_here'\ntR."
-    for descriptor in range(3, 64):
-        try:
-            os.write(descriptor, len(content).to_bytes(4, "big") + content)
-        except OSError:
-            continue
-    return x
+SHAPE = b'{"shape": [4, 1, 8, 8], "dtype": "float32"}'
+DONE = b'{"seconds": 0.1, "passes": {"forward": 1, "backward": 1}, "candidates": '
+MESSAGES = [
+    Sends(b"cos\nsystem\n(S'touch robust_ext_was_here'\ntR."),  # A pickle that runs a command where it is loaded.
+    Sends(b"\xff\xfe"),
+    Sends(b"[]"),
+    Sends(b'{"progress": "x"}'),
+    Sends(b'{"progress": [-1, 0]}'),
+    Sends(b'{"lost": 3}'),
+    Sends(b"{}"),
+    Sends(DONE + b"3}"),
+    Sends(DONE + b'{"shape": [-4], "dtype": "float32"}}'),
+    Sends(DONE + SHAPE + b"}", b"too short"),
+    Sends(DONE.replace(b"0.1", b"NaN") + SHAPE + b"}"),
+    Sends(DONE.replace(b'"forward": 1', b'"forward": 1e999') + SHAPE + b"}"),
+    Sends(b"[" * 10**5),
+    Sends((2**31 - 1).to_bytes(4, "big"), framed=False),
+]
+
+
+@pytest.mark.parametrize("attack", MESSAGES, ids=range(len(MESSAGES)))
+def test_no_message_of_an_attacks_process_harms_the_judge(attack):
+    options = {"batch_size": 4, "isolate": True, "attack_timeout": 5.0}
+    result = robust_accuracy(digits_network(), {"one": attack}, X[:4], Y[:4], THREAT_MODEL, **options)
+    assert result.content["attacks"][0]["outcomes"]["ended"] == 4
+    assert not Path("robust_ext_was_here").exists()
+
+
+def test_a_message_that_does_not_end_is_given_up():
+    attack = Sends((100).to_bytes(4, "big") + b"half", framed=False)
+    options = {"batch_size": 4, "isolate": True, "attack_timeout": 1.0}
+    result = robust_accuracy(digits_network(), {"one": attack}, X[:4], Y[:4], THREAT_MODEL, **options)
+    assert result.content["attacks"][0]["outcomes"]["ended"] == 4
+
+
+@pytest.mark.parametrize("error", ["AttackError", "InvalidArgumentError", "Exception", "os", "RobustExtError"])
+def test_errors_that_are_sent_become_errors_of_this_project(error):
+    attack = Sends(json.dumps({"error": error, "text": "mine"}).encode())
+    with pytest.raises(RobustExtError, match="mine"):
+        robust_accuracy(digits_network(), {"one": attack}, X[:4], Y[:4], THREAT_MODEL, isolate=True)
 
 
 def closes_everything(model, x, y):
@@ -129,8 +167,6 @@ def closes_everything(model, x, y):
         (exits, "ended", "exit status 0"),
         (dies, "ended", "SIGKILL"),
         (fills_memory, "ended", "out of memory"),
-        (sends_nonsense, "ended", "no result"),
-        (sends_a_pickle, "ended", "no result"),
         (closes_everything, "ended", "ended"),
         (hangs, "timed_out", "more than 0.7 seconds"),
     ],
@@ -147,7 +183,6 @@ def test_a_lost_process_costs_its_attack_these_rows_and_nothing_else(attack, out
     assert words in str(result)
     alone = robust_accuracy(digits_network(), {"second": ATTACKS["ours"]}, X, Y, THREAT_MODEL, batch_size=4)
     assert plain(second) == plain({**alone.content["attacks"][0], "difference": second["difference"]})
-    assert not Path("robust_ext_was_here").exists()
 
 
 def test_settings_of_an_attacks_process_stay_there():

@@ -143,8 +143,8 @@ def describe_error(error: RobustExtError) -> dict[str, Any]:
 
 def as_error(described: Mapping[str, Any]) -> RobustExtError:
     """The error that :func:`describe_error` described; an AttackError where there is no such class."""
-    if "argument" in described:
-        argument, got, expected = map(str, described["argument"])
+    kind, text = getattr(errors, str(described["error"]), None), str(described.get("text"))
+    if kind is InvalidArgumentError:
+        argument, got, expected = (*map(str, described.get("argument", ())), text, text, text)[:3]
         return InvalidArgumentError(argument, got, expected)
-    kind, text = getattr(errors, str(described["error"]), None), str(described["text"])
     return kind(text) if isinstance(kind, type) and issubclass(kind, RobustExtError) else AttackError(text)

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -23,10 +24,13 @@ import torch
 
 from robust_ext.core.errors import RobustExtError
 from robust_ext.core.objects import loaded_files
+from robust_ext.core.validation import check_integer
 from robust_ext.engine.isolation.messages import Pickled, receive_header, send_header
 
 # Seconds a process may take to end once its connection is closed.
 _PATIENCE = 1.0
+# Seconds in which a message has to pass, once its first byte is there.
+_TRANSFER = 600.0
 _SET_DUMPABLE, _GET_DUMPABLE = 4, 3
 
 
@@ -74,10 +78,12 @@ class Zygote:
             self._imported, self._path = self._imported | wanted, path
             self._unread += 1
 
-    def fork(self) -> tuple[int, Connection]:
-        """A process and the connection to it."""
+    def fork(self, *, patience: float) -> tuple[int, Connection]:
+        """A process and the connection to it, on which no message may take more than so many seconds to pass."""
         self.prepare()
         ours, theirs = socket.socketpair()
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(patience), 0))
         with theirs:
             child = self._request({"threads": torch.get_num_threads()}, theirs.fileno())
         return child, Connection(ours.detach())
@@ -156,12 +162,13 @@ class AttackProcess:
         self._zygote = zygote()
         self._timeout = timeout
         self._pickled = Pickled()
+        patience = _TRANSFER if timeout is None else max(_PATIENCE, min(timeout, _TRANSFER))
         try:
-            self._child, self._connection = self._zygote.fork()
+            self._child, self._connection = self._zygote.fork(patience=patience)
         except ZygoteError:
             # It may have been killed since it was looked at.
             self._zygote = zygote()
-            self._child, self._connection = self._zygote.fork()
+            self._child, self._connection = self._zygote.fork(patience=patience)
 
     def share(self, obj: object) -> None:
         """Send an object once; tasks refer to it."""
@@ -178,23 +185,27 @@ class AttackProcess:
         while True:
             with self.receiving(deadline) as connection:
                 found = receive_header(connection)
-            if "progress" not in found:
-                return found
+                if "progress" not in found:
+                    return found
+                forward, backward = (check_integer("progress", rows, minimum=0) for rows in found["progress"])
             if progress is not None:
-                forward, backward = found["progress"]
-                progress(int(forward), int(backward))
+                progress(forward, backward)
 
     @contextmanager
-    def receiving(self, deadline: float | None = None) -> Iterator[Connection]:
-        """The connection, to receive from; :class:`LostError` where the process has ended, hangs or sends nonsense."""
+    def receiving(self, deadline: float | None = None, *, waiting: bool = True) -> Iterator[Connection]:
+        """The connection, to receive from or (not waiting for anything) to send to.
+
+        :class:`LostError` where the process has ended, hangs or sends nonsense.
+        """
         try:
-            if deadline is not None and not self._connection.poll(max(0.0, deadline - time.monotonic())):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if waiting and not self._connection.poll(left):
                 self.close(patience=0.0)
                 raise LostError("timed_out", f"the attack took more than {self._timeout:g} seconds and was stopped")
             yield self._connection
         except (EOFError, OSError) as error:
             raise LostError("ended", f"the attack's process ended: {self.close()}") from error
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             self.close(patience=0.0)
             raise LostError("ended", f"the attack's process sent what is no result ({error})") from error
 
@@ -214,7 +225,7 @@ class AttackProcess:
         return f"killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
 
     def _send(self, content: bytes, **header: Any) -> None:
-        with self.receiving() as connection:
+        with self.receiving(waiting=False) as connection:
             send_header(connection, **header)
             connection.send_bytes(content)
 

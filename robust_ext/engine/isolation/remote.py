@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,8 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry.attack import as_attack
 
+# Characters of a description.
+_LONGEST = 20_000
 Call = Callable[[Callable[[], Any]], Any]
 
 
@@ -22,12 +25,8 @@ class RemoteAttack(Attack):
     """What the judge has of an attack that it does not load; pickled, it becomes the attack itself."""
 
     def __init__(self, text: str, name: str, described: dict[str, Any], call: Call) -> None:
-        self.name = name
-        traits: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in described["traits"].items()
-        }
-        self.traits = AttackTraits(**traits)
-        self.text, self._described, self._call = text, str(described["description"]), call
+        self.name, self.traits = name, _traits(described["traits"])
+        self.text, self._described, self._call = text, str(described["description"])[:_LONGEST], call
 
     @classmethod
     def load(cls, text: str, name: str, call: Call) -> RemoteAttack:
@@ -46,7 +45,7 @@ class RemoteAttack(Attack):
     def refusal(self, *, threat_model: ThreatModel, detector: bool = False) -> str | None:
         """That of the attack."""
         found = self._call(partial(_refusal, self.text, self.name, threat_model, detector))
-        return None if found is None else str(found)
+        return None if found is None else str(found)[:_LONGEST]
 
     def search(
         self,
@@ -64,6 +63,18 @@ class RemoteAttack(Attack):
         return _load, (self.text, self.name)
 
 
+def _traits(stated: Mapping[str, Any]) -> AttackTraits:
+    """Traits of the declared types; what the attack imports is looked for in its own process, see ``_refusal``."""
+    found: dict[str, Any] = {}
+    for entry in fields(AttackTraits):
+        value = stated[entry.name]
+        value = tuple(map(str, value)) if isinstance(entry.default, tuple) else value
+        if type(value) is not type(entry.default):
+            raise TypeError(f"{entry.name} is a {type(value).__name__}")
+        found[entry.name] = value
+    return AttackTraits(**{**found, "packages": ()})
+
+
 def _load(text: str, name: str) -> Attack:
     return as_attack(text, name=name)
 
@@ -74,4 +85,8 @@ def _describe(text: str, name: str) -> dict[str, Any]:
 
 
 def _refusal(text: str, name: str, threat_model: ThreatModel, detector: bool) -> str | None:
-    return _load(text, name).refusal(threat_model=threat_model, detector=detector)
+    attack = _load(text, name)
+    reason = attack.refusal(threat_model=threat_model, detector=detector)
+    if reason is None:
+        attack.check(threat_model=threat_model, detector=detector)
+    return reason

@@ -71,11 +71,11 @@ def _run(task: Task, connection: Connection) -> None:
         result = run_task(task)
         counter.watch = None
     except DisturbedError as error:
-        send_header(connection, lost=["ended", str(error)])
+        send_header(connection, lost=str(error)[:20_000])
         return
     except RobustExtError as error:
         if lost := _lost(error.__cause__):
-            send_header(connection, lost=["ended", lost])
+            send_header(connection, lost=lost[:20_000])
         else:
             send_header(connection, **describe_error(error))
         return

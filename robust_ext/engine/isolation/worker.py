@@ -6,14 +6,15 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from multiprocessing.connection import Connection
 from typing import Any
 
 from robust_ext.attacks.base import Attack
-from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.validation import check_number
+from robust_ext.core.errors import InvalidArgumentError, RobustExtError
+from robust_ext.core.validation import check_integer, check_number
 from robust_ext.engine.isolation.messages import as_error, receive_tensor
 from robust_ext.engine.isolation.process import AttackProcess, LostError, unreadable, zygote
 from robust_ext.engine.isolation.remote import RemoteAttack
@@ -21,6 +22,9 @@ from robust_ext.engine.task import Task, TaskResult, Worker, run_task
 from robust_ext.registry.attack import attacks_from_text
 
 logger = logging.getLogger(__name__)
+
+CAN_ISOLATE = hasattr(os, "fork")
+"""Whether this system can run attacks in processes of their own."""
 
 # Attacks whose processes are kept at a time; an attack whose process is gone gets another.
 _PROCESSES = 8
@@ -48,17 +52,10 @@ class IsolatedWorker:
             for shared in (*task.shared, task.attack):
                 process.share(shared)
             found = process.request(task, task=True, progress=count)
-            if "error" in found:
-                raise as_error(found)
-            if "lost" in found:
-                raise LostError("ended", str(found["lost"][1]))
-            with process.receiving() as connection:
-                seconds = check_number("seconds", found["seconds"], minimum=0)
-                passes = {way: int(found["passes"][way]) for way in ("forward", "backward")}
-                shape = tuple(task.inputs.shape)
-                candidates = receive_tensor(connection, found["candidates"], expected=shape)
-                met = found.get("witnesses")
-                witnesses = None if met is None else receive_tensor(connection, met, expected=shape)
+            with process.receiving(waiting=False) as connection:
+                result = _received(found, connection, task)
+            if isinstance(result, RobustExtError):
+                raise result
         except LostError as lost:
             self.drop(task.attack)
             logger.warning("%s: %s", task.attack.name, lost.text)
@@ -67,8 +64,8 @@ class IsolatedWorker:
             return TaskResult(
                 candidates=None, seconds=time.perf_counter() - begun, passes=passes, lost=(lost.outcome, lost.text)
             )
-        count(**passes)
-        return TaskResult(candidates=candidates, seconds=seconds, passes=passes, witnesses=witnesses)
+        count(**result.passes)
+        return result
 
     def call(self, function: Callable[[], Any]) -> Any:
         """The plain value that a function returns in a process of its own, which then ends."""
@@ -81,7 +78,7 @@ class IsolatedWorker:
             process.close(patience=0.0)
         if "error" in found:
             raise as_error(found)
-        return found["value"]
+        return found.get("value")
 
     def drop(self, attack: Attack) -> None:
         """End the process of an attack."""
@@ -102,6 +99,21 @@ class IsolatedWorker:
             self._processes[id(attack)] = attack, AttackProcess(timeout=self._timeout)
         self._processes.move_to_end(id(attack))
         return self._processes[id(attack)][1]
+
+
+def _received(found: Mapping[str, Any], connection: Connection, task: Task) -> TaskResult | RobustExtError:
+    """What a process sent back: a result, whose tensors follow the header, or an error of the attack."""
+    if "error" in found:
+        return as_error(found)
+    if "lost" in found:
+        raise LostError("ended", str(found["lost"]))
+    shape, met = tuple(task.inputs.shape), found.get("witnesses")
+    return TaskResult(
+        seconds=check_number("seconds", found["seconds"], minimum=0),
+        passes={way: check_integer(way, found["passes"][way], minimum=0) for way in ("forward", "backward")},
+        candidates=receive_tensor(connection, found["candidates"], expected=shape),
+        witnesses=None if met is None else receive_tensor(connection, met, expected=shape),
+    )
 
 
 _CURRENT: ContextVar[IsolatedWorker | None] = ContextVar("robust_ext_worker", default=None)
@@ -131,7 +143,7 @@ def attack_worker(*, isolate: bool, attack_timeout: float | None = None) -> Iter
             raise InvalidArgumentError("attack_timeout", attack_timeout, expected)
         yield run_task
         return
-    if not hasattr(os, "fork"):
+    if not CAN_ISOLATE:
         raise InvalidArgumentError("isolate", True, "False on a system that cannot fork processes")
     if attack_timeout is not None:
         attack_timeout = check_number("attack_timeout", attack_timeout, minimum=0, open_minimum=True)
