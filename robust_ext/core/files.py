@@ -9,10 +9,13 @@ from pathlib import Path
 from robust_ext.core.errors import DataError, RobustExtError
 
 
-def replace_file(path: Path, content: bytes | str, *, error: type[RobustExtError] = DataError) -> None:
+def replace_file(
+    path: Path, content: bytes | str, *, error: type[RobustExtError] = DataError, sync: bool = True
+) -> None:
     """Write a file, whose folder exists, in one step, also when the machine stops in the middle; text becomes UTF-8.
 
-    The draft lies beside it, because a rename needs one disk. Where it cannot be written, ``error`` is raised.
+    The draft lies beside it, because a rename needs one disk. Where it cannot be written, ``error`` is raised. Without
+    ``sync`` a machine that stops may leave it empty.
     """
     # The process id keeps two processes that write the same file apart.
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -21,7 +24,8 @@ def replace_file(path: Path, content: bytes | str, *, error: type[RobustExtError
             with draft.open("wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from robust_ext.core.arrays import ArrayArchive, UnreadableArraysError
@@ -17,15 +20,24 @@ from robust_ext.core.files import replace_file
 from robust_ext.engine.chain import checksum, damaged, seal, unseal
 
 _DIGITS = 32
+# Bytes that are compressed to see whether that is worth while, and what has to be gained.
+_TRIED, _GAIN = 2**14, 0.9
 
 
-def write_arrays(path: Path, start: str, arrays: Mapping[str, Any]) -> None:
+def write_arrays(path: Path, start: str, arrays: Mapping[str, Any], *, sync: bool = True) -> None:
     """Write an ``.npz`` file whose checksum is the comment that ends zip archives; numpy reads it like any other."""
     file = io.BytesIO()
-    np.savez_compressed(file, **arrays)
+    with ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            npy.write_array(entry := io.BytesIO(), np.asanyarray(array), allow_pickle=False)
+            # Where nothing is to be gained, as with noise, compressing takes longer than all the rest.
+            start_of = entry.getvalue()[:_TRIED]
+            kind = ZIP_DEFLATED if len(zlib.compress(start_of, 1)) < _GAIN * len(start_of) else ZIP_STORED
+            archive.writestr(ZipInfo(f"{name}.npy"), entry.getvalue(), kind, compresslevel=1)
     # The last two bytes of an archive without a comment are the comment's length.
     content = file.getvalue()[:-2] + _DIGITS.to_bytes(2, "little")
-    replace_file(path, content + checksum(start, path.name, content).encode(), error=RunFolderError)
+    whole = content + checksum(start, path.name, content).encode()
+    replace_file(path, whole, error=RunFolderError, sync=sync)
 
 
 def read_arrays(path: Path, start: str) -> dict[str, NDArray[Any]]:

@@ -100,8 +100,8 @@ class ChainedFile:
         if self.path.exists() and self.path.stat().st_size > self._offset:
             os.truncate(self.path, self._offset)
 
-    def append(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Add lines, so that they survive a crash of the machine; RunFolderError where that fails."""
+    def append(self, entries: Iterable[Mapping[str, Any]], *, sync: bool = True) -> None:
+        """Add lines, with ``sync`` so that they survive a crash of the machine; RunFolderError where that fails."""
         lines, last = [], self._last
         for entry in entries:
             line, last = seal(entry, last)
@@ -115,7 +115,8 @@ class ChainedFile:
                     left = memoryview(b"".join(lines))
                     while left:
                         left = left[file.write(left) :]
-                    os.fsync(file.fileno())
+                    if sync:
+                        os.fsync(file.fileno())
                 except OSError:
                     with contextlib.suppress(OSError):
                         os.truncate(self.path, self._offset)

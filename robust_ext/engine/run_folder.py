@@ -12,8 +12,10 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ from robust_ext.engine.repair import read_run, repair_files, write_run
 from robust_ext.engine.store import Record, Slot, Store
 
 logger = logging.getLogger(__name__)
+
+# What was finished within so many seconds may have to be done again when the machine stops; a kill loses nothing.
+_SYNC_SECONDS = 5.0
 
 
 class RunFolder(Store):
@@ -50,7 +55,7 @@ class RunFolder(Store):
         repair: bool = False,
     ) -> None:
         super().__init__()
-        self.path = Path(path)
+        self.path, self._synced = Path(path), -inf
         make_folder(self.path, error=RunFolderError)
         suffix = f"-{shard}" if shard else ""
         self._names = (f"records{suffix}.jsonl", f"timings{suffix}.jsonl")
@@ -102,7 +107,7 @@ class RunFolder(Store):
 
     def save(self, name: str, **arrays: Any) -> None:
         """Keep arrays in ``NAME.npz``, replaced whole."""
-        write_arrays(self.path / f"{name}.npz", self._start, arrays)
+        write_arrays(self.path / f"{name}.npz", self._start, arrays, sync=self._due())
         self._saved.append(name)
 
     def load(self, name: str) -> dict[str, NDArray[Any]] | None:
@@ -131,12 +136,21 @@ class RunFolder(Store):
         self.close()
 
     def _has(self, name: str) -> bool:
-        return (self.path / f"{name}.npz").exists()
+        # Empty is what a machine that stops may leave of it.
+        file = self.path / f"{name}.npz"
+        return file.exists() and file.stat().st_size > 0
 
     def _write(self, records: Iterable[Record], timing: Record) -> None:
+        sync = self._due()
+        if sync:
+            self._synced = time.monotonic()
         # Records last: a block whose records are there, but not its timing, is worked on again.
         for name, entries in zip(reversed(self._names), ([timing], records), strict=True):
-            self._file(name).append(entries)
+            self._file(name).append(entries, sync=sync)
+
+    def _due(self) -> bool:
+        """Whether it is time to wait for the disk, which quick blocks would do most of the time."""
+        return time.monotonic() - self._synced >= _SYNC_SECONDS
 
     def _file(self, name: str) -> ChainedFile:
         return self._files.setdefault(name, ChainedFile(self.path / name, self._start))

@@ -76,6 +76,8 @@ def test_errors_of_the_system_keep_their_words(tmp_path, monkeypatch, number):
     def refuse(_):
         raise OSError(number, os.strerror(number))
 
+    # Otherwise every few seconds.
+    monkeypatch.setattr("robust_ext.engine.run_folder._SYNC_SECONDS", 0.0)
     with opened(tmp_path) as folder:
         monkeypatch.setattr(os, "fsync", refuse)
         for write in (

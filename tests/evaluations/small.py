@@ -1,12 +1,14 @@
 """The four evaluations on a network of a few weights, each in a tenth of a second, for tests of run folders."""
 
 import json
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 import robust_ext
 from robust_ext import ThreatModel
+from robust_ext.core.target import PassCounter
 from tests.evaluations.subjects import Rounding, spread
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
@@ -57,14 +59,24 @@ def test_time(out, attacks):
 EVALUATIONS = {one.__name__: one for one in (binarization, mead, robust_accuracy, test_time)}
 
 
+@dataclass
+class Calls(PassCounter):
+    """Calls of an attack; a counter is no part of what identifies it."""
+
+    stop_at: int = 0
+
+    def count(self):
+        self.forward += 1
+        if self.forward == self.stop_at:
+            raise KeyboardInterrupt
+
+
 def evaluate(name, out, *, stop_at=0):
     """An evaluation with two attacks in a folder; it is stopped at the call of an attack with this number."""
-    calls = []
+    calls = Calls(stop_at=stop_at)
 
     def step(model, x, y, threat_model):
-        calls.append(len(x))
-        if len(calls) == stop_at:
-            raise KeyboardInterrupt
+        calls.count()
         return sign_step(model, x, y, threat_model)
 
     return EVALUATIONS[name](out, {"step": robust_ext.as_attack(step, name="step"), "still": lambda model, x, y: x})

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import DataError, InvalidArgumentError, MissingDependencyError
 from robust_ext.reports import report_page, report_text, save
 from tests.reports.mead_results import arms_of, make
 from tests.reports.pages import NASTY, Page, outline, svgs
@@ -244,6 +244,6 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     save(make_result([make_attack("pgd")], seed=1), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError("no space left on device")))
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(DataError, match="no space"):
         save(make_result([make_attack("pgd")], seed=2), tmp_path)
     assert {path.name: path.read_bytes() for path in Path(tmp_path).iterdir()} == before

@@ -1,0 +1,154 @@
+"""Where the time of a run of many samples goes, how its memory grows, and how large its files become.
+
+    python benchmarks/many_samples.py [--samples 20000] [--evaluation binarization]
+
+The networks are those of the MEAD paper (8 million multiplications) for robust accuracy and of Wong and Kolter (2018,
+0.6 million) for binarization, at random weights; the samples are noise of 28 x 28 pixels; the attack is PGD by hand, of
+10 steps. Problems have 99 inner points, and the random attack draws 40. Printed are
+the shares of the whole time of a call with a run folder: of the attack (with its passes), of the passes of the judge
+(verification, and the features of what is planted and drawn), of planting (drawing points and fitting readouts, which
+is the method itself), and of the rest, with what a resumed call takes when everything is there. Memory is that of the
+process after a tenth of the blocks, and at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import pgd
+from networks import mead_mnist, wong_kolter_mnist
+from torch import Tensor, nn
+
+from robust_ext import binarization_test, robust_accuracy
+from robust_ext.core.target import PassCounter
+from robust_ext.core.threat import ThreatModel
+
+THREAT = ThreatModel(norm="linf", epsilon=0.1)
+
+
+@dataclass
+class Stopwatch(PassCounter):
+    """Seconds by name; what is inside another span counts for that one only.
+
+    As a counter it is no part of what identifies a run.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    running: bool = False
+    memory: list[int] = field(default_factory=list)
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Count the block, unless it lies inside another."""
+        if self.running:
+            yield
+            return
+        self.running, begun = True, time.perf_counter()
+        try:
+            yield
+        finally:
+            self.running = False
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+
+
+class Timed(nn.Module):
+    """A network whose calls are counted."""
+
+    def __init__(self, network: nn.Module, watch: Stopwatch) -> None:
+        super().__init__()
+        self.network, self.watch = network, watch
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits or features."""
+        with self.watch.span("passes"):
+            found: Tensor = self.network(x)
+            return found
+
+
+def resident() -> int:
+    """Bytes of memory this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+def samples(count: int) -> tuple[Tensor, Tensor]:
+    """Noise, and labels at random: what is judged here is time."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.rand(count, 1, 28, 28, generator=draw), torch.randint(10, (count,), generator=draw)
+
+
+def evaluate(evaluation: str, count: int, folder: Path, watch: Stopwatch) -> dict[str, Any]:
+    """One call of an evaluation, and what its result holds."""
+    torch.manual_seed(0)
+    (inputs, labels), by_hand = samples(count), pgd(10)
+
+    def attack(model: nn.Module, x: Tensor, y: Tensor, *, epsilon: float) -> Tensor:
+        watch.memory.append(resident())
+        with watch.span("attack"):
+            return by_hand(model, x, y, epsilon=epsilon)
+
+    if evaluation == "robust_accuracy":
+        made = robust_accuracy(Timed(mead_mnist(), watch), attack, inputs, labels, THREAT, out=folder)
+    else:
+        network = wong_kolter_mnist()
+        parts, sizes = (Timed(network[:-1], watch), network[-1]), {"inner_points": 99, "random_inner": 20}
+        settings = {**sizes, "random_corners": 20, "sequential": False, "fold": False}
+        made = binarization_test(parts, attack, inputs, THREAT, out=folder, **settings)
+    return made.to_dict()
+
+
+def show(evaluation: str, count: int) -> None:
+    """Print the shares of one evaluation."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, watch = Path(name) / "run", Stopwatch()
+        begun = time.perf_counter()
+        content = evaluate(evaluation, count, folder, watch)
+        total = time.perf_counter() - begun
+        planting = 0.0
+        if evaluation == "binarization":
+            taken = content["attacks"][0]["seconds"]
+            judge = taken["features"] + taken["readout"] + taken["random"] + taken["verify"]
+            planting = max(judge - watch.seconds["passes"], 0.0)
+        shares = {**watch.seconds, "planting": planting}
+        shares["rest"] = total - sum(shares.values())
+        begun = time.perf_counter()
+        evaluate(evaluation, count, folder, Stopwatch())
+        again = time.perf_counter() - begun
+        memory, sizes = watch.memory, {one: (folder / one).stat().st_size for one in ("report.html", "result.json")}
+    sys.stdout.write(
+        f"{evaluation}, {count} samples, {total:.0f} s: "
+        + ", ".join(f"{part} {share / total:.2%}" for part, share in shares.items())
+        + f"; again {again / total:.2%}; memory {memory[len(memory) // 10] / 2**20:.0f} MiB after a tenth, "
+        f"{memory[-1] / 2**20:.0f} MiB at the end; "
+        + ", ".join(f"{one} {size / 2**10:.0f} KiB" for one, size in sizes.items())
+        + "\n"
+    )
+
+
+def main() -> None:
+    """Print the shares of both evaluations."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--evaluation", choices=("robust_accuracy", "binarization"), action="append")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    # Plots of the report are made by a library whose import is no part of a run.
+    import matplotlib.figure  # noqa: F401
+
+    for evaluation in arguments.evaluation or ("robust_accuracy", "binarization"):
+        show(evaluation, arguments.samples)
+
+
+if __name__ == "__main__":
+    main()
