@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from math import isfinite
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +36,18 @@ class Witness:
         if not isinstance(logits, Tensor) or not isinstance(points, Tensor):
             return
         # A mode or subclass that records what is computed must not record this.
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch._C.DisableTorchFunction():
+            logits = logits.detach()
             try:
-                finite = bool(torch.isfinite(logits).all())
+                # One number, that is not finite wherever one of them is not: less to compute than a mask.
+                if isfinite(float(logits.sum())):
+                    return
             except RuntimeError:
                 # Inside vmap no value can be looked at.
                 return
-            if not finite:
-                self._keep(points.detach(), ~torch.isfinite(logits.flatten(1)).all(1))
+            broken = ~torch.isfinite(logits.flatten(1)).all(1)
+            if bool(broken.any()):
+                self._keep(points.detach(), broken)
 
     def _keep(self, points: Tensor, broken: Tensor) -> None:
         inputs, model = self._inputs, self._threat_model
@@ -58,9 +63,8 @@ class Witness:
             nearest, distances = points, model.distance(points, inputs).where(valid, torch.inf)
         else:
             points = points[valid]
-            flat, power = [x.flatten(1).double() for x in (points, inputs)], _POWERS[model.norm]
-            apart = torch.cdist(*flat, p=power, compute_mode="donot_use_mm_for_euclid_dist")
-            distances, which = apart.min(0)
+            here, there, exact = points.flatten(1).double(), inputs.flatten(1).double(), "donot_use_mm_for_euclid_dist"
+            distances, which = torch.cdist(here, there, p=_POWERS[model.norm], compute_mode=exact).min(0)
             nearest = points[which]
         limit = model.epsilon + model.tolerance(inputs[0].numel())
         closer = (distances <= limit) & (distances < self._distances)

@@ -59,3 +59,12 @@ def test_queries_inside_vmap_and_of_other_shapes_are_let_be():
         module(torch.zeros(0, 2))
     assert out.isnan().all()
     assert witness.points is None
+
+
+def test_finite_logits_whose_sum_is_not_are_no_witness():
+    module, inputs = nn.Identity(), torch.full((2, 2), 0.4)
+    with witness_queries(target_of(module), inputs, ThreatModel(norm="linf", epsilon=0.3)) as witness:
+        witness.note(inputs + 0.1, torch.full((2, 2), 3e38))
+        assert witness.points is None
+        witness.note(inputs + 0.1, torch.tensor([[torch.inf, -torch.inf], [0.0, 0.0]]))
+    assert witness.points.isnan().any(1).tolist() == [False, True]

@@ -77,7 +77,7 @@ def _side(
     """
     # What would be left if predictions that are not finite were right.
     first, second = (np.maximum(right, 1 - good) for right, good in zip(predictions, finite, strict=True))
-    missed = np.array([[record["outcome"] in LOST for record in one.records] for one in ran])
+    missed: NDArray[np.bool_] = np.array([[record["outcome"] in LOST for record in one.records] for one in ran])
     worst, left = _worst_case(*predictions)
     attacks = [
         {**_attack(one), **_summary(*rows)}
@@ -86,7 +86,7 @@ def _side(
     found = {
         "clean_accuracy": float(predictions[1][0].mean()),
         "attacks": attacks,
-        "worst_case": _summary(left, _worst_case(first, second)[1], missed.any(0)),
+        "worst_case": _summary(left, _worst_case(first, second)[1], missed.max(0)),
     }
     return found, worst, left
 
