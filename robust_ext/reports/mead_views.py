@@ -163,15 +163,15 @@ def _few(_: Mapping[str, Any], detector: Row) -> str | None:
     return f"Fewer than {FEW} positives, so numbers are rough or missing: {', '.join(rough)}." if rough else None
 
 
-def _non_finite(_: Mapping[str, Any], detector: Row) -> str | None:
+def _non_finite(result: Mapping[str, Any], detector: Row) -> str | None:
     found = [
-        f"{plain(group.name)}, {row['non_finite']} of {row['positives']} (AUROC without them "
+        f"{plain(group.name)}, {row['non_finite']} of {result['samples']} (AUROC without them: "
         f"{percent(row['auroc_without_non_finite'])})"
         for group in groups_of(detector)
         for _, row in group.scenarios
         if row.get("non_finite")
     ]
-    return f"Positives that rest on non-finite logits alone: {'; '.join(found)}." if found else None
+    return f"Samples that are broken by non-finite logits alone: {'; '.join(found)}." if found else None
 
 
 def _not_attacked(result: Mapping[str, Any], detector: Row) -> str | None:

@@ -10,6 +10,7 @@ from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, r
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.task import run_task
+from robust_ext.evaluations.caveats import attack_warnings
 
 THREAT = ThreatModel(norm="linf", epsilon=0.2)
 APGD = "robust_ext:APGD(steps=20)"
@@ -112,3 +113,19 @@ def test_the_binarization_test_says_what_was_not_attacked(subject, lost):
     assert reason in attack["reason"]
     shown_in(result, reason, f"Warning: APGD: 20 of 40 samples: {WORDS[lost]}."[9:])
     assert {"ended": "Ended", "timed_out": "Timed out"}[lost] in result.to_html()
+
+
+def test_warnings_name_the_attacks_with_most_and_give_each_reason_once():
+    def records(found, broken, lost, error):
+        rest = [{"outcome": "ended", "error": error}] * lost
+        return [{"outcome": "found"}] * found + [{"outcome": "non_finite_logits"}] * broken + rest
+
+    attacks = [(f"arm{n}", records(4 - n, n, 1, "exit status 0" if n else "killed")) for n in range(5)]
+    broken, first, others = attack_warnings(attacks, consequence=" at all")
+    assert broken.startswith(
+        "The model returned NaN or infinite logits at verified points, arm4: 4 of 5, arm3: 3 of 5, arm2: 2 of 5 and 1 "
+        "more; it divides by zero"
+    )
+    assert first == "arm0: 1 of 5 samples: killed. These samples were not attacked at all."
+    assert others.startswith("arm1: 1 of 5, arm2: 1 of 5, arm3: 1 of 5 and 1 more samples: exit status 0. These")
+    assert attack_warnings([("arm", records(3, 0, 0, ""))], consequence="") == []

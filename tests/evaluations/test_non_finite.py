@@ -76,7 +76,10 @@ def test_robust_accuracy_is_that_of_the_network_without_nan(subject, name):
     assert plain.content["warnings"] == []
     (warning,) = broken.content["warnings"]
     counts = broken.attacks[name]["outcomes"]
-    assert warning.startswith(f"{name}: at {counts['non_finite_logits']} of 40 verified points the model returned NaN")
+    met = f"{name}: {counts['non_finite_logits']} of 40"
+    assert warning.startswith(
+        f"The model returned NaN or infinite logits at verified points, {met}; it divides by zero"
+    )
     assert "mend it" in warning
     text = " ".join(str(broken).split())
     alone = f"{row['non_finite']} of 40 samples are broken by non-finite logits alone"
@@ -133,8 +136,9 @@ def test_mead_counts_them_as_successes_and_gives_the_numbers_without_them(subjec
     met = sum(arm["successes"] for arm in broken.content["arms"])
     assert (scored["unscored"], scored["positives"], scored["auroc"]) == (met, 0, None)
     text = " ".join(str(broken).split())
-    assert f"Positives that rest on non-finite logits alone: linf 0.15, {spread['non_finite']} of" in text
-    assert "Warning: APGD linf 0.15: at" in text
+    alone = f"{spread['non_finite']} of 40 (AUROC without them: -)"
+    assert f"Samples that are broken by non-finite logits alone: linf 0.15, {alone}" in text
+    assert "Warning: The model returned NaN or infinite logits at verified points, APGD linf 0.15:" in text
     assert "non-finite logits alone" in broken.to_html()
 
 
@@ -193,7 +197,7 @@ def test_the_binarization_test_fails_no_attack_for_a_network_that_breaks_down():
     assert result.verdict == "inconclusive"
     assert f"In {broken} of {attack['samples']} problems it came to points" in attack["reason"]
     assert attack["canaries"] == {"planted": 2, "repaired": 0} or attack["canaries"]["repaired"] == 0
-    assert re.search(r"at \d+ of \d+ verified points the model returned NaN", result.content["warnings"][0])
+    assert re.search(r"NaN or infinite logits at verified points, \w+: \d+ of", result.content["warnings"][0])
     assert "Non-finite logits" in result.to_html()
 
 

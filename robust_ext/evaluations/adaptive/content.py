@@ -63,7 +63,7 @@ def make_content(
         ),
     }
     upper = ", and stand as clean inputs, so that robust accuracy is an upper bound"
-    broken = [words for one in ran for words in attack_warnings(one.run.title, one.records, consequence=upper)]
+    broken = attack_warnings([(one.run.title, one.records) for one in ran], consequence=upper)
     content["warnings"] = [*warnings, *broken, *_warnings(content)]
     return content
 

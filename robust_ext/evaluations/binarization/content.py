@@ -17,21 +17,20 @@ from robust_ext.evaluations.caveats import attack_warnings
 
 def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
     """Everything ``result.json`` holds of one test."""
-    run, attacks, warnings = outcome.run, [], []
+    run, attacks, attempted = outcome.run, [], []
     for name, attack in run.attacks.items():
         mine = _until_decided(name, run, outcome.records)
         timings = [entry for entry in outcome.timings if entry["block"] < len(mine)]
         words = {"description": describe(attack), "target": current_context().target}
         attacks.append(summarise_attack(name, mine, timings, run.settings, **words))
         entries = [record["attacks"][name] for record in mine if name in record["attacks"]]
-        planted = [entry for entry in entries if entry["outcome"] != "not_planted"]
-        warnings += attack_warnings(name, planted, consequence=", and count as not found")
+        attempted.append((name, [entry for entry in entries if entry["outcome"] != "not_planted"]))
     return {
         "kind": "binarization",
         "verdict": overall([attack["verdict"] for attack in attacks]),
         "reason": overall_reason(attacks),
         "attacks": attacks,
-        "warnings": warnings,
+        "warnings": attack_warnings(attempted, consequence=", and count as not found"),
         "calibration": run.calibration,
         "settings": {
             **run.identity,

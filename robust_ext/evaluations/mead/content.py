@@ -80,13 +80,10 @@ def make_content(
             for one in results
         ],
         refused=_refused(left),
-        warnings=[
-            words
-            for one in left
-            for words in attack_warnings(
-                one.run.title, one.records, consequence=", and count as no success, so that detection is an upper bound"
-            )
-        ],
+        warnings=attack_warnings(
+            [(one.run.title, one.records) for one in left],
+            consequence=", and count as no success, so that detection is an upper bound",
+        ),
         settings={**settings.to_dict(), "detectors": {one.name: one.digest for one in run.detectors}},
         seed=settings.seed,
         seconds=spent(

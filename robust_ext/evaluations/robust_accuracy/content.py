@@ -29,14 +29,13 @@ def make_content(
     # What a candidate may lie beyond each budget, as its verification allowed.
     slack = [replace(run.threat_model, epsilon=epsilon).tolerance(values) for epsilon in epsilons]
     whole = _Known.of(outcomes, given.correct, epsilons)
-    attacks, warnings = [], []
+    attacks, records = [], []
     for name in names:
         mine = [left for left in outcomes if left.run.arms[0].short == name]
         known = _Known.of(mine, given.correct, epsilons)
         attacks.append(_attack(name, mine, known.smallest, known.curve(epsilons, slack=slack)))
-        records = [record for left in mine for record in left.records]
-        upper = ", and count as not broken by it, so that robust accuracy is an upper bound"
-        warnings += attack_warnings(name, records, consequence=upper)
+        records.append((name, [record for left in mine for record in left.records]))
+    upper = ", and count as not broken, so that robust accuracy is an upper bound"
     for entry, difference in zip(attacks, differences([one["robust_accuracy"] for one in attacks]), strict=True):
         entry["difference"] = difference
     return framed(
@@ -45,7 +44,7 @@ def make_content(
         norm=run.threat_model.norm,
         attacks=attacks,
         worst_case=whole.curve(epsilons, slack=slack),
-        warnings=warnings,
+        warnings=attack_warnings(records, consequence=upper),
         settings={"epsilons": list(epsilons), "batch_size": run.batch_size, "seed": run.seed},
         seed=run.seed,
         seconds=spent(
