@@ -2,9 +2,9 @@
 
     python benchmarks/many_samples.py [--samples 20000] [--evaluation binarization]
 
-The networks are those of the MEAD paper (8 million multiplications) for robust accuracy and of Wong and Kolter (2018,
-0.6 million) for binarization, at random weights; the samples are noise of 28 x 28 pixels; the attack is PGD by hand, of
-10 steps. Problems have 99 inner points, and the random attack draws 40. Printed are
+Robust accuracy is that of the network of the MEAD paper at random weights, on noise of 28 x 28 pixels; the binarization
+test has its default settings (without the sequential rule), the network of the demo, and noise of 8 x 8 pixels. The
+attack is PGD by hand, of 10 steps. Printed are
 the shares of the whole time of a call with a run folder: of the attack (with its passes), of the passes of the judge
 (verification, and the features of what is planted and drawn), of planting (drawing points and fitting readouts, which
 is the method itself), and of the rest, with what a resumed call takes when everything is there. Memory is that of the
@@ -26,12 +26,13 @@ from typing import Any
 
 import torch
 from common import pgd
-from networks import mead_mnist, wong_kolter_mnist
+from networks import mead_mnist
 from torch import Tensor, nn
 
 from robust_ext import binarization_test, robust_accuracy
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import ThreatModel
+from robust_ext.demo.network import digits_network
 
 THREAT = ThreatModel(norm="linf", epsilon=0.1)
 
@@ -82,16 +83,16 @@ def resident() -> int:
     return pages * resource.getpagesize()
 
 
-def samples(count: int) -> tuple[Tensor, Tensor]:
+def samples(count: int, side: int) -> tuple[Tensor, Tensor]:
     """Noise, and labels at random: what is judged here is time."""
     draw = torch.Generator().manual_seed(0)
-    return torch.rand(count, 1, 28, 28, generator=draw), torch.randint(10, (count,), generator=draw)
+    return torch.rand(count, 1, side, side, generator=draw), torch.randint(10, (count,), generator=draw)
 
 
 def evaluate(evaluation: str, count: int, folder: Path, watch: Stopwatch) -> dict[str, Any]:
     """One call of an evaluation, and what its result holds."""
     torch.manual_seed(0)
-    (inputs, labels), by_hand = samples(count), pgd(10)
+    (inputs, labels), by_hand = samples(count, 28 if evaluation == "robust_accuracy" else 8), pgd(10)
 
     def attack(model: nn.Module, x: Tensor, y: Tensor, *, epsilon: float) -> Tensor:
         watch.memory.append(resident())
@@ -101,9 +102,8 @@ def evaluate(evaluation: str, count: int, folder: Path, watch: Stopwatch) -> dic
     if evaluation == "robust_accuracy":
         made = robust_accuracy(Timed(mead_mnist(), watch), attack, inputs, labels, THREAT, out=folder)
     else:
-        network = wong_kolter_mnist()
-        parts, sizes = (Timed(network[:-1], watch), network[-1]), {"inner_points": 99, "random_inner": 20}
-        settings = {**sizes, "random_corners": 20, "sequential": False, "fold": False}
+        network = digits_network()
+        parts, settings = (Timed(network[:-1], watch), network[-1]), {"sequential": False, "fold": False}
         made = binarization_test(parts, attack, inputs, THREAT, out=folder, **settings)
     return made.to_dict()
 

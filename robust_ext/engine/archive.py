@@ -21,7 +21,7 @@ from robust_ext.engine.chain import checksum, damaged, seal, unseal
 
 _DIGITS = 32
 # Bytes that are compressed to see whether that is worth while, and what has to be gained.
-_TRIED, _GAIN = 2**14, 0.9
+_TRIED, _GAIN = 2**14, 0.75
 
 
 def write_arrays(path: Path, start: str, arrays: Mapping[str, Any], *, sync: bool = True) -> None:
