@@ -1,16 +1,23 @@
 """Whatever a guarded block does to a network, to code or to the process is seen where it counts, and put back."""
 
+import builtins
 import copy
+import os
 import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from robust_ext.core import threat
 from robust_ext.core.intact.guard import guarded
 from robust_ext.core.threat import ThreatModel
+from robust_ext.models.binarized import identifiable
 
 
 class Layer(nn.Module):
@@ -22,11 +29,13 @@ class Layer(nn.Module):
         self.register_buffer("shift", torch.zeros(4))
         self.mean, self.factor, self.passes, self.last = torch.tensor([1.0, float("nan"), 3.0, -0.0]), 2.0, 0, None
         self.hidden = [nn.Linear(4, 4)]
+        held = nn.Linear(4, 4)
+        self.lazy = lambda x: held(x)
 
     def forward(self, x):
         self.passes += 1
         self.last = self.factor * self.inner(x) + self.shift
-        return self.hidden[0](self.last)
+        return self.lazy(self.hidden[0](self.last))
 
 
 @pytest.fixture
@@ -139,6 +148,22 @@ def method_of_tensors(network):
     torch.Tensor.argmax = lambda self, *_: torch.zeros(len(self))
 
 
+def code_of_class(network):
+    Layer.forward.__code__ = (lambda self, x: torch.zeros(len(x), 4)).__code__
+
+
+def defaults_of_judge(network):
+    identifiable.__defaults__ = (1,)
+
+
+def builtin(network):
+    builtins.zip = None
+
+
+def behind_a_closure(network):
+    network[0].lazy.__closure__[0].cell_contents.weight.data.zero_()
+
+
 def judge(network):
     ThreatModel.contains = lambda self, one, other: torch.ones(len(one), dtype=torch.bool)
 
@@ -175,6 +200,10 @@ TAMPERING = {
     class_of_instance: "the class of 2",
     function_of_torch: r"torch\.nn\.functional\.linear",
     method_of_tensors: r"Tensor\.argmax",
+    code_of_class: r"Layer\.forward",
+    defaults_of_judge: r"robust_ext\.models\.binarized\.identifiable",
+    builtin: r"builtins\.zip",
+    behind_a_closure: r"0\.lazy\.weight",
     judge: r"ThreatModel\.contains",
     constant_of_judge: r"robust_ext\.core\.threat\.NORMS",
     hidden_builtin: r"robust_ext\.core\.threat\.len",
@@ -236,7 +265,7 @@ def test_attributes_are_put_back_and_mentioned(network):
     with guarded(network) as found:
         network[0].factor, network[0].mean, network[0].passes = 0.0, torch.zeros(4), 5
         network[0].extra = 1
-    assert (found.network, sorted(found.left)) == ([], ["factor of 0", "mean of 0"])
+    assert (found.network, sorted(found.left)) == ([], ["factor of 0"])
     assert (network[0].factor, network[0].passes) == (2.0, 5)
     assert not hasattr(network[0], "extra")
     assert float(network[0].mean[0]) == 1
@@ -270,8 +299,22 @@ LEFT = {
     "the precision of matrix products": lambda: torch.set_float32_matmul_precision("medium"),
     "the default device": lambda: torch.set_default_device("meta"),
     "numpy's error handling": lambda: np.seterr(all="raise"),
+    "the working folder": lambda: os.chdir(".."),
+    "the profile function": lambda: sys.setprofile(lambda *_: None),
+    "torch's dispatch modes": lambda: enter(Counting()),
+    "torch's function modes": lambda: enter(Silent()),
     "autocast on cpu": lambda: torch.set_autocast_enabled("cpu", True),
 }
+
+
+class Silent(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class Counting(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
 
 
 def settings():
@@ -286,6 +329,9 @@ def settings():
         torch.get_default_device(),
         torch._C._len_torch_function_stack(),
         np.geterr(),
+        Path.cwd(),
+        sys.getprofile(),
+        torch._C._len_torch_dispatch_stack(),
         torch.is_autocast_enabled("cpu"),
         torch.rand(1).dtype,
         (torch.ones(1, requires_grad=True) * 2).requires_grad,
@@ -317,3 +363,62 @@ def test_the_default_device_of_the_caller_stays():
     finally:
         torch.set_default_device(None)
     assert torch._C._len_torch_function_stack() == 0
+
+
+def linear():
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).eval()
+
+
+def expanded():
+    network = linear()
+    network.register_buffer("wide", torch.ones(1).expand(5))
+    return network
+
+
+def sparse():
+    network = linear()
+    network.register_buffer("few", torch.eye(3).to_sparse())
+    return network
+
+
+def complex_buffer():
+    network = linear()
+    network.register_buffer("waves", torch.fft.fft(torch.ones(3)))
+    return network
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    {
+        "script": lambda: torch.jit.script(linear()),
+        "trace": lambda: torch.jit.trace(linear(), X),
+        "fx": lambda: torch.fx.symbolic_trace(linear()),
+        "parametrised": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))).eval(),
+        "weight norm": lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3))).eval(),
+        "spectral norm": lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3))).eval(),
+        "lstm": lambda: nn.LSTM(4, 3).eval(),
+        "half": lambda: linear().bfloat16().float(),
+        "parallel": lambda: nn.DataParallel(linear()),
+        "expanded": expanded,
+        "sparse": sparse,
+        "complex": complex_buffer,
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_networks_of_many_kinds_are_left_alone(make):
+    network = make[1]()
+
+    def run():
+        out = network(X)
+        return out[0] if isinstance(out, tuple) else out
+
+    expected = run()
+    for _ in range(2):
+        with guarded(network) as found:
+            run()
+            x = X.clone().requires_grad_()
+            out = network(x)
+            (out[0] if isinstance(out, tuple) else out).sum().backward()
+        assert (found.network, found.left) == ([], [])
+    assert torch.equal(run(), expected)

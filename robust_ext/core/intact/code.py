@@ -6,16 +6,18 @@ import builtins
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import is_
+from operator import attrgetter, is_
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
 _JUDGING = ("robust_ext.core", "robust_ext.models", "robust_ext.engine", "robust_ext.evaluations")
-_TORCH = (torch, nn.functional)
+_TORCH = (torch, nn.functional, torch.linalg, builtins)
 _FOLDER = str(Path(torch.__file__).parent)
+_CONTENTS = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _HOOKS = {
     name: value
     for name, value in vars(nn.modules.module).items()
@@ -29,6 +31,7 @@ class _Judges:
 
     loaded: int = 0
     found: list[Any] = field(default_factory=list)
+    functions: dict[str, FunctionType] = field(default_factory=dict)  # Theirs, but torch's, by name
 
 
 _JUDGES = _Judges()
@@ -39,8 +42,16 @@ class CodeState:
 
     def __init__(self, classes: Iterable[type]) -> None:
         owners: dict[int, Any] = {id(owner): owner for owner in _namespaces()}
-        owners |= {id(base): base for kind in classes for base in kind.__mro__ if base is not object}
+        bases = {base for kind in classes for base in kind.__mro__ if base is not object}
+        owners |= {id(base): base for base in bases}
         self._kept = [(owner, dict(vars(owner))) for owner in owners.values()]
+        methods = {f"{kind.__name__}.{name}": value for kind in bases for name, value in vars(kind).items()}
+        functions = {
+            **_JUDGES.functions,
+            **{name: one for name, one in methods.items() if isinstance(one, FunctionType)},
+        }
+        self._names, self._functions = list(functions), list(functions.values())
+        self._code = list(map(_CONTENTS, self._functions))
         self._hooks = {name: dict(value) for name, value in _HOOKS.items()}
 
     def restore(self) -> list[str]:
@@ -51,6 +62,11 @@ class CodeState:
             if len(now) == len(kept) and all(map(is_, now.values(), kept.values())):
                 continue
             patched += [f"{owner.__name__}.{name}" for name in _restore(owner, now, kept)]
+        if list(map(_CONTENTS, self._functions)) != self._code:
+            for name, function, contents in zip(self._names, self._functions, self._code, strict=True):
+                if _CONTENTS(function) != contents:
+                    function.__code__, function.__defaults__, function.__kwdefaults__ = contents
+                    patched.append(name)
         for name, kept in self._hooks.items():
             now = _HOOKS[name]
             if list(map(id, now.values())) != list(map(id, kept.values())):
@@ -71,7 +87,14 @@ def _namespaces() -> list[Any]:
             for value in vars(module).values()
             if isinstance(value, type) and value.__module__ == module.__name__
         ]
-        _JUDGES.found = [*_TORCH, torch.Tensor, nn.Parameter, *own, *classes]
+        owners: list[Any] = [*own, *classes]
+        _JUDGES.functions = {
+            f"{owner.__name__}.{name}": value
+            for owner in owners
+            for name, value in vars(owner).items()
+            if isinstance(value, FunctionType)
+        }
+        _JUDGES.found = [*_TORCH, torch.Tensor, nn.Parameter, *owners]
     return _JUDGES.found
 
 
@@ -96,8 +119,9 @@ def _counts(owner: Any, name: str, value: object, now: Mapping[str, Any]) -> boo
     if isinstance(owner, type):
         return (callable(value) or hasattr(value, "__get__")) and not _of_torch(now.get(name))
     if owner in _TORCH:
-        # Classes stand for settings there.
-        return callable(value) and not isinstance(value, type) and not _of_torch(now.get(name))
+        # Some classes stand for settings of torch.
+        setting = owner is torch and isinstance(value, type)
+        return callable(value) and not setting and not _of_torch(now.get(name))
     return not name.startswith("__")
 
 

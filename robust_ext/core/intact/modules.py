@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dis
+import functools
 from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType, FunctionType
+from operator import is_
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -81,7 +83,7 @@ class _ModuleState:
         for buffer in self.module.buffers(recurse=False):
             yield "", buffer
         for key, value in self._attributes.items():
-            if key not in _BASE:
+            if key not in _BASE and not (isinstance(value, Tensor) and _writes(self._class, key)):
                 yield from (("", each) for each in _inside(value) if isinstance(each, Tensor))
 
     def restore(self) -> Iterator[tuple[str, bool]]:
@@ -109,7 +111,9 @@ class _ModuleState:
                     del now[key]
                 else:
                     now[key] = old
-                if key not in _BASE and (loud or old is not _MISSING):
+                # Some hooks compute a weight anew for every pass, and keep it in an attribute.
+                mentioned = old is not _MISSING and not isinstance(old, Tensor)
+                if key not in _BASE and (loud or mentioned):
                     yield f"{key} of {title}", loud
 
     def _disturbs(self, key: str, old: object, new: object) -> bool | None:
@@ -119,9 +123,7 @@ class _ModuleState:
         if shadows and (functional or isinstance(new, Tensor)):
             return True
         if key not in _BASE and _writes(self._class, key):
-            # Numbers go on, as counts do; switches are put back.
-            numbers = all(type(value) in (int, float) for value in (old, new))
-            return None if numbers or not (isinstance(old, _PLAIN) and isinstance(new, _PLAIN)) else False
+            return None
         return functional and old is not _MISSING
 
 
@@ -143,21 +145,32 @@ def _walk(roots: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _inside(value: object) -> Iterator[object]:
-    """A value, or those of a plain collection."""
+    """A value, those of a plain collection, or what a function holds."""
     if isinstance(value, (list, tuple)):
         yield from value
     elif isinstance(value, Mapping):
         yield from value.values()
+    elif isinstance(value, FunctionType):
+        yield from (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))
+    elif isinstance(value, MethodType):
+        yield value.__self__
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
     else:
         yield value
 
 
+def _filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
 def _same_items(held: Any, kept: Any) -> bool:
-    if isinstance(kept, set):
+    if not kept or isinstance(kept, set):
         return bool(held == kept)
-    return len(held) == len(kept) and all(
-        one[0] == other[0] and one[1] is other[1] for one, other in zip(held.items(), kept.items(), strict=True)
-    )
+    return list(held) == list(kept) and all(map(is_, held.values(), kept.values()))
 
 
 def _differing(now: object, kept: Any) -> list[str]:
@@ -176,7 +189,8 @@ def _equal(old: object, new: object) -> bool:
     return old is new or (type(old) is type(new) and isinstance(old, _PLAIN) and old == new)
 
 
-def _writes(kind: type, name: str) -> bool:
+@functools.lru_cache(maxsize=1024)
+def _writes(kind: Any, name: str) -> bool:
     """Whether a method of the class, beside those that make it, assigns this attribute of ``self``."""
     for owner in kind.__mro__:
         if owner in (nn.Module, object):

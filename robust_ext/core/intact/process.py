@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _device
+from torch import overrides
+from torch.utils import _device, _python_dispatch
 
+_UNKNOWN = object()
 _Setting = tuple[str, Callable[[], Any], Callable[[Any], object]]
 
 
@@ -52,16 +56,31 @@ _SETTINGS: tuple[_Setting, ...] = (
     ("cudnn.deterministic", *_attribute(torch.backends.cudnn, "deterministic")),
     ("numpy's error handling", np.geterr, lambda value: np.seterr(**value)),
     ("the default device", _default_device, _put_default_device),
+    ("the working folder", os.getcwd, os.chdir),
+    ("the trace function", sys.gettrace, sys.settrace),
+    ("the profile function", sys.getprofile, sys.setprofile),
     _autocast("cpu"),
     _autocast("cuda"),
+)
+
+# Modes that see every call of a function, and every operation: how they are listed, taken off and put on.
+_STACKS: tuple[tuple[str, Callable[[], list[Any]], Callable[[], object], Callable[[Any], object]], ...] = (
+    ("torch's function modes", overrides._get_current_function_mode_stack, overrides._pop_mode, overrides._push_mode),
+    (
+        "torch's dispatch modes",
+        _python_dispatch._get_current_dispatch_mode_stack,
+        _python_dispatch._pop_mode,
+        _python_dispatch._push_mode,
+    ),
 )
 
 
 @contextmanager
 def fenced(left: list[str]) -> Iterator[None]:
     """A block from which no setting leaks; names of those that were left changed are added to ``left``."""
-    kept = [(name, get, put, value) for name, get, put in _SETTINGS if (value := _value(get)) is not None]
-    modes, inference, gradients = _function_modes(), torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    kept = [(name, get, put, value) for name, get, put in _SETTINGS if (value := _value(get)) is not _UNKNOWN]
+    stacks = [listed() for _, listed, _, _ in _STACKS]
+    inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
     # Leaving this block puts both modes back, however many blocks inside were entered and not left.
     with torch.inference_mode(inference):
         torch.set_grad_enabled(gradients)
@@ -76,22 +95,19 @@ def fenced(left: list[str]) -> Iterator[None]:
                 if _value(get) != value:
                     put(value)
                     left.append(name)
-            if list(map(id, _function_modes())) != list(map(id, modes)):
-                for _ in _function_modes():
-                    torch._C._pop_torch_function_stack()
-                for mode in modes:
-                    torch._C._push_on_torch_function_stack(mode)
-                left.append("torch's function modes")
+            for (name, listed, pop, push), modes in zip(_STACKS, stacks, strict=True):
+                if list(map(id, listed())) != list(map(id, modes)):
+                    for _ in listed():
+                        pop()
+                    for mode in modes:
+                        push(mode)
+                    left.append(name)
     torch.set_grad_enabled(gradients)
 
 
 def _value(get: Callable[[], Any]) -> Any:
-    """A setting; None where this version of torch has it under another name, or refuses to give it."""
+    """A setting; _UNKNOWN where this version of torch has it under another name, or it cannot be had."""
     try:
         return get()
-    except (TypeError, AttributeError, RuntimeError):
-        return None
-
-
-def _function_modes() -> list[Any]:
-    return [torch._C._get_function_stack_at(number) for number in range(torch._C._len_torch_function_stack())]
+    except (TypeError, AttributeError, RuntimeError, OSError):
+        return _UNKNOWN

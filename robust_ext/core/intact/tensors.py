@@ -8,13 +8,6 @@ from torch import Tensor
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are alike to the last bit, NaN included."""
-    if one.dtype != other.dtype or one.shape != other.shape or one.device != other.device:
-        return False
-    return torch.equal(_as_bits(one), _as_bits(other))
-
-
 class TensorState:
     """What a tensor was, to be put back whatever was done to it: in place, through ``.data``, ``set_`` or its storage.
 
@@ -25,31 +18,28 @@ class TensorState:
         self.tensor, self._kind = tensor, type(tensor)
         # Another tensor on the same storage, which stays where it is when the first is moved.
         self._alias = tensor.detach()
-        readable = self._alias.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized
-        self._bytes = self._alias.untyped_storage().nbytes() if readable else 0
-        self.copy = _copied(self._alias, kept) if readable else None
+        # The same as integers, which compare alike where floats do not: NaN, and zeros of either sign.
+        self._bits = _as_bits(self._alias)
+        self._storage = None if self._bits is None else self._bits.untyped_storage()
+        self._bytes = 0 if self._storage is None else self._storage.nbytes()
+        self.copy = None if self._bits is None else kept if _same(self._bits, kept) else self._bits.clone()
 
     def restore(self) -> bool:
-        """Put type, storage and copied values back; whether the values had changed."""
-        tensor, alias = self.tensor, self._alias
+        """Put type, storage and values back; whether the values had changed."""
+        tensor, alias, changed = self.tensor, self._alias, False
         if type(tensor) is not self._kind:
             tensor.__class__ = self._kind
-        if self.copy is None:
-            if not _same_place(tensor, alias):
-                tensor.data = alias
-                return True
-            return False
-        moved, changed = not _same_place(tensor, alias), False
-        storage = alias.untyped_storage()
-        if storage.nbytes() != self._bytes:
-            storage.resize_(self._bytes)
+        moved = not _same_place(tensor, alias)
+        if self._storage is not None and self._storage.nbytes() != self._bytes:
+            self._storage.resize_(self._bytes)
             changed = True
         if moved:
-            changed = changed or not _readable(tensor) or not same_bits(tensor.detach(), self.copy)
+            held = _as_bits(tensor.detach()) if _readable(tensor) else None
+            changed = changed or not _same(held, self.copy)
             tensor.data = alias
-        if not same_bits(alias, self.copy):
+        if not _same(self._bits, self.copy) and self._bits is not None and self.copy is not None:
             with torch.inference_mode(alias.is_inference()):
-                alias.copy_(self.copy)
+                self._bits.copy_(self.copy)
             changed = True
         return changed
 
@@ -68,27 +58,29 @@ class GradientState:
         self._parameter.grad = self._gradient
 
 
-def _copied(tensor: Tensor, kept: Tensor | None) -> Tensor | None:
-    """A copy of the values as they are; None where they cannot be compared, as those of other libraries' tensors."""
+def _as_bits(tensor: Tensor) -> Tensor | None:
+    """A dense tensor as integers of its width, on the same storage; None for others, whose values are not compared."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        return None
     try:
-        return kept if kept is not None and same_bits(tensor, kept) else tensor.clone()
+        whole = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        return whole.view(_BITS[whole.element_size()])
     except (NotImplementedError, RuntimeError):
         return None
 
 
-def _as_bits(tensor: Tensor) -> Tensor:
-    whole = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return whole.view(_BITS[whole.element_size()])
+def _same(bits: Tensor | None, copy: Tensor | None) -> bool:
+    if bits is None or copy is None:
+        return bits is copy
+    if bits is copy:
+        return True
+    return bits.dtype == copy.dtype and bits.shape == copy.shape and bits.device == copy.device and bits.equal(copy)
 
 
 def _same_place(one: Tensor, other: Tensor) -> bool:
-    return (
-        one.dtype == other.dtype
-        and one.device == other.device
-        and one.layout == other.layout
-        and one.shape == other.shape
-        and (one.layout != torch.strided or (one.stride() == other.stride() and one.data_ptr() == other.data_ptr()))
-    )
+    if one.dtype != other.dtype or one.shape != other.shape or one.device != other.device or one.layout != other.layout:
+        return False
+    return one.layout != torch.strided or (one.stride() == other.stride() and one.data_ptr() == other.data_ptr())
 
 
 def _readable(tensor: Tensor) -> bool:
