@@ -149,10 +149,11 @@ class SourceFiles:
     def check(self, module: ModuleType) -> None:
         """Raise DataError where this process still runs what a file that was added held earlier."""
         spec = vars(module).get("__spec__")
-        digest = self._seen.get(str(getattr(spec, "origin", None)))
+        origin = str(getattr(spec, "origin", None))
+        digest = self._seen.get(origin)
         if digest is not None and _KNOWN.setdefault(id(spec), (spec, digest))[1] != digest:
             raise DataError(
-                f"{spec.origin}: changed since this process imported it, which still runs what it held then; start a "
+                f"{origin}: changed since this process imported it, which still runs what it held then; start a "
                 "new process (or restart the notebook's kernel)"
             )
 
