@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.base import Detector
 from robust_ext.engine.code_digest import attack_code
+from robust_ext.engine.differences import differences
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Block, Run, candidates_name
@@ -63,9 +65,11 @@ class ScoredRun(Run):
         for one in self.detectors:
             name = f"scores-{re.sub(r'[^A-Za-z0-9.]+', '-', one.name)[:40]}-{one.digest[:12]}"
             kept = store.load(name)
-            if kept is None:
+            # Where a library that it is made of changed, it behaves differently though its own code is the same.
+            if kept is None or differences(json.loads(str(kept["described"])), one.described):
                 scores, seconds = self._score(one, store)
-                store.save(name, scores=scores, seconds=np.float64(seconds))
+                described = np.array(json.dumps(one.described))
+                store.save(name, scores=scores, seconds=np.float64(seconds), described=described)
             else:
                 scores, seconds = kept["scores"].astype(np.float64), float(kept["seconds"])
             found[one.name] = scores, seconds

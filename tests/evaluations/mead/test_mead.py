@@ -1,6 +1,8 @@
 """MEAD end to end: against attacks and areas computed by hand, interrupted, resumed, extended, and misused."""
 
 import json
+import os
+from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -123,6 +125,20 @@ def test_detectors_and_arms_are_added_without_running_anything_again(subject, tm
     both = run(subject, detectors, [second, first], out=tmp_path)
     assert (first.calls.call_count, second.calls.call_count) == (1, 1)
     assert content(both) == content(run(subject, detectors, [second, first]))
+
+
+def signed_spread(x):
+    return float(os.environ["SIGN_OF_SPREAD"]) * spread(x)
+
+
+def test_scores_of_a_detector_that_behaves_differently_are_not_taken_over(subject, tmp_path, monkeypatch):
+    """Whatever makes it do so; its code is the same."""
+    # Without a threshold, which would differ too.
+    evaluated = partial(run, subject, {"spread": signed_spread}, [Counting()], detector_data=None)
+    monkeypatch.setenv("SIGN_OF_SPREAD", "1")
+    evaluated(out=tmp_path)
+    monkeypatch.setenv("SIGN_OF_SPREAD", "-1")
+    assert content(evaluated(out=tmp_path)) == content(evaluated())
 
 
 def test_another_seed_or_other_samples_are_refused(subject, tmp_path):
