@@ -153,8 +153,8 @@ class SourceFiles:
         digest = self._seen.get(origin)
         if digest is not None and _KNOWN.setdefault(id(spec), (spec, digest))[1] != digest:
             raise DataError(
-                f"{origin}: changed since this process imported it, which still runs what it held then; start a "
-                "new process (or restart the notebook's kernel)"
+                f"{origin}: changed since this process imported it, which still runs what it held then; import it anew "
+                "(importlib.reload), or start a new process"
             )
 
     def check_imported(self) -> None:

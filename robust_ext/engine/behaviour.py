@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.engine.identity import is_plain
+from robust_ext.models.adaptive import AdaptiveDefense
 
 PROBES = 4
 # What outputs may differ by, relative to the largest: float32, other numbers of threads; on another kind of device,
@@ -22,16 +23,17 @@ TOLERANCE, TOLERANCE_ELSEWHERE = 1e-3, 5e-3
 _KEPT = 16
 
 
-def behaviour(module: nn.Module, inputs: Tensor, bounds: tuple[float, float], *, group: int = 1) -> dict[str, Any]:
+def behaviour(module: nn.Module, inputs: Tensor, bounds: tuple[float, float]) -> dict[str, Any]:
     """What a module returns for probe inputs, as plain values; the module is left as it was.
 
     Args:
         module: From inputs ``(N, ...)`` to one or several numbers each; it may draw from the global generators.
         inputs: Of the probes' shape and device.
         bounds: Lowest and highest value of inputs.
-        group: How many rows the module treats together; the probes are whole groups.
     """
     low, high = bounds
+    # Whole groups of what a defense treats together.
+    group = max((part.group_size or 1 for part in module.modules() if isinstance(part, AdaptiveDefense)), default=1)
     rows = group * math.ceil(PROBES / group)
     drawn = [torch.rand(inputs.shape[1:], generator=stream(0, number, "probe")) for number in range(rows)]
     probes = (low + (high - low) * torch.stack(drawn)).to(inputs)

@@ -123,7 +123,14 @@ class CodeWalk:
         return f"{type(value).__name__} {[self._token(getattr(value, name, None)) for name in names]}"
 
     def _module(self, value: types.ModuleType) -> str:
-        return f"module {self._home(value.__name__) or value.__name__}"
+        """A module that code refers to: of a user's, its functions, classes and numbers as they are in this process."""
+        scope = module_scope(value.__name__)
+        for key, one in sorted(vars(value).items()) if self._home(value.__name__) == "file" else ():
+            if isinstance(one, _PLAIN) and not key.startswith("__"):
+                self._entries[f"{scope}.{key}"] = hashed(self._token(one))
+            elif getattr(one, "__module__", None) == value.__name__ and isinstance(one, (types.FunctionType, type)):
+                self._token(one)
+        return f"module {scope}"
 
     def _home(self, name: str) -> str:
         """Whose code a module is; a file that is the user's is added."""
@@ -156,8 +163,8 @@ class CodeWalk:
             for key, token in held.items():
                 self._note(f"{key} of {name}", token)
             self._referenced(value)
-        if home == "script":
-            self._note(name, self._compiled(value.__code__))
+            # Of a file too: it may have changed since this process imported it.
+            self._note(name if home == "script" else "compiled code", self._compiled(value.__code__))
         return f"function {name} {held} {more}"
 
     def _cell(self, cell: Any) -> str:

@@ -1,6 +1,7 @@
 """Digests of code: what changes them and what does not, in files, in scripts and in the values that code holds."""
 
 import functools
+import importlib
 import json
 import os
 import subprocess
@@ -235,6 +236,30 @@ def test_globals_of_files_count(monkeypatch):
     monkeypatch.setitem(globals(), "STRENGTH", 2)
     after = attack_code(as_attack(globals_user))
     assert {name for name in before if before[name] != after[name]} == {f"{__name__}.STRENGTH"}
+
+
+def test_modules_count_as_they_are_in_this_process(tmp_path, monkeypatch):
+    """Also where their files hold something else by now, and where their numbers were set."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "stepping_helper.py"
+
+    def of(text):
+        file.write_text(text)
+        importlib.invalidate_caches()
+        monkeypatch.delitem(sys.modules, "stepping_helper", raising=False)
+        module = importlib.import_module("stepping_helper")
+        return module, lambda: attack_code(as_attack(lambda model, x, y: module.run(x)))
+
+    before, after = "STEPS = 3\n\ndef run(x):\n    return x\n", "STEPS = 3\n\ndef run(x):\n    return -x\n"
+    module, code = of(before)
+    first = code()
+    module.STEPS = 0
+    assert {name for name, one in code().items() if one != first[name]} == {"stepping_helper.STEPS"}
+    fresh = of(after)[1]()
+    _, stale = of(before)
+    file.write_text(after)
+    # The file's digest is the new one, and what was imported is not.
+    assert {name for name, one in stale().items() if one != fresh[name]} == {"compiled code"}
 
 
 STRENGTH = 1

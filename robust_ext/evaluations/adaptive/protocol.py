@@ -172,7 +172,7 @@ def plan_runs(
         "defense": model_digest(defense),
         "defense_settings": plain_settings(defense, besides=defense.classifier),
         "defense_code": module_code(defense),
-        "defense_behaviour": behaviour(defense, given.inputs, given.bounds, group=defense.group_size or 1),
+        "defense_behaviour": behaviour(defense, given.inputs, given.bounds),
         **given.described,
         "norm": model.norm,
         "epsilon": model.epsilon,
