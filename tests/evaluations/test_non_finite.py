@@ -212,3 +212,15 @@ def test_clean_logits_have_to_be_finite(subject):
     keep = labels != 3
     with pytest.raises(ModelError, match="returned NaN or infinite logits on clean inputs"):
         robust_accuracy(Masked().eval(), ATTACKS["APGD"], inputs[keep], labels[keep], THREAT)
+
+
+def test_witnesses_come_back_from_an_attack_in_a_process_of_its_own(subject):
+    """Foolbox's attack steps over the points; its process hands them in all the same."""
+    _, twin, inputs, labels = subject
+    here, apart = (
+        robust_accuracy(twin, ATTACKS["Foolbox"], inputs[:10], labels[:10], THREAT, isolate=isolate).to_dict()
+        for isolate in (False, True)
+    )
+    assert apart["worst_case"] == here["worst_case"]
+    assert apart["worst_case"][0]["non_finite"] > 0
+    assert apart["attacks"][0]["outcomes"] == here["attacks"][0]["outcomes"]
