@@ -47,7 +47,10 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
             f"({inputs.shape[0]}, K) with at least two classes; turn one column z into the two columns [0, z]"
         )
     if not bool(torch.isfinite(logits).all()):
-        raise ModelError("model: returned NaN or infinite logits on clean inputs")
+        raise ModelError(
+            "model: returned NaN or infinite logits on clean inputs; mend what divides by zero or overflows, and mask "
+            "classes by large negative logits instead of infinite ones"
+        )
     sums_to_one = bool(((logits.double().sum(1) - 1).abs() < 1e-4).all())
     if sums_to_one and bool((logits >= 0).all()) and bool((logits <= 1).all()):
         raise ModelError(

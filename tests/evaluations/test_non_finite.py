@@ -6,6 +6,7 @@ attacks step over these points, and used to leave a twin looking robust.
 
 import re
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from robust_ext.core.errors import ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.arms import Arm
+from robust_ext.evaluations.binarization.attacking import count_planted
 
 THREAT = ThreatModel(norm="linf", epsilon=0.15)
 ATTACKS = {
@@ -199,6 +201,21 @@ def test_the_binarization_test_fails_no_attack_for_a_network_that_breaks_down():
     assert attack["canaries"] == {"planted": 2, "repaired": 0} or attack["canaries"]["repaired"] == 0
     assert re.search(r"NaN or infinite logits at verified points, \w+: \d+ of", result.content["warnings"][0])
     assert "Non-finite logits" in result.to_html()
+
+
+def test_a_planted_point_without_finite_logits_is_not_planted():
+    """The largest of NaN and a number is NaN, to torch."""
+    logits = {0.0: [1.0, 0.0], 1.0: [0.0, 1.0], 2.0: [0.0, torch.nan], 3.0: [-torch.inf, torch.inf]}
+
+    class Looked(nn.Module):
+        def forward(self, x):
+            return torch.tensor([logits[value] for value in x.flatten().tolist()])
+
+    planted = torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 2.0], [2.0, 3.0]])[..., None]
+    problems = SimpleNamespace(inputs=torch.zeros(4, 1), planted=planted)
+    assert count_planted(Looked(), problems).tolist() == [1, 2, 1, 0]
+    problems.inputs[1] = 2.0
+    assert count_planted(Looked(), problems).tolist() == [1, 0, 1, 0]
 
 
 def test_clean_logits_have_to_be_finite(subject):

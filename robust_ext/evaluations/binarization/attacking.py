@@ -150,8 +150,7 @@ def count_planted(
 
     None counts where the clean sample itself is not class 0. With a detector, they must not be rejected either.
     """
-    with torch.no_grad():
-        clean = module(problems.inputs).argmax(1) == 0
+    clean = _predicted(module, problems.inputs, 0)
     counts: Tensor = _count_adversarial(module, problems.planted, defense, seed) * clean
     return counts
 
@@ -160,12 +159,18 @@ def _count_adversarial(module: nn.Module, points: Tensor, defense: Defense | Non
     """How many of the points ``(B, n, ...)`` of each row are class 1 and not rejected, ``(B,)``."""
     counts = torch.zeros(len(points), dtype=torch.int64, device=points.device)
     for number, column in enumerate(points.unbind(1)):
-        with torch.no_grad():
-            adversarial = module(column).argmax(1) == 1
+        adversarial = _predicted(module, column, 1)
         if defense is not None:
             adversarial &= ~defense.rejects(column, seed=seed + number)
         counts += adversarial
     return counts
+
+
+def _predicted(module: nn.Module, points: Tensor, label: int) -> Tensor:
+    """Which points have this class, bool ``(n,)``; none where logits are not finite."""
+    with torch.no_grad():
+        logits = module(points)
+    return (logits.argmax(1) == label) & torch.isfinite(logits).all(1)
 
 
 def _plain(value: Tensor) -> float | None:
