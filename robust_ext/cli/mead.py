@@ -100,6 +100,7 @@ def _run(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
         bounds=run.limits,
         seed=settings["seed"],
         folder=None if run.out is None else run.out / "detectors",
+        repair=run.repair,
         report=partial(typer.echo, err=True) if run.progress else lambda _: None,
     )
     trained = f"{training.name}, {own.train_samples} samples, and {len(held_out)} to calibrate"

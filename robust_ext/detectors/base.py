@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
@@ -203,6 +204,7 @@ class Detector(SettingsModule, ABC):
             ModelError: It contains code, which no file can hold.
         """
         about, values = self.packed()
+        about["checksum"] = _checksum(about, values)
         replace_file(Path(path), safetensors.torch.save(values, metadata=about))
 
     @classmethod
@@ -223,10 +225,16 @@ class Detector(SettingsModule, ABC):
                 values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise DataError(f"{path}: no file written by Detector.save ({error})") from error
+        stated, again = about.pop("checksum", None), "fit and save the detector again"
         try:
-            return cls.unpacked(about, values, classifier, kinds=kinds)
+            if stated not in (None, _checksum(about, values)):
+                raise DataError(f"does not match its checksum, so it is damaged; {again}")
+            found = cls.unpacked(about, values, classifier, kinds=kinds)
+            if stated is None:
+                raise DataError(f"has no checksum, as those of earlier versions; {again}")
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
+        return found
 
     def packed(self) -> tuple[dict[str, str], dict[str, Tensor]]:
         """What a file holds: its metadata, and tensors by name."""
@@ -278,6 +286,11 @@ def check_clean(inputs: object, batch_size: object, rate: object = 0.5) -> float
     if not isinstance(inputs, Tensor) or not inputs.dim() or not len(inputs):
         raise InvalidArgumentError("inputs", "no clean inputs", "a tensor of at least one clean input")
     return share
+
+
+def _checksum(about: Mapping[str, str], values: dict[str, Tensor]) -> str:
+    content = json.dumps(dict(about), sort_keys=True).encode() + safetensors.torch.save(values)
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _own(name: str) -> bool:

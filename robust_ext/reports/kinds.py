@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.files import make_folder, replace_file
+from robust_ext.core.files import make_folder, remove_drafts, replace_file
 from robust_ext.reports import adaptive, binarization, mead_page, mead_text, robust_accuracy
 from robust_ext.reports.examples import Example
 from robust_ext.reports.page import render
@@ -62,6 +62,7 @@ def save(result: Result, folder: str | os.PathLike[str], examples: Sequence[Exam
     page = report_page(result, examples)
     folder = Path(folder)
     make_folder(folder)
+    remove_drafts(folder)
     replace_file(folder / "result.json", content)
     replace_file(folder / "report.html", page)
 

@@ -207,6 +207,16 @@ def test_fitted_and_own_detectors(tmp_path, unsure):
     before = fitted.stat().st_mtime_ns
     assert "fitting" not in run(*command, out=out)[0]
     assert fitted.stat().st_mtime_ns == before
+    damaged = bytearray(fitted.read_bytes())
+    damaged[-5] ^= 1
+    fitted.write_bytes(damaged)
+    error = invoke(*command, "--out", str(out)).exception
+    assert isinstance(error, DataError)
+    assert "nss-" in str(error)
+    assert "does not match its checksum" in str(error)
+    output, repaired = run(*command, "--repair", "--progress", out=out)
+    assert "fitting nss" in output
+    assert repaired["averages"] == content["averages"]
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 

@@ -1,6 +1,7 @@
 """Scores, thresholds and files of a small detector whose numbers are known."""
 
 import math
+import random
 from functools import partial
 
 import pytest
@@ -151,6 +152,21 @@ def test_files_of_something_else_are_refused(tmp_path):
     ):
         with pytest.raises(DataError, match=message):
             Mean.load(tmp_path / name, classifier)
+
+
+def test_a_damaged_file_is_refused_whichever_bit_it_was(tmp_path):
+    classifier = network()
+    detector = Mean(classifier)
+    detector.calibrate(data(40))
+    detector.save(tmp_path / "whole")
+    whole, draw = (tmp_path / "whole").read_bytes(), random.Random(0)
+    assert Mean.load(tmp_path / "whole", classifier).threshold == detector.threshold
+    for _ in range(60):
+        content = bytearray(whole)
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        (tmp_path / "damaged").write_bytes(content)
+        with pytest.raises(DataError, match="damaged: "):
+            Mean.load(tmp_path / "damaged", classifier)
 
 
 def test_layers_that_cannot_be_observed_are_named():

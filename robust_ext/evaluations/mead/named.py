@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.files import make_folder
+from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.files import make_folder, remove_drafts
 from robust_ext.core.specification import did_you_mean
 from robust_ext.core.target import module_device
 from robust_ext.engine.code_digest import code_digest, module_code
@@ -30,13 +30,17 @@ def find_detectors(
     bounds: tuple[float, float],
     seed: int,
     folder: Path | None,
+    repair: bool = False,
     report: Callable[[str], None],
 ) -> dict[str, object]:
     """Detectors by name: those of :data:`NAMED` fitted on clean inputs ``(N, ...)``, others as they were named.
 
-    Supervised ones learn from the first ``attacked`` inputs. Fitted ones are kept in the folder and read from it;
-    ``report`` is called with a line before each step that takes time.
+    Supervised ones learn from the first ``attacked`` inputs. Fitted ones are kept in the folder and read from it, and
+    fitted again there where they are damaged and ``repair`` is true. ``report`` is called with a line before each step
+    that takes time.
     """
+    if folder is not None and folder.is_dir():
+        remove_drafts(folder)
     found: dict[str, object] = {}
     few, adversarial = slice(0, attacked), None
     network = f"{model_digest(module)} {code_digest(module_code(module))}"
@@ -52,8 +56,12 @@ def find_detectors(
             continue
         file = None if folder is None else folder / f"{name}-{identity}.safetensors"
         if file is not None and file.exists():
-            found[name] = load_detector(name, file, module)
-            continue
+            try:
+                found[name] = load_detector(name, file, module)
+                continue
+            except DataError as error:
+                if not repair:
+                    raise DataError(f"{error}, or run the same command with --repair") from error
         if name in SUPERVISED and adversarial is None:
             report(f"making {attacked} adversarial examples to train detectors on")
             adversarial = training_adversarials(module, clean[few], labels[few], bounds=bounds, seed=seed)
