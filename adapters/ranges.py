@@ -37,7 +37,8 @@ _POSITIVE = """
     max_epsilon max_eps ε init_epsilon initial_const largest_const const_factor xi
 """
 # Numbers of norms, of which one is infinite, and numbers that are names of layers or classes.
-_FREE = "norm grad_norm p layer target max_mask_size"
+_NORMS = ("norm", "grad_norm", "p")
+_FREE = "norm grad_norm p layer max_mask_size"
 # What a setting is by its name, in all four libraries.
 _MEANINGS = {
     name: meaning
@@ -59,7 +60,9 @@ def check_ranges(made_of: Callable[..., Any], settings: Mapping[str, Any]) -> No
     parameters = inspect.signature(made_of).parameters
     for name, value in settings.items():
         default = parameters[name].default if name in parameters else inspect.Parameter.empty
-        if value is default or not isinstance(value, (bool, int, float, str)):
+        # An entry for each sample or such is an array, and objects are the library's.
+        several = (isinstance(value, (list, tuple, dict)) and _MEANINGS.get(name, "free") != "free") or name in _NORMS
+        if value is default or not (several or isinstance(value, (bool, int, float, str))):
             continue
         try:
             _check(name, value, default)
@@ -70,6 +73,8 @@ def check_ranges(made_of: Callable[..., Any], settings: Mapping[str, Any]) -> No
 def _check(name: str, value: object, default: object) -> None:
     meaning = _MEANINGS.get(name, "")
     if meaning == "free":
+        if name in _NORMS and not isinstance(value, str) and value not in (0, 1, 2, math.inf):
+            raise InvalidArgumentError(name, value, "one of 0, 1, 2, inf")
         if isinstance(value, float) and math.isnan(value):
             raise InvalidArgumentError(name, value, "a number")
     elif isinstance(default, bool):

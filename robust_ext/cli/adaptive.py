@@ -6,6 +6,7 @@ from typing import Any
 
 from robust_ext.cli.loading import ThreatOptions, load_model, torch_device
 from robust_ext.cli.options import command
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.evaluations.adaptive import AdaptiveSettings, evaluate_defense
@@ -42,7 +43,9 @@ def adaptive_command(run: ThreatOptions, own: AdaptiveOptions, settings: dict[st
     samples = run.load_samples(seed=settings["seed"])
     surrogates = {}
     for text in own.surrogate:
-        spec, _, weights = text.partition("@")
+        spec, at, weights = text.partition("@")
+        if not spec or (at and not weights):
+            raise InvalidArgumentError("--surrogate", text, "a model, or a model with weights, SPEC@FILE")
         surrogates[text] = load_model(spec, weights=weights or None, device=device)
     defense = own.defense if own.defense_weights is None else f"{own.defense}, weights {own.defense_weights}"
     with run.context(samples, defense=defense):

@@ -18,6 +18,7 @@ from robust_ext.cli.options import HIDDEN, number
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.foreign import foreign_code
 from robust_ext.core.objects import resolve_object
+from robust_ext.core.printable import printable
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.specification import check_keywords
 from robust_ext.core.threat import NORMS, ThreatModel
@@ -145,7 +146,7 @@ class RunOptions(Settings):
 
 def written(folder: Path) -> str:
     """The line that names the files of a result."""
-    return f"{folder / 'result.json'} and {folder / 'report.html'} hold the details."
+    return printable(f"{folder / 'result.json'} and {folder / 'report.html'} hold the details.")
 
 
 @settings_class

@@ -9,8 +9,10 @@ from robust_ext.core.errors import DataError, RobustExtError
 
 
 @contextmanager
-def foreign_code(argument: str, what: str, *, hint: str = "check its arguments") -> Iterator[None]:
-    """Explain what code of a user or a library raises inside, by DataError; errors of this project pass.
+def foreign_code(
+    argument: str, what: str, *, hint: str = "check its arguments", kind: type[RobustExtError] = DataError
+) -> Iterator[None]:
+    """Explain what code of a user or a library raises inside, by an error of a ``kind``; those of this project pass.
 
     ``sys.exit`` counts as raising: nothing that is evaluated may end the evaluation as if it had gone well.
     """
@@ -19,7 +21,7 @@ def foreign_code(argument: str, what: str, *, hint: str = "check its arguments")
     except (RobustExtError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        raise DataError(f"{argument}: {what} {raised(error, hint=hint)}") from error
+        raise kind(f"{argument}: {what} {raised(error, hint=hint)}") from error
 
 
 def raised(error: BaseException, *, hint: str) -> str:

@@ -204,6 +204,8 @@ def make_settings(cls: type[S], options: Mapping[str, Any], *, base: S | None = 
         InvalidArgumentError: One is unknown, or outside what is declared.
     """
     known = declared(cls)
+    if base is not None and not isinstance(base, cls):
+        raise InvalidArgumentError("settings", type(base).__name__, f"{cls.__name__}(...), or None for the defaults")
     for name in options:
         if name not in known:
             listed = f"a setting of {cls.label}: {', '.join(known)}{did_you_mean(name, known)}"

@@ -67,6 +67,9 @@ def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) 
         raise InvalidArgumentError(argument, type(inputs).__name__, "a torch.Tensor of shape (N, ...)")
     if not inputs.is_floating_point():
         raise InvalidArgumentError(argument, f"dtype {inputs.dtype}", "a floating point tensor (float32)")
+    if inputs.is_meta or inputs.layout != torch.strided:
+        shown = "no values (device meta)" if inputs.is_meta else f"layout {inputs.layout}"
+        raise InvalidArgumentError(argument, shown, "a dense tensor with values")
     if inputs.dim() < 2:
         raise InvalidArgumentError(argument, f"shape {tuple(inputs.shape)}", "a batch of shape (N, ...)")
     if inputs[:1].numel() == 0 and inputs.shape[0] > 0:
@@ -91,6 +94,9 @@ def check_labels(argument: str, labels: object, *, samples: int, classes: int | 
         raise InvalidArgumentError(argument, type(labels).__name__, "a torch.Tensor of shape (N,)")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InvalidArgumentError(argument, f"dtype {labels.dtype}", "integer class labels (int64)")
+    if labels.is_meta or labels.layout != torch.strided:
+        shown = "no values (device meta)" if labels.is_meta else f"layout {labels.layout}"
+        raise InvalidArgumentError(argument, shown, "a dense tensor with values")
     if labels.shape != (samples,):
         raise InvalidArgumentError(argument, f"shape {tuple(labels.shape)}", f"shape ({samples},), one label an input")
     labels = labels.detach().to(torch.int64)

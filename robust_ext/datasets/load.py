@@ -79,7 +79,7 @@ def _check_root(root: object) -> Path:
     if root is None:
         return Path.cwd()
     path = os.fspath(root) if isinstance(root, (str, os.PathLike)) else None
-    if not isinstance(path, str):
+    if not isinstance(path, str) or not path:
         raise InvalidArgumentError("root", root, "the path of a folder, as a text or pathlib.Path")
     folder = Path(path).expanduser()
     with reading(folder):

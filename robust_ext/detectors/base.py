@@ -19,6 +19,7 @@ from typing_extensions import Self
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.files import replace_file
+from robust_ext.core.foreign import foreign_code
 from robust_ext.core.modules import SettingsModule, module_class, positional
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_integer, check_number
@@ -85,8 +86,9 @@ class Detector(SettingsModule, ABC):
 
     def checked(self, observed: Observation) -> Tensor:
         """The score of a forward pass, as one number an input; ModelError where it is something else."""
-        scores = self.score_of(observed)
-        rows = len(observed.inputs)
+        rows, hint = len(observed.inputs), "correct it, or leave the detector out"
+        with foreign_code("detector", f"{type(self).__name__}, on {rows} inputs,", hint=hint, kind=ModelError):
+            scores = self.score_of(observed)
         if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.shape != (rows,):
             shown = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
             raise self.error(

@@ -7,6 +7,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import LARGEST
+from robust_ext.core.validation import check_integer
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
@@ -20,6 +24,21 @@ class RunContext:
     # Number of this process, and of how many; one of several does its share and makes no result
     shard: tuple[int, int] = (0, 1)
     repair: bool = False  # Whether what is damaged in a run folder is dropped and done again, not refused
+
+    def __post_init__(self) -> None:
+        origin, command, shard = self.origin, self.command, self.shard
+        if not isinstance(origin, Mapping) or not all(isinstance(one, str) for pair in origin.items() for one in pair):
+            raise InvalidArgumentError("origin", origin, 'texts by name, as in {"model": "net.py:make"}')
+        if not isinstance(self.target, str):
+            raise InvalidArgumentError("target", self.target, "a text")
+        if not isinstance(command, (list, tuple)) or not all(isinstance(one, str) for one in command):
+            raise InvalidArgumentError("command", command, "a list of texts")
+        check_integer("jobs", self.jobs, minimum=1, maximum=LARGEST)
+        if not isinstance(shard, tuple) or len(shard) != 2:
+            raise InvalidArgumentError("shard", shard, "a pair (number of this process, of how many)")
+        check_integer("shard", shard[0], minimum=0, maximum=check_integer("shard", shard[1], minimum=1) - 1)
+        if not isinstance(self.repair, bool):
+            raise InvalidArgumentError("repair", self.repair, "True or False")
 
     @property
     def origins(self) -> dict[str, str]:

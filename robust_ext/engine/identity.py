@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -35,7 +35,7 @@ def check_ids(sample_ids: Sequence[int] | None, count: int) -> list[int]:
     if sample_ids is None:
         return list(range(count))
     listed = all(hasattr(sample_ids, name) for name in ("__len__", "__getitem__"))
-    if not listed or isinstance(sample_ids, str) or getattr(sample_ids, "ndim", 1) != 1:
+    if not listed or isinstance(sample_ids, (str, bytes, Mapping)) or getattr(sample_ids, "ndim", 1) != 1:
         raise InvalidArgumentError("sample_ids", type(sample_ids).__name__, "a list of integers")
     ids = [check_integer("sample_ids", value, minimum=0, maximum=2**63 - 1) for value in sample_ids]
     if len(ids) != count:

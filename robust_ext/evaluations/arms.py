@@ -37,6 +37,10 @@ class Arm:
     resolved: Attack = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("label", "objective", "algorithm"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise InvalidArgumentError(name, repr(value), "a text that is not empty, or None")
         if self.norm is not None:
             check_choice("norm", self.norm, NORMS)
         if self.epsilon is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.foreign import foreign_code
 from robust_ext.core.random import seeded_globals
@@ -114,6 +115,7 @@ def as_defense(
         >>> as_defense(lambda x: x.round(), network, torch.rand(2, 1, 2, 2))(torch.rand(5, 1, 2, 2)).shape
         torch.Size([5, 3])
     """
+    check_bounds(bounds)
     # A name has no colon before its settings.
     if isinstance(obj, str) and ":" not in obj.partition("(")[0]:
         return named_defense(obj, classifier, inputs, weights=weights, bounds=bounds, argument=argument)

@@ -84,7 +84,7 @@ def evaluate_defense(
     model, size = _static_model(defense, classifier), checked.batch_size
     given = prepare_inputs(model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=size)
     made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
-    networks = {name: as_module(one, argument="surrogates").module for name, one in (surrogates or {}).items()}
+    networks = {name: as_module(one, argument="surrogates").module for name, one in _surrogates(surrogates).items()}
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
         checked = with_judge_seed(checked, out=out, worker=worker)
         steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)
@@ -118,6 +118,14 @@ def _evaluate(
         return AdaptiveResult({})
     content = make_content(list(outcomes.values()), cost=measure_cost(defense, some), warnings=warnings, begun=begun)
     return AdaptiveResult(content).saved(out)
+
+
+def _surrogates(surrogates: object) -> Mapping[str, object]:
+    if surrogates is None:
+        return {}
+    if not isinstance(surrogates, Mapping) or not all(isinstance(name, str) for name in surrogates):
+        raise InvalidArgumentError("surrogates", type(surrogates).__name__, "a dict of models by name")
+    return surrogates
 
 
 def _static_model(defense: object, classifier: object) -> object:

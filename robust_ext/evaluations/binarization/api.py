@@ -123,6 +123,8 @@ def _prepare(
     threat_model, context = settings.threat_model, current_context()
     if detector is None and settings.exposure != "classifier":
         raise InvalidArgumentError("exposure", settings.exposure, "'classifier' where there is no detector")
+    if detector is None and detector_data is not None:
+        raise InvalidArgumentError("detector_data", type(detector_data).__name__, "none where there is no detector")
     threat_model.check_resolution(inputs[:1].numel())
     ids, named = check_ids(sample_ids, len(inputs)), as_attacks(attacks)
     for one in named.values():
