@@ -10,7 +10,7 @@ from __future__ import annotations
 from common import THREAT, load, parser, pgd, seconds
 
 import robust_ext
-from robust_ext.engine.isolation.process import zygote
+from robust_ext.engine.isolation.forking import zygote
 
 
 def main() -> None:

@@ -46,6 +46,9 @@ class RunContext:
         return {f"{name}_origin": words for name, words in self.origin.items()}
 
 
+ISOLATED: ContextVar[bool] = ContextVar("robust_ext_isolated", default=False)
+"""Whether attacks run in processes of their own."""
+
 _CURRENT: ContextVar[RunContext | None] = ContextVar("robust_ext_run", default=None)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError, RunFolderBusyError
-from robust_ext.engine.context import RunContext, current_context
+from robust_ext.engine.context import ISOLATED, RunContext, current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.run_folder import RunFolder
 from robust_ext.engine.shards import run_shards
@@ -116,6 +116,11 @@ class Outcome(Generic[R_co]):
         return sum(timing[part][name] for timing in self.timings)
 
 
+def isolated(outcomes: Iterable[Outcome[Any]]) -> bool:
+    """Whether every attack ran in a process of its own."""
+    return all(timing.get("isolated", False) for one in outcomes for timing in one.timings)
+
+
 def spent(outcomes: Iterable[Outcome[Any]], *, begun: float, **parts: float) -> dict[str, float]:
     """Seconds of parts and in all, since ``begun`` and of earlier calls in the same folders.
 
@@ -199,7 +204,7 @@ def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator
                     # Before the records: a block whose records are there is not run again.
                     kept = block.candidates.detach().cpu().numpy()
                     store.save(candidates_name(rows[0]), candidates=kept)
-                store.append(block.records, block.timing)
+                store.append(block.records, {**block.timing, "isolated": ISOLATED.get()})
             bar.update(len(rows))
     except RobustExtError as error:
         if not run.tolerates(error):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from robust_ext import reports
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.engine.run import Outcome, isolated
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class EvaluationResult:
 def framed(
     kind: str,
     given: EvaluationInputs,
+    outcomes: Iterable[Outcome[Any]],
     *,
     settings: Mapping[str, Any],
     seed: int,
@@ -65,6 +67,7 @@ def framed(
         "clean_accuracy": float(given.correct.mean()),
         **parts,
         "settings": {**settings, "bounds": list(given.bounds), **given.described, **current_context().origins},
+        "isolated": isolated(outcomes),
         "versions": versions(),
         "seed": seed,
         "seconds": dict(seconds),

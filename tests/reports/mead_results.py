@@ -129,6 +129,7 @@ def make(arms, detectors, *, samples, white_box=(), combines=None, rates=None, u
         "averages": averages,
         "arms": [arm_row(one, {}, samples) for one in results],
         "settings": {"bounds": [0.0, 1.0], "batch_size": 256, "resamples": 0, "naturals": "kept", "8-bit": False},
+        "isolated": False,
         "versions": {"robust_ext": "0.1.0", "torch": "2.5.1"},
         "seed": 20240501,
         "seconds": {"attack": 912.25, "verify": 3.5, "score": 187.75, "total": 1110.0},

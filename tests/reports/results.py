@@ -81,6 +81,7 @@ def make_result(attacks, **changes):
         "warnings": ["pgd: 5 of 256 samples: the attack's process ended."],
         "calibration": None,
         "settings": {"norm": "linf", "epsilon": 8 / 255, "threshold": 0.95, "kappa": 0.999, "corners": True},
+        "isolated": True,
         "versions": VERSIONS,
         "seed": 20240501,
     }
@@ -120,6 +121,7 @@ def make_robust_accuracy(*names, **changes):
         "worst_case": curve((0.7, 0.6, 0.79), (0.4, 0.3, 0.5)),
         "warnings": ["ddn: 5 of 100 samples: the attack's process ended."],
         "settings": {"norm": "l2", "batch_size": 100, "seed": 3},
+        "isolated": True,
         "versions": VERSIONS,
         "seconds": {"attack": 26.0, "total": 30.0},
         **changes,
@@ -167,6 +169,7 @@ def make_adaptive(*names, **changes):
         "refused": [{"name": "RayS", "reason": "Its predictions change."}],
         "warnings": ["Gradients are zero on 10% of the samples."],
         "settings": {"steps": 50, "seed": 1},
+        "isolated": True,
         "versions": VERSIONS,
         "seconds": {"attack": 26.0, "total": 30.0},
         **changes,

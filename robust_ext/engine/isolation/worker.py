@@ -15,8 +15,10 @@ from typing import Any
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
 from robust_ext.core.validation import check_integer, check_number
+from robust_ext.engine.context import ISOLATED
+from robust_ext.engine.isolation.forking import zygote
 from robust_ext.engine.isolation.messages import as_error, receive_tensor
-from robust_ext.engine.isolation.process import AttackProcess, LostError, unreadable, zygote
+from robust_ext.engine.isolation.process import AttackProcess, LostError, unreadable
 from robust_ext.engine.isolation.remote import RemoteAttack
 from robust_ext.engine.task import Task, TaskResult, Worker, run_task
 from robust_ext.registry.attack import attacks_from_text
@@ -148,11 +150,12 @@ def attack_worker(*, isolate: bool, attack_timeout: float | None = None) -> Iter
     if attack_timeout is not None:
         attack_timeout = check_number("attack_timeout", attack_timeout, minimum=0, open_minimum=True)
     worker = IsolatedWorker(timeout=attack_timeout)
-    token = _CURRENT.set(worker)
+    token, isolated = _CURRENT.set(worker), ISOLATED.set(True)
     zygote().prepare()
     try:
         with unreadable(), attacks_from_text(lambda text, name: RemoteAttack.load(text, name, worker.call)):
             yield worker
     finally:
+        ISOLATED.reset(isolated)
         _CURRENT.reset(token)
         worker.close()

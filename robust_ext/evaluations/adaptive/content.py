@@ -14,7 +14,7 @@ from robust_ext.core.statistics import proportion_interval
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.outcomes import LOST
-from robust_ext.engine.run import Outcome, spent
+from robust_ext.engine.run import Outcome, isolated, spent
 from robust_ext.evaluations.adaptive.plan import CATEGORIES
 from robust_ext.evaluations.adaptive.protocol import StepRun
 from robust_ext.evaluations.caveats import attack_warnings
@@ -54,6 +54,7 @@ def make_content(
         "cost": dict(cost),
         "refused": [{"name": one.run.title, "reason": one.refusal} for one in outcomes if one.refusal is not None],
         "settings": {**run.identity, **current_context().origins},
+        "isolated": isolated(outcomes[1:]),
         "versions": versions(),
         "seed": seed,
         "seconds": spent(

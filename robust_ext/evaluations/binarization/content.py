@@ -7,7 +7,7 @@ from typing import Any
 
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, versions
-from robust_ext.engine.run import Outcome
+from robust_ext.engine.run import Outcome, isolated
 from robust_ext.engine.store import Record
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
@@ -38,6 +38,7 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
             "forward_batch": run.forward.rows,
             "fold": run.forward.module is not run.features,
         },
+        "isolated": isolated([outcome]),
         "versions": versions(),
         "seed": run.settings.seed,
     }

@@ -71,6 +71,7 @@ def make_content(
     return framed(
         "mead",
         given,
+        left,
         suite=suite,
         naturals=settings.naturals,
         detectors=detectors,

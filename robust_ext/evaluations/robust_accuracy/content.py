@@ -41,6 +41,7 @@ def make_content(
     return framed(
         "robust_accuracy",
         given,
+        outcomes,
         norm=run.threat_model.norm,
         attacks=attacks,
         worst_case=whole.curve(epsilons, slack=slack),

@@ -1,0 +1,138 @@
+"""The process that attacks' processes are forked from, as the judge handles it."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robust_ext.core.errors import RobustExtError
+from robust_ext.core.objects import loaded_files
+
+# Seconds it may take to end once its socket is closed.
+_PATIENCE = 1.0
+
+
+class ZygoteError(RobustExtError):
+    """The process that attacks are started from is gone."""
+
+
+class Zygote:
+    """The process that others are forked from, see :mod:`robust_ext.engine.isolation.zygote`."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", f"{__package__}.zygote", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                start_new_session=True,
+            )
+        self._lines = self._socket.makefile("rb")
+        self._imported: set[str] = set()
+        self._path: list[str] = []
+        self._unread = 0  # Replies that nobody waited for
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def prepare(self) -> None:
+        """Let it import what this process has of the project, without waiting for it."""
+        wanted = {name for name in sys.modules if name.startswith("robust_ext.") and "isolation" not in name}
+        path = [*sys.path, *dict.fromkeys(str(Path(str(one.__file__)).parent) for one in loaded_files().values())]
+        if wanted - self._imported or path != self._path:
+            self._send({"path": path, "modules": sorted(wanted - self._imported)})
+            self._imported, self._path = self._imported | wanted, path
+            self._unread += 1
+
+    def fork(self, *, patience: float) -> tuple[int, Connection]:
+        """A process and the connection to it, on which no message may take more than so many seconds to pass."""
+        self.prepare()
+        ours, theirs = socket.socketpair()
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(patience), 0))
+        with theirs:
+            child = self._request({"threads": torch.get_num_threads()}, theirs.fileno())
+        return child, Connection(ours.detach())
+
+    def end(self, child: int, *, patience: float) -> int:
+        """The exit status of a process, which is killed where it does not end by itself in time."""
+        status: int = self._request({"end": child, "patience": patience})
+        return status
+
+    def close(self) -> None:
+        """End it and all that it forked."""
+        self._lines.close()
+        self._socket.close()
+        try:
+            self._process.wait(timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _request(self, request: dict[str, Any], *descriptors: int) -> Any:
+        self._send(request, *descriptors)
+        self._unread += 1
+        with self._guarded():
+            while self._unread:
+                found = json.loads(self._lines.readline())
+                self._unread -= 1
+        return found
+
+    def _send(self, request: dict[str, Any], *descriptors: int) -> None:
+        with self._guarded():
+            line = json.dumps(request).encode() + b"\n"
+            if descriptors:
+                socket.send_fds(self._socket, [line], descriptors)
+            else:
+                self._socket.sendall(line)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise ZygoteError(
+                f"the process that attacks are started from ended (status {self._process.poll()}: {error}); repeat the "
+                "command, or run attacks in this process (isolate=False, --in-process)"
+            ) from error
+
+
+@cache
+def _zygotes() -> dict[int, Zygote]:
+    found: dict[int, Zygote] = {}
+
+    def close() -> None:
+        # A forked process has that of another.
+        if os.getpid() in found:
+            found[os.getpid()].close()
+
+    atexit.register(close)
+    return found
+
+
+def zygote() -> Zygote:
+    """That of this process, started where there is none."""
+    found = _zygotes()
+    process = os.getpid()
+    if process in found and not found[process].alive:
+        found.pop(process).close()
+    if process not in found:
+        found[process] = Zygote()
+    return found[process]
