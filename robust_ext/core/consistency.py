@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from robust_ext.core.errors import ModelError
 from robust_ext.core.random import seeded_globals
 
-# Differences up to these shares of the largest logit are rounding: of one batch computed twice, where nothing is summed
-# in another order but by some GPU kernels; and of batches of other sizes, for which other kernels are used.
-_REPEATED, _REPEATED_GPU = 1e-5, 1e-3
-_OTHER_BATCH, _OTHER_BATCH_GPU, _OTHER_BATCH_HALF = 1e-3, 1e-2, 5e-2
+# Differences up to these shares of the largest logit are rounding: of one batch computed twice, or with other values in
+# other rows, where only some GPU kernels sum in another order; and of batches of other sizes, which use other kernels.
+_SAME_SIZE, _SAME_SIZE_GPU = 1e-5, 1e-3
+_OTHER_SIZE, _OTHER_SIZE_GPU, _OTHER_SIZE_HALF = 1e-3, 1e-2, 5e-2
+# The share by which logits of an optimisation may differ, which turns rounding into something larger.
+_OPTIMISED = 0.03
 _REPEATS = 2
 _ROWS = 3
 
@@ -28,7 +30,7 @@ def check_consistency(
     argument: str = "model",
     repeatable: bool = True,
     row_wise: bool = True,
-    slack: float = 0.0,
+    optimised: bool = False,
 ) -> None:
     """Raise where a module changes its input, or the logits of a row change with chance or with other rows.
 
@@ -39,8 +41,9 @@ def check_consistency(
         bounds: Of inputs.
         argument: What error messages call the module.
         repeatable: Whether the same batch has to give the same logits again.
-        row_wise: Whether a row has to give the same logits alone, and in a batch in another order.
-        slack: Share of the largest logit that may differ between batches, where that is more than rounding.
+        row_wise: Whether a row has to give the same logits with others beside it, alone, and in another order.
+        optimised: Whether the logits come from an optimisation. Then only other rows beside a row count, and by much:
+            in a batch of another size rounding differs, and steps by the sign of a gradient make more of it.
 
     Raises:
         ModelError: Something of this is not so; the text names which, and what to do.
@@ -52,17 +55,40 @@ def check_consistency(
     with torch.no_grad(), seeded_globals(0):
         first = _logits(module, probes, argument)
         scale = float(first.abs().nan_to_num(0, 0, 0).max())
+        same_size = _SAME_SIZE_GPU if first.is_cuda else _SAME_SIZE
         if repeatable:
             again = max(_difference(first, _logits(module, probes, argument)) for _ in range(_REPEATS))
-            if again > scale * (_REPEATED_GPU if first.is_cuda else _REPEATED):
+            if again > scale * same_size:
                 raise ModelError(_random_words(argument, again, scale))
         if row_wise:
-            order = torch.arange(len(probes) - 1, -1, -1, device=probes.device)
-            other = _difference(first, _logits(module, probes[order], argument)[order])
-            for row in (0, len(probes) - 1):
-                other = max(other, _difference(first[row : row + 1], _logits(module, probes[row : row + 1], argument)))
-            if other > scale * max(slack, _other_batch(first, module)):
-                raise ModelError(_batch_words(argument, other, scale))
+            found = _beside_others(module, probes, first, bounds, argument)
+            if found > scale * (_OPTIMISED if optimised else same_size):
+                raise ModelError(_batch_words(argument, found, scale))
+        if row_wise and not optimised:
+            found = _in_other_batches(module, probes, first, argument)
+            if found > scale * _other_size(first, module):
+                raise ModelError(_batch_words(argument, found, scale))
+
+
+def _beside_others(
+    module: nn.Module, probes: Tensor, first: Tensor, bounds: tuple[float, float], argument: str
+) -> float:
+    """The largest change of the first and last row's logits where all other rows lie at one of the bounds."""
+    found = 0.0
+    for row, bound in zip((0, len(probes) - 1), bounds, strict=True):
+        others = torch.full_like(probes, bound)
+        others[row] = probes[row]
+        found = max(found, _difference(first[row], _logits(module, others, argument)[row]))
+    return found
+
+
+def _in_other_batches(module: nn.Module, probes: Tensor, first: Tensor, argument: str) -> float:
+    """The largest change of logits of rows in another order, and of the first and last row alone."""
+    order = torch.arange(len(probes) - 1, -1, -1, device=probes.device)
+    found = _difference(first, _logits(module, probes[order], argument)[order])
+    for row in (0, len(probes) - 1):
+        found = max(found, _difference(first[row], _logits(module, probes[row : row + 1], argument)[0]))
+    return found
 
 
 def _logits(module: nn.Module, rows: Tensor, argument: str) -> Tensor:
@@ -72,8 +98,8 @@ def _logits(module: nn.Module, rows: Tensor, argument: str) -> Tensor:
         out = module(given)
     except Exception as error:
         raise ModelError(
-            f"{argument}: raised {type(error).__name__} on {len(rows)} of the rows of a batch that it took: {error}; "
-            "attacks leave out rows that are done, so it has to take batches of any size"
+            f"{argument}: raised {type(error).__name__} on a batch of {len(rows)}: {error}; "
+            "attacks leave out rows that are done, so it has to take batches of any size of inputs in bounds"
         ) from error
     if not torch.equal(given, rows):
         raise ModelError(
@@ -98,11 +124,11 @@ def _difference(one: Tensor, other: Tensor) -> float:
     return found
 
 
-def _other_batch(logits: Tensor, module: nn.Module) -> float:
+def _other_size(logits: Tensor, module: nn.Module) -> float:
     halves = (torch.float16, torch.bfloat16)
     if logits.dtype in halves or any(p.dtype in halves for p in module.parameters()):
-        return _OTHER_BATCH_HALF
-    return _OTHER_BATCH_GPU if logits.is_cuda else _OTHER_BATCH
+        return _OTHER_SIZE_HALF
+    return _OTHER_SIZE_GPU if logits.is_cuda else _OTHER_SIZE
 
 
 def _random_words(argument: str, found: float, scale: float) -> str:
@@ -117,8 +143,8 @@ def _random_words(argument: str, found: float, scale: float) -> str:
 
 def _batch_words(argument: str, found: float, scale: float) -> str:
     return (
-        f"{argument}: is batch-dependent: the logits of a row differ by up to {found:.3g} when it is alone, or in "
-        f"another order (the largest is {scale:.3g}). Attacks query parts of batches in any order, so what they find "
+        f"{argument}: is batch-dependent: the logits of a row differ by up to {found:.3g} with the rows beside it or "
+        f"their order (the largest is {scale:.3g}). Attacks query parts of batches in any order, so what they find "
         "is not what is judged. Take statistics that do not come from the batch (running ones in normalisation, static "
         "scales in quantisation); a defense that treats rows in groups by design is an AdaptiveDefense with "
         "batch_level = True and a group_size, for robust_ext.evaluate_defense"

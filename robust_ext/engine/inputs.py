@@ -28,8 +28,6 @@ from robust_ext.registry.model import as_module
 
 # Enough inputs to tell two modules apart, few enough to cost nothing.
 PROBES = 4
-# Share of the largest logit by which those of a test-time defense may differ between batches.
-_DEFENSE_SLACK = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +125,7 @@ def check_model(
         repeatable=not (random and draws),
         # The rows of a random one draw numbers of their own, by their place in the batch.
         row_wise=not random,
-        # Steps by the sign of a gradient turn rounding into something larger.
-        slack=_DEFENSE_SLACK if inside else 0.0,
+        optimised=bool(inside),
     )
 
 

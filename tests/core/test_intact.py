@@ -20,8 +20,14 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.models.binarized import identifiable
 
 
+def shown(x):
+    return x
+
+
 class Layer(nn.Module):
     """A linear layer that keeps what modules keep beside parameters, and counts its passes."""
+
+    sign, calls = 1, 0
 
     def __init__(self):
         super().__init__()
@@ -34,8 +40,9 @@ class Layer(nn.Module):
 
     def forward(self, x):
         self.passes += 1
+        Layer.calls += 1
         self.last = self.factor * self.inner(x) + self.shift
-        return self.lazy(self.hidden[0](self.last))
+        return self.sign * shown(self.lazy(self.hidden[0](self.last)))
 
 
 @pytest.fixture
@@ -164,6 +171,18 @@ def behind_a_closure(network):
     network[0].lazy.__closure__[0].cell_contents.weight.data.zero_()
 
 
+def parameter_hidden_by_its_class(network):
+    nn.Linear.weight = property(lambda self: torch.zeros(self.out_features, self.in_features))
+
+
+def constant_of_class(network):
+    Layer.sign = -1
+
+
+def function_of_its_file(network):
+    globals()["shown"] = lambda x: -x
+
+
 def judge(network):
     ThreatModel.contains = lambda self, one, other: torch.ones(len(one), dtype=torch.bool)
 
@@ -204,6 +223,9 @@ TAMPERING = {
     defaults_of_judge: r"robust_ext\.models\.binarized\.identifiable",
     builtin: r"builtins\.zip",
     behind_a_closure: r"0\.lazy\.weight",
+    parameter_hidden_by_its_class: r"Linear\.weight",
+    constant_of_class: r"Layer\.sign",
+    function_of_its_file: r".*test_intact\.shown",
     judge: r"ThreatModel\.contains",
     constant_of_judge: r"robust_ext\.core\.threat\.NORMS",
     hidden_builtin: r"robust_ext\.core\.threat\.len",

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from robust_ext.core.intact.bookkeeping import assigns
+
 _JUDGING = ("robust_ext.core", "robust_ext.models", "robust_ext.engine", "robust_ext.evaluations")
 _TORCH = (torch, nn.functional, torch.linalg, builtins)
 _FOLDER = str(Path(torch.__file__).parent)
@@ -31,7 +33,7 @@ class _Judges:
 
     loaded: int = 0
     found: list[Any] = field(default_factory=list)
-    functions: dict[str, FunctionType] = field(default_factory=dict)  # Theirs, but torch's, by name
+    functions: list[tuple[str, FunctionType]] = field(default_factory=list)  # Theirs, but torch's, with names
 
 
 _JUDGES = _Judges()
@@ -41,17 +43,13 @@ class CodeState:
     """What runs when networks with modules of these classes are queried and what comes back is judged."""
 
     def __init__(self, classes: Iterable[type]) -> None:
-        owners: dict[int, Any] = {id(owner): owner for owner in _namespaces()}
         bases = {base for kind in classes for base in kind.__mro__ if base is not object}
-        owners |= {id(base): base for base in bases}
-        self._kept = [(owner, dict(vars(owner))) for owner in owners.values()]
-        methods = {f"{kind.__name__}.{name}": value for kind in bases for name, value in vars(kind).items()}
-        functions = {
-            **_JUDGES.functions,
-            **{name: one for name, one in methods.items() if isinstance(one, FunctionType)},
-        }
-        self._names, self._functions = list(functions), list(functions.values())
-        self._code = list(map(_CONTENTS, self._functions))
+        written = [sys.modules.get(kind.__module__) for kind in bases if not kind.__module__.startswith("torch.")]
+        own = {id(owner): owner for owner in _namespaces()}
+        added = {id(owner): owner for owner in (*bases, *written) if owner is not None and id(owner) not in own}
+        self._kept = [(owner, dict(vars(owner))) for owner in (*own.values(), *added.values())]
+        self._functions = _JUDGES.functions + _functions(added.values())
+        self._code = [_CONTENTS(function) for _, function in self._functions]
         self._hooks = {name: dict(value) for name, value in _HOOKS.items()}
 
     def restore(self) -> list[str]:
@@ -62,11 +60,10 @@ class CodeState:
             if len(now) == len(kept) and all(map(is_, now.values(), kept.values())):
                 continue
             patched += [f"{owner.__name__}.{name}" for name in _restore(owner, now, kept)]
-        if list(map(_CONTENTS, self._functions)) != self._code:
-            for name, function, contents in zip(self._names, self._functions, self._code, strict=True):
-                if _CONTENTS(function) != contents:
-                    function.__code__, function.__defaults__, function.__kwdefaults__ = contents
-                    patched.append(name)
+        for (name, function), contents in zip(self._functions, self._code, strict=True):
+            if _CONTENTS(function) != contents:
+                function.__code__, function.__defaults__, function.__kwdefaults__ = contents
+                patched.append(name)
         for name, kept in self._hooks.items():
             now = _HOOKS[name]
             if list(map(id, now.values())) != list(map(id, kept.values())):
@@ -88,41 +85,59 @@ def _namespaces() -> list[Any]:
             if isinstance(value, type) and value.__module__ == module.__name__
         ]
         owners: list[Any] = [*own, *classes]
-        _JUDGES.functions = {
-            f"{owner.__name__}.{name}": value
-            for owner in owners
-            for name, value in vars(owner).items()
-            if isinstance(value, FunctionType)
-        }
+        _JUDGES.functions = _functions(owners)
         _JUDGES.found = [*_TORCH, torch.Tensor, nn.Parameter, *owners]
     return _JUDGES.found
 
 
+def _functions(owners: Iterable[Any]) -> list[tuple[str, FunctionType]]:
+    return [
+        (f"{owner.__name__}.{name}", value)
+        for owner in owners
+        for name, value in vars(owner).items()
+        if isinstance(value, FunctionType)
+    ]
+
+
 def _restore(owner: Any, now: Mapping[str, Any], kept: Mapping[str, Any]) -> list[str]:
     """Put back what was replaced, and take away what hides something; names of both."""
-    replaced = [name for name, value in kept.items() if now.get(name) is not value and _counts(owner, name, value, now)]
+    replaced = [
+        name
+        for name, value in kept.items()
+        if (new := now.get(name)) is not value and not _of_torch(new) and _counts(owner, name, value)
+    ]
     for name in replaced:
         setattr(owner, name, kept[name])
-    hidden = owner.__mro__[1:] if isinstance(owner, type) else (builtins,)
-    hiding = [
-        name
-        for name in now
-        if name not in kept and callable(now[name]) and any(name in vars(place) for place in hidden)
-    ]
+    hiding = [name for name, value in now.items() if name not in kept and _hides(owner, name, value)]
     for name in hiding:
         delattr(owner, name)
     return replaced + hiding
 
 
-def _counts(owner: Any, name: str, value: object, now: Mapping[str, Any]) -> bool:
+def _counts(owner: Any, name: str, value: object) -> bool:
     """Whether it matters that this attribute was replaced."""
+    special = name.startswith("__")
     if isinstance(owner, type):
-        return (callable(value) or hasattr(value, "__get__")) and not _of_torch(now.get(name))
+        return _runs(value) or not (special or assigns(owner, name))
     if owner in _TORCH:
         # Some classes stand for settings of torch.
-        setting = owner is torch and isinstance(value, type)
-        return callable(value) and not setting and not _of_torch(now.get(name))
-    return not name.startswith("__")
+        return callable(value) and not (owner is torch and isinstance(value, type))
+    # In files with networks of a user there may be anything.
+    return not special if owner.__name__.startswith(_JUDGING) else isinstance(value, FunctionType)
+
+
+def _hides(owner: Any, name: str, value: object) -> bool:
+    """Whether something new stands before what was found under this name: a builtin, a base's method, a parameter."""
+    if not isinstance(owner, type):
+        return callable(value) and hasattr(builtins, name) and owner.__name__.startswith(_JUDGING)
+    if _of_torch(value) or not (_runs(value) or isinstance(value, torch.Tensor)):
+        return False
+    inherited = any(name in vars(base) for base in owner.__mro__[1:])
+    return inherited or (issubclass(owner, nn.Module) and not name.startswith("__"))
+
+
+def _runs(value: object) -> bool:
+    return callable(value) or hasattr(value, "__get__")
 
 
 def _of_torch(value: object) -> bool:

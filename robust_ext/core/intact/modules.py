@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from operator import is_
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.intact.bookkeeping import assigns
 from robust_ext.core.intact.tensors import GradientState, TensorState
 
 _MISSING = object()
@@ -70,7 +70,8 @@ class _ModuleState:
     """One module without those beneath it."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
-        self.name, self.module, self._class = name, module, type(module)
+        self.name, self.module = name, module
+        self._class: Any = type(module)
         self._attributes = dict(vars(module))
         kept = ((key, self._attributes.get(key)) for key in _REGISTERS)
         self._registers = {key: value.copy() for key, value in kept if isinstance(value, (dict, set))}
@@ -83,7 +84,7 @@ class _ModuleState:
         for buffer in self.module.buffers(recurse=False):
             yield "", buffer
         for key, value in self._attributes.items():
-            if key not in _BASE and not (isinstance(value, Tensor) and _writes(self._class, key)):
+            if key not in _BASE and not (isinstance(value, Tensor) and assigns(self._class, key)):
                 yield from (("", each) for each in _inside(value) if isinstance(each, Tensor))
 
     def restore(self) -> Iterator[tuple[str, bool]]:
@@ -122,7 +123,7 @@ class _ModuleState:
         functional = callable(old) or callable(new)
         if shadows and (functional or isinstance(new, Tensor)):
             return True
-        if key not in _BASE and _writes(self._class, key):
+        if key not in _BASE and assigns(self._class, key):
             return None
         return functional and old is not _MISSING
 
@@ -187,31 +188,3 @@ def _register_words(key: str, names: list[str], title: str) -> str:
 
 def _equal(old: object, new: object) -> bool:
     return old is new or (type(old) is type(new) and isinstance(old, _PLAIN) and old == new)
-
-
-@functools.lru_cache(maxsize=1024)
-def _writes(kind: Any, name: str) -> bool:
-    """Whether a method of the class, beside those that make it, assigns this attribute of ``self``."""
-    for owner in kind.__mro__:
-        if owner in (nn.Module, object):
-            continue
-        for key, value in vars(owner).items():
-            function = getattr(value, "__func__", getattr(value, "fget", value))
-            making = key in ("__init__", "__new__", "__post_init__", "__setstate__")
-            if not making and isinstance(function, FunctionType) and _stores(function.__code__, name):
-                return True
-    return False
-
-
-def _stores(code: CodeType, name: str) -> bool:
-    if not code.co_argcount:
-        return False
-    before: dis.Instruction | None = None
-    for step in dis.get_instructions(code):
-        if step.opname == "STORE_ATTR" and step.argval == name and before is not None:
-            loaded = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
-            # An augmented assignment has the value on top of its owner, which is self in all but odd code.
-            if loaded == code.co_varnames[0] or before.opname in ("SWAP", "ROT_TWO"):
-                return True
-        before = step
-    return False

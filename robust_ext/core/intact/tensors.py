@@ -34,7 +34,8 @@ class TensorState:
             self._storage.resize_(self._bytes)
             changed = True
         if moved:
-            held = _as_bits(tensor.detach()) if _readable(tensor) else None
+            # Where it lies does not count: some attacks move networks to another device.
+            held = _as_bits(tensor.detach().to(alias.device)) if _readable(tensor) else None
             changed = changed or not _same(held, self.copy)
             tensor.data = alias
         if not _same(self._bits, self.copy) and self._bits is not None and self.copy is not None:
