@@ -119,6 +119,37 @@ def test_witnesses_of_one_run_count_at_every_budget_they_are_within(subject):
         )
 
 
+class Overflowing(nn.Module):
+    """A piecewise affine network that is no number where the values of an input add up to more than a limit."""
+
+    def __init__(self, network, limit):
+        super().__init__()
+        self.network, self.limit = network, limit
+        self.first, self.second, self.last = nn.Linear(64, 1), nn.Linear(1, 1), nn.Linear(1, 10)
+        for layer, weight, bias in ((self.first, 1e20, -1e20 * limit), (self.second, 1e20, 0.0), (self.last, 0.0, 0.0)):
+            nn.init.constant_(layer.weight, weight)
+            nn.init.constant_(layer.bias, bias)
+        self.eval()
+
+    def forward(self, x):
+        return self.network(x) + self.last(self.second(self.first(x.flatten(1)).relu()))
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_linear_region_attack_goes_on_beside_regions_that_overflow(subject, norm):
+    network, _, inputs, labels = subject
+    inputs, labels = inputs[:4], labels[:4]
+    overflowing = Overflowing(network, float(inputs.flatten(1).sum(1).max()) + 0.01).requires_grad_(False)
+    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.3, "l2": 1.5}[norm])
+    attack = {"LinearRegion": "robust_ext:LinearRegion(starts=2, regions=4, iterations=100, basin_hops=0)"}
+    plain, found = (
+        robust_accuracy(one, attack, inputs, labels, threat_model).attacks["LinearRegion"]
+        for one in (network, overflowing)
+    )
+    assert plain["robust_accuracy"][0]["robust_accuracy"] == found["robust_accuracy"][0]["robust_accuracy"] == 0
+    assert found["outcomes"]["non_finite_logits"] + found["outcomes"].get("found", 0) == 4
+
+
 def test_mead_counts_them_as_successes_and_gives_the_numbers_without_them(subject):
     network, twin, inputs, labels = subject
     detectors = {"nan": lambda x: twin(x)[:, 0], "spread": lambda x: x.flatten(1).std(1)}

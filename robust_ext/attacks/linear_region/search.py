@@ -161,7 +161,7 @@ class RegionSearch:
         )
         began = 1 if norm == "l2" else 3
         oracle.spend(samples, 2 * found.iterations + began + warm.unscaled() * (1 + PROBES + 2 * POWER))
-        return found, scaling
+        return _without_overflow(found, scaling, inputs)
 
     def _nearer(self, found: Solution, state: SearchState, places: Tensor) -> list[tuple[int, Tensor, Tensor]]:
         """What is adversarial where the solver got nearer: the start, the point and its distance."""
@@ -185,6 +185,24 @@ class RegionSearch:
         points = oracle.bisect_to_input(points, samples, least=_LEAST, halvings=6)
         distances = oracle.distances(points, samples)
         return list(zip(places.tolist(), points, distances, strict=True))
+
+
+def _without_overflow(found: Solution, scaling: Scaling, inputs: Tensor) -> tuple[Solution, Scaling]:
+    """What was found, with nothing in regions whose affine maps are too large for numbers; the next one begins anew."""
+    columns = (found.bound.masked_fill(found.bound == torch.inf, 0)[:, None], scaling.norm[:, None])
+    parts = (found.points, found.multipliers, scaling.rows, *columns)
+    lost = ~torch.stack([torch.isfinite(part).all(1) for part in parts]).all(0)
+    if not bool(lost.any()):
+        return found, scaling
+    none = int(Status.INFEASIBLE)
+    clean = Solution(
+        points=torch.where(lost[:, None], inputs, found.points),
+        bound=found.bound.masked_fill(lost, torch.inf),
+        status=found.status.masked_fill(lost, none),
+        iterations=found.iterations,
+        multipliers=found.multipliers.masked_fill(lost[:, None], 0),
+    )
+    return clean, Scaling(rows=scaling.rows.masked_fill(lost[:, None], 1), norm=scaling.norm.masked_fill(lost, 0))
 
 
 def sample_near(

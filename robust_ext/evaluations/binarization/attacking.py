@@ -169,7 +169,7 @@ def _count_adversarial(module: nn.Module, points: Tensor, defense: Defense | Non
 def _predicted(module: nn.Module, points: Tensor, label: int) -> Tensor:
     """Which points have this class, bool ``(n,)``; none where logits are not finite."""
     with torch.no_grad():
-        logits = module(points)
+        logits: Tensor = module(points)
     return (logits.argmax(1) == label) & torch.isfinite(logits).all(1)
 
 
