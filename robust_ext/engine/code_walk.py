@@ -125,24 +125,25 @@ class CodeWalk:
     def _module(self, value: types.ModuleType) -> str:
         """A module that code refers to: of a user's, its functions, classes and numbers as they are in this process."""
         scope = module_scope(value.__name__)
-        for key, one in sorted(vars(value).items()) if self._home(value.__name__) == "file" else ():
+        for key, one in sorted(vars(value).items()) if self._home(vars(value)) == "file" else ():
             if isinstance(one, _PLAIN) and not key.startswith("__"):
                 self._entries[f"{scope}.{key}"] = hashed(self._token(one))
             elif getattr(one, "__module__", None) == value.__name__ and isinstance(one, (types.FunctionType, type)):
                 self._token(one)
         return f"module {scope}"
 
-    def _home(self, name: str) -> str:
-        """Whose code a module is; a file that is the user's is added."""
-        kind, file = _kind(name)
+    def _home(self, scope: Mapping[str, Any]) -> str:
+        """Whose code a module is, by its globals; a file that is the user's is added."""
+        kind, name = _kind(scope), str(scope.get("__name__"))
         if kind == "file":
-            self._files.add_file(Path(file), module=None if module_scope(name) != name else name)
-            self._files.check(sys.modules[name])
+            self._files.add_file(Path(scope["__file__"]), module=None if module_scope(name) != name else name)
+            if name in sys.modules:
+                self._files.check(sys.modules[name])
         return kind
 
     def _class(self, value: type) -> str:
         for base in value.__mro__:
-            home = self._home(base.__module__)
+            home = self._home(_globals(base))
             if home in ("file", "script"):
                 members = [self._member(*one) for one in sorted(vars(base).items(), key=lambda item: item[0])]
                 if home == "script":
@@ -155,7 +156,7 @@ class CodeWalk:
 
     def _function(self, value: types.FunctionType) -> str:
         # By where it was written: functools.wraps copies __module__ to functions of others.
-        home = self._home(str(value.__globals__.get("__name__")))
+        home = self._home(value.__globals__)
         name, cells = qualified_name(value), dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
         held = {key: self._cell(cell) for key, cell in cells.items() if key != "__class__"}
         more = [self._token(value.__defaults__), self._token(value.__kwdefaults__), self._items(vars(value))]
@@ -180,7 +181,7 @@ class CodeWalk:
             token = self._token(known[name])
             if not isinstance(known[name], (types.FunctionType, types.ModuleType, type)):
                 self._entries[f"{module_scope(str(known.get('__name__')))}.{name}"] = hashed(token)
-        if _kind(str(known.get("__name__")))[0] == "script":
+        if _kind(known) == "script":
             for name in sorted(imported_modules(function.__code__, str(known.get("__package__") or ""))):
                 self._files.add_module(name)
 
@@ -196,7 +197,7 @@ class CodeWalk:
 
     def _instance(self, value: object) -> str:
         kind = type(value)
-        home, token = _kind(kind.__module__)[0], self._token(kind)
+        home, token = _kind(_globals(kind)), self._token(kind)
         held = {**_slots(value), **getattr(value, "__dict__", {})}
         if isinstance(value, _PASSED_OVER) or hasattr(kind, "__next__"):
             return token
@@ -228,22 +229,29 @@ _KINDS: tuple[tuple[Any, Callable[[CodeWalk, Any], str]], ...] = (
 )
 
 
-def _kind(module: str) -> tuple[str, str]:
-    """Whose code a module is (own, library, installed, file, script), and its file.
+def _globals(kind: type) -> Mapping[str, Any]:
+    """Of the module that a class is written in."""
+    name = str(kind.__module__)
+    return vars(sys.modules[name]) if name in sys.modules else {"__name__": name}
+
+
+def _kind(scope: Mapping[str, Any]) -> str:
+    """Whose code a module is, by its globals: own, library (of Python), installed, file (a user's) or script.
 
     A script is ``__main__`` and whatever is in no file: an interpreter's, a notebook's.
     """
-    top, file = module.split(".")[0], getattr(sys.modules.get(module), "__file__", None)
-    if top == _OWN or module == "__main__":
-        return "own" if top == _OWN else "script", ""
+    name, file = str(scope.get("__name__")), scope.get("__file__")
+    top = name.split(".")[0]
+    if top == _OWN or name == "__main__":
+        return "own" if top == _OWN else "script"
     if file is None or not Path(file).is_file():
         if top in sys.stdlib_module_names:
-            return "library", ""
+            return "library"
         above = getattr(sys.modules.get(top), "__file__", None)
-        return "installed" if above is not None and is_installed(above) else "script", ""
+        return "installed" if above is not None and is_installed(above) else "script"
     if is_installed(file):
-        return "library" if top in sys.stdlib_module_names else "installed", file
-    return "file", file
+        return "library" if top in sys.stdlib_module_names else "installed"
+    return "file"
 
 
 def _slots(value: object) -> dict[str, Any]:

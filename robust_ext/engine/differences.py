@@ -50,8 +50,9 @@ def _code(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     if nested:
         return [text for name in nested for text in _code(f"{what} {name}", before.get(name, {}), after.get(name, {}))]
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    # What code holds beside its files follows from them.
-    shown = [name for name in names if name not in ("values", "compiled code")] or names
+    # What code holds follows from its files, where these differ; else by name, where it has one.
+    files = [name for name in names if name.endswith(".py")]
+    shown = files or [name for name in names if name not in ("values", "compiled code")] or names
     fates = [" is new" if name not in before else " is gone" if name not in after else "" for name in shown]
     listed = [name + fate for name, fate in zip(shown, fates, strict=True)]
     more = f" and {len(listed) - 4} more" if len(listed) > 4 else ""

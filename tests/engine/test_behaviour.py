@@ -159,11 +159,16 @@ BEHAVES = "behaves differently on 1 of 4 probe inputs than when the folder was b
         ({"inputs": "ab"}, {"inputs": "cd"}, ["inputs: other samples"]),
         ({"model_code": {"a.py": "1"}}, {"model_code": {"a.py": "1"}}, []),
         (
-            {"model_code": {"a.py": "1", "b.py": "2", "values": "3"}},
-            {"model_code": {"a.py": "0", "c.py": "2", "values": "4"}},
+            {"model_code": {"a.py": "1", "b.py": "2", "a.py.f": "1", "values": "3"}},
+            {"model_code": {"a.py": "0", "c.py": "2", "a.py.f": "2", "values": "4"}},
             ["model code: changed (a.py, b.py is gone, c.py is new)"],
         ),
         ({"attack_code": {"values": "3"}}, {"attack_code": {"values": "4"}}, ["attack code: changed (values)"]),
+        (
+            {"attack_code": {"a.STEPS": "1", "a.py": "1", "values": "3"}},
+            {"attack_code": {"a.STEPS": "2", "a.py": "1", "values": "4"}},
+            ["attack code: changed (a.STEPS)"],
+        ),
         (
             {"attack_code": {"one": {"a.py": "1"}, "two": {"a.py": "1"}}},
             {"attack_code": {"one": {"a.py": "1"}, "two": {"a.py": "2"}}},
