@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.objects import module_scope, qualified_name
-from robust_ext.core.source_files import SourceFiles, is_installed
+from robust_ext.core.source_files import SourceFiles
 from robust_ext.core.target import PassCounter
+from robust_ext.engine.code_owner import module_globals, owner_of
 from robust_ext.engine.compiled_code import global_names, imported_modules
 from robust_ext.engine.identity import attributes, is_plain, model_digest, tensor_bytes
 
 # Names of files, or of what is defined in a script, and a digest of each.
 Code = dict[str, str]
 
-_OWN = __name__.split(".")[0]
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # What changes while it is used.
@@ -134,7 +134,7 @@ class CodeWalk:
 
     def _home(self, scope: Mapping[str, Any]) -> str:
         """Whose code a module is, by its globals; a file that is the user's is added."""
-        kind, name = _kind(scope), str(scope.get("__name__"))
+        kind, name = owner_of(scope), str(scope.get("__name__"))
         if kind == "file":
             self._files.add_file(Path(scope["__file__"]), module=None if module_scope(name) != name else name)
             if name in sys.modules:
@@ -143,7 +143,7 @@ class CodeWalk:
 
     def _class(self, value: type) -> str:
         for base in value.__mro__:
-            home = self._home(_globals(base))
+            home = self._home(module_globals(base))
             if home in ("file", "script"):
                 members = [self._member(*one) for one in sorted(vars(base).items(), key=lambda item: item[0])]
                 if home == "script":
@@ -181,7 +181,7 @@ class CodeWalk:
             token = self._token(known[name])
             if not isinstance(known[name], (types.FunctionType, types.ModuleType, type)):
                 self._entries[f"{module_scope(str(known.get('__name__')))}.{name}"] = hashed(token)
-        if _kind(known) == "script":
+        if owner_of(known) == "script":
             for name in sorted(imported_modules(function.__code__, str(known.get("__package__") or ""))):
                 self._files.add_module(name)
 
@@ -197,7 +197,7 @@ class CodeWalk:
 
     def _instance(self, value: object) -> str:
         kind = type(value)
-        home, token = _kind(_globals(kind)), self._token(kind)
+        home, token = owner_of(module_globals(kind)), self._token(kind)
         held = {**_slots(value), **getattr(value, "__dict__", {})}
         if isinstance(value, _PASSED_OVER) or hasattr(kind, "__next__"):
             return token
@@ -227,31 +227,6 @@ _KINDS: tuple[tuple[Any, Callable[[CodeWalk, Any], str]], ...] = (
     (Mapping, CodeWalk._items),
     ((list, tuple, set, frozenset), CodeWalk._sequence),
 )
-
-
-def _globals(kind: type) -> Mapping[str, Any]:
-    """Of the module that a class is written in."""
-    name = str(kind.__module__)
-    return vars(sys.modules[name]) if name in sys.modules else {"__name__": name}
-
-
-def _kind(scope: Mapping[str, Any]) -> str:
-    """Whose code a module is, by its globals: own, library (of Python), installed, file (a user's) or script.
-
-    A script is ``__main__`` and whatever is in no file: an interpreter's, a notebook's.
-    """
-    name, file = str(scope.get("__name__")), scope.get("__file__")
-    top = name.split(".")[0]
-    if top == _OWN or name == "__main__":
-        return "own" if top == _OWN else "script"
-    if file is None or not Path(file).is_file():
-        if top in sys.stdlib_module_names:
-            return "library"
-        above = getattr(sys.modules.get(top), "__file__", None)
-        return "installed" if above is not None and is_installed(above) else "script"
-    if is_installed(file):
-        return "library" if top in sys.stdlib_module_names else "installed"
-    return "file"
 
 
 def _slots(value: object) -> dict[str, Any]:
