@@ -73,8 +73,9 @@ def check_ranges(made_of: Callable[..., Any], settings: Mapping[str, Any]) -> No
 def _check(name: str, value: object, default: object) -> None:
     meaning = _MEANINGS.get(name, "")
     if meaning == "free":
-        if name in _NORMS and not isinstance(value, str) and value not in (0, 1, 2, math.inf):
-            raise InvalidArgumentError(name, value, "one of 0, 1, 2, inf")
+        norms = (1, 2, math.inf) if name == "p" else (0, 1, 2, math.inf)
+        if name in _NORMS and not isinstance(value, str) and (isinstance(value, bool) or value not in norms):
+            raise InvalidArgumentError(name, value, f"one of {', '.join(map(str, norms))}")
         if isinstance(value, float) and math.isnan(value):
             raise InvalidArgumentError(name, value, "a number")
     elif isinstance(default, bool):

@@ -56,7 +56,10 @@ class TorchattacksAttack(WrappedAttack):
     ) -> None:
         own = dict(settings)
         self.training = dict(training or {})
-        self.parts = tuple(_part(value) for value in own.pop("attacks", ()))
+        parts = own.pop("attacks", ())
+        if not isinstance(parts, (list, tuple)):
+            raise InvalidArgumentError("attacks", parts, "a list of torchattacks' attacks")
+        self.parts = tuple(map(_part, parts))
         entry = entry_of(CATALOGUE.entry(attack_class), own, [(part.name, part.entry) for part in self.parts])
         super().__init__(attack_class, own, name=name, entry=entry, traits=entry.traits)
         loss = own.get("loss", "")

@@ -237,7 +237,7 @@ def check_setting(cls: type, name: str, info: SettingInfo, value: Any) -> Any:
     for kind in kinds:
         if typing.get_origin(kind) in (tuple, Sequence):
             return _check_tuple(name, info, value, typing.get_args(kind)[0])
-    if value == "" and str in kinds:
+    if isinstance(value, str) and not value and str in kinds:
         raise InvalidArgumentError(name, "an empty text", "a text that is not empty")
     return _check_plain(name, info, value, kinds - {type(None)})
 
@@ -261,7 +261,7 @@ def _check_plain(name: str, info: SettingInfo, value: Any, kinds: set[Any]) -> A
 
 
 def _check_tuple(name: str, info: SettingInfo, value: Any, kind: Any) -> tuple[Any, ...]:
-    if isinstance(value, str) or not isinstance(value, Collection):
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Collection):
         entries = "numbers" if info.choices is None else f"some of {', '.join(info.choices)}"
         raise InvalidArgumentError(name, repr(value), f"a tuple of {entries}")
     return tuple(_check_plain(name, info, entry, {kind}) for entry in value)

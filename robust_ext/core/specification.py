@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ def _parse_arguments(source: str, text: str, argument: str) -> dict[str, Any]:
 
 def _literal(node: ast.expr) -> Any:
     match node:
+        case ast.Constant(value=float()) if math.isinf(node.value):
+            raise ValueError("a number is too large for floating point; norms are written 'inf'")
         case ast.Constant(value=bool() | int() | float() | str() | None):
             return node.value
         case ast.UnaryOp(op=ast.USub()):

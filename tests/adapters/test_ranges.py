@@ -66,7 +66,7 @@ def test_defaults_pass_and_nonsense_is_refused(library, listing):
         ),
         ("foolbox:LinfPGD(steps=0)", "steps=0"),
         ("foolbox:LinfPGD(random_start='no')", r"random_start='no'\), expected True or False"),
-        ("foolbox:LinfPGD(rel_stepsize=1e400)", r"rel_stepsize=inf\), expected a finite number"),
+        ("foolbox:LinfPGD(rel_stepsize=1e400)", "too large for floating point"),
         ("foolbox:LinfPGD(abs_stepsize=0)", "abs_stepsize=0"),
         ("art:ProjectedGradientDescent(max_iter=0)", "max_iter=0"),
         ("art:ProjectedGradientDescent(num_random_init=-1)", "num_random_init=-1"),

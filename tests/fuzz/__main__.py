@@ -77,7 +77,7 @@ def run(count, *, seed=0, processes=0, report=None):
     So many of the command lines (``processes``) are run in processes of their own, their attacks at arm's length.
     """
     table, broken, accepted = collections.defaultdict(collections.Counter), [], collections.Counter()
-    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
+    with tempfile.TemporaryDirectory() as place, _inside(place):
         folder = Path(place)
         prepare(folder)
         for kind, share in SHARES.items():
@@ -94,6 +94,16 @@ def run(count, *, seed=0, processes=0, report=None):
                 if report is not None:
                     report(kind, number, case, outcome)
     return table, broken, accepted
+
+
+@contextlib.contextmanager
+def _inside(folder):
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def main():

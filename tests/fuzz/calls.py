@@ -150,7 +150,9 @@ def _meaning(name, argument, value):
         "root",
     }:
         return "None: left out"
-    if value is None and (name, argument) == ("evaluate_defense", "attacks"):
+    if (name, argument) == ("evaluate_defense", "attacks") and (
+        value is None or (isinstance(value, list) and value == [None])
+    ):
         return "None: those recommended"
     if value is None and (name, argument) == ("Arm", "norm"):
         return ""

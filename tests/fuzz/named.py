@@ -218,6 +218,8 @@ def _meaning_of_setting(name, default, value):
         given = ast.literal_eval(value)
     except ValueError:
         return ""
+    if name == "p" and given == float("inf"):
+        return "an order of norms"
     counted = any(
         word in name for word in ("steps", "iter", "restarts", "queries", "repeats", "batch_size", "stepsize")
     )
