@@ -7,6 +7,7 @@ from robust_ext.attacks.base import Attack as Attack
 from robust_ext.core.errors import AttackError as AttackError
 from robust_ext.core.errors import AttackRefusedError as AttackRefusedError
 from robust_ext.core.errors import DataError as DataError
+from robust_ext.core.errors import DisturbedError as DisturbedError
 from robust_ext.core.errors import InvalidArgumentError as InvalidArgumentError
 from robust_ext.core.errors import MissingDependencyError as MissingDependencyError
 from robust_ext.core.errors import ModelError as ModelError
