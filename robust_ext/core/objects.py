@@ -70,7 +70,7 @@ def module_scope(name: str) -> str:
 def qualified_name(thing: Any) -> str:
     """Where a class or function is defined, or the class of anything else."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{module_scope(str(named.__module__))}.{named.__qualname__}"
+    return f"{module_scope(str(getattr(named, '__module__', None)))}.{named.__qualname__}"
 
 
 def _load(scope: str, name: str, text: str, argument: str) -> Any:

@@ -140,6 +140,8 @@ class SourceFiles:
 
     def _follow(self) -> None:
         """Add what the files that were added import."""
+        if not self._waiting:
+            return
         while self._waiting:
             path, label, content = self._waiting.pop()
             for found in _imports(content) if path.suffix in SOURCE_SUFFIXES else ():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
 import os
 import re
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from functools import _lru_cache_wrapper, cached_property, partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ _PASSED_OVER = (PassCounter, torch.Generator, np.random.Generator, np.random.Ran
 # Modules of the standard library whose objects are what their texts show.
 _SHOWN = {"pathlib", "pathlib._local", "fractions", "decimal", "datetime"}
 _NOT_SHOWN = {"__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl"}
-_MEMBERS = (types.FunctionType, property, classmethod, staticmethod, functools.cached_property)
+_MEMBERS = (types.FunctionType, property, classmethod, staticmethod, cached_property)
 # Of objects that hold others, and so on.
-_DEPTH = 30
+_DEPTH = 80
 
 
 def hashed(text: str | bytes) -> str:
@@ -53,10 +54,14 @@ class CodeWalk:
         self._tokens: dict[int, str] = {}
         self._kept: list[object] = []  # So that no other object gets the id of one that was seen
         self._depth = 0
+        self._noted: set[tuple[int, str]] = set()
+        self._later: deque[Callable[[], None]] = deque()  # Functions and classes that are not looked into yet
 
     @property
     def code(self) -> Code:
         """A digest of each."""
+        while self._later:
+            self._later.popleft()()
         return dict(sorted({**self._files.digests, **self._entries}.items()))
 
     def add(self, name: str, value: object) -> None:
@@ -76,12 +81,15 @@ class CodeWalk:
             for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values()):
                 self.add(f"hooks of {name}", hook)
 
-    def _note(self, name: str, token: str) -> None:
-        self._entries[name] = hashed(self._entries.get(name, "") + token)
+    def _note(self, name: str, token: str, *, of: object = None) -> None:
+        """Add to what has a name; only once where it is ``of`` something that may be met again."""
+        if of is None or (id(of), name) not in self._noted:
+            self._noted.add((id(of), name))
+            self._entries[name] = hashed(self._entries.get(name, "") + token)
 
     def _token(self, value: object) -> str:
         """A text for a value; what a class or function consists of is noted apart."""
-        if isinstance(value, _PLAIN):
+        if type(value) in _PLAIN:
             return f"{type(value).__name__}:{value!r}"
         if id(value) not in self._tokens:
             if self._depth == _DEPTH:
@@ -91,7 +99,10 @@ class CodeWalk:
             self._tokens[id(value)] = f"again {qualified_name(type(value))}"
             self._depth += 1
             token = next((of for kinds, of in _KINDS if isinstance(value, kinds)), CodeWalk._instance)
-            self._tokens[id(value)] = hashed(token(self, value))
+            try:
+                self._tokens[id(value)] = hashed(f"{self._token(type(value))} {token(self, value)}")
+            except Exception:  # Objects of anyone's may raise anything where they are looked at.
+                self._tokens[id(value)] = f"closed {qualified_name(type(value))}"
             self._depth -= 1
         return self._tokens[id(value)]
 
@@ -114,7 +125,7 @@ class CodeWalk:
         self.add_module(value)
         return f"network {model_digest(value)}"
 
-    def _partial(self, value: functools.partial[Any]) -> str:
+    def _partial(self, value: Any) -> str:
         return f"partial {self._token(value.func)} {self._token(value.args)} {self._items(value.keywords)}"
 
     def _wrapper(self, value: Any) -> str:
@@ -127,7 +138,7 @@ class CodeWalk:
         scope = module_scope(value.__name__)
         for key, one in sorted(vars(value).items()) if self._home(vars(value)) == "file" else ():
             if isinstance(one, _PLAIN) and not key.startswith("__"):
-                self._entries[f"{scope}.{key}"] = hashed(self._token(one))
+                self._note(f"{scope}.{key}", self._token(one), of=vars(value))
             elif getattr(one, "__module__", None) == value.__name__ and isinstance(one, (types.FunctionType, type)):
                 self._token(one)
         return f"module {scope}"
@@ -142,31 +153,35 @@ class CodeWalk:
         return kind
 
     def _class(self, value: type) -> str:
-        for base in value.__mro__:
-            home = self._home(module_globals(base))
-            if home in ("file", "script"):
-                members = [self._member(*one) for one in sorted(vars(base).items(), key=lambda item: item[0])]
-                if home == "script":
-                    self._note(qualified_name(base), " ".join(members))
+        self._later.append(partial(self._look_into_class, value))
         return f"class {qualified_name(value)}"
+
+    def _look_into_class(self, value: type) -> None:
+        for base in value.__mro__:
+            if self._home(module_globals(base)) in ("file", "script"):
+                members = [self._member(*one) for one in sorted(vars(base).items(), key=lambda item: item[0])]
+                self._note(qualified_name(base), " ".join(members), of=base)
 
     def _member(self, name: str, value: object) -> str:
         special = name.startswith("__") and not isinstance(value, _MEMBERS)
         return "" if special or name in _NOT_SHOWN else f"{name}={self._token(value)}"
 
     def _function(self, value: types.FunctionType) -> str:
-        # By where it was written: functools.wraps copies __module__ to functions of others.
-        home = self._home(value.__globals__)
-        name, cells = qualified_name(value), dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
         held = {key: self._cell(cell) for key, cell in cells.items() if key != "__class__"}
         more = [self._token(value.__defaults__), self._token(value.__kwdefaults__), self._items(vars(value))]
+        self._later.append(partial(self._look_into, value, held))
+        return f"function {qualified_name(value)} {held} {more}"
+
+    def _look_into(self, value: types.FunctionType, held: Mapping[str, str]) -> None:
+        # By where it was written: functools.wraps copies __module__ to functions of others.
+        home, name = self._home(value.__globals__), qualified_name(value)
         if home in ("file", "script"):
             for key, token in held.items():
                 self._note(f"{key} of {name}", token)
             self._referenced(value)
             # Of a file too: it may have changed since this process imported it.
             self._note(name if home == "script" else "compiled code", self._compiled(value.__code__))
-        return f"function {name} {held} {more}"
 
     def _cell(self, cell: Any) -> str:
         try:
@@ -180,7 +195,7 @@ class CodeWalk:
         for name in sorted(global_names(function.__code__) & known.keys()):
             token = self._token(known[name])
             if not isinstance(known[name], (types.FunctionType, types.ModuleType, type)):
-                self._entries[f"{module_scope(str(known.get('__name__')))}.{name}"] = hashed(token)
+                self._note(f"{module_scope(str(known.get('__name__')))}.{name}", token, of=known)
         if owner_of(known) == "script":
             for name in sorted(imported_modules(function.__code__, str(known.get("__package__") or ""))):
                 self._files.add_module(name)
@@ -197,9 +212,9 @@ class CodeWalk:
 
     def _instance(self, value: object) -> str:
         kind = type(value)
-        home, token = owner_of(module_globals(kind)), self._token(kind)
+        home, token = owner_of(module_globals(kind)), f"{self._token(kind)} {getattr(value, '__name__', '')!s}"
         held = {**_slots(value), **getattr(value, "__dict__", {})}
-        if isinstance(value, _PASSED_OVER) or hasattr(kind, "__next__"):
+        if isinstance(value, _PASSED_OVER) or (home == "library" and hasattr(kind, "__next__")):
             return token
         if not held or kind.__module__ in _SHOWN:
             return f"{token} {_ADDRESS.sub('', repr(value))}"
@@ -219,13 +234,13 @@ _KINDS: tuple[tuple[Any, Callable[[CodeWalk, Any], str]], ...] = (
     ((np.ndarray, np.generic), CodeWalk._array),
     (type, CodeWalk._class),
     (types.FunctionType, CodeWalk._function),
-    (functools.partial, CodeWalk._partial),
+    ((partial, partialmethod), CodeWalk._partial),
     (types.ModuleType, CodeWalk._module),
     (types.CodeType, CodeWalk._compiled),
-    ((*_MEMBERS, types.MethodType, functools._lru_cache_wrapper), CodeWalk._wrapper),
+    ((*_MEMBERS, types.MethodType, _lru_cache_wrapper), CodeWalk._wrapper),
     (_PASSED_OVER, CodeWalk._instance),
     (Mapping, CodeWalk._items),
-    ((list, tuple, set, frozenset), CodeWalk._sequence),
+    ((list, tuple, set, frozenset, deque), CodeWalk._sequence),
 )
 
 

@@ -23,7 +23,8 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.engine.code_digest import attack_code, module_code, text_code, text_digest
 from robust_ext.engine.identity import describe, model_digest
 
-SCRIPT = """
+SCRIPT = (
+    """
 import functools
 import math
 import torch
@@ -57,6 +58,16 @@ class Options:
 
 OPTIONS = Options()
 
+class Deep(dict):
+    def __init__(self, depth):
+        super().__init__(inner=Deep(depth - 1) if depth else None)
+
+DEEP = Deep(3)
+"""
+    + "".join(f"def f{n}(x): return f{n + 1}(x)\n" for n in range(99))
+    + """
+def f99(x): return x
+
 def noted(function):
     @functools.wraps(function)
     def inner(*arguments):
@@ -66,12 +77,13 @@ def noted(function):
 @noted
 def attack(model, x, y, scale=1.0):
     for _ in range(STEPS):
-        x = ascend(x)
+        x = ascend(f0(x)) if DEEP else x
     def last(x):
         import helper_of_a_script
         return [math.sqrt(value) * 3 for value in x]
     return last(OPTIONS.of(x) * scale), lambda: attack
 """
+)
 
 
 def of_script(text):
@@ -103,6 +115,9 @@ def test_an_unrelated_line_of_a_script_changes_nothing(old, new):
         ("0.05", "0.04", "__main__.SCHEDULE"),
         ('x + SCHEDULE["first"]', 'x - SCHEDULE["first"]', "__main__.ascend"),
         ("rate = 0.5", "rate = 0.6", "__main__.Options"),
+        ("Deep(3)", "Deep(4)", "__main__.DEEP"),
+        ("def f99(x): return x", "def f99(x): return -x", "__main__.f99"),
+        ("class Deep(dict):", "class Deep(dict):\n    other = 1", "__main__.Deep"),
         ("x * self.rate", "x / self.rate", "__main__.Options.of"),
         ("self.floor = 0.25", "self.floor = 0.75", "__main__.OPTIONS"),
         ('"d"}', '"e"}', "__main__.Options.names"),
@@ -166,6 +181,9 @@ class Stepping:
         return x - self.steps
 
 
+Partial = [type("Partial", (), {"attack": functools.partialmethod(Stepping(k).method)}) for k in (1, 2)]
+
+
 def make(steps):
     def attack(model, x, y):
         return x + steps
@@ -181,6 +199,26 @@ def network(seed):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
+
+
+class Raising:
+    """Cannot be looked at."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def __getattribute__(self, name):
+        raise ValueError(name)
+
+
+def beside(steps):
+    """An attack that holds something that cannot be looked at, too."""
+    raising = Raising(steps)
+
+    def attack(model, x, y):
+        return raising, steps
+
+    return attack
 
 
 def circular(steps):
@@ -200,12 +238,17 @@ VALUES = {
     "closure of a path": lambda k: make(Path(f"file{k}")),
     "closure of a dtype": lambda k: make([torch.float32, torch.float64][k - 1]),
     "closure of what holds itself": circular,
+    "closure of what raises": beside,
+    "universal function of numpy": lambda k: make([np.add, np.multiply][k - 1]),
+    "function of torch": lambda k: make([torch.relu, torch.tanh][k - 1]),
     "object": Stepping,
     "bound method": lambda k: Stepping(k).method,
     "partial": lambda k: functools.partial(keyword, steps=k),
     "partial of a partial": lambda k: functools.partial(functools.partial(keyword), steps=k),
     "cached": lambda k: functools.lru_cache(make(k)),
     "decorated by torch": lambda k: torch.no_grad()(make(k)),
+    "method of a partial": lambda k: Partial[k - 1]().attack,
+    "class attribute": lambda k: type("Another", (Stepping,), {"more": k})(1),
     "an attack of a callable": lambda k: CallableAttack(make(k), name="mine"),
     "another name": lambda k: as_attack(make(k), name="mine"),
     "BPDA": lambda k: BPDAAttack(attack=as_attack(make(k), name="mine")),
