@@ -148,8 +148,9 @@ def test_transformed_bounds_move_everything(norm, bounds, how):
 
 def test_bounds_that_cannot_be_are_refused(ten):
     model = BinarizedPyTorchModel(ten)
-    with pytest.raises(ModelError, match=r"^bounds: in \(100000.0, 100001.0\) float32 loses \d+ of the 10 planted"):
-        model.transform_bounds((1e5, 1e5 + 1))
+    hard = plant(digits_network(), digits(10)[0], ThreatModel(norm="linf", epsilon=0.1), inner_points=60)
+    with pytest.raises(ModelError, match=r"^bounds: in \(10000.0, 10001.0\) float32 loses \d+ of the 10 planted"):
+        hard.transform_bounds((1e4, 1e4 + 1))
     with pytest.raises(InvalidArgumentError, match="wrapper: got True, expected False together with inplace"):
         model.transform_bounds((0, 255), inplace=True, wrapper=True)
     with pytest.raises(InvalidArgumentError, match="bounds: got"):
