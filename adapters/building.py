@@ -14,8 +14,6 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import declared, default_of, setting_types
 from robust_ext.core.validation import check_integer
 
-# Attacks that no norm measures and no epsilon limits.
-NORMLESS = ("SpatialTransformation",)
 _WIDTH = 116
 
 
@@ -80,7 +78,7 @@ def cannot_aim(attack: NativeAttack) -> str | None:
     objective = getattr(attack, "objective", "ace")
     if objective != "ace":
         return f"{objective!r} looks at no labels to aim at; only 'ace' does"
-    return "it cannot aim at a class" if attack.name == "RayS" else None
+    return None if attack.aims else "it cannot aim at a class"
 
 
 def make_constructor(parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:

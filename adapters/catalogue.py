@@ -19,13 +19,17 @@ class AttackEntry:
 
     Args:
         traits: What it needs and how it treats the samples of a batch, with the library's default settings.
-        trial: Settings with which it runs fast.
+        trial: Settings with which it runs fast, and finds something where it can.
+        trial_norm: Norm of that trial; linf where it can be run for it, else l2, when left out.
+        misses: Why that trial finds nothing on one of the targets of the matrix, in words; empty where it does.
         defect: What is wrong with it in the library, in words; empty where nothing is known.
         channels: The only number of channels it works with; 1 where any will do.
     """
 
     traits: AttackTraits
     trial: Mapping[str, Any] = field(default_factory=dict)
+    trial_norm: str = ""
+    misses: str = ""
     defect: str = ""
     channels: int = 1
 
@@ -110,6 +114,8 @@ class Catalogue(Generic[E]):
             traits=entry.traits,
             aliases=aliases,
             trial=entry.trial,
+            trial_norm=entry.trial_norm,
+            misses=entry.misses,
             channels=entry.channels,
             defect=entry.defect,
         )

@@ -10,7 +10,6 @@ import numpy as np
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.native import EvasionAttack, NativeEvasionAttack
 from robust_ext.adapters.building import (
-    NORMLESS,
     SEED,
     HostParameter,
     draws,
@@ -23,9 +22,7 @@ from robust_ext.attacks.native import NativeAttack
 _MODULE = "robust_ext.adapters.art.attacks"
 # Where ART's own attacks have their parameters, by position after norm and eps; others follow.
 _ORDER = ("eps_step", "max_iter", "targeted", "num_random_init", "batch_size")
-# Attacks in which epsilon plays no part, though they have a norm; and norms that are no default.
-_WITHOUT_EPS = ("CarliniWagnerLinf", "LinearRegion")
-_DEFAULT_NORMS: dict[str, float] = {"LinearRegion": 2}
+_NORMS: dict[str, tuple[float, str]] = {"linf": (np.inf, '``np.inf`` or ``"inf"``'), "l2": (2, "2"), "l1": (1, "1")}
 _LAST = (
     HostParameter(
         name="summary_writer",
@@ -71,17 +68,16 @@ def art_class(attack_class: type[NativeAttack]) -> Any:
 
 def _parameters(attack_class: type[NativeAttack]) -> tuple[HostParameter, ...]:
     """The constructor's after the estimator, in ART's order."""
-    name, traits = attack_class.__name__, attack_class().traits
+    traits = attack_class().traits
     own = {entry.name: entry for entry in host_parameters(attack_class, "art")}
     own |= {"targeted": _entry("targeted", False, "Whether to aim at the labels.")}
     own |= {"batch_size": _entry("batch_size", 32, "How many samples are attacked together.")}
     first = []
-    if name not in NORMLESS:
-        norm = _DEFAULT_NORMS.get(name, np.inf if "linf" in traits.norms else 2)
-        texts = {"linf": '``np.inf`` or ``"inf"``', "l2": "2", "l1": "1"}
-        text = f"One of {', '.join(texts[norm] for norm in traits.norms)}."
-        first.append(HostParameter(name="norm", annotation=float | str, default=norm, help=text))
-        if name not in _WITHOUT_EPS:
+    if not traits.normless:
+        text = f"One of {', '.join(_NORMS[norm][1] for norm in traits.norms)}."
+        default = _NORMS[traits.norms[0]][0]
+        first.append(HostParameter(name="norm", annotation=float | str, default=default, help=text))
+        if attack_class.stops_at_epsilon or not traits.minimum_norm:
             text = "In units of the inputs, at least 0; or an array of them, see the base class."
             if traits.minimum_norm:
                 text = "In units of the inputs, above 0: how near a point has to be for its sample to be finished."

@@ -54,7 +54,7 @@ class Entry(AttackEntry):
     fill: Callable[[AttackContext], Mapping[str, Any]] = settings.nothing
 
 
-_FEW = {"max_iter": 5}
+_FEW = {"max_iter": 10}
 _DESCENT = Entry(traits=AttackTraits(batching="full"), trial=_FEW)
 _DEEPFOOL = Entry(
     traits=AttackTraits(batching="full", minimum_norm=True, norms=_L2, leaves_ball=True),
@@ -65,15 +65,16 @@ _DEEPFOOL = Entry(
 _AUTO = Entry(
     traits=AttackTraits(batching="any", batch_dependent=True, failure="start"),
     first_step=1.0,
-    trial={"max_iter": 5, "nb_random_init": 1},
+    trial={"max_iter": 20, "nb_random_init": 1},
 )
 _CONJUGATE = replace(
     _AUTO,
+    trial_norm="l2",
     defect="In linf it never takes the sign of its direction, and finds little (.05 where APGD found .88); use "
     "AutoProjectedGradientDescent.",
 )
 _SINGLE_L2 = AttackTraits(batching="single", gradients=False, minimum_norm=True, norms=_L2, leaves_ball=True)
-_TRANSFORMED = AttackTraits(batching="single", leaves_ball=True)
+_TRANSFORMED = AttackTraits(batching="single", leaves_ball=True, normless=True)
 _PATCH = Entry(
     traits=replace(_TRANSFORMED, packages=("torchvision",)),
     unit_space=True,
@@ -83,6 +84,7 @@ _PATCH = Entry(
     trial=_FEW,
 )
 _STICKER = Entry(
+    trial_norm="l1",
     traits=replace(_TRANSFORMED, packages=("cv2",), failure="input"),
     unit_space=True,
     aims=True,
@@ -96,11 +98,13 @@ _FEATURES = Entry(
     guides="y",
     fill=settings.features,
 )
+_SINKHORN = dict.fromkeys(("conjugate_sinkhorn_max_iter", "projected_sinkhorn_max_iter"), 30)
+_WHOLE = {"use_resize": False, "use_importance": False}
 _UNIVERSAL = AttackTraits(batching="single", norms=NORMS, leaves_ball=True)
 
 ENTRIES: Mapping[str, Entry] = {
     "AdversarialPatch": _PATCH,
-    "AdversarialPatchNumpy": replace(_PATCH, traits=_TRANSFORMED),
+    "AdversarialPatchNumpy": replace(_PATCH, traits=_TRANSFORMED, trial={"max_iter": 20}, trial_norm="l1"),
     "AdversarialPatchPyTorch": _PATCH,
     "AutoAttack": Entry(
         traits=AttackTraits(
@@ -126,7 +130,7 @@ ENTRIES: Mapping[str, Entry] = {
     "BasicIterativeMethod": replace(_DESCENT, traits=AttackTraits(batching="full", norms=_LINF)),
     "BoundaryAttack": Entry(
         traits=replace(_SINGLE_L2, failure="input", seeds="own"),
-        trial={"max_iter": 5},
+        trial={"max_iter": 100},
         defect="It attacks what the model predicts, not the label.",
     ),
     "BrendelBethgeAttack": Entry(
@@ -145,12 +149,13 @@ ENTRIES: Mapping[str, Entry] = {
     "CarliniL0Method": Entry(
         traits=AttackTraits(batching="any", minimum_norm=True, norms=_L1, leaves_ball=True, failure="input"),
         unit_space=True,
-        trial={"max_iter": 5, "binary_search_steps": 2, "learning_rate": 0.1, "initial_const": 10.0},
+        trial={"max_iter": 20, "binary_search_steps": 3, "learning_rate": 0.1, "initial_const": 1.0},
+        misses="it changes few values, by as much as the bounds allow",
     ),
     "CarliniL2Method": Entry(
         traits=AttackTraits(batching="any", minimum_norm=True, norms=_L2, leaves_ball=True, failure="input"),
         unit_space=True,
-        trial={"max_iter": 10, "binary_search_steps": 2, "learning_rate": 0.1, "initial_const": 10.0},
+        trial={"max_iter": 30, "binary_search_steps": 3, "learning_rate": 0.1, "initial_const": 1.0},
     ),
     "CarliniLInfMethod": Entry(
         traits=AttackTraits(batching="single", minimum_norm=True, norms=_LINF, leaves_ball=True, failure="input"),
@@ -160,6 +165,7 @@ ENTRIES: Mapping[str, Entry] = {
     "CompositeAdversarialAttackPyTorch": Entry(
         traits=replace(_TRANSFORMED, packages=("kornia",)),
         unit_space=True,
+        trial_norm="l2",
         fill=settings.composite,
         trial={"max_iter": 2, "max_inner_iter": 2},
     ),
@@ -175,7 +181,7 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "FastGradientMethod": replace(_DESCENT, trial={}),
     "FeatureAdversariesNumpy": replace(_FEATURES, traits=replace(_FEATURES.traits, batching="single", gradients=False)),
-    "FeatureAdversariesPyTorch": replace(_FEATURES, trial=_FEW),
+    "FeatureAdversariesPyTorch": replace(_FEATURES, trial={"max_iter": 5}),
     "GRAPHITEBlackbox": replace(
         _STICKER,
         traits=replace(_STICKER.traits, gradients=False, references=True),
@@ -191,7 +197,7 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "HopSkipJump": Entry(
         traits=replace(_SINGLE_L2, norms=("linf", "l2"), failure="input", seeds="own"),
-        trial={"max_iter": 2, "max_eval": 20, "init_eval": 5},
+        trial={"max_iter": 5, "max_eval": 100, "init_eval": 20},
         defect="It attacks what the model predicts, not the label.",
     ),
     "LaserAttack": Entry(
@@ -205,7 +211,7 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "MomentumIterativeMethod": _DESCENT,
     # Its step is made for probabilities: on logits it hardly ever reaches the boundary.
-    "NewtonFool": replace(_DEEPFOOL, probabilities=True),
+    "NewtonFool": replace(_DEEPFOOL, probabilities=True, trial={"max_iter": 100, "eta": 0.1}),
     "PixelAttack": Entry(
         traits=replace(_PIXELS, norms=_L1, leaves_ball=True),
         unit_space=True,
@@ -226,7 +232,8 @@ ENTRIES: Mapping[str, Entry] = {
         traits=_TRANSFORMED,
         unit_space=True,
         aims=True,
-        trial={"nb_steps": 5, "batch_size": 4},
+        trial={"nb_steps": 50, "batch_size": 4},
+        trial_norm="l2",
         defect="It takes labels as targets whatever targeted is; it is given the class that comes second.",
     ),
     "SignOPTAttack": Entry(
@@ -235,7 +242,7 @@ ENTRIES: Mapping[str, Entry] = {
         trial={"max_iter": 2, "num_trial": 5, "k": 5},
     ),
     "SimBA": Entry(
-        traits=_SINGLE_L2, probabilities=True, unit_space=True, distances=("epsilon",), trial={"max_iter": 50}
+        traits=_SINGLE_L2, probabilities=True, unit_space=True, distances=("epsilon",), trial={"max_iter": 200}
     ),
     "SpatialTransformation": Entry(
         traits=replace(_TRANSFORMED, gradients=False, failure="input", seeds="none"),
@@ -249,7 +256,7 @@ ENTRIES: Mapping[str, Entry] = {
         traits=AttackTraits(
             batching="any", batch_dependent=True, gradients=False, norms=("linf", "l2"), failure="best"
         ),
-        trial={"max_iter": 20},
+        trial={"max_iter": 40},
         defect="In l2 it divides by zero where nothing has changed yet, and wastes those queries on NaN.",
     ),
     "TargetedUniversalPerturbation": Entry(
@@ -269,21 +276,20 @@ ENTRIES: Mapping[str, Entry] = {
         traits=AttackTraits(batching="full", gradients=False, norms=_L2, leaves_ball=True),
         probabilities=True,
         unit_space=True,
-        trial={"max_iter": 3},
+        trial={"max_iter": 5, "finite_diff": 1e-3},
     ),
     "Wasserstein": Entry(
-        traits=AttackTraits(batching="full", batch_dependent=True, leaves_ball=True),
+        traits=AttackTraits(batching="full", batch_dependent=True, leaves_ball=True, normless=True),
         defect="At its default regularization of 3000 it returns NaN for some images, and for more of them in a batch; "
         "set regularization=300.",
         unit_space=True,
         fill=settings.wasserstein,
-        trial={
-            "max_iter": 3,
-            "conjugate_sinkhorn_max_iter": 10,
-            "projected_sinkhorn_max_iter": 10,
-            "kernel_size": 3,
-            "regularization": 300,
-        },
+        trial={"max_iter": 20, "kernel_size": 3, "regularization": 10, **_SINKHORN},
+        trial_norm="l2",
     ),
-    "ZooAttack": Entry(traits=_SINGLE_L2, unit_space=True, trial={"max_iter": 5, "nb_parallel": 8}),
+    "ZooAttack": Entry(
+        traits=_SINGLE_L2,
+        unit_space=True,
+        trial={"max_iter": 50, "nb_parallel": 32, "learning_rate": 0.1, "binary_search_steps": 2, **_WHOLE},
+    ),
 }

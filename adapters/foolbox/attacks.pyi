@@ -140,10 +140,10 @@ class BaseLinearRegion(NativeMinimizationAttack):
         seed: int | None = None,
     ) -> None: ...
 
-class LinfLinearRegionAttack(BaseLinearRegion):
+class L2LinearRegionAttack(BaseLinearRegion):
     """See :class:`robust_ext.attacks.linear_region.attack.LinearRegion`."""
 
-class L2LinearRegionAttack(BaseLinearRegion):
+class LinfLinearRegionAttack(BaseLinearRegion):
     """See :class:`robust_ext.attacks.linear_region.attack.LinearRegion`."""
 
 class L1LinearRegionAttack(BaseLinearRegion):

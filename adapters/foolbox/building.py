@@ -7,7 +7,6 @@ import inspect
 from typing import Any
 
 from robust_ext.adapters.building import (
-    NORMLESS,
     SEED,
     HostParameter,
     draws,
@@ -42,7 +41,7 @@ def foolbox_classes(attack_class: type[NativeAttack]) -> dict[str, Any]:
     """
     traits, stem = attack_class().traits, _STEMS.get(attack_class.__name__, attack_class.__name__)
     parameters = _parameters(attack_class)
-    if attack_class.__name__ in NORMLESS:
+    if traits.normless:
         return {f"{stem}Attack": _make(f"{stem}Attack", NativeNormlessAttack, attack_class, parameters)}
     host = NativeMinimizationAttack if traits.minimum_norm else NativeFixedEpsilonAttack
     base = _make(f"Base{stem}", host, attack_class, parameters)

@@ -47,7 +47,8 @@ def _minimum(*norms: str, **traits: Any) -> AttackTraits:
 
 _NORM_OF = {"Linf": "linf", "LInf": "linf", "Linfinity": "linf", "L2": "l2", "L1": "l1", "L0": "l1"}
 _BLENDED = "LinearSearchBlendedUniformNoiseAttack"
-_STEPS = {"steps": 3}
+_STEPS = {"steps": 20}
+_ONE_DRAW = "it tries one random point"
 _UNIT_STEPS = "its steps are made for bounds that lie 1 apart, and are too short for wider ones"
 
 
@@ -72,12 +73,14 @@ def _noise() -> dict[str, Entry]:
     entries = {}
     for aware in ("", "ClippingAware"):
         for kind in ("Gaussian", "Uniform"):
-            entries[f"L2{aware}Additive{kind}NoiseAttack"] = Entry(traits=l2)
+            entries[f"L2{aware}Additive{kind}NoiseAttack"] = Entry(traits=l2, misses=_ONE_DRAW)
             repeated = _fixed("l2", gradients=False, failure="input")
-            entries[f"L2{aware}RepeatedAdditive{kind}NoiseAttack"] = Entry(traits=repeated, trial={"repeats": 5})
-    entries["LinfAdditiveUniformNoiseAttack"] = Entry(traits=linf, defect=rescaled)
+            entries[f"L2{aware}RepeatedAdditive{kind}NoiseAttack"] = Entry(traits=repeated, trial={"repeats": 100})
+    entries["LinfAdditiveUniformNoiseAttack"] = Entry(traits=linf, misses=_ONE_DRAW, defect=rescaled)
     entries["LinfRepeatedAdditiveUniformNoiseAttack"] = Entry(
-        traits=_fixed("linf", gradients=False, leaves_ball=True, failure="input"), trial={"repeats": 5}, defect=rescaled
+        traits=_fixed("linf", gradients=False, leaves_ball=True, failure="input"),
+        trial={"repeats": 100},
+        defect=rescaled,
     )
     return entries
 
@@ -90,7 +93,8 @@ def _brendel_bethge() -> dict[str, Entry]:
         )
         entries[f"{prefix}BrendelBethgeAttack"] = Entry(
             traits=traits,
-            trial={"steps": 5},
+            trial={"steps": 50},
+            misses="it changes few values, by as much as the bounds allow" if prefix == "L0" else "",
             defect="it raises for all rows where its start fails for one; such a row is given back as its input",
             start=(_BLENDED, {}),
         )
@@ -109,21 +113,29 @@ def _fast_minimum_norm() -> dict[str, Entry]:
     }
 
 
+_PLAIN: Mapping[str, Any] = {
+    "trial_norm": "l2",
+    "misses": "it goes one way for each image, which the boundary is seldom near to",
+}
 _SEARCHED: Mapping[str, Any] = {"gradients": False, "leaves_ball": True}
 _LOST = "it raises for all rows where its start fails for one; such a row is given back as its input"
 _OTHERS: Mapping[str, Entry] = {
     "BinarizationRefinementAttack": Entry(
         traits=_minimum(*NORMS, **_SEARCHED, starting_points=True, failure="raises"),
         defect="it raises for all rows where refining loses one; such a row is given back as its input",
+        trial_norm="l1",
         refines=True,
         norm_setting="distance",
     ),
     "BinarySearchContrastReductionAttack": Entry(
-        traits=_minimum(*NORMS, **_SEARCHED, seeds="none"), trial={"binary_search_steps": 5}, norm_setting="distance"
+        traits=_minimum(*NORMS, **_SEARCHED, seeds="none"),
+        trial={"binary_search_steps": 20},
+        **_PLAIN,
+        norm_setting="distance",
     ),
     "BoundaryAttack": Entry(
         traits=_minimum("l2", **_SEARCHED, batch_dependent=True, failure="raises"),
-        trial={"steps": 20},
+        trial={"steps": 500},
         defect=_LOST,
         start=(_BLENDED, {"steps": 50}),
     ),
@@ -137,12 +149,13 @@ _OTHERS: Mapping[str, Entry] = {
     ),
     "GaussianBlurAttack": Entry(
         traits=_minimum(*NORMS, **_SEARCHED, failure="input", seeds="none"),
-        trial={"steps": 10},
+        trial={"steps": 100},
+        **_PLAIN,
         norm_setting="distance",
     ),
     "GenAttack": Entry(
         traits=_fixed("linf", gradients=False, batch_dependent=True, failure="best"),
-        trial={"steps": 5, "population": 4},
+        trial={"steps": 50, "population": 10},
         defect="it clips to [0, 1] whatever the bounds, and logits above 88 overflow in its fitness",
         unit_space=True,
         targeted=True,
@@ -155,37 +168,39 @@ _OTHERS: Mapping[str, Entry] = {
         start=(_BLENDED, {"steps": 50}),
         norm_setting="constraint",
     ),
-    "InversionAttack": Entry(traits=_minimum(*NORMS, **_SEARCHED, seeds="none"), norm_setting="distance"),
+    "InversionAttack": Entry(traits=_minimum(*NORMS, **_SEARCHED, seeds="none"), **_PLAIN, norm_setting="distance"),
     "L2CarliniWagnerAttack": Entry(
         traits=_minimum("l2", leaves_ball=True, batch_dependent=True, failure="zeros", seeds="none"),
         trial={"binary_search_steps": 3, "steps": 20, "initial_const": 1.0},
         defect="it returns an image of zeros where it fails; such a row is given back as its input",
     ),
-    "L2ContrastReductionAttack": Entry(traits=_fixed("l2", gradients=False, seeds="none")),
+    "L2ContrastReductionAttack": Entry(traits=_fixed("l2", gradients=False, seeds="none"), **_PLAIN),
     "L2DeepFoolAttack": Entry(traits=_minimum("l2", seeds="none"), trial={"steps": 10}),
     "LinearSearchBlendedUniformNoiseAttack": Entry(
-        traits=_minimum(*NORMS, **_SEARCHED), trial={"directions": 50, "steps": 20}, norm_setting="distance"
+        traits=_minimum(*NORMS, **_SEARCHED), trial={"directions": 100, "steps": 100}, **_PLAIN, norm_setting="distance"
     ),
     "LinearSearchContrastReductionAttack": Entry(
-        traits=_minimum(*NORMS, **_SEARCHED, seeds="none"), trial={"steps": 20}, norm_setting="distance"
+        traits=_minimum(*NORMS, **_SEARCHED, seeds="none"), trial={"steps": 100}, **_PLAIN, norm_setting="distance"
     ),
     "LinfDeepFoolAttack": Entry(traits=_minimum("linf", seeds="none"), trial={"steps": 10}),
     "NewtonFoolAttack": Entry(
         traits=_minimum("l2", seeds="none"),
-        trial={"steps": 10},
+        trial={"steps": 100},
+        misses="it descends a probability, which is flat where logits lie far apart",
         defect="it returns NaN for a row whose gradient vanishes; such a row now stays where it is",
         flat=4,
     ),
     "PointwiseAttack": Entry(
         traits=_minimum(*NORMS, **_SEARCHED, batch_dependent=True, failure="raises"),
         defect=f"it raises AttributeError for any numeric epsilon, and is given none; {_LOST}",
+        trial_norm="l1",
         start=("SaltAndPepperNoiseAttack", {}),
         norm_setting="distance",
     ),
-    "SaltAndPepperNoiseAttack": Entry(traits=_minimum("l2", **_SEARCHED, failure="input"), trial={"steps": 20}),
-    "SparseL1DescentAttack": Entry(traits=_fixed("l1", seeds="none"), trial=_STEPS),
+    "SaltAndPepperNoiseAttack": Entry(traits=_minimum("l2", **_SEARCHED, failure="input"), trial={"steps": 200}),
+    "SparseL1DescentAttack": Entry(traits=_fixed("l1", leaves_ball=True, seeds="none"), trial=_STEPS),
     "SpatialAttack": Entry(
-        traits=_minimum(*NORMS, **_SEARCHED, failure="input"),
+        traits=_minimum(*NORMS, **_SEARCHED, failure="input", normless=True),
         trial={"num_translations": 2, "num_rotations": 3},
         defect="it fills borders with 0 whatever the bounds",
     ),

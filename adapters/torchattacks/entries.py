@@ -120,6 +120,8 @@ ENTRIES: Mapping[str, Entry] = {
     "FGSM": Entry(traits=_descent(seeds="none")),
     "GN": Entry(
         traits=AttackTraits(batching="full", gradients=False),
+        trial_norm="l2",
+        misses="it tries one random point",
         defect="its noise has one standard deviation, 0.1, whatever epsilon is",
     ),
     "JSMA": Entry(
@@ -143,7 +145,8 @@ ENTRIES: Mapping[str, Entry] = {
     "PIFGSMPP": _PATCHWISE,
     "Pixle": Entry(
         traits=_minimum(_L1, gradients=False, leaves_ball=True, failure="best", seeds="global"),
-        trial={"restarts": 2, "max_iterations": 5},
+        trial={"restarts": 20, "max_iterations": 20},
+        misses="it puts pixels elsewhere, whatever the size of the change",
         defect="rows and columns of the pixels it writes are exchanged, and the last of each is never written",
         square={"l1": 2},
     ),
@@ -156,7 +159,7 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "SparseFool": Entry(traits=_minimum(_L1, leaves_ball=True), trial={"steps": 5}, defect=_ZERO_DIVISION),
     "Square": Entry(
-        traits=replace(_AUTO, batch_dependent=True, gradients=False), trial={"n_queries": 20}, square=_SQUARE_L2
+        traits=replace(_AUTO, batch_dependent=True, gradients=False), trial={"n_queries": 100}, square=_SQUARE_L2
     ),
     "TIFGSM": Entry(traits=_DIVERSE, trial=_STEPS, defect=_ZERO_GRADIENT, three_channels=True, square={"linf": 2}),
     "TPGD": Entry(traits=_descent(), trial=_STEPS),
@@ -166,7 +169,10 @@ ENTRIES: Mapping[str, Entry] = {
         defect=f"{_ZERO_GRADIENT}; with loss='margin' {_SIGN_OF_LOGITS}",
         positive_for="margin",
     ),
-    "VANILA": Entry(traits=AttackTraits(batching="full", gradients=False, failure="input", seeds="none")),
+    "VANILA": Entry(
+        traits=AttackTraits(batching="full", gradients=False, failure="input", seeds="none"),
+        misses="it returns the inputs",
+    ),
     "VMIFGSM": _NEIGHBOURS,
     "VNIFGSM": _NEIGHBOURS,
 }

@@ -49,9 +49,10 @@ class AttackTraits:
         detector: Whether it needs a target that has a detector.
         minimum_norm: True: it looks for the smallest perturbation, is run once and judged at epsilon. False: it is
             given epsilon.
-        norms: Norms it can be run for.
+        norms: Norms it can be run for, the one it is made for first.
         minimum_classes: Fewest classes it works with; a target that has fewer is padded, see
             :class:`robust_ext.models.padded.PaddedClasses`.
+        normless: Whether no norm measures what it changes and no epsilon limits it; it is judged as all others.
         leaves_ball: Whether it queries points outside the ball.
         failure: What it returns for a row where it fails: the ``"best"`` or ``"last"`` point it tried, the ``"input"``,
             its random ``"start"`` or all ``"zeros"`` (these two are replaced by the input); or it ``"raises"``.
@@ -69,6 +70,7 @@ class AttackTraits:
     minimum_norm: bool = False
     norms: tuple[str, ...] = NORMS
     minimum_classes: int = 2
+    normless: bool = False
     leaves_ball: bool = False
     failure: str = "last"
     seeds: str = "global"

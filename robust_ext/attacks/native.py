@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -55,7 +56,14 @@ class NativeAttack(Settings, Attack):
     A subclass is a :func:`robust_ext.core.settings.settings_class` with ``name`` and ``traits`` and one method,
     :meth:`candidates`, or :meth:`search` itself. Where name or traits depend on settings, its ``__post_init__`` sets
     them. The Foolbox and ART classes, the command line's names and the documentation are made from the declaration.
+
+    Attributes:
+        aims: Whether it can aim at a class.
+        stops_at_epsilon: Of attacks for the smallest perturbation: whether a row is finished within epsilon.
     """
+
+    aims: ClassVar[bool] = True
+    stops_at_epsilon: ClassVar[bool] = False
 
     def search(
         self,

@@ -60,6 +60,8 @@ class RayS(NativeAttack):
     """
 
     name = "RayS"
+    aims = False
+    stops_at_epsilon = True
     traits = AttackTraits(
         batching="full",
         gradients=False,

@@ -85,7 +85,9 @@ class SpatialTransformation(NativeAttack):
     """
 
     name = "SpatialTransformation"
-    traits = AttackTraits(batching="full", gradients=False, leaves_ball=True, failure="best", seeds="generator")
+    traits = AttackTraits(
+        batching="full", gradients=False, normless=True, leaves_ball=True, failure="best", seeds="generator"
+    )
 
     translation: float = setting(default=8.0, help="Most pixels moved up, down, left or right.", minimum=0, trial=2)
     rotation: float = setting(default=30.0, help="Most degrees turned either way.", minimum=0, maximum=180)

@@ -16,7 +16,7 @@ from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.validation import check_choice
 from robust_ext.registry.base import AttackListing, adapters
-from robust_ext.reports.conformance import matrix_page, matrix_table
+from robust_ext.reports.conformance import matrix_cell, matrix_page, matrix_table
 from robust_ext.reports.text import table
 
 
@@ -52,8 +52,8 @@ def attacks(own: AttacksOptions) -> None:
         if not own.matrix:
             raise InvalidArgumentError("--markdown", str(own.markdown), "to be given together with --matrix")
         names = dict.fromkeys(row["library"] for row in rows)
-        outcomes = {(row["library"], row["attack"], row["target"]): row["outcome"] for row in rows}
-        page = matrix_page({name: adapters()[name].list_attacks() for name in names}, outcomes)
+        cells = {(row["library"], row["attack"], row["target"]): matrix_cell(row) for row in rows}
+        page = matrix_page({name: adapters()[name].list_attacks() for name in names}, cells)
         own.markdown.write_text(page, encoding="utf-8")
     for line in missing:
         typer.echo(line, err=True)

@@ -33,7 +33,9 @@ class AttackListing:
         traits: What it needs and how it treats the samples of a batch, with its default settings.
         aliases: Other names of the same attack.
         reason: Why it cannot be used, and what to use instead; empty where it can.
-        trial: Settings with which it runs fast, for ``robust-ext attacks --matrix``.
+        trial: Settings with which it runs fast, and finds something where it can, for ``robust-ext attacks --matrix``.
+        trial_norm: Norm of that trial; linf where it can be run for it, else l2, when left out.
+        misses: Why that trial finds nothing on one of the targets, in words; empty where it does.
         channels: Fewest channels of the images it takes.
         defect: What is wrong with it in the library, in words; empty where nothing is known.
     """
@@ -43,6 +45,8 @@ class AttackListing:
     aliases: tuple[str, ...] = ()
     reason: str = ""
     trial: Mapping[str, Any] = field(default_factory=dict)
+    trial_norm: str = ""
+    misses: str = ""
     channels: int = 1
     defect: str = ""
 

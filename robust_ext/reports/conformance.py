@@ -30,7 +30,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         row["target"],
         row["outcome"],
         row["norm"],
-        f"{row['verified']}/{row['samples']}" if ran else "",
+        matrix_cell(row) if ran else "",
         row["one_by_one"],
         *(numbers if ran else ("", "", "")),
     )
@@ -46,15 +46,20 @@ def _totals(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def matrix_page(listings: Mapping[str, Sequence[AttackListing]], outcomes: Mapping[tuple[str, str, str], str]) -> str:
+def matrix_cell(row: Mapping[str, Any]) -> str:
+    """What became of an attack in few characters: verified / tried where it ran, else its outcome."""
+    return f"{row['verified']}/{row['samples']}" if row["outcome"] == "ran" else str(row["outcome"])
+
+
+def matrix_page(listings: Mapping[str, Sequence[AttackListing]], cells: Mapping[tuple[str, str, str], str]) -> str:
     """The matrix as a page of documentation, in Markdown: what is known of each attack, and what became of it.
 
-    Listings are by library, outcomes by library, attack and target. Seconds and counts differ from machine to machine
-    and are left out.
+    Listings are by library, cells (of :func:`matrix_cell`) by library, attack and target. Seconds and
+    passes differ from machine to machine and are left out.
     """
     libraries = {
         library: [
-            _cells_of(one, *(outcomes[library, one.name, target] for target in ("binarized", "classifier")))
+            _cells_of(one, *(cells[library, one.name, target] for target in ("binarized", "classifier")))
             for one in listed
         ]
         for library, listed in listings.items()
@@ -82,7 +87,9 @@ def _cells_of(listing: AttackListing, *outcomes: str) -> list[str]:
     batching, needs = (", ".join(word for word, holds in words.items() if holds) for words in (treatment, wants))
     known = [" ".join(traits.norms), traits.kind, batching, needs, traits.failure]
     name = " / ".join((listing.name, *listing.aliases))
-    remark = listing.reason or listing.defect
+    why = "no norm limits what it changes" if traits.normless else listing.misses
+    missed = any(cell.startswith("0/") for cell in outcomes)
+    remark = listing.reason or "; ".join(filter(None, [listing.defect.rstrip("."), why if missed else ""]))
     if not listing.reason and "refused" in outcomes:
         absent = f"{' and '.join(traits.packages)} was not installed when this page was written"
         remark = "these targets have no detector" if traits.detector else absent

@@ -6,7 +6,7 @@ import torch
 from robust_ext.attacks.base import AttackTraits, CallableAttack
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.registry.base import Adapter, AttackListing
-from robust_ext.reports.conformance import matrix_page, matrix_table
+from robust_ext.reports.conformance import matrix_cell, matrix_page, matrix_table
 from robust_ext.testing.conformance import TARGETS, conformance, conformance_row, matrix
 from robust_ext.testing.conformance.monitor import BatchMonitor
 from robust_ext.testing.conformance.problems import digits, planted, threat_model
@@ -165,9 +165,11 @@ def test_the_whole_matrix_shows_progress_and_prints(monkeypatch):
     assert "fake:pgd     binarized   ran      linf  4/4" in text
     assert "refused: fake:odd: because" in text
     assert "fake on the binarized target: 1 ran, 1 refused, 1 failed" in text
-    page = matrix_page({"fake": listings}, {(row.library, row.attack, row.target): row.outcome for row in rows})
+    page = matrix_page(
+        {"fake": listings}, {(row["library"], row["attack"], row["target"]): matrix_cell(row) for row in plain}
+    )
     assert page.split("## fake\n\n")[1].splitlines()[2:] == [
-        "| pgd / also \\| called | linf | fixed epsilon | full | gradients | last | ran | ran | none |",
+        "| pgd / also \\| called | linf | fixed epsilon | full | gradients | last | 4/4 | 4/4 | none |",
         "| odd |  |  |  |  |  | refused | refused | because |",
         "| broken | linf l2 l1 | fixed epsilon | full | gradients, 3 classes, 3 channels, torch | last | failed "
         "| failed |  |",
@@ -183,6 +185,25 @@ def test_remarks_say_why_an_attack_that_could_run_was_refused():
     lines = matrix_page({"fake": listings}, refused).splitlines()[-2:]
     assert lines[0].endswith("| refused | refused | these targets have no detector |")
     assert lines[1].endswith("| refused | refused | cv9 was not installed when this page was written |")
+
+
+def test_what_finds_nothing_is_explained_where_it_finds_nothing():
+    listings = [
+        AttackListing(name="plain", misses="it tries one point", defect="slow."),
+        AttackListing(name="moves", traits=AttackTraits(normless=True)),
+    ]
+    cells = {("fake", one.name, target): "0/4" for one in listings for target in TARGETS}
+    lines = matrix_page({"fake": listings}, {**cells, ("fake", "plain", "classifier"): "1/4"}).splitlines()[-2:]
+    assert lines[0].endswith("| 0/4 | 1/4 | slow; it tries one point |")
+    assert lines[1].endswith("| 0/4 | 0/4 | no norm limits what it changes |")
+    lines = matrix_page({"fake": listings}, dict.fromkeys(cells, "2/4")).splitlines()[-2:]
+    assert lines[0].endswith("| 2/4 | 2/4 | slow |")
+    assert lines[1].endswith("| 2/4 | 2/4 |  |")
+
+
+def test_the_norm_of_a_trial_is_the_listings(run):
+    assert run("pgd", traits=ordered()).norm == "linf"
+    assert run("pgd", traits=ordered(), trial_norm="l1").norm == "l1"
 
 
 def test_single_rows_are_never_out_of_order():

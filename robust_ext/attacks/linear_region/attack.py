@@ -71,7 +71,14 @@ class LinearRegion(NativeAttack):
     """
 
     name = "LinearRegion"
-    traits = AttackTraits(minimum_norm=True, batching="any", leaves_ball=True, failure="input", seeds="generator")
+    traits = AttackTraits(
+        minimum_norm=True,
+        batching="any",
+        norms=("l2", "linf", "l1"),
+        leaves_ball=True,
+        failure="input",
+        seeds="generator",
+    )
 
     starts: int = setting(default=12, help="Starts of each input that are searched for.", minimum=1, trial=4)
     start: str = setting(

@@ -115,7 +115,7 @@ def conformance_row(library: str, listing: AttackListing, target: str, *, seed: 
         return Row(**common, outcome="refused", reason=listing.reason)
     try:
         attack = adapters()[library].build_attack(listing.name, listing.trial, name=f"{library}:{listing.name}")
-        norm = next((norm for norm in NORMS if norm in attack.traits.norms), "linf")
+        norm = listing.trial_norm or next((norm for norm in NORMS if norm in attack.traits.norms), "linf")
         attack.check(threat_model=threat_model(norm, listing.channels))
     except (AttackRefusedError, MissingDependencyError) as error:
         return Row(**common, outcome="refused", reason=str(error))
