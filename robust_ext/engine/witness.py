@@ -12,6 +12,7 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 
@@ -76,13 +77,24 @@ class Witness:
 
 @contextmanager
 def witness_queries(target: Target, inputs: Tensor, threat_model: ThreatModel) -> Iterator[Witness]:
-    """Note what the target returns for the points that are queried meanwhile, by whatever attack."""
+    """Note what the target returns for the points that are queried meanwhile, by whatever attack.
+
+    Where one raises after it has met such points, its AttackError mentions them.
+    """
     witness = Witness(inputs, threat_model)
     modules = [target.module] if target.defended is None else [target.module, target.defended.classifier]
     with ExitStack() as stack:
         for module in dict.fromkeys(modules):
             stack.enter_context(module.register_forward_hook(_noting(witness)))
-        yield witness
+        try:
+            yield witness
+        except AttackError as error:
+            if witness.points is None or type(error) is not AttackError:
+                raise
+            met = (
+                "before that, the model returned NaN or infinite logits at points that it queried: mend the model first"
+            )
+            raise AttackError(f"{error}; {met}") from error
 
 
 def _noting(witness: Witness) -> Callable[[nn.Module, tuple[object, ...], object], None]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.witness import witness_queries
@@ -68,3 +69,17 @@ def test_finite_logits_whose_sum_is_not_are_no_witness():
         assert witness.points is None
         witness.note(inputs + 0.1, torch.tensor([[torch.inf, -torch.inf], [0.0, 0.0]]))
     assert witness.points.isnan().any(1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(("value", "added"), [(0.45, "$"), (0.55, "; before that, the model returned NaN .*mend")])
+def test_an_attack_that_raises_after_it_met_them_is_not_blamed_alone(value, added):
+    inputs, module = torch.full((1, 2), 0.45), BreaksAbove()
+
+    def raising():
+        with witness_queries(target_of(module), inputs, ThreatModel(norm="linf", epsilon=0.2)):
+            module(torch.full((1, 2), value))
+            raise AttackError("attack: raised ValueError")
+
+    with pytest.raises(AttackError, match=f"^attack: raised ValueError{added}"):
+        raising()
+    assert not module._forward_hooks
