@@ -22,6 +22,8 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
     """
     if not isinstance(module, nn.Module):
         raise InvalidArgumentError("model", type(module).__name__, "a torch.nn.Module from inputs to logits")
+    if inputs.is_meta or any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+        raise ModelError("model: its weights hold no values (device meta); move it to a device and load its weights")
     training = [
         name or type(part).__name__ for name, part in module.named_modules() if part.training and _behaves(part)
     ]

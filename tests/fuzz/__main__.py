@@ -82,8 +82,9 @@ def run(count, *, seed=0, processes=0, report=None):
         prepare(folder)
         for kind, share in SHARES.items():
             for number, case in enumerate(generated(kind, max(1, count * share // 100), seed, folder)):
-                if case.arguments and number < processes * share // _LINES:
-                    kept = tuple(word for word in case.arguments if word != "--in-process" and "\0" not in word)
+                # No word of a real command line can hold a null.
+                if case.arguments and number < processes * share // _LINES and "\0" not in "".join(case.arguments):
+                    kept = tuple(word for word in case.arguments if word != "--in-process")
                     case = dataclasses.replace(case, arguments=kept, process=True)
                 outcome = judge(case)
                 table[case.category][outcome.kind] += 1

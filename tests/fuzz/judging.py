@@ -82,14 +82,20 @@ def _judge_call(case):
     return Outcome("accepted" if case.meaning else "broken", case.meaning or "accepted")
 
 
+class _Terminal(io.StringIO):
+    """What is written to a terminal; colours would be stripped from what goes elsewhere."""
+
+    def isatty(self):
+        return True
+
+
 def _main(arguments):
-    out, err, before = io.StringIO(), io.StringIO(), (sys.argv, sys.stdin)
+    out, err, before = _Terminal(), _Terminal(), (sys.argv, sys.stdin)
     sys.argv, sys.stdin = ["robust-ext", *arguments], io.StringIO()
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
-        with _limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _plain():
             cli.main()
         return 0, out.getvalue(), err.getvalue()
     except SystemExit as ended:
@@ -117,6 +123,21 @@ def _process(arguments):
     except subprocess.TimeoutExpired:
         return "hang", "", ""
     return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _plain():
+    """No colours of rich, and no warnings."""
+    before = {name: os.environ.get(name) for name in ("TERM", "NO_COLOR")}
+    os.environ.update(TERM="dumb", NO_COLOR="1")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
 
 
 @contextlib.contextmanager
