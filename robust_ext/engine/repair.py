@@ -1,4 +1,7 @@
-"""Repair of a run folder: what does not verify is dropped, so that opening it runs exactly those samples again."""
+"""Repair of a run folder: what is to be run again is dropped, so that opening it runs exactly those samples.
+
+That is what does not verify, and samples that were not attacked because the attack's process was lost.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import replace_file
 from robust_ext.engine.archive import read_arrays, read_value
 from robust_ext.engine.chain import chained, checksum, damaged, parted, unseal
+from robust_ext.engine.outcomes import LOST
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +45,7 @@ def read_run(file: Path) -> tuple[dict[str, Any], str]:
 
 
 def repair_files(folder: Path, run: Mapping[str, Any]) -> None:
-    """Drop what does not verify from a folder that no other process is writing; each is logged.
+    """Drop what is to be run again from a folder that no other process is writing; each is logged.
 
     Where ``run.json`` is lost, ``run`` takes its place, which the records have to follow from.
     """
@@ -62,23 +66,35 @@ def repair_files(folder: Path, run: Mapping[str, Any]) -> None:
 
 
 def _repair_lines(path: Path, start: str) -> None:
-    """Keep the lines of a file that follow from a line before them, each once, chained anew."""
-    content, kept, dropped = path.read_bytes(), {}, []
+    """Keep the lines of a file that follow from a line before them and were not lost, each once, chained anew."""
+    content, kept, dropped, lost = path.read_bytes(), {}, [], []
     # Checksums that lines state stand for lines that are lost themselves.
     anchors = deque([checksum(start, path.name)], maxlen=_ANCHORS)
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n")[:-1], 1):
         found = next((entry for anchor in reversed(anchors) if (entry := unseal(line, anchor)) is not None), None)
         text, stated = parted(line)
-        if found is not None and stated not in kept:
-            kept[stated] = found[0]
-        else:
+        if found is None or stated in kept:
             dropped.append(number)
             anchors.append(checksum(anchors[-1], text))
+        elif _was_lost(found[0]):
+            lost.append(number)
+        else:
+            kept[stated] = found[0]
         anchors.append(stated)
     mended = chained(path, start, kept.values())
     if mended != content:
-        logger.warning("%s: dropped %d of %d lines: %s", path, len(dropped), len(kept) + len(dropped), dropped[:20])
+        logger.warning("%s: dropped %d lines: %s", path, len(dropped), dropped[:20])
+        logger.warning("%s: %d samples that were not attacked are run again", path, len(lost))
         replace_file(path, mended, error=RunFolderError)
+
+
+def _was_lost(entry: object) -> bool:
+    """Whether a record, or a part of it, is of an attack that returned nothing."""
+    if not isinstance(entry, Mapping):
+        return False
+    return (
+        entry.get("outcome") in LOST or entry.get("canary") == "lost" or any(_was_lost(part) for part in entry.values())
+    )
 
 
 def _set_aside(path: Path, read: Callable[[Path], object]) -> None:

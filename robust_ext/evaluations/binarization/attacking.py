@@ -90,10 +90,9 @@ class ProblemAttack:
 
     def _pose_canaries(self, problems: Problems, result: Attacked) -> Work[None]:
         attempt = yield from self._attempt(self._classifier(problems), problems, 1, "canary", result)
-        if attempt.error is not None:
-            return
         for sample, outcome in zip(problems.samples, attempt.verified.outcomes, strict=True):
-            result.records[sample]["canary"] = "repaired" if outcome == "not_adversarial" else "kept"
+            found = "repaired" if outcome == "not_adversarial" else "kept"
+            result.records[sample]["canary"] = found if attempt.error is None else "lost"
 
     def _classifier(self, problems: Problems) -> BinarizedClassifier:
         settings = self.settings

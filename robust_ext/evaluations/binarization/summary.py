@@ -30,7 +30,7 @@ def summarise_attack(
     planted = [record for record in attacked if record["attacks"][name]["outcome"] != "not_planted"]
     mine = [record["attacks"][name] for record in planted]
     outcomes = {outcome: sum(entry["outcome"] == outcome for entry in mine) for outcome in OUTCOMES}
-    posed = [entry["canary"] for entry in mine if entry["canary"] is not None]
+    posed = [entry["canary"] for entry in mine if entry["canary"] in ("kept", "repaired")]
     canaries = {"planted": len(posed), "repaired": posed.count("repaired")}
     random_found = sum(_reached(record["random_reach"], settings.boundary_position) for record in planted)
     hardness = _hardness(planted, mine, settings) if planted else []

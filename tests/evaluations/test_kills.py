@@ -1,0 +1,171 @@
+"""Runs survive SIGKILL at any moment: of the command, of the process an attack runs in, of either."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robust_ext.cli import app as cli
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc")
+
+# Each process is forked from one that has imported what they need: the imports take longer than the runs.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["robust_ext.cli.app", "robust_ext.adapters.own", "robust_ext.adapters.foolbox.catalogue", "matplotlib.figure"]
+)
+
+NET = """
+import time
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 3)).eval()
+
+def step(model, x, y, threat_model):
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), x)
+    time.sleep(0.02)
+    return (x + threat_model.epsilon * gradient.sign()).clamp(0, 1).detach()
+
+def rounded(x):
+    return (x * 8).round() / 8
+
+def spread(x):
+    return x.flatten(1).std(1)
+"""
+COMMANDS = {
+    "binarization": "--attack NET:step --inner-points 30 --random-inner 10 --random-corners 10 --no-sequential",
+    "robust-accuracy": "--attack NET:step",
+    "test-time": "--defense NET:rounded --steps 2 --queries 3",
+    "mead": "--detector NET:spread --train-data TRAIN --train-samples 10 --calibration-samples 20 --allow-code "
+    "--arm linf:0.1=NET:step --arm linf:0.2=NET:step --resamples 0",
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The network, the data, and for each command what an undisturbed run leaves."""
+    folder, draw = tmp_path_factory.mktemp("kills"), np.random.default_rng(0)
+    (folder / "net.py").write_text(NET)
+    for name, count in (("data", 24), ("train", 40)):
+        np.savez(folder / f"{name}.npz", x=draw.random((count, 4, 4)), y=draw.integers(3, size=count))
+    undisturbed = {}
+
+    def expected(command):
+        if command not in undisturbed:
+            finish(start(folder, command, folder / command, "--in-process"))
+            undisturbed[command] = essence(folder / command)
+        return undisturbed[command]
+
+    return folder, expected
+
+
+def start(folder, command, out, *extra):
+    words = COMMANDS[command].replace("NET", str(folder / "net.py")).replace("TRAIN", str(folder / "train.npz"))
+    given = ["--model", f"{folder / 'net.py'}:make", "--data", str(folder / "data.npz"), "--samples", "24"]
+    given += ["--batch-size", "4", "--no-progress", "--out", str(out), *extra]
+    given += [] if command == "robust-accuracy" else ["--judge-seed", "1"]
+    given += [] if command == "mead" else ["--eps", "0.1"]
+    with pytest.MonkeyPatch.context() as patched:
+        # A child takes over the command line that there is when it starts.
+        patched.setattr(sys, "argv", ["robust-ext", command, *given, *words.split()])
+        process = PROCESSES.Process(target=cli.main)
+        process.start()
+    return process
+
+
+def finish(process):
+    process.join(timeout=300)
+    assert process.exitcode == 0
+
+
+def essence(out):
+    """All records of a run, and its result without times."""
+
+    def timeless(part):
+        if isinstance(part, dict):
+            return {key: timeless(value) for key, value in part.items() if key not in ("seconds", "cost")}
+        return [timeless(value) for value in part] if isinstance(part, list) else part
+
+    records = {str(file.relative_to(out)): file.read_text() for file in sorted(out.rglob("records*.jsonl"))}
+    result = timeless(json.loads((out / "result.json").read_text()))
+    for owner in (result, *result.get("attacks", ())):
+        # Where attacks run, and from where they were loaded, is said in words.
+        owner.pop("description", None)
+        owner.get("settings", {}).pop("attacks", None)
+    return records, result
+
+
+def children(process):
+    """Ids of a process's children."""
+    try:
+        return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def workers(process):
+    """Ids of the processes that attacks run in: children of the one that was started for them."""
+    return [one for child in children(process) for one in children(child)]
+
+
+def written(out):
+    return sum(file.stat().st_size for file in out.rglob("*.jsonl")) if out.exists() else 0
+
+
+def kill_once(process, out, draw, victims):
+    """Kill a process at a random moment after something new was written; which it was, None where all had ended."""
+    before, victim = written(out), draw.choice(victims)
+    while process.is_alive() and written(out) == before:
+        time.sleep(0.002)
+    time.sleep(draw.uniform(0, 0.1))
+    while victim == "worker" and process.is_alive():
+        for found in workers(process.pid):
+            os.kill(found, signal.SIGKILL)
+            return victim
+    if victim == "worker" or not process.is_alive():
+        return None
+    process.kill()
+    process.join()
+    return victim
+
+
+def survive(files, out, command, *, kills, victims, seed, extra=()):
+    """Run a command until it was killed so often, and then to its end."""
+    (folder, expected), draw, done = files, random.Random(seed), 0
+    process = start(folder, command, out, *extra)
+    while done < kills:
+        if not process.is_alive():
+            assert process.exitcode in (0, -signal.SIGKILL)
+            if process.exitcode == 0:  # It was through: once more from an empty folder.
+                out = out.with_name(f"{out.name}-{done}")
+            process = start(folder, command, out, *extra)
+        done += kill_once(process, out, draw, victims) is not None
+    process.join()
+    # What was lost with an attack's process is run again, like what is damaged.
+    finish(start(folder, command, out, "--repair", *extra))
+    assert not list(out.rglob(".*.tmp"))
+    assert essence(out) == expected(command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "command"), list(zip((3, 3, 2, 2), COMMANDS, strict=True)))
+def test_ten_kills(files, tmp_path, command, kills):
+    survive(files, tmp_path / "run", command, kills=kills, victims=["command"], seed=0, extra=["--in-process"])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("victims", [["command"], ["worker"], ["command", "worker"]], ids="-".join)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_hundred_kills_at_arms_length(files, tmp_path, command, victims):
+    survive(files, tmp_path / "run", command, kills=9, victims=victims, seed=1)
