@@ -198,3 +198,27 @@ def test_the_judges_seed_is_found_again_in_what_depends_on_it(tmp_path):
     with repairing():
         assert drawn() == seed
     assert drawn() == seed
+
+
+@pytest.mark.parametrize(
+    "lost", [{"outcome": "ended"}, {"attacks": {"a": {"outcome": "timed_out"}}}, {"canary": "lost"}]
+)
+def test_repair_runs_again_what_was_lost_with_a_process(tmp_path, lost):
+    with opened(tmp_path) as folder:
+        folder.append([record(0), {"index": 1, **lost}, record(2)], {"block": 0})
+    with opened(tmp_path) as folder:
+        assert folder.holds(range(3))
+    with opened(tmp_path, repair=True) as folder:
+        assert [one["index"] for one in folder.records()] == [0, 2]
+        assert not folder.holds(range(3))
+
+
+def test_arrays_that_unpack_to_more_than_is_meant_are_not_unpacked(tmp_path, monkeypatch):
+    """Whoever computes checksums can write any file."""
+    monkeypatch.setattr("robust_ext.core.arrays.MOST_BYTES", 1000)
+    with opened(tmp_path) as folder:
+        folder.save("bomb", values=np.zeros(10**6))
+        folder.save("noise", values=np.random.default_rng(0).random(10**4))
+        with pytest.raises(RunFolderError, match=r"bomb\.npz: holds .* bytes that unpack to 8,000,128"):
+            folder.load("bomb")
+        assert len(folder.load("noise")["values"]) == 10**4

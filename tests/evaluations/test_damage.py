@@ -6,10 +6,11 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 import robust_ext
 from robust_ext.core.errors import RunFolderError
-from tests.evaluations.small import EVALUATIONS, essence, evaluate
+from tests.evaluations.small import EVALUATIONS, NETWORK, essence, evaluate
 
 
 @pytest.fixture(autouse=True)
@@ -88,9 +89,10 @@ def test_a_few_flips_and_truncations(name, state, folders, tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "state"), STATES)
-def test_two_hundred_flips_and_fifty_truncations(name, state, folders, tmp_path):
-    assert check_damage(name, state, folders, tmp_path, damage=flipped, count=200, seed=2) > 50
-    check_damage(name, state, folders, tmp_path, damage=truncated, count=50, seed=3)
+def test_hundreds_of_flips_and_truncations(name, state, folders, tmp_path):
+    """480 and 120 in all."""
+    assert check_damage(name, state, folders, tmp_path, damage=flipped, count=60, seed=2) > 15
+    check_damage(name, state, folders, tmp_path, damage=truncated, count=15, seed=3)
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
@@ -139,3 +141,14 @@ def test_seconds_add_up_after_a_resume(name, tmp_path, monkeypatch):
             total = seconds.pop("total")
             assert all(part >= 0 for part in seconds.values())
             assert total >= sum(seconds.values()) - 1e-9
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_pages_do_not_grow_with_the_samples(name, monkeypatch):
+    pages = []
+    for count in (20, 300):
+        inputs = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(count))
+        monkeypatch.setattr("tests.evaluations.small.INPUTS", inputs)
+        monkeypatch.setattr("tests.evaluations.small.LABELS", NETWORK(inputs).argmax(1))
+        pages.append(len(evaluate(name, None).to_html()))
+    assert 10_000 < pages[1] < 1.05 * pages[0]

@@ -2,9 +2,7 @@
 
 import json
 import multiprocessing
-import random
 import sys
-import time
 from unittest.mock import Mock
 
 import pytest
@@ -126,24 +124,6 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     finish(start(folder))
     return folder
-
-
-@pytest.mark.slow
-def test_killed_at_ten_random_moments(tmp_path, undisturbed):
-    moments = random.Random(0)
-    kills = 0
-    while kills < 10:
-        process = start(tmp_path)
-        before = len(records_of(tmp_path)) if (tmp_path / "records.jsonl").exists() else 0
-        # Wait until this run has won something new, then kill it within about the time of a group.
-        while process.is_alive() and (not (tmp_path / "records.jsonl").exists() or len(records_of(tmp_path)) == before):
-            time.sleep(0.005)
-        time.sleep(moments.uniform(0, 0.15))
-        process.kill()
-        process.join()
-        kills += 1
-    finish(start(tmp_path))
-    assert records_of(tmp_path) == records_of(undisturbed)
 
 
 @pytest.mark.slow
