@@ -158,8 +158,10 @@ class RunFolder(Store):
     def _check_run(self, run: dict[str, Any]) -> str:
         """Write ``run.json``, or compare it; returns the checksum that all others begin with."""
         file = self.path / "run.json"
+        # Looked for first: other processes that begin now write it before anything else.
+        records = any(any(self.path.glob(kept)) for kept in ("records*.jsonl", "timings*.jsonl", "*.npz"))
         if not file.exists():
-            if any(any(self.path.glob(kept)) for kept in ("records*.jsonl", "timings*.jsonl", "*.npz")):
+            if records:
                 raise RunFolderError(f"{self.path}: holds records but no run.json; {REPAIR}")
             return write_run(file, run)
         earlier, start = read_run(file)

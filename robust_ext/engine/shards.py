@@ -27,7 +27,8 @@ def run_shards(
     Each gets its part of the cores, and ends when this process does. The bar counts the records in the folders,
     ``total`` at the end. Raises RobustExtError with the end of its output where a process failed.
     """
-    folders, counted = list(folders), {}
+    folders = list(folders)
+    counted: dict[Path, tuple[int, int]] = {}  # Bytes that were read, and the lines in them
 
     def done() -> int:
         for file in (file for folder in folders for file in folder.glob("records*.jsonl")):

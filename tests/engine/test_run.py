@@ -7,12 +7,19 @@ import torch
 from torch import nn
 
 from robust_ext.attacks.base import CallableAttack
-from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, RunFolderBusyError
+from robust_ext.core.errors import (
+    AttackError,
+    AttackRefusedError,
+    InvalidArgumentError,
+    RunFolderBusyError,
+    RunFolderError,
+)
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.context import RunContext, current_context, run_context
+from robust_ext.engine.context import RunContext, current_context, repairing, run_context
 from robust_ext.engine.inputs import blocks_of
 from robust_ext.engine.run import Block, Run, run_all
+from robust_ext.engine.run_folder import RunFolder
 from robust_ext.engine.task import Check, Task, TaskResult, drive, run_task
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
@@ -143,3 +150,24 @@ def test_the_context_ends_with_its_block():
     assert current_context() == RunContext()
     with run_context(RunContext(jobs=2)), pytest.raises(InvalidArgumentError, match="a run folder"):
         run(made())
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_repairing_runs_the_damaged_block_and_no_other(tmp_path, monkeypatch, jobs):
+    whole, calls = essence(run(made(), out=tmp_path)["one"]), []
+    # Processes that share the work find the folder repaired.
+    left = {"kind": "attack", "settings": {"a": 1}, "versions": {}}
+    shards = lambda *_, **__: RunFolder(tmp_path / "one", **left).close()  # noqa: E731
+    monkeypatch.setattr("robust_ext.engine.run.run_shards", shards)
+    file = tmp_path / "one" / "records.jsonl"
+    file.write_text(file.read_text().replace('"twice": 8', '"twice": 9'))
+
+    def worker(task):
+        calls.append(len(task.inputs))
+        return run_task(task)
+
+    with pytest.raises(RunFolderError, match=r"records\.jsonl: line 5 does not match"):
+        run(made(), out=tmp_path, worker=worker)
+    with run_context(RunContext(jobs=jobs)), repairing():
+        assert essence(run(made(), out=tmp_path, worker=worker)["one"]) == whole
+    assert calls == [3]
