@@ -37,6 +37,14 @@ class _Group(TyperGroup):
         return _escaping(super().invoke, *arguments, **keywords)
 
 
+class _Lines(logging.Formatter):
+    """Messages made fit for a terminal: names of attacks are whatever the user called them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The message."""
+        return printable(super().format(record))
+
+
 app = typer.Typer(
     cls=_Group,
     add_completion=False,
@@ -65,8 +73,9 @@ def _options(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log to stderr.")] = False,
 ) -> None:
-    if verbose:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines("%(name)s: %(message)s" if verbose else "%(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
 
 
 def main() -> None:

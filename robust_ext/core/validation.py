@@ -57,6 +57,13 @@ def check_choice(argument: str, value: object, choices: Collection[str]) -> str:
     return value
 
 
+def check_name(argument: str, value: object) -> str:
+    """Return ``value`` when it is a text that is not empty and that files can hold (no lone surrogates)."""
+    if not isinstance(value, str) or not value or any("\ud800" <= char <= "\udfff" for char in value):
+        raise InvalidArgumentError(argument, ascii(value), "a text of Unicode characters that is not empty")
+    return value
+
+
 def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) -> Tensor:
     """Return a copy of ``inputs`` as a contiguous float32 tensor ``(N, ...)``, finite and in ``bounds``.
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError, RunFolderBusyError
+from robust_ext.core.printable import printable
 from robust_ext.engine.context import ISOLATED, RunContext, current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.run_folder import RunFolder
@@ -190,7 +191,7 @@ def _open(run: Run, folder: Path | None, context: RunContext, *, repair: bool = 
 
 def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator[Task, TaskResult, Outcome[R]]:
     number, count = context.shard if run.shared else (0, 1)
-    bar.set_postfix_str(run.title, refresh=False)
+    bar.set_postfix_str(printable(run.title), refresh=False)
     try:
         yield from verified(run.prepare(store))
         for rows in run.blocks[number::count]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import NORMS, ThreatModel, check_epsilon
-from robust_ext.core.validation import check_choice
+from robust_ext.core.validation import check_choice, check_name
 from robust_ext.registry.attack import as_attack
 
 
@@ -38,9 +38,8 @@ class Arm:
 
     def __post_init__(self) -> None:
         for name in ("label", "objective", "algorithm"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                raise InvalidArgumentError(name, repr(value), "a text that is not empty, or None")
+            if getattr(self, name) is not None:
+                check_name(name, getattr(self, name))
         if self.norm is not None:
             check_choice("norm", self.norm, NORMS)
         if self.epsilon is not None:

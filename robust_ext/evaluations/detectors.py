@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
-from robust_ext.core.validation import check_inputs
+from robust_ext.core.validation import check_inputs, check_name
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.calibration import Calibration
 from robust_ext.engine.behaviour import behaviour
@@ -72,7 +72,7 @@ def as_detectors(
     """
     named: list[tuple[str | None, object]]
     if isinstance(detectors, Mapping):
-        named = [(str(name), one) for name, one in detectors.items()]
+        named = [(check_name("detectors", str(name)), one) for name, one in detectors.items()]
     else:
         named = [(None, one) for one in (detectors if isinstance(detectors, (list, tuple)) else [detectors])]
     if not named:

@@ -12,6 +12,7 @@ from typing import Any
 from robust_ext.attacks.base import Attack, CallableAttack, called
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.specification import did_you_mean, parse_call
+from robust_ext.core.validation import check_name
 from robust_ext.registry import base as libraries
 from robust_ext.registry._common import named_object
 
@@ -41,6 +42,8 @@ def as_attack(obj: object, *, name: str | None = None, argument: str = "attack")
         >>> as_attack(lambda model, x, y: x, name="nothing")
         CallableAttack(nothing)
     """
+    if name is not None:
+        check_name(argument, name)
     if isinstance(obj, Attack):
         return obj if name is None else _renamed(obj, name)
     if isinstance(obj, str):

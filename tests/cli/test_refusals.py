@@ -131,6 +131,18 @@ def test_control_bytes_do_not_reach_the_terminal(arguments, main):
     assert all(char.isprintable() or char == "\n" for char in out + err)
 
 
+def test_names_in_progress_bars_logs_and_tables_are_written_out(main, tmp_path):
+    label = "\x1b[31mred\x9b"
+    attack = f"{label}=foolbox:L2FMNAttack(steps=1)"
+    words = [word for word in MODEL if word != "--no-progress"]
+    command = (*words, "--norm", "l2", "--eps", "0.5", "--out", str(tmp_path / "run"), "--in-process")
+    status, out, err = main("--verbose", "robust-accuracy", *command, "--attack", attack)
+    assert status == 0
+    assert "\\x1b[31mred" in out
+    assert "\\x1b[31mred" in err
+    assert all(char.isprintable() or char in "\n\r" for char in out + err)
+
+
 def test_an_error_that_nobody_raised_on_purpose(main, monkeypatch):
     def broken(*_):
         raise KeyError("inside\x1b[31m")

@@ -57,7 +57,7 @@ def judge(case):
 
 def _judge_status(case, status, out, err):
     shown = [char for char in out + err if not char.isprintable() and char not in "\n\t\r"]
-    if shown and ("--progress" not in case.arguments):
+    if shown:
         return Outcome("broken", f"control characters {shown[:5]} in {err[-300:]!r}")
     if "Traceback" in err or "Traceback" in out or "error: unexpected" in err:
         return Outcome("broken", err[-600:])

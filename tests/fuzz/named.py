@@ -129,6 +129,16 @@ def code(rng):
             yield line("mead", category="code", arm=arm)
 
 
+def labels(rng):
+    """Names of attacks, which may be any text and are shown in bars, tables and files."""
+    while True:
+        label = f"{rng.choice(CONTROLS)}{rng.choice(WORDS)}".replace("=", "").replace(":", "").replace("(", "")
+        attack = f"{label}=robust_ext:APGD(steps=1)"
+        meaning = "" if "\udcff" in label else "a label, written out"
+        drop = ("--no-progress",) if rng.random() < 0.5 else ()
+        yield line("robust-accuracy", category="labels", attack=attack, drop=drop, meaning=meaning)
+
+
 def files(rng):
     """Weights, run folders, data and devices that cannot be used."""
     while True:
