@@ -42,6 +42,7 @@ class SourceFiles:
 
     def __init__(self) -> None:
         self.digests: dict[str, str] = {}
+        self._path = [Path(entry) if entry else Path.cwd() for entry in sys.path]
         self._folders: list[Path] = []
         self._seen: dict[str, str] = {}  # Digests of contents by path
         self._waiting: list[tuple[Path, str, bytes]] = []
@@ -74,8 +75,7 @@ class SourceFiles:
         parts = name.split(".")
         if parts[0] == _OWN or parts[0] in sys.builtin_module_names:
             return True
-        entries = [*(Path(entry) if entry else Path.cwd() for entry in sys.path), *self._folders]
-        return self._walk(parts, entries, "", starred=starred)
+        return self._walk(parts, [*self._path, *self._folders], "", starred=starred)
 
     def _import(self, found: Import, *, path: Path, label: str) -> None:
         """What an import statement of a file imports."""
