@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
 from robust_ext.core.source_files import is_installed
@@ -35,3 +37,11 @@ def owner_of(scope: Mapping[str, Any]) -> str:
     if is_installed(file):
         return "library" if top in sys.stdlib_module_names else "installed"
     return "file"
+
+
+def is_users(value: object) -> bool:
+    """Whether a callable or object is written by a user, or wraps what is."""
+    while isinstance(value, (partial, MethodType)):
+        value = value.func if isinstance(value, partial) else value.__func__
+    scope = value.__globals__ if isinstance(value, FunctionType) else module_globals(type(value))
+    return owner_of(scope) in ("file", "script")

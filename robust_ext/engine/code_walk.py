@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from robust_ext.core.objects import module_scope, qualified_name
 from robust_ext.core.source_files import SourceFiles
 from robust_ext.core.target import PassCounter
-from robust_ext.engine.code_owner import module_globals, owner_of
+from robust_ext.engine.code_owner import is_users, module_globals, owner_of
 from robust_ext.engine.compiled_code import global_names, imported_modules
 from robust_ext.engine.identity import attributes, is_plain, model_digest, tensor_bytes
 
@@ -75,8 +75,10 @@ class CodeWalk:
             name, text = qualified_name(type(part)), getattr(part, "code", None)
             if isinstance(text, str):  # Scripted and traced modules are of torch's classes.
                 self._note(name, text)
+            installed = owner_of(module_globals(type(part))) == "installed"
             for key, held in attributes(part):
-                if not (is_plain(held) or isinstance(held, (Tensor, nn.Module, *_PASSED_OVER)) or _holds_tensors(held)):
+                # What packages keep beside settings differs between processes; what a user put there counts.
+                if _is_code(held) and (not installed or is_users(held)):
                     self.add(f"{key} of {name}", held)
             for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values()):
                 self.add(f"hooks of {name}", hook)
@@ -253,7 +255,8 @@ def _as_tuple(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _holds_tensors(value: object) -> bool:
-    """Whether a container holds tensors: what was computed in a forward pass, not what computes it."""
+def _is_code(value: object) -> bool:
+    """Whether an attribute of a network is part of what it computes, not a setting, a network or a result."""
     inside = value.values() if isinstance(value, Mapping) else value
-    return isinstance(inside, Collection) and any(isinstance(one, Tensor) for one in inside)
+    results = isinstance(inside, Collection) and any(isinstance(one, Tensor) for one in inside)
+    return not (results or is_plain(value) or isinstance(value, (Tensor, nn.Module, *_PASSED_OVER)))

@@ -16,6 +16,7 @@ from robust_ext._version import __version__
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.validation import check_integer
+from robust_ext.engine.code_owner import module_globals, owner_of
 from robust_ext.models.adaptive import AdaptiveDefense
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -53,7 +54,7 @@ def model_digest(*parts: nn.Module) -> str:
         # Buffers that are not kept with the weights count as well.
         for name, tensor in {**part.state_dict(), **dict(part.named_buffers())}.items():
             digest.update(name.encode())
-            digest.update(tensor_bytes(tensor))
+            digest.update(_state_bytes(tensor))
         digest.update(repr(sorted(plain_settings(part).items())).encode())
     return digest.hexdigest()
 
@@ -73,11 +74,11 @@ def plain_settings(module: nn.Module, *, besides: nn.Module | None = None) -> di
 
 
 def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Attributes of a module beside its parameters, buffers, modules and hooks; of this package's, public ones."""
-    ours = type(module).__module__.split(".")[0] == __name__.split(".")[0]
+    """Attributes of a module beside parameters, buffers, modules and hooks; of installed packages', public ones."""
+    private = owner_of(module_globals(type(module))) in ("file", "script")
     passing = _STATE if isinstance(module, AdaptiveDefense) else ()
     for name, value in list(vars(module).items()):
-        if name not in _TORCHS and name not in passing and not (ours and name.startswith("_")):
+        if name not in _TORCHS and name not in passing and (private or not name.startswith("_")):
             yield name, value
 
 
@@ -89,10 +90,18 @@ def is_plain(value: object) -> bool:
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """The values of a tensor; of one that does not lie in memory as others do, what it shows."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+    """The values of a tensor, whatever its layout."""
+    if tensor.is_meta:
         return repr(tensor).encode()
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    tensor = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
+    return tensor.to_dense().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _state_bytes(value: Any) -> bytes:
+    """An entry of a state dict; quantized modules have some that are no tensors."""
+    if isinstance(value, (tuple, list)):
+        return b"".join(map(_state_bytes, value))
+    return tensor_bytes(value) if isinstance(value, Tensor) else _ADDRESS.sub("", repr(value)).encode()
 
 
 def inputs_digest(inputs: Tensor, samples: Sequence[int]) -> str:

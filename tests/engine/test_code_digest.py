@@ -332,8 +332,8 @@ def hooked(hook):
     return made
 
 
-def patched(forward):
-    made = Net()
+def patched(forward, made=None):
+    made = made or Net()
     made.forward = forward.__get__(made)
     return made
 
@@ -346,6 +346,12 @@ def halve(*arguments):
     return 0.5 * arguments[-1]
 
 
+def buffered(tensor):
+    made = nn.Flatten()
+    made.register_buffer("more", tensor)
+    return made
+
+
 MODELS = {
     "plain attribute": lambda k: Net(levels=k),
     "function": lambda k: Net(act=[torch.relu, torch.tanh][k - 1]),
@@ -354,6 +360,10 @@ MODELS = {
     "buffer that is not kept": lambda k: Net(mean=0.25 * k),
     "hook": lambda k: hooked([double, halve][k - 1]),
     "patched forward": lambda k: patched([double, halve][k - 1]),
+    "patched forward of torch's": lambda k: nn.Sequential(patched([double, halve][k - 1], nn.Flatten())),
+    "sparse buffer": lambda k: buffered(torch.eye(3).mul(k).to_sparse()),
+    "quantized buffer": lambda k: buffered(torch.quantize_per_tensor(torch.eye(3) * k, 0.1, 0, torch.qint8)),
+    "buffer of bits": lambda k: buffered(torch.tensor(k, dtype=torch.bfloat16)),
     "weights": lambda k: nn.Sequential(network(k)),
     "traced": lambda k: torch.jit.trace(nn.Sequential(nn.LeakyReLU(0.1 * k)), torch.ones(2)),
     "of torch": lambda k: nn.Sequential(nn.LeakyReLU(0.1 * k), nn.Flatten()),
@@ -366,7 +376,7 @@ def described(module):
 
 
 @pytest.mark.parametrize("made", MODELS.values(), ids=MODELS)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize:UserWarning")
 def test_what_a_model_consists_of(made):
     first, again, other = (described(made(k)) for k in (1, 1, 2))
     assert first == again
