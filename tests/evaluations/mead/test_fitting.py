@@ -1,6 +1,7 @@
 """Detectors by name: what they are trained on, by which constants, whether they detect; and layers that are found."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from robust_ext.detectors import KDBUDetector, LIDDetector, MagNetDetector, NSSD
 from robust_ext.detectors._features.layers import activation_layers, hidden_layer
 from robust_ext.detectors.catalogue import DETECTORS
 from robust_ext.evaluations.mead.fitting import NAMED, fit_detector, load_detector
+from robust_ext.evaluations.mead.named import find_detectors
 from robust_ext.evaluations.mead.training import training_adversarials
 
 QUICK = {"kd-bu": {"passes": 8}, "lid": {"neighbours": 10}, "magnet": {"epochs": 20, "batch_size": 16}}
@@ -423,3 +425,14 @@ def test_the_readout_need_not_be_the_last_module():
 
     clean, labels, adversarial = problem(40)
     assert fit_detector("kd-bu", Reversed().eval(), clean, labels, adversarial=adversarial).layers == ("act",)
+
+
+def test_detectors_that_were_fitted_to_other_code_are_not_taken_over(tmp_path):
+    """The weights are the same, and only the forward differs."""
+    clean, labels = load_dataset("digits").take(range(40))
+    network, changed = digits_network(), digits_network()
+    changed.forward = lambda x: type(changed).forward(changed, x.round())
+    options = {"attacked": 20, "preset": "mnist", "bounds": (0.0, 1.0), "seed": 0, "folder": tmp_path}
+    for one, count in ((network, 1), (network, 1), (changed, 2)):
+        find_detectors(["fs"], one, clean, labels, report=Mock(), **options)
+        assert len(list(tmp_path.iterdir())) == count
