@@ -5,8 +5,11 @@ import torch
 from torch import nn
 
 import robust_ext
-from robust_ext.core.errors import RobustExtError
+from robust_ext.core.errors import InvalidArgumentError, ModelError, RobustExtError
 from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.context import RunContext
+from robust_ext.evaluations.mead.suites import load_suite
+from robust_ext.registry.defense import as_defense
 
 ATTACK = "robust_ext:APGD(steps=2)"
 X = torch.rand(4, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -53,3 +56,56 @@ def test_the_same_calls_with_an_epsilon_that_makes_sense(name):
 def test_sample_ids(name, ids):
     with pytest.raises(RobustExtError, match=r"^sample_ids: got"):
         evaluate(name, sample_ids=ids)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"origin": "net.py"},
+        {"origin": {"model": 3}},
+        {"shard": 1},
+        {"shard": (1, 1)},
+        {"shard": ("0", "2")},
+        {"jobs": 0},
+        {"jobs": "2"},
+        {"command": "demo"},
+        {"repair": "yes"},
+    ],
+    ids=str,
+)
+def test_surroundings_of_a_run(given):
+    with pytest.raises(InvalidArgumentError, match=rf"^{next(iter(given))}: got"):
+        RunContext(**given)
+
+
+@pytest.mark.parametrize(
+    "bounds", [None, 1, (0,), (1, 0), (0, "1"), (0, 1e300), torch.zeros(2), nn.Identity()], ids=str
+)
+def test_bounds(bounds):
+    for call in (
+        lambda: ThreatModel(norm="linf", epsilon=0.1, bounds=bounds),
+        lambda: load_suite("quick", bounds=bounds),
+        lambda: as_defense("bit-depth", network(), X, bounds=bounds),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"^bounds: got"):
+            call()
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+@pytest.mark.parametrize("settings", [3, {}, "fast", object()], ids=lambda value: type(value).__name__)
+def test_settings_of_another_kind(name, settings):
+    with pytest.raises(InvalidArgumentError, match=r"^settings: got \w+, expected \w+Settings"):
+        evaluate(name, settings=settings)
+
+
+@pytest.mark.parametrize("error", [KeyError("score"), SystemExit(0), RuntimeError("not fitted")], ids=repr)
+def test_a_detector_that_raises_is_named(error):
+    def score(x):
+        raise error
+
+    for call in (
+        lambda: evaluate("mead", detectors=score),
+        lambda: evaluate("binarization_test", detector=score, detector_data=X.repeat(8, 1, 1, 1)),
+    ):
+        with pytest.raises(ModelError, match=rf"detector: ScoreDetector, on \d+ inputs, raised {type(error).__name__}"):
+            call()
