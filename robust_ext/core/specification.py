@@ -140,7 +140,7 @@ def _parse_arguments(source: str, text: str, argument: str) -> dict[str, Any]:
 
 def _literal(node: ast.expr) -> Any:
     match node:
-        case ast.Constant(value=float()) if math.isinf(node.value):
+        case ast.Constant(value=float() as number) if math.isinf(number):
             raise ValueError("a number is too large for floating point; norms are written 'inf'")
         case ast.Constant(value=bool() | int() | float() | str() | None):
             return node.value
