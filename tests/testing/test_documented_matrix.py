@@ -86,5 +86,7 @@ def test_it_becomes_what_the_page_says(library, listing, target):
     # Machines round otherwise, and some attacks stop at the clock; but what finds all here finds something there.
     if CELLS[library, listing.name, target] == "4/4":
         assert row.verified > 0
-    if row.outcome == "ran" and not listing.traits.batch_dependent and listing.traits.seeds == "none":
+    # L1FMN sorts values to project them; what float32 rounds otherwise in a smaller batch ends elsewhere.
+    alone = not listing.traits.batch_dependent and listing.name != "L1FMNAttack"
+    if row.outcome == "ran" and alone and listing.traits.seeds == "none":
         assert row.one_by_one in ("", "same")
