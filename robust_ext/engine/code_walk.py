@@ -162,7 +162,7 @@ class CodeWalk:
         for base in value.__mro__:
             if self._home(module_globals(base)) in ("file", "script"):
                 members = [self._member(*one) for one in sorted(vars(base).items(), key=lambda item: item[0])]
-                self._note(qualified_name(base), " ".join(members), of=base)
+                self._note(qualified_name(base), " ".join(filter(None, members)), of=base)
 
     def _member(self, name: str, value: object) -> str:
         special = name.startswith("__") and not isinstance(value, _MEMBERS)

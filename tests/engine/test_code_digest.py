@@ -273,6 +273,18 @@ def test_the_file_of_an_attack_counts_through_whatever_holds_it():
         assert inside == (name not in ("BPDA of own", "transfer", "host")), name
 
 
+def test_looking_at_a_class_changes_nothing():
+    """Python gives a class annotations where they are looked for."""
+
+    class Fresh(Stepping):
+        def __call__(self, model, x, y):
+            return x
+
+    before = attack_code(as_attack(Fresh(1)))
+    assert Fresh.__annotations__ == {}
+    assert attack_code(as_attack(Fresh(1))) == before
+
+
 def test_globals_of_files_count(monkeypatch):
     """Also where another module set them."""
     before = attack_code(as_attack(globals_user))
