@@ -153,8 +153,8 @@ def survive(files, out, command, *, kills, victims, seed, extra=()):
             if process.exitcode == 0:  # It was through: once more from an empty folder.
                 out = out.with_name(f"{out.name}-{done}")
             process = start(folder, command, out, *extra)
-        last = kill_once(process, out, draw, victims)
-        done += last is not None
+        killed = kill_once(process, out, draw, victims)
+        done, last = done + (killed is not None), killed or last
     process.join()
     # What was lost with an attack's process is run again, like what is damaged.
     finish(start(folder, command, out, "--repair", *extra))
