@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,16 @@ def write_arrays(path: Path, start: str, arrays: Mapping[str, Any], *, sync: boo
     content = file.getvalue()[:-2] + _DIGITS.to_bytes(2, "little")
     whole = content + checksum(start, path.name, content).encode()
     replace_file(path, whole, error=RunFolderError, sync=sync)
+
+
+def checksum_of(path: Path) -> bytes:
+    """The checksum that a file of :func:`write_arrays` states."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-_DIGITS, os.SEEK_END)
+            return file.read()
+    except OSError as error:
+        raise damaged(path, f"cannot be read ({error.strerror or error})") from error
 
 
 def read_arrays(path: Path, start: str) -> dict[str, NDArray[Any]]:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import make_folder, remove_drafts, replace_file
-from robust_ext.engine.archive import read_arrays, read_value, write_arrays, write_value
-from robust_ext.engine.chain import REPAIR, ChainedFile, chained, damaged
+from robust_ext.engine.archive import checksum_of, read_arrays, read_value, write_arrays, write_value
+from robust_ext.engine.chain import REPAIR, ChainedFile, chained, checksum, damaged
 from robust_ext.engine.differences import differences
 from robust_ext.engine.locks import all_locked, locked
 from robust_ext.engine.repair import read_run, repair_files, write_run
@@ -113,6 +113,11 @@ class RunFolder(Store):
     def load(self, name: str) -> dict[str, NDArray[Any]] | None:
         """The arrays of ``NAME.npz``; None where there is no such file."""
         return read_arrays(self.path / f"{name}.npz", self._start) if self._has(name) else None
+
+    def digest(self) -> str:
+        """Of the checksums of the arrays that were saved with blocks."""
+        names = [name for timing in self.timings() for name in timing.get("arrays", ())]
+        return checksum(*(checksum_of(self.path / f"{name}.npz") for name in names))
 
     def finish(self, records: Iterable[Record]) -> None:
         """Replace the records of all shards by the final ones, in order."""

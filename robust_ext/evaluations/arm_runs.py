@@ -64,12 +64,18 @@ class ScoredRun(Run):
         found = {}
         for one in self.detectors:
             name = f"scores-{re.sub(r'[^A-Za-z0-9.]+', '-', one.name)[:40]}-{one.digest[:12]}"
-            kept = store.load(name)
-            # Where a library that it is made of changed, it behaves differently though its own code is the same.
-            if kept is None or differences(json.loads(str(kept["described"])), one.described):
+            # Scores of points that were replaced since are of no use. And where a library that a detector is made of
+            # changed, it behaves differently though its own code is the same.
+            kept, points = store.load(name), store.digest()
+            if (
+                kept is None
+                or str(kept["points"]) != points
+                or differences(json.loads(str(kept["described"])), one.described)
+            ):
                 scores, seconds = self._score(one, store)
                 described = np.array(json.dumps(one.described))
-                store.save(name, scores=scores, seconds=np.float64(seconds), described=described)
+                about = {"seconds": np.float64(seconds), "described": described, "points": np.array(points)}
+                store.save(name, scores=scores, **about)
             else:
                 scores, seconds = kept["scores"].astype(np.float64), float(kept["seconds"])
             found[one.name] = scores, seconds

@@ -3,6 +3,7 @@
 import itertools
 import shutil
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import robust_ext
 from robust_ext.core.errors import RunFolderError
+from robust_ext.engine import task as engine_task
 from tests.evaluations.small import EVALUATIONS, NETWORK, essence, evaluate
 
 
@@ -152,3 +154,18 @@ def test_pages_do_not_grow_with_the_samples(name, monkeypatch):
         monkeypatch.setattr("tests.evaluations.small.LABELS", NETWORK(inputs).argmax(1))
         pages.append(len(evaluate(name, None).to_html()))
     assert 10_000 < pages[1] < 1.05 * pages[0]
+
+
+def test_points_that_are_made_again_are_scored_again(tmp_path, monkeypatch):
+    """As after samples that were lost with an attack's process, whose points had been the clean inputs."""
+
+    def lose(task, check, result):
+        return verify(task, check, replace(result, candidates=None, lost=("ended", "killed")))
+
+    expected, verify = essence(evaluate("mead", tmp_path / "whole")), engine_task._verify
+    with monkeypatch.context() as changed:
+        changed.setattr(engine_task, "_verify", lose)
+        evaluate("mead", tmp_path / "run")
+    assert essence(evaluate("mead", tmp_path / "run")) != expected
+    with robust_ext.repairing():
+        assert essence(evaluate("mead", tmp_path / "run")) == expected
