@@ -74,7 +74,8 @@ def _check(name: str, value: object, default: object) -> None:
     meaning = _MEANINGS.get(name, "")
     if meaning == "free":
         norms = (1, 2, math.inf) if name == "p" else (0, 1, 2, math.inf)
-        if name in _NORMS and not isinstance(value, str) and (isinstance(value, bool) or value not in norms):
+        named = isinstance(value, str) and name != "p"
+        if name in _NORMS and not named and (isinstance(value, bool) or value not in norms):
             raise InvalidArgumentError(name, value, f"one of {', '.join(map(str, norms))}")
         if isinstance(value, float) and math.isnan(value):
             raise InvalidArgumentError(name, value, "a number")

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from robust_ext.core.errors import InvalidArgumentError, RobustExtError, RunFolderBusyError
+from robust_ext.core.errors import AttackError, InvalidArgumentError, RobustExtError, RunFolderBusyError
 from robust_ext.core.printable import printable
 from robust_ext.engine.context import ISOLATED, RunContext, current_context
 from robust_ext.engine.identity import versions
@@ -214,6 +214,13 @@ def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator
         return Outcome(run=run, store=store, refusal=str(error))
     final, timings = run.finish(store)
     return Outcome(run=run, store=store, records=final, timings=timings)
+
+
+def check_some_ran(attacked: Sequence[Outcome[Any]]) -> None:
+    """Raise AttackError where every attack was refused: there is no worst case over none."""
+    reasons = dict.fromkeys(one.refusal for one in attacked if one.refusal is not None)
+    if attacked and all(one.refusal is not None for one in attacked):
+        raise AttackError(f"no attack was run, so nothing can be stated: {'; '.join(map(str, reasons))}")
 
 
 def candidates_name(start: int) -> str:

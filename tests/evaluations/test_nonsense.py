@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import robust_ext
-from robust_ext.core.errors import InvalidArgumentError, ModelError, RobustExtError
+from robust_ext.core.errors import AttackError, InvalidArgumentError, ModelError, RobustExtError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import RunContext
 from robust_ext.evaluations.mead.suites import load_suite
@@ -109,3 +109,29 @@ def test_a_detector_that_raises_is_named(error):
     ):
         with pytest.raises(ModelError, match=rf"detector: ScoreDetector, on \d+ inputs, raised {type(error).__name__}"):
             call()
+
+
+def test_a_worst_case_over_no_attack_is_none():
+    """A failed attack on a defense is for the report, beside the others; where there are none, there is no report."""
+
+    def fails(model, x, y):
+        raise KeyError("attack")
+
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    model = network()
+    y = model(X).argmax(1)
+    given = {"classifier": model, "draws": 1, "repeats": 1}
+    with pytest.raises(AttackError, match=r"no attack was run.*raised KeyError"):
+        robust_ext.evaluate_defense(lambda x: x + 0, fails, X, y, threat_model, **given)
+    result = robust_ext.evaluate_defense(lambda x: x + 0, [fails, ATTACK], X, y, threat_model, **given)
+    assert [entry["name"] for entry in result.content["refused"]] == ["fails"]
+    with pytest.raises(AttackError, match=r"no attack was run.*has no threshold"):
+        robust_ext.mead(
+            model,
+            "robust_ext:OrthogonalPGD()",
+            X,
+            y,
+            threat_model,
+            detectors=lambda x: x.flatten(1).std(1),
+            resamples=0,
+        )

@@ -15,7 +15,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
 from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
-from robust_ext.engine.run import run_all
+from robust_ext.engine.run import check_some_ran, run_all
 from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.adaptive.content import make_content
 from robust_ext.evaluations.adaptive.options import AdaptiveOptions
@@ -116,6 +116,7 @@ def _evaluate(
     outcomes = drive(run_all(runs, out=out, progress=progress, title="test time"), worker)
     if outcomes is None:
         return AdaptiveResult({})
+    check_some_ran([one for one in outcomes.values() if one.run.step is not None])
     content = make_content(list(outcomes.values()), cost=measure_cost(defense, some), warnings=warnings, begun=begun)
     return AdaptiveResult(content).saved(out)
 

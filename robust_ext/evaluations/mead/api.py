@@ -15,7 +15,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
 from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
-from robust_ext.engine.run import Outcome, run_all
+from robust_ext.engine.run import Outcome, check_some_ran, run_all
 from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm
@@ -123,6 +123,7 @@ def _evaluate(
     if outcomes is None:
         return MeadResult({})
     natural, left = outcomes[clean.key], [cast("Outcome[ArmRun]", outcomes[run.key]) for run in runs]
+    check_some_ran(left)
     suite = ", ".join(suites) or "arms"
     content = make_content(natural, left, arms, settings, suite=suite, detector_data=detector_data, begun=begun)
     return MeadResult(content, examples=pick_examples(left, given, beside)).saved(out)
