@@ -35,7 +35,10 @@ def solver(point, x, threat_model):
     within = {"bounds": limits, "constraints": {"type": "ineq", "fun": norms[threat_model.norm]}}
     how = {"method": "SLSQP", "options": {"maxiter": 500, "ftol": 1e-14}}
     found = minimize(lambda v: ((v[:n] - v[n:] - wanted) ** 2).sum(), np.zeros(2 * n), **within, **how)
-    return x + found.x[:n] - found.x[n:]
+    moved = found.x[:n] - found.x[n:]
+    # The solver may end outside; between there and x is a point inside.
+    length = float(np.linalg.norm(moved, {"linf": np.inf, "l2": 2, "l1": 1}[threat_model.norm]))
+    return x + moved * min(1.0, epsilon / max(length, 1e-300))
 
 
 @settings(max_examples=40, deadline=None)
@@ -56,8 +59,8 @@ def test_no_allowed_point_is_nearer(norm, bounds, epsilon, reach, values, edge, 
     theirs = solver(point[0].numpy(), x[0].numpy(), threat_model)
     near, far = float((ours - point).norm()), float(np.linalg.norm(theirs - point[0].numpy()))
     assert near <= far + 1e-6
-    # Both sets are convex: a point inside that is as near is the same point.
-    np.testing.assert_allclose(ours[0].numpy(), theirs, atol=2e-3)
+    # The angle at a projection on a convex set is not acute, so that a point inside that is as near is the same point.
+    assert float(np.linalg.norm(theirs - ours[0].numpy())) ** 2 <= far**2 - near**2 + 1e-5
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 4.0, 30.0])
