@@ -106,12 +106,6 @@ def describe_tensor(tensor: Tensor) -> dict[str, Any]:
     return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
 
 
-def tensor_bytes(tensor: Tensor) -> bytes:
-    """The values of a tensor."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
-
-
 def receive_tensor(connection: Connection, described: Mapping[str, Any], *, expected: Sequence[int]) -> Tensor:
     """The tensor that :func:`describe_tensor` described, its values read only where it has the expected shape.
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from robust_ext.core.errors import AttackError, DisturbedError, ModelError, RobustExtError
 from robust_ext.core.target import PassCounter
+from robust_ext.engine.identity import tensor_bytes
 from robust_ext.engine.isolation.messages import (
     Unpickler,
     describe_error,
     describe_tensor,
     receive_header,
     send_header,
-    tensor_bytes,
 )
 from robust_ext.engine.task import Task, run_task
 

@@ -71,16 +71,24 @@ class IsolatedWorker:
 
     def call(self, function: Callable[[], Any]) -> Any:
         """The plain value that a function returns in a process of its own, which then ends."""
-        process = AttackProcess(timeout=self._timeout)
         try:
-            found = process.request(function)
-        except LostError as lost:
-            raise InvalidArgumentError("attack", lost.text, "code that defines an attack and returns") from lost
-        finally:
-            process.close(patience=0.0)
+            found = self._called(function)
+        except LostError:
+            # It may be the process that was killed, not the function that ended it.
+            try:
+                found = self._called(function)
+            except LostError as lost:
+                raise InvalidArgumentError("attack", lost.text, "code that defines an attack and returns") from lost
         if "error" in found:
             raise as_error(found)
         return found.get("value")
+
+    def _called(self, function: Callable[[], Any]) -> dict[str, Any]:
+        process = AttackProcess(timeout=self._timeout)
+        try:
+            return process.request(function)
+        finally:
+            process.close(patience=0.0)
 
     def drop(self, attack: Attack) -> None:
         """End the process of an attack."""
