@@ -257,6 +257,8 @@ def _as_tuple(value: Any) -> tuple[str, ...]:
 
 def _is_code(value: object) -> bool:
     """Whether an attribute of a network is part of what it computes, not a setting, a network or a result."""
+    if is_plain(value) or isinstance(value, (Tensor, nn.Module, *_PASSED_OVER)):
+        return False
     inside = value.values() if isinstance(value, Mapping) else value
-    results = isinstance(inside, Collection) and any(isinstance(one, Tensor) for one in inside)
-    return not (results or is_plain(value) or isinstance(value, (Tensor, nn.Module, *_PASSED_OVER)))
+    # Containers of tensors are results.
+    return not (isinstance(inside, Collection) and any(isinstance(one, Tensor) for one in inside))
