@@ -126,7 +126,7 @@ def test_networks_for_detectors_are_trained(tmp_path):
     assert names == {f"mnist_{part}.safetensors" for part in ("plain", "trapdoor", "triggers")}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_network_of_mead_is_trained_and_its_detectors_are_judged(tmp_path):
     """The script and the command of docs/mead.md on few images: what fools the network more is seen more."""
     weights = tmp_path / "mead.safetensors"

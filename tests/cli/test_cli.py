@@ -230,7 +230,9 @@ JOBS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name", [name if name == "robust-accuracy" else pytest.param(name, marks=pytest.mark.exhaustive) for name in JOBS]
+)
 def test_jobs_change_nothing(tmp_path, unsure, monkeypatch, name):
     contents = []
     for jobs in ("1", "2"):
