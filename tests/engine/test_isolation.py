@@ -360,6 +360,17 @@ if __name__ == "__main__":
     raise AssertionError("the attack goes on without its judge")
 
 
+def test_a_process_that_is_killed_by_mistake_costs_nothing(tmp_path):
+    def killed_once(model, x, y):
+        if not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            dies(model, x, y)
+        return x + 0
+
+    result = robust_accuracy(digits_network(), {"one": killed_once}, X, Y, THREAT_MODEL, isolate=True)
+    assert result.content["attacks"][0]["outcomes"] == {"not_adversarial": 10}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this")
 def test_the_judges_memory_is_closed_to_others_meanwhile():
     dumpable = functools.partial(ctypes.CDLL(None).prctl, 3)

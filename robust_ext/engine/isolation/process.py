@@ -24,11 +24,11 @@ _SET_DUMPABLE, _GET_DUMPABLE = 4, 3
 
 
 class LostError(Exception):
-    """A process did not send what was expected: an outcome, ``"ended"`` or ``"timed_out"``, and why."""
+    """A process sent nothing, or no result: an outcome, ``"ended"`` or ``"timed_out"``, why, and if it was killed."""
 
-    def __init__(self, outcome: str, text: str) -> None:
+    def __init__(self, outcome: str, text: str, *, killed: bool = False) -> None:
         super().__init__(outcome, text)
-        self.outcome, self.text = outcome, text
+        self.outcome, self.text, self.killed = outcome, text, killed
 
 
 class AttackProcess:
@@ -80,7 +80,9 @@ class AttackProcess:
                 raise LostError("timed_out", f"the attack took more than {self._timeout:g} seconds and was stopped")
             yield self._connection
         except (EOFError, OSError) as error:
-            raise LostError("ended", f"the attack's process ended: {self.close()}") from error
+            words = self.close()
+            killed = words.startswith(("killed by SIGKILL", "with the process"))
+            raise LostError("ended", f"the attack's process ended: {words}", killed=killed) from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             self.close(patience=0.0)
             raise LostError("ended", f"the attack's process sent what is no result ({error})") from error

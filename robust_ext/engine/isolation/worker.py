@@ -14,6 +14,7 @@ from typing import Any
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
+from robust_ext.core.target import PassCounter
 from robust_ext.core.validation import check_integer, check_number
 from robust_ext.engine.context import ISOLATED
 from robust_ext.engine.isolation.forking import zygote
@@ -40,45 +41,58 @@ class IsolatedWorker:
         self._processes: OrderedDict[int, tuple[Attack, AttackProcess]] = OrderedDict()
 
     def __call__(self, task: Task) -> TaskResult:
-        """Run a task; errors of the attack are raised here, and a process that is lost costs these rows."""
-        begun, counter = time.perf_counter(), task.target.counter
-        before = counter.snapshot()
+        """Run a task; errors of the attack are raised here, and a process that is lost costs these rows.
+
+        One that was killed may have been killed by mistake: its task is run once more, in a new process.
+        """
+        begun, before = time.perf_counter(), task.target.counter.snapshot()
+        try:
+            try:
+                return self._run(task, before)
+            except LostError as lost:
+                self.drop(task.attack)
+                if not lost.killed:
+                    raise
+                logger.info("%s: %s; it is run once more", task.attack.name, lost.text)
+                return self._run(task, before)
+        except LostError as lost:
+            self.drop(task.attack)
+            logger.warning("%s: %s", task.attack.name, lost.text)
+            spent = task.target.counter.since(before)
+            passes = {"forward": spent.forward, "backward": spent.backward}
+            seconds = time.perf_counter() - begun
+            return TaskResult(candidates=None, seconds=seconds, passes=passes, lost=(lost.outcome, lost.text))
+
+    def _run(self, task: Task, before: PassCounter) -> TaskResult:
+        counter = task.target.counter
 
         def count(forward: int, backward: int) -> None:
             # Progress bars look at the counter; what a process counts is its own statement.
             counter.count_backward(max(0, before.backward + backward - counter.backward))
             counter.count_forward(max(0, before.forward + forward - counter.forward))
 
-        try:
-            process = self._process(task.attack)
-            for shared in (*task.shared, task.attack):
-                process.share(shared)
-            found = process.request(task, task=True, progress=count)
-            with process.receiving(waiting=False) as connection:
-                result = _received(found, connection, task)
-            if isinstance(result, RobustExtError):
-                raise result
-        except LostError as lost:
-            self.drop(task.attack)
-            logger.warning("%s: %s", task.attack.name, lost.text)
-            spent = counter.since(before)
-            passes = {"forward": spent.forward, "backward": spent.backward}
-            return TaskResult(
-                candidates=None, seconds=time.perf_counter() - begun, passes=passes, lost=(lost.outcome, lost.text)
-            )
+        process = self._process(task.attack)
+        for shared in (*task.shared, task.attack):
+            process.share(shared)
+        found = process.request(task, task=True, progress=count)
+        with process.receiving(waiting=False) as connection:
+            result = _received(found, connection, task)
+        if isinstance(result, RobustExtError):
+            raise result
         count(**result.passes)
         return result
 
     def call(self, function: Callable[[], Any]) -> Any:
         """The plain value that a function returns in a process of its own, which then ends."""
         try:
-            found = self._called(function)
-        except LostError:
-            # It may be the process that was killed, not the function that ended it.
             try:
                 found = self._called(function)
             except LostError as lost:
-                raise InvalidArgumentError("attack", lost.text, "code that defines an attack and returns") from lost
+                if not lost.killed:
+                    raise
+                found = self._called(function)
+        except LostError as lost:
+            raise InvalidArgumentError("attack", lost.text, "code that defines an attack and returns") from lost
         if "error" in found:
             raise as_error(found)
         return found.get("value")
