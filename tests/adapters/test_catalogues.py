@@ -143,7 +143,7 @@ def test_what_is_refused_of_art_takes_no_image_classifier_in_pytorch():
         ("adv_lib:apgd(targeted=True)", "true labels"),
         ("adv_lib:apgd(eps='much')", r"apgd\(eps='much'\), expected a finite number"),
         ("adv_lib:df(norm='l1')", "norm=1, expected one of inf, 2"),
-        ("adv_lib:fmn(norm=[2])", r"norm=\[2\], expected one of 0, 1, 2, inf"),
+        ("adv_lib:fmn(norm=[2])", r"norm=\[2\]\), expected one of 0, 1, 2, inf"),
         ("adv_lib:alma(distance='lpips')", "downloads a network"),
         ("adv_lib:alma(penalty='P99')", "one of: PHRQuad"),
         ("adv_lib:segmentation.dag", "segmentation, where every pixel has a label; use df"),
