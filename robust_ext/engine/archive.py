@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from robust_ext.core.arrays import ArrayArchive, UnreadableArraysError
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import replace_file
-from robust_ext.engine.chain import checksum, damaged, seal, unseal
+from robust_ext.engine.chain import DIGITS, checksum, damaged, seal, unseal
 
-_DIGITS = 32
 # Bytes that are compressed to see whether that is worth while, and what has to be gained.
 _TRIED, _GAIN = 2**14, 0.75
 
@@ -36,7 +35,7 @@ def write_arrays(path: Path, start: str, arrays: Mapping[str, Any], *, sync: boo
             kind = ZIP_DEFLATED if len(zlib.compress(start_of, 1)) < _GAIN * len(start_of) else ZIP_STORED
             archive.writestr(ZipInfo(f"{name}.npy"), entry.getvalue(), kind, compresslevel=1)
     # The last two bytes of an archive without a comment are the comment's length.
-    content = file.getvalue()[:-2] + _DIGITS.to_bytes(2, "little")
+    content = file.getvalue()[:-2] + DIGITS.to_bytes(2, "little")
     whole = content + checksum(start, path.name, content).encode()
     replace_file(path, whole, error=RunFolderError, sync=sync)
 
@@ -45,7 +44,7 @@ def checksum_of(path: Path) -> bytes:
     """The checksum that a file of :func:`write_arrays` states."""
     try:
         with path.open("rb") as file:
-            file.seek(-_DIGITS, os.SEEK_END)
+            file.seek(-DIGITS, os.SEEK_END)
             return file.read()
     except OSError as error:
         raise damaged(path, f"cannot be read ({error.strerror or error})") from error
@@ -54,7 +53,7 @@ def checksum_of(path: Path) -> bytes:
 def read_arrays(path: Path, start: str) -> dict[str, NDArray[Any]]:
     """The arrays of a file that :func:`write_arrays` wrote for the same run; RunFolderError where it is damaged."""
     content = _content(path)
-    if checksum(start, path.name, content[:-_DIGITS]).encode() != content[-_DIGITS:]:
+    if checksum(start, path.name, content[:-DIGITS]).encode() != content[-DIGITS:]:
         raise damaged(path, "does not match its checksum")
     try:
         archive = ArrayArchive(io.BytesIO(content))

@@ -22,12 +22,15 @@ REPAIR = (
     "run the same command with --repair, or the same call inside robust_ext.repairing(), to do again what is lost, or "
     "choose another folder"
 )
-_MARK, _END, _DIGITS = b', "checksum": "', b'"}', 32
+DIGITS = 32
+"""Of a checksum."""
+
+_MARK, _END = b', "checksum": "', b'"}'
 
 
 def checksum(*parts: bytes | str) -> str:
     """BLAKE2b of parts, each with its length, as hexadecimal text."""
-    found = hashlib.blake2b(digest_size=_DIGITS // 2)
+    found = hashlib.blake2b(digest_size=DIGITS // 2)
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
         found.update(len(content).to_bytes(8, "little") + content)
@@ -48,8 +51,8 @@ def seal(entry: Mapping[str, Any], before: str) -> tuple[bytes, str]:
 
 def parted(line: bytes) -> tuple[bytes, str]:
     """The text of a line that its checksum is of, and the checksum that it states, whatever is there."""
-    tail = len(_MARK) + _DIGITS + len(_END)
-    return line[:-tail], line[-_DIGITS - len(_END) : -len(_END)].decode("latin-1")
+    tail = len(_MARK) + DIGITS + len(_END)
+    return line[:-tail], line[-DIGITS - len(_END) : -len(_END)].decode("latin-1")
 
 
 def unseal(line: bytes, before: str) -> tuple[dict[str, Any], str] | None:
