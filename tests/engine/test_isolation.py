@@ -221,6 +221,7 @@ def test_errors_of_an_attack_end_the_evaluation_as_they_do_here():
         (lambda model, x, y: None, AttackError, "returned NoneType"),
         (lambda model, x, y: x[:1], AttackError, "returned shape"),
         (lambda model, x, y: x.long(), AttackError, "returned dtype torch.int64"),
+        (lambda model, x, y: x.to(torch.uint8), AttackError, "returned dtype torch.uint8"),
     ):
         with pytest.raises(error) as here:
             robust_accuracy(digits_network(), {"one": attack}, X, Y, THREAT_MODEL)

@@ -23,6 +23,8 @@ from robust_ext.core.objects import loaded_files
 
 # Seconds it may take to end once its socket is closed.
 _PATIENCE = 1.0
+# Seconds that a process may read nothing while something is sent to it, at least: it may be importing libraries.
+_SENDING = 120.0
 
 
 class ZygoteError(RobustExtError):
@@ -54,7 +56,7 @@ class Zygote:
 
     def prepare(self) -> None:
         """Let it import what this process has of the project, without waiting for it."""
-        wanted = {name for name in sys.modules if name.startswith("robust_ext.") and "isolation" not in name}
+        wanted = {name for name in sys.modules if name.startswith("robust_ext.")}
         path = [*sys.path, *dict.fromkeys(str(Path(str(one.__file__)).parent) for one in loaded_files().values())]
         if wanted - self._imported or path != self._path:
             self._send({"path": path, "modules": sorted(wanted - self._imported)})
@@ -62,11 +64,12 @@ class Zygote:
             self._unread += 1
 
     def fork(self, *, patience: float) -> tuple[int, Connection]:
-        """A process and the connection to it, on which no message may take more than so many seconds to pass."""
+        """A process and the connection to it; a message from it has to pass in so many seconds."""
         self.prepare()
         ours, theirs = socket.socketpair()
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(patience), 0))
+        # A large network takes its time to be read; what comes back is small, and there once it begins to come.
+        for option, seconds in ((socket.SO_RCVTIMEO, patience), (socket.SO_SNDTIMEO, max(patience, _SENDING))):
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), 0))
         with theirs:
             child = self._request({"threads": torch.get_num_threads()}, theirs.fileno())
         return child, Connection(ours.detach())

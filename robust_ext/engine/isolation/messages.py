@@ -106,16 +106,19 @@ def describe_tensor(tensor: Tensor) -> dict[str, Any]:
     return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
 
 
-def receive_tensor(connection: Connection, described: Mapping[str, Any], *, expected: Sequence[int]) -> Tensor:
+def receive_tensor(
+    connection: Connection, described: Mapping[str, Any], *, expected: Sequence[int], attack: str
+) -> Tensor:
     """The tensor that :func:`describe_tensor` described, its values read only where it has the expected shape.
 
-    ValueError where the description is none.
+    ValueError where the description is none, AttackError where no candidates are of this type.
     """
     shape, dtype = described["shape"], _DTYPES.get(described["dtype"])
     if not isinstance(shape, list) or not all(isinstance(size, int) and 0 <= size < 2**31 for size in shape):
         raise ValueError("a shape that is none")
     if dtype is None:
-        raise AttackError(f"returned dtype {str(described['dtype'])[:40]}, expected floating point candidates")
+        stated = str(described["dtype"])[:40]
+        raise AttackError(f"{attack}: returned dtype torch.{stated}, expected floating point candidates")
     size = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
     if shape != list(expected):
         return torch.zeros((), dtype=dtype).expand(shape)

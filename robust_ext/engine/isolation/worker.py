@@ -55,6 +55,10 @@ class IsolatedWorker:
                     raise
                 logger.info("%s: %s; it is run once more", task.attack.name, lost.text)
                 return self._run(task, before)
+        except RobustExtError:
+            # What it has sent besides is not to be taken for the next result.
+            self.drop(task.attack)
+            raise
         except LostError as lost:
             self.drop(task.attack)
             logger.warning("%s: %s", task.attack.name, lost.text)
@@ -131,12 +135,13 @@ def _received(found: Mapping[str, Any], connection: Connection, task: Task) -> T
         return as_error(found)
     if "lost" in found:
         raise LostError("ended", str(found["lost"]))
-    shape, met = tuple(task.inputs.shape), found.get("witnesses")
+    expected: dict[str, Any] = {"expected": tuple(task.inputs.shape), "attack": task.attack.name}
+    met = found.get("witnesses")
     return TaskResult(
         seconds=check_number("seconds", found["seconds"], minimum=0),
         passes={way: check_integer(way, found["passes"][way], minimum=0) for way in ("forward", "backward")},
-        candidates=receive_tensor(connection, found["candidates"], expected=shape),
-        witnesses=None if met is None else receive_tensor(connection, met, expected=shape),
+        candidates=receive_tensor(connection, found["candidates"], **expected),
+        witnesses=None if met is None else receive_tensor(connection, met, **expected),
     )
 
 
