@@ -6,10 +6,11 @@ import dataclasses
 import os
 import secrets
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import make_folder
+from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.validation import check_integer
 from robust_ext.engine.archive import read_value, write_value
 from robust_ext.engine.context import current_context
@@ -18,16 +19,25 @@ from robust_ext.engine.repair import read_run
 from robust_ext.engine.task import Worker, run_task
 
 
-class JudgedSettings(Protocol):
-    """Settings with a seed for all draws, and one for those of the judge."""
+@settings_class
+class JudgedSettings(Settings):
+    """Settings of evaluations whose judge draws random numbers of its own."""
+
+    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
+    judge_seed: int | None = setting(
+        default=None,
+        help="Of the draws that an attack must not repeat: what is planted, and those of random detectors and defenses "
+        "that judge. Left out: ``seed`` where attacks run in this process; drawn anew, and kept with the result, where "
+        "they run in their own.",
+        minimum=0,
+        maximum=LARGEST_SEED,
+        panel="run",
+    )
 
     @property
-    def seed(self) -> int:
-        """Of every draw."""
-
-    @property
-    def judge_seed(self) -> int | None:
-        """Of those that an attack must not repeat."""
+    def seed_of_judge(self) -> int:
+        """Of the draws that an attack must not repeat."""
+        return self.seed if self.judge_seed is None else self.judge_seed
 
 
 S = TypeVar("S", bound=JudgedSettings)
@@ -43,7 +53,7 @@ def with_judge_seed(settings: S, *, out: str | os.PathLike[str] | None, worker: 
         return settings
     fresh = settings.seed if worker is run_task else secrets.randbits(62)
     seed: int = fresh if out is None else _kept(Path(out), fresh)
-    return dataclasses.replace(settings, judge_seed=seed)  # type: ignore[type-var]
+    return dataclasses.replace(settings, judge_seed=seed)
 
 
 def _kept(folder: Path, fresh: int) -> int:

@@ -8,10 +8,10 @@ from typing import TypedDict
 class AdaptiveOptions(TypedDict, total=False):
     """Settings of the evaluation of a test-time defense; each may be left out."""
 
+    seed: int
+    judge_seed: int | None
     steps: int
     queries: int
     draws: int
     repeats: int
     batch_size: int
-    seed: int
-    judge_seed: int | None

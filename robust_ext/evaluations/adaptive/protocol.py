@@ -138,8 +138,7 @@ class StepRun(Run):
 
     def _predict(self, points: Tensor, labels: Tensor, *keys: Key) -> tuple[Tensor, Tensor]:
         """One fresh prediction of the defense, as :func:`_predict` returns it."""
-        seed = self.settings.seed if self.settings.judge_seed is None else self.settings.judge_seed
-        with seeded_globals(derive_seed(seed, *keys)):
+        with seeded_globals(derive_seed(self.settings.seed_of_judge, *keys)):
             return _predict(self.defense, points, labels)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
+from robust_ext.core.settings import setting, settings_class
+from robust_ext.engine.judge import JudgedSettings
 
 
 @settings_class
-class AdaptiveSettings(Settings):
+class AdaptiveSettings(JudgedSettings):
     """How hard a defense is attacked, and how often a random one is queried."""
 
     label = "the evaluation of a test-time defense"
@@ -24,15 +25,5 @@ class AdaptiveSettings(Settings):
         default=64,
         help="Samples attacked and judged at once; for batch-level defenses the nearest number of whole groups.",
         minimum=1,
-        panel="run",
-    )
-    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
-    judge_seed: int | None = setting(
-        default=None,
-        help="Of the draws that an attack must not repeat: those of a random defense while it is judged. "
-        "Left out: ``seed`` where attacks run in this process; drawn anew, and kept with the result, where they run in "
-        "their own.",
-        minimum=0,
-        maximum=LARGEST_SEED,
         panel="run",
     )

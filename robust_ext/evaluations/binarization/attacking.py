@@ -63,7 +63,7 @@ class ProblemAttack:
     def _batch(self, problems: Problems, result: Attacked) -> Work[None]:
         module, settings = self._classifier(problems), self.settings
         start = time.perf_counter()
-        seed = derive_seed(settings.planting_seed, problems.samples[0], "recheck") // 2
+        seed = derive_seed(settings.seed_of_judge, problems.samples[0], "recheck") // 2
         survivors = count_planted(module, problems, defense=self.defense, seed=seed).tolist()
         references = _count_adversarial(module, problems.references, self.defense, seed).tolist()
         result.seconds["verify"] += time.perf_counter() - start
@@ -133,7 +133,7 @@ class ProblemAttack:
         )
         canary, rejects = purpose == "canary", None
         if defense is not None and not canary:
-            seed = derive_seed(settings.planting_seed, problems.samples[0], "verdict", self.attack.name)
+            seed = derive_seed(settings.seed_of_judge, problems.samples[0], "verdict", self.attack.name)
             rejects = partial(defense.rejects, seed=seed)
         # A canary is about what the attack returns, whatever it has met on its way.
         attempt = yield task, Check(module=module, name=self.attack.name, rejects=rejects, witnessed=not canary)

@@ -108,7 +108,7 @@ def draw_accepted(x: Tensor, sample: int, settings: BinarizationSettings, defens
             ("boundary", settings.boundary_points, 1.0),
             ("reference", settings.reference_points, settings.reference_distance),
         ):
-            key = (settings.planting_seed, sample, purpose, defense.test, source)
+            key = (settings.seed_of_judge, sample, purpose, defense.test, source)
             found, queried = _accepted(x, settings, defense, count, radius, key)
             tries += queried
             if len(found) < count:

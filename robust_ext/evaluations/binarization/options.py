@@ -8,6 +8,8 @@ from typing import Literal, TypedDict
 class BinarizationOptions(TypedDict, total=False):
     """Settings of the binarization test; each may be left out."""
 
+    seed: int
+    judge_seed: int | None
     layer: str | None
     inner_points: int
     boundary_points: int
@@ -34,8 +36,6 @@ class BinarizationOptions(TypedDict, total=False):
     sequential: bool
     error_rate: float
     confidence: float
-    seed: int
-    judge_seed: int | None
     batch_size: int | Literal["auto"]
     forward_batch: int | Literal["auto"]
     fold: bool

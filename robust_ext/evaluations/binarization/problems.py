@@ -141,7 +141,7 @@ def measure(
 def draw_planted(x: Tensor, sample: int, settings: BinarizationSettings) -> Tensor:
     """The points planted for a sample, ``(N_b, ...)``."""
     draw = settings.threat_model.sample_corners if settings.corners else settings.threat_model.sample_surface
-    key, blocks = (settings.planting_seed, sample, "boundary"), _blocks(settings.boundary_points)
+    key, blocks = (settings.seed_of_judge, sample, "boundary"), _blocks(settings.boundary_points)
     return torch.cat([draw(x, size, generator=stream(*key, block)) for block, size in blocks])
 
 
@@ -154,7 +154,7 @@ def _inner_blocks(x: Tensor, sample: int, settings: BinarizationSettings, count:
     """Functions that draw the blocks of a sample's inner points."""
     draw = partial(settings.threat_model.sample_inner, x, radius=1 - settings.gap)
     for block, size in _blocks(count):
-        yield partial(draw, count=size, generator=stream(settings.planting_seed, sample, "inner", block))
+        yield partial(draw, count=size, generator=stream(settings.seed_of_judge, sample, "inner", block))
 
 
 def _blocks(count: int) -> Iterator[tuple[int, int]]:

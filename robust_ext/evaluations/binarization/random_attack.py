@@ -57,7 +57,7 @@ def random_reach(
                 hits = (reach > boundary).any(1).nonzero().squeeze(1)
                 if len(hits):
                     seed = derive_seed(
-                        settings.planting_seed, first.samples[group[0]], "random detector", defense.test, number
+                        settings.seed_of_judge, first.samples[group[0]], "random detector", defense.test, number
                     )
                     reach[hits[defense.rejects(points[hits], seed=seed)]] = -torch.inf
             best[group] = torch.maximum(best[group], reach.view(len(group), -1, len(problems)).amax(1))
@@ -83,8 +83,8 @@ def _draw(x: Tensor, sample: int, settings: BinarizationSettings, number: int, i
     return torch.cat(
         [
             threat_model.sample_inner(
-                x, inner, generator=stream(settings.planting_seed, sample, "random inner", number)
+                x, inner, generator=stream(settings.seed_of_judge, sample, "random inner", number)
             ),
-            planted(x, corners, generator=stream(settings.planting_seed, sample, "random corners", number)),
+            planted(x, corners, generator=stream(settings.seed_of_judge, sample, "random corners", number)),
         ]
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
+from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.judge import JudgedSettings
 from robust_ext.models.readouts import READOUTS
 
 
 @settings_class
-class BinarizationSettings(Settings):
+class BinarizationSettings(JudgedSettings):
     """How problems are built, attacked and judged; the defaults are those of the paper's appendix B.
 
     ``threat_model`` holds the norm, epsilon and bounds.
@@ -139,16 +140,6 @@ class BinarizationSettings(Settings):
     )
     error_rate: float = setting(default=0.05, help="Of that decision, in (0, .5).", above=0, below=0.5)
     confidence: float = setting(default=0.95, help="Of the intervals, in (0, 1).", above=0, below=1)
-    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
-    judge_seed: int | None = setting(
-        default=None,
-        help="Of the draws that an attack must not repeat: what is planted, and a random detector's. "
-        "Left out: ``seed`` where attacks run in this process; drawn anew, and kept with the result, where they run in "
-        "their own.",
-        minimum=0,
-        maximum=LARGEST_SEED,
-        panel="run",
-    )
     batch_size: int | str = setting(
         default="auto",
         help='Problems attacked at once, or ``"auto"`` (32, or 8 when sequential).',
@@ -187,11 +178,6 @@ class BinarizationSettings(Settings):
     def boundary_position(self) -> float:
         """Share of the way from the closest inner point to the closest planted one at which the boundary lies."""
         return self.kappa if self.kappa_convention == "paper" else (1 + self.kappa) / 2
-
-    @property
-    def planting_seed(self) -> int:
-        """Seed of what is planted."""
-        return self.seed if self.judge_seed is None else self.judge_seed
 
     @property
     def group_size(self) -> int:

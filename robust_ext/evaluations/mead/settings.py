@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
+from robust_ext.core.settings import setting, settings_class
 from robust_ext.detectors.combining import METHODS
+from robust_ext.engine.judge import JudgedSettings
 from robust_ext.evaluations.mead.metric import NATURALS
 
 
 @settings_class
-class MeadSettings(Settings):
+class MeadSettings(JudgedSettings):
     """How arms are run and judged."""
 
     label = "mead"
@@ -47,16 +48,6 @@ class MeadSettings(Settings):
         default=100,
         help="Samples attacked at once. Results of attacks that draw random numbers depend on it.",
         minimum=1,
-        panel="run",
-    )
-    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
-    judge_seed: int | None = setting(
-        default=None,
-        help="Of the draws that an attack must not repeat: those of random detectors while they score. "
-        "Left out: ``seed`` where attacks run in this process; drawn anew, and kept with the result, where they run in "
-        "their own.",
-        minimum=0,
-        maximum=LARGEST_SEED,
         panel="run",
     )
 
