@@ -1,0 +1,127 @@
+"""Findings: what is wrong with an attack or a model, by what evidence, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+WEIGHTS = ("high", "medium", "low")
+"""``"high"``: explains a failure by itself. ``"medium"``: weakens the attack. ``"low"``: worth knowing, no fault."""
+
+# Every code with its weight, the causes that explain others first: of two findings of one weight the first is stated.
+CODES: Mapping[str, str] = {
+    # Of the model, from probes
+    "train_mode": "high",
+    "changes_input": "high",
+    "random_output": "high",
+    "batch_dependent": "high",
+    "non_finite_logits": "high",
+    "cut_gradient": "high",
+    "zero_gradient": "high",
+    "non_finite_gradient": "high",
+    "wrong_gradient": "high",
+    "saturated_layer": "high",
+    "probabilities": "medium",
+    "saturated_loss": "high",
+    # Of the attack, from its queries and candidates
+    "predicted_labels": "high",
+    "toward_label": "high",
+    "wrong_bounds": "high",
+    "left_ball": "high",
+    "epsilon_scale": "high",
+    "best_not_returned": "high",
+    "stopped_early": "high",
+    "crashed": "high",
+    "unmoved": "high",
+    "short_path": "high",
+    "step_too_large": "medium",
+    "still_improving": "medium",
+    "flat_loss": "medium",
+    # Of a comparison with others
+    "random_wins": "medium",
+    "gradient_free_wins": "medium",
+    "single_step_wins": "medium",
+    "transfer_wins": "medium",
+    "larger_budget_less": "medium",
+    "unbounded_fails": "medium",
+    "no_gradient": "low",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """Something to do about a finding.
+
+    Args:
+        words: What to do, in a sentence that begins with a verb.
+        attack: A ready attack string for ``--attack``; None where the attack has no text or is not to be changed.
+        options: Options of the command line to add, as in ``("--bpda", "net.quantise")``.
+        code: A few lines for the user's own library or model; empty where the words are enough.
+        view: Settings of :class:`robust_ext.attacks.adapted.AdaptedAttack` that make the attack run on another view of
+            the model, as in ``{"bpda": "net.quantise"}``; empty where ``attack`` says it all or nothing can be run.
+        evaluate: Whether the remedy is to put the model into eval mode.
+    """
+
+    words: str
+    attack: str | None = None
+    options: tuple[str, ...] = ()
+    code: str = ""
+    view: Mapping[str, Any] = field(default_factory=dict)
+    evaluate: bool = False
+
+    @property
+    def runnable(self) -> bool:
+        """Whether the project can run it."""
+        return self.attack is not None or bool(self.view) or self.evaluate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as in ``result.json``."""
+        plain = {**vars(self), "options": list(self.options), "view": dict(self.view)}
+        return {**plain, "runnable": self.runnable}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that is wrong, or worth knowing.
+
+    Args:
+        code: One of :data:`CODES`.
+        cause: What is wrong, in a sentence.
+        evidence: What was measured, in sentences, with their numbers.
+        attack: Name of the attack; None where it is about the model.
+        samples: Number of samples that show it; None where it is not about single samples.
+        of: Out of how many.
+        layer: Name of the module at fault, as in ``model.named_modules()``; None where there is none.
+        remedies: What to do, the best first.
+    """
+
+    code: str
+    cause: str
+    evidence: tuple[str, ...] = ()
+    attack: str | None = None
+    samples: int | None = None
+    of: int | None = None
+    layer: str | None = None
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def weight(self) -> str:
+        """One of :data:`WEIGHTS`."""
+        return CODES[self.code]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as in ``result.json``."""
+        plain = {**vars(self), "evidence": list(self.evidence), "remedies": [one.to_dict() for one in self.remedies]}
+        return {**plain, "weight": self.weight}
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings by weight, those that explain others first, then those that more samples show."""
+    order = list(CODES)
+
+    def key(finding: Finding) -> tuple[int, int, float]:
+        share = finding.samples / finding.of if finding.samples and finding.of else 0.0
+        return WEIGHTS.index(finding.weight), order.index(finding.code), -share
+
+    return sorted(findings, key=key)
