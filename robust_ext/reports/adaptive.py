@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from robust_ext.reports import findings
 from robust_ext.reports.plots import RANDOM, SCORE, Bar, bar_plot
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds
@@ -38,6 +39,7 @@ def text(result: Mapping[str, Any]) -> str:
         *(f"Warning: {plain(warning)}" for warning in result["warnings"]),
     ]
     below = [line for sentence in sentences for line in paragraph(sentence)]
+    below += findings.lines(result.get("findings", ()))
     return "\n".join([*paragraph(_opening(result)), "", *table(rows, words=(0, 1)), "", *below]) + "\n"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.engine.outcomes import LOST, OUTCOMES
+from robust_ext.reports import findings
 from robust_ext.reports.plots import RANDOM, REST, SCORE, Bar, Curve, bar_plot, curve_plot
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import attack_title, interval, plain, seconds, share
@@ -27,10 +28,11 @@ _AXES = (("kappa", "inner_points", "{} inner points"), ("inner_points", "kappa",
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """A row an attack (or two, where it went through the regular and the inverted test), reasons, warnings, verdict.
+    """A row an attack, or two where it went through the regular and the inverted test, and sentences below.
 
-    Each has its verdict, its test score and the random attack's success rate (R-ASR) with their intervals, the planted
-    problems, the canaries it repaired of those there were, and its seconds.
+    A row has the verdict, the test score and the random attack's success rate (R-ASR) with their intervals, the planted
+    problems, the canaries it repaired of those there were, and its seconds. The sentences are reasons, findings of the
+    diagnosis that no reason states, warnings and the verdict.
     """
     _check(result)
     threshold = result["settings"]["threshold"]
@@ -40,6 +42,7 @@ def text(result: Mapping[str, Any]) -> str:
     for attack in result["attacks"]:
         both = f" {attack['verdict']}, score {share(attack['score'], threshold)}." if "tests" in attack else ""
         lines += paragraph(f"{attack_title(attack)}:{both} {plain(attack['reason'])}")
+    lines += findings.lines(_unstated(result))
     for warning in result.get("warnings", ()):
         lines += paragraph(f"Warning: {plain(warning)}")
     return "\n".join([*lines, "", *paragraph(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}"), ""])
@@ -62,6 +65,12 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "calibration": list(_calibration(tests)),
         "PHASES": _PHASES,
     }
+
+
+def _unstated(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Findings that no reason states."""
+    reasons = " ".join(attack["reason"] for attack in result["attacks"])
+    return [finding for finding in result.get("findings", ()) if findings.sentence(finding) not in reasons]
 
 
 def _shown(outcome: str, result: Mapping[str, Any], *, pairs: bool) -> bool:

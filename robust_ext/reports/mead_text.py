@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from robust_ext.reports import findings
 from robust_ext.reports import mead_views as views
 from robust_ext.reports.mead_views import Averages, Row, averages_of, groups_of, objective_title
 from robust_ext.reports.text import Line, paragraph, table
@@ -26,6 +27,8 @@ def text(result: Mapping[str, Any]) -> str:
             lines += ["", *rows]
     for note in views.notes(result):
         lines += ["", *paragraph(note)]
+    if found := findings.lines(result.get("findings", ())):
+        lines += ["", *found]
     return "\n".join(lines) + "\n"
 
 

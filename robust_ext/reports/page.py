@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from robust_ext.core.errors import MissingDependencyError
+from robust_ext.core.printable import printable
 from robust_ext.engine.outcomes import OUTCOMES
 from robust_ext.reports import wording
 from robust_ext.reports.examples import Example, panels
+from robust_ext.reports.findings import command, shared, subject
 
 
 def render(template: str, context: Mapping[str, Any], examples: Sequence[Example] = ()) -> str:
@@ -37,7 +39,8 @@ def render(template: str, context: Mapping[str, Any], examples: Sequence[Example
         wording.count,
     )
     environment.filters.update({word.__name__: word for word in filters})
-    environment.filters.update(title_of=wording.attack_title, setting=_setting)
+    environment.filters.update(title_of=wording.attack_title, setting=_setting, code=_code)
+    environment.filters.update(command=command, shared=shared, subject=subject)
     images = [example for example in examples if example.is_image]
     shown = {"examples": [(one, panels(one)) for one in images], "left_out": len(examples) - len(images)}
     return environment.get_template(template).render(**shown, **context).rstrip() + "\n"
@@ -52,3 +55,10 @@ def _setting(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_setting, value)) or "none"
     return str(value)
+
+
+def _code(text: str) -> str:
+    """Lines as they are, with their indentation."""
+    from markupsafe import escape
+
+    return escape(printable(text))

@@ -7,17 +7,21 @@ from math import inf
 from statistics import median
 from typing import Any
 
+from robust_ext.reports import findings
 from robust_ext.reports.plots import COLOURS, INK, MARKERS, MUTED, draw
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds
+
+# What a finding does to the numbers.
+_UPPER = "Robust accuracy measured so is an upper bound that may lie far above what is left."
 
 
 def text(result: Mapping[str, Any]) -> str:
     """A row an attack, a column a budget, in per cent.
 
-    The last row is the worst case over all attacks, sample by sample. ``above best`` is how far an attack's robust
-    accuracy lies above that of the best single attack: the mean over budgets, and the maximum. Below is what the worst
-    case rests on, and warnings.
+    Above are the findings of the diagnosis. The last row is the worst case over all attacks, sample by sample. ``above
+    best`` is how far an attack's robust accuracy lies above that of the best single attack: the mean over budgets, and
+    the maximum. Below is what the worst case rests on, and warnings.
     """
     epsilons = [f"{row['epsilon']:.4g}" for row in result["worst_case"]]
     rows: list[Line] = [("attack", *epsilons, "above best", "median", "seconds")]
@@ -36,9 +40,12 @@ def text(result: Mapping[str, Any]) -> str:
         f"Robust accuracy in per cent, {result['norm']}, by epsilon; {result['samples']} samples, clean accuracy "
         f"{percent(result['clean_accuracy'])}."
     )
+    above = findings.lines(result.get("findings", ()), consequence=_UPPER)
+    above += [line for words in _shared(result) for line in paragraph(f"Warning: {words}")]
+    head = [*paragraph(opening), "", *above, *([""] if above else [])]
     sentences = [*_rests_on(result), *(f"Warning: {plain(warning)}" for warning in result.get("warnings", ()))]
     below = [line for sentence in sentences for line in ("", *paragraph(sentence))]
-    return "\n".join([*paragraph(opening), "", *table(rows, words=(0,)), *below]) + "\n"
+    return "\n".join([*head, *table(rows, words=(0,)), *below]) + "\n"
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,8 +55,29 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "colours": [(attack["name"], _style(number)[0]) for number, attack in enumerate(result["attacks"])],
         "medians": [_median(attack["distances"]) for attack in result["attacks"]],
         "rests_on": _rests_on(result),
+        "above": _above(result),
         "strongest": min(result["attacks"], key=lambda attack: attack["difference"]["mean"]),
     }
+
+
+def _above(result: Mapping[str, Any]) -> list[str]:
+    """What weakens attacks, and what it does to the numbers, in sentences that stand above them on the page."""
+    weak = findings.shared(findings.weighty(result.get("findings", ())))
+    sentences = [f"{findings.subject(names)}: {findings.sentence(finding)} {_UPPER}" for finding, names in weak]
+    return [*sentences, *_shared(result)]
+
+
+def _shared(result: Mapping[str, Any]) -> list[str]:
+    """What it means for the worst case that every attack is weakened; nothing where one is not, or nothing is left."""
+    weak = {finding["attack"] for finding in findings.weighty(result.get("findings", ()))}
+    if not result["worst_case"][-1]["robust_accuracy"] or {attack["name"] for attack in result["attacks"]} - weak:
+        return []
+    number = len(result["attacks"])
+    whom = "The one attack that was run is" if number == 1 else f"All {number} attacks that were run are"
+    return [
+        f"{whom} weakened by what is found above, so that the worst case is no evidence of robustness. Apply the "
+        "remedies, and add an attack that needs no gradients, as in --attack robust_ext:Square."
+    ]
 
 
 def _rests_on(result: Mapping[str, Any]) -> list[str]:

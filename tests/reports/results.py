@@ -16,6 +16,54 @@ RESTS_ON = (
     {"non_finite": 0, "without_non_finite": 0.7, "not_attacked": 5},
     {"non_finite": 3, "without_non_finite": 0.43, "not_attacked": 0},
 )
+FINDINGS = [
+    {
+        "code": "zero_gradient",
+        "weight": "high",
+        "cause": "Layer net.quantise kills the gradient",
+        "evidence": ["Gradients at the input were exactly zero in 2000 of 2000 steps.", "Candidates equal the inputs."],
+        "attack": name,
+        "samples": 49,
+        "of": 50,
+        "layer": "net.quantise",
+        "remedies": [
+            {
+                "words": "Replace the backward pass of net.quantise by the identity.",
+                "attack": None,
+                "options": ["--bpda", "net.quantise"],
+                "code": "attack = AdaptedAttack(\n    attack, bpda='net.quantise'\n)",
+                "view": {"bpda": "net.quantise"},
+                "evaluate": False,
+                "runnable": True,
+            }
+        ],
+    }
+    for name in ("pgd", "ddn")
+] + [
+    {
+        "code": "no_gradient",
+        "weight": "low",
+        "cause": "No gradient was asked for.",
+        "evidence": [],
+        "attack": None,
+        "samples": None,
+        "of": None,
+        "layer": None,
+        "remedies": [
+            {
+                "words": "Nothing is to be done",
+                "attack": None,
+                "options": [],
+                "code": "if True:\n    pass",
+                "view": {},
+                "evaluate": False,
+                "runnable": False,
+            }
+        ],
+    }
+]
+"""What the diagnosis found, with and without all the optional parts."""
+
 VERSIONS = {"robust_ext": "0.1.0", "torch": "2.5.1"}
 
 
@@ -79,6 +127,7 @@ def make_result(attacks, **changes):
         "reason": "Planted adversarial examples were missed.",
         "attacks": attacks,
         "warnings": ["pgd: 5 of 256 samples: the attack's process ended."],
+        "findings": [],
         "calibration": None,
         "settings": {"norm": "linf", "epsilon": 8 / 255, "threshold": 0.95, "kappa": 0.999, "corners": True},
         "isolated": True,

@@ -18,6 +18,7 @@ from tests.reports.mead_results import arms_of, make
 from tests.reports.pages import NASTY, Page, outline, svgs
 from tests.reports.results import (
     CALIBRATION,
+    FINDINGS,
     make_adaptive,
     make_attack,
     make_example,
@@ -33,13 +34,17 @@ pytest.importorskip("PIL")
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 UPDATE = "ROBUST_EXT_UPDATE_SNAPSHOTS"
 KINDS = {
-    "binarization": lambda name: make_result([make_attack(name, target="a resnet")], calibration=CALIBRATION),
+    "binarization": lambda name: make_result(
+        [make_attack(name, target="a resnet")], calibration=CALIBRATION, findings=FINDINGS
+    ),
     "pair": lambda name: make_result([make_pair(name)], verdict="inconclusive"),
     "mead": lambda name: make(arms_of("linf 0.125", "Spatial"), [name, "lid"], samples=60, white_box=["lid"]),
-    "robust_accuracy": lambda name: make_robust_accuracy(name, "ddn"),
+    "robust_accuracy": lambda name: make_robust_accuracy(name, "ddn", findings=FINDINGS),
     "adaptive": lambda name: make_adaptive(name, "Square"),
 }
-FREE = re.compile("name|target|reason|attack|description|suite|defense|category|arm|group|detector")
+FREE = re.compile(
+    "name|target|reason|attack|description|suite|defense|category|arm|group|detector|cause|evidence|layer|words|code"
+)
 EXAMPLES = {"binarization": [make_example()], "mead": [make_example()]}
 
 

@@ -1,0 +1,90 @@
+"""Findings of the diagnosis in texts: what is wrong, by what evidence, and what to do, of their plain dicts.
+
+The dicts are those of :meth:`robust_ext.evaluations.diagnosis.finding.Finding.to_dict`; pages show them by the macro
+``findings`` of ``page.html.jinja``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from robust_ext.core.printable import printable
+from robust_ext.reports.text import paragraph
+from robust_ext.reports.wording import plain
+
+Finding = Mapping[str, Any]
+
+# Attacks that share a finding and are named in its sentence.
+_NAMED = 3
+
+
+def weighty(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that explain a failure or weaken an attack: of high or medium weight."""
+    return [finding for finding in findings if finding["weight"] != "low"]
+
+
+def sentence(finding: Finding) -> str:
+    """What is wrong and how it shows, with the samples and the layer where the words do not name them already."""
+    words, more = " ".join((finding["cause"], *finding["evidence"])), []
+    if finding["samples"] is not None and (counted := f"{finding['samples']} of {finding['of']}") not in words:
+        more.append(f"{counted} samples")
+    if finding["layer"] and finding["layer"] not in words:
+        more.append(f"layer {finding['layer']}")
+    cause = _ended(finding["cause"])[:-1] + (f" ({', '.join(more)})" if more else "")
+    return " ".join(map(_ended, (cause, *finding["evidence"])))
+
+
+def command(remedy: Mapping[str, Any]) -> str:
+    """A remedy as options of the command line; empty where it has none."""
+    attack = [] if remedy["attack"] is None else ["--attack", remedy["attack"]]
+    return shlex.join([*attack, *remedy["options"]])
+
+
+def remedy(finding: Finding) -> str:
+    """The first remedy in a sentence, with its options of the command line; empty where there is none."""
+    if not finding["remedies"]:
+        return ""
+    first = finding["remedies"][0]
+    options = command(first)
+    return f"{_ended(first['words'])[:-1]}: {options}" if options else _ended(first["words"])
+
+
+def shared(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
+    """Findings that several attacks share as one, the first of them, and the attacks' names; no name for the model."""
+    groups: dict[tuple[str, str | None], tuple[Finding, list[str]]] = {}
+    for finding in findings:
+        names = groups.setdefault((finding["code"], finding["layer"]), (finding, []))[1]
+        if finding["attack"] is not None:
+            names.append(finding["attack"])
+    return list(groups.values())
+
+
+def subject(names: Sequence[str]) -> str:
+    """Whom a finding is about."""
+    more = len(names) - _NAMED
+    return ", ".join(map(plain, names[:_NAMED])) + (f" and {more} more" if more > 0 else "") or "The model"
+
+
+def lines(findings: Iterable[Finding], *, consequence: str = "") -> list[str]:
+    """A warning a finding, or a note where it is of low weight, each with its first remedy.
+
+    ``consequence`` is what it does to the numbers, a sentence that follows every warning.
+    """
+    found = []
+    for finding, names in shared(findings):
+        severe = finding["weight"] != "low"
+        words = f"{'Warning' if severe else 'Note'}: {subject(names)}: {plain(sentence(finding))}"
+        found += paragraph(f"{words} {consequence}" if severe and consequence else words)
+        if todo := remedy(finding):
+            found += [f"  {line}" for line in paragraph(f"Remedy: {plain(todo)}")]
+            # Where no option of the command line does it, the lines for the user's own library.
+            if not command(finding["remedies"][0]):
+                found += [f"    {printable(line)}" for line in finding["remedies"][0]["code"].splitlines()]
+    return found
+
+
+def _ended(words: str) -> str:
+    """Words that end as a sentence does."""
+    return f"{words.rstrip().rstrip('.')}."
