@@ -49,17 +49,20 @@ class Block:
     def of(rows: range, ids: Sequence[int], attempt: Attempt, candidates: Tensor, **columns: Sequence[Any]) -> Block:
         """The block of one attempt on these rows: id, outcome and these columns of each."""
         more = {} if attempt.error is None else {"error": attempt.error}
+        traces = [None] * len(rows) if attempt.trace is None else attempt.trace.rows()
         records = [
             {
                 "index": row,
                 "sample": ids[row],
                 "outcome": outcome,
                 **{name: of[n] for name, of in columns.items()},
+                "trace": traces[n],
                 **more,
             }
             for n, (row, outcome) in enumerate(zip(rows, attempt.verified.outcomes, strict=True))
         ]
-        timing = {"block": rows[0], "seconds": attempt.seconds, "passes": attempt.passes}
+        curve = [] if attempt.trace is None else list(attempt.trace.curve)
+        timing = {"block": rows[0], "seconds": attempt.seconds, "passes": attempt.passes, "curve": curve}
         return Block(records=records, timing=timing, candidates=candidates)
 
 

@@ -19,6 +19,8 @@ from robust_ext.attacks.running import undisturbed
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target, count_calls
 from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.recorder import record_queries
+from robust_ext.engine.trace import Trace
 from robust_ext.engine.verify import Verification, take_witnesses, unverified, verify
 from robust_ext.engine.witness import witness_queries
 
@@ -52,6 +54,8 @@ class TaskResult:
     passes: dict[str, int]  # Rows sent forward and backward
     # Queried points (n, ...) in the ball whose logits are not finite, NaN in rows without one; not verified
     witnesses: Tensor | None = None
+    # What its queries showed; its own process's statement where it ran in one, and no part of any verdict
+    trace: Trace | None = None
     # Where nothing came back: one of robust_ext.engine.outcomes.LOST, and why
     lost: tuple[str, str] | None = None
 
@@ -79,6 +83,7 @@ class Attempt:
     seconds: dict[str, float]  # {"attack", "verify"}
     passes: dict[str, int]  # Rows sent {"forward", "backward"} by the attack
     witnesses: Tensor | None = None  # As in the task's result
+    trace: Trace | None = None  # As in the task's result
     error: str | None = None  # Why nothing came back, where nothing did
 
 
@@ -94,6 +99,7 @@ def run_task(task: Task) -> TaskResult:
         own = derive_seed(int(task.stream[0]), *task.stream[1:], "globals")
         stack.enter_context(seeded_globals(own if task.global_seed is None else task.global_seed))
         witness = stack.enter_context(witness_queries(task.target, task.inputs, task.threat_model))
+        recorder = stack.enter_context(record_queries(task.target, task.inputs, task.labels, task.threat_model))
         target = stack.enter_context(undisturbed(task.attack, task.target, generator))
         candidates = task.attack.search(
             target,
@@ -104,7 +110,9 @@ def run_task(task: Task) -> TaskResult:
         )
     seconds, spent = time.perf_counter() - begun, counter.since(before)
     passes = {"forward": spent.forward, "backward": spent.backward}
-    return TaskResult(candidates=candidates, seconds=seconds, passes=passes, witnesses=witness.points)
+    return TaskResult(
+        candidates=candidates, seconds=seconds, passes=passes, witnesses=witness.points, trace=recorder.trace()
+    )
 
 
 # A protocol's work: it yields tasks, is sent what they came to, and returns what it makes of them.
@@ -153,7 +161,14 @@ def _verify(task: Task, check: Check, result: TaskResult) -> Attempt:
         outcome, error = result.lost
         found = unverified(outcome, task.inputs, module=check.module)
     seconds = {"attack": result.seconds, "verify": time.perf_counter() - begun}
-    return Attempt(verified=found, seconds=seconds, passes=result.passes, witnesses=result.witnesses, error=error)
+    return Attempt(
+        verified=found,
+        seconds=seconds,
+        passes=result.passes,
+        witnesses=result.witnesses,
+        trace=result.trace,
+        error=error,
+    )
 
 
 def _judge(task: Task, check: Check, result: TaskResult) -> Verification:

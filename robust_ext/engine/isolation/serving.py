@@ -86,10 +86,15 @@ def _run(task: Task, connection: Connection) -> None:
         return
     tensors = {"candidates": candidates, "witnesses": result.witnesses}
     sent = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    trace = result.trace
+    if trace is not None:
+        header["curve"] = list(trace.curve)
     send_header(connection, **header, **{name: describe_tensor(tensor) for name, tensor in sent.items()})
     for tensor in sent.values():
         if tensor.shape == task.inputs.shape:
             connection.send_bytes(tensor_bytes(tensor))
+    if trace is not None:
+        connection.send_bytes(tensor_bytes(trace.values))
 
 
 def _lost(error: BaseException | None) -> str | None:

@@ -18,10 +18,11 @@ from robust_ext.core.target import PassCounter
 from robust_ext.core.validation import check_integer, check_number
 from robust_ext.engine.context import ISOLATED
 from robust_ext.engine.isolation.forking import zygote
-from robust_ext.engine.isolation.messages import as_error, receive_tensor
+from robust_ext.engine.isolation.messages import as_error, describe_tensor, receive_tensor
 from robust_ext.engine.isolation.process import AttackProcess, LostError, unreadable
 from robust_ext.engine.isolation.remote import RemoteAttack
 from robust_ext.engine.task import Task, TaskResult, Worker, run_task
+from robust_ext.engine.trace import Trace, no_values, plain_curve
 from robust_ext.registry.attack import attacks_from_text
 
 logger = logging.getLogger(__name__)
@@ -136,13 +137,22 @@ def _received(found: Mapping[str, Any], connection: Connection, task: Task) -> T
     if "lost" in found:
         raise LostError("ended", str(found["lost"]))
     expected: dict[str, Any] = {"expected": tuple(task.inputs.shape), "attack": task.attack.name}
-    met = found.get("witnesses")
+    met, curve = found.get("witnesses"), found.get("curve")
     return TaskResult(
         seconds=check_number("seconds", found["seconds"], minimum=0),
         passes={way: check_integer(way, found["passes"][way], minimum=0) for way in ("forward", "backward")},
         candidates=receive_tensor(connection, found["candidates"], **expected),
         witnesses=None if met is None else receive_tensor(connection, met, **expected),
+        trace=None if curve is None else _received_trace(curve, connection, task),
     )
+
+
+def _received_trace(curve: object, connection: Connection, task: Task) -> Trace:
+    """What the process states of the attack's queries; ValueError where that is no trace."""
+    values = no_values(len(task.inputs))
+    described = describe_tensor(values)
+    values = receive_tensor(connection, described, expected=described["shape"], attack=task.attack.name)
+    return Trace(values=values, curve=plain_curve(curve))
 
 
 _CURRENT: ContextVar[IsolatedWorker | None] = ContextVar("robust_ext_worker", default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ class Attacked:
     candidates: dict[int, Tensor] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"attack": 0.0, "verify": 0.0})
     passes: dict[str, int] = field(default_factory=dict)
+    curves: list[Sequence[Mapping[str, Any]]] = field(default_factory=list)  # Of each call of the attack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,9 @@ class ProblemAttack:
         # The position along the direction follows from the logits, which the verification has anyway.
         along = ((checked.logits[:, 1] - checked.logits[:, 0]).double() / 2 / module.scale + module.threshold).cpu()
         reach = 1 + along / problems.gap.cpu()
+        traces = [None] * len(problems.samples) if attempt.trace is None else attempt.trace.rows()
+        if attempt.trace is not None:
+            result.curves.append(attempt.trace.curve)
         for row, sample in enumerate(problems.samples):
             usable = checked.outcomes[row] not in ("not_finite", "out_of_bounds", *LOST)
             result.records[sample] = {
@@ -81,6 +86,7 @@ class ProblemAttack:
                 "distance": _plain(checked.distances[row]),
                 "reach": _plain(reach[row]) if usable else None,
                 "canary": None,
+                "trace": traces[row],
                 **({} if attempt.error is None else {"error": attempt.error}),
             }
             result.candidates[sample] = checked.candidates[row]

@@ -22,6 +22,7 @@ from robust_ext.engine.context import current_context
 from robust_ext.engine.run import Block, Run
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Work
+from robust_ext.engine.trace import mean_curve
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
 from robust_ext.evaluations.binarization.calibration import calibrate
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
@@ -149,7 +150,8 @@ class BinarizationRun(Run):
         for name in [] if problems is None else undecided:
             assert problems is not None
             results[name] = yield from self._posed(name).run(problems)
-            timing["attacks"][name] = {"seconds": results[name].seconds, "passes": results[name].passes}
+            done = results[name]
+            timing["attacks"][name] = {"seconds": done.seconds, "passes": done.passes, "curve": mean_curve(done.curves)}
         if problems is not None and rows[0] == 0:
             _save_examples(store, problems, results, settings.threat_model.bounds)
         records: list[dict[str, Any]] = []

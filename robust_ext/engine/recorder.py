@@ -1,0 +1,293 @@
+"""The recorder: small statistics of every query of an attack, for each row, whatever library it comes from.
+
+It watches the target's module, so it sees inputs, logits, and the gradients that flow back through both. Nothing of a
+query is kept but a few numbers, beside the last point and its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.trace import COLUMNS, CURVE, LONGEST_CURVE, Trace, finite, no_values
+
+# Below this margin the largest probability rounds to 1 in float32, and cross-entropy and its gradient to 0.
+_SATURATED = -16.63
+_ORDERS = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}
+# Fewest queries of which a last tenth means something.
+_LATE = 10
+
+
+@dataclass(eq=False)
+class _Query:
+    """One forward pass whose gradients are still to come."""
+
+    rows: Tensor | None = None  # Which rows, int64; None for all in order
+    points: Tensor | None = None  # (n, D); None where it was not recorded
+    number: int = 0  # How many came before, of these rows
+    graph: bool = False  # Whether a gradient at its input was wanted
+    direction: Tensor | None = None  # Its gradient (n, D), scaled to a largest magnitude of 1
+
+
+class Recorder:
+    """Statistics of the queries of ``inputs`` ``(N, ...)`` with ``labels`` ``(N,)``."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> None:
+        count, device = len(inputs), inputs.device
+        self._inputs, self._labels, self._threat_model = inputs, labels, threat_model
+        self._clean = inputs.detach().flatten(1)
+        self._squares = self._clean.square().sum(1)
+        self._limit = 1 + threat_model.tolerance(self._clean[:1].numel()) / threat_model.epsilon
+        self._classes = int(labels.max()) + 1 if count else 0
+        self._depth, self._current, self._before = 0, None, None  # type: int, _Query | None, _Query | None
+        sums = ("queries", "graphs", "gradients", "zero", "non_finite", "zero_loss", "other_label", "saturated")
+        self._sums = {
+            name: torch.zeros(count, dtype=torch.float64, device=device)
+            for name in (*sums, "outside", "unmoved", "pairs", "turned")
+        }
+        lowest = torch.full((count,), -torch.inf, device=device)
+        self._highest = {name: lowest.clone() for name in ("best", "scale", "reach")}
+        self._latest = {
+            name: torch.full((count,), torch.nan, device=device)
+            for name in ("first", "last", "end", "best_at", "adversarial_at")
+        }
+        self._full = 0  # Queries of all rows in order
+        self._partly = False  # Whether there were others
+        self._stride = 1
+        # By number of query: the best margin until then, the movement, and sums over rows for the curve
+        self._best: dict[int, Tensor] = {}
+        self._steps: dict[int, Tensor] = {}
+        self._curve: dict[int, dict[str, float]] = {}
+
+    def enter(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Before a module that is watched is called: have the gradient at its input noted."""
+        self._depth += 1
+        if self._depth > 1:
+            return None
+        self._current = _Query()
+        x = args[0] if args else None
+        if not _readable(x) or not x.requires_grad or not torch.is_grad_enabled():
+            return None
+        self._current.graph = True
+        # A hook on the caller's own tensor would stay on it, and be called at every later pass.
+        x = x.view_as(x)
+        x.register_hook(partial(self._note_gradient, self._current))  # type: ignore[no-untyped-call]
+        return (x, *args[1:])
+
+    def leave(self, _module: nn.Module, args: tuple[Any, ...], out: Any) -> Tensor | None:
+        """After it: note points and logits, and have the gradient at the logits noted."""
+        self._depth -= 1
+        if self._depth or not args or not _readable(args[0]) or not _readable(out):
+            return None
+        query, points = self._current, args[0]
+        assert query is not None
+        # A mode or subclass that records what is computed must not record this.
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            self._note(query, points.detach(), out.detach())
+        if query.points is None or not out.requires_grad:
+            return None
+        seen = out.view_as(out) if out is points else out
+        seen.register_hook(partial(self._note_loss, query))  # type: ignore[no-untyped-call]
+        return seen if seen is not out else None
+
+    def _note(self, query: _Query, points: Tensor, logits: Tensor) -> None:
+        shape = self._inputs.shape[1:]
+        if points.shape[1:] != shape or logits.dim() != 2 or len(logits) != len(points) or not len(points):
+            return
+        if logits.shape[1] < max(2, self._classes):
+            return
+        flat = points.flatten(1).to(self._clean)
+        rows = None if len(flat) == len(self._clean) else self._nearest(flat)
+        query.rows, query.number = rows, self._number(rows)
+        labels = (self._labels if rows is None else self._labels[rows])[:, None]
+        away = flat - (self._clean if rows is None else self._clean[rows])
+        distance = torch.linalg.vector_norm(away, ord=_ORDERS[self._threat_model.norm], dim=1)
+        distance = distance / self._threat_model.epsilon
+        logits = logits.to(self._highest["best"])
+        margin = logits.scatter(1, labels, -torch.inf).amax(1) - logits.gather(1, labels).squeeze(1)
+        low, high = self._threat_model.bounds
+        slack = 1e-6 * max(abs(low), abs(high))
+        least, most = flat.aminmax(dim=1)
+        inside = (distance <= self._limit) & (least >= low - slack) & (most <= high + slack)
+        self._set("first", rows, margin, only=self._of(self._sums["queries"], rows) == 0)
+        self._add("queries", rows, torch.ones_like(distance))
+        if query.graph:
+            self._add("graphs", rows, torch.ones_like(distance))
+        self._add("saturated", rows, margin < _SATURATED)
+        self._add("outside", rows, ~inside)
+        self._add("unmoved", rows, distance == 0)
+        for name, values in (("last", margin), ("end", distance)):
+            self._set(name, rows, values)
+        self._raise("scale", rows, logits.abs().amax(1))
+        self._raise("reach", rows, distance)
+        counted = margin.where(inside, -torch.inf)
+        number = torch.full_like(margin, query.number)
+        self._set("best_at", rows, number, only=counted > self._of(self._highest["best"], rows))
+        unsolved = self._of(self._latest["adversarial_at"], rows).isnan()
+        self._set("adversarial_at", rows, number, only=(counted > 0) & unsolved)
+        self._raise("best", rows, counted)
+        # Attacks work on their points in place.
+        query.points = flat.clone() if flat.data_ptr() == points.data_ptr() else flat
+        if query.number % self._stride == 0:
+            self._check(query, rows, margin, distance, counted)
+
+    def _note_loss(self, query: _Query, gradient: Tensor) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            gradient = gradient.detach()
+            self._add("zero_loss", query.rows, (gradient == 0).all(1))
+            negative, positive = gradient < 0, gradient > 0
+            below, above = negative.sum(1), positive.sum(1)
+            lone = torch.where(below == 1, negative.int().argmax(1), positive.int().argmax(1))
+            # Of two entries each is alone, and which one is the label's cannot be seen.
+            like_ce = ((below == 1) & (above > 1)) | ((above == 1) & (below > 1))
+            labels = self._labels if query.rows is None else self._labels[query.rows]
+            self._add("other_label", query.rows, like_ce & (lone != labels))
+
+    def _note_gradient(self, query: _Query, gradient: Tensor) -> None:
+        if query.points is None or not _readable(gradient):
+            return
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            rows, flat = query.rows, gradient.detach().flatten(1)
+            size = flat.abs().amax(1)
+            finite = torch.isfinite(size)
+            self._add("gradients", rows, torch.ones_like(size))
+            self._add("zero", rows, size == 0)
+            self._add("non_finite", rows, ~finite)
+            if query.number in self._curve:
+                sums = self._curve[query.number]
+                sums["gradient"] += float(size.where(finite, 0).sum())
+                sums["gradients"] += len(size)
+            # Products of tiny gradients would round to 0.
+            query.direction = flat / size.clamp_min(torch.finfo(flat.dtype).tiny)[:, None]
+            before, self._before = self._before, query
+            if before is None or before.direction is None or before.points is None or not _alike(before.rows, rows):
+                return
+            product = (query.direction * before.direction).sum(1)
+            self._add("pairs", rows, torch.isfinite(product) & (product != 0))
+            self._add("turned", rows, product < 0)
+            moved = torch.linalg.vector_norm(query.points - before.points, ord=_ORDERS[self._threat_model.norm], dim=1)
+            before.direction = before.points = None
+            if query.number % self._stride == 0:
+                steps = self._steps.setdefault(query.number, torch.full_like(self._highest["best"], torch.nan))
+                _put(steps, rows, moved / self._threat_model.epsilon)
+
+    def _check(self, query: _Query, rows: Tensor | None, margin: Tensor, distance: Tensor, counted: Tensor) -> None:
+        """Keep how far the search has come at this query; of many queries fewer and fewer are kept."""
+        best = self._best.setdefault(query.number, torch.full_like(self._highest["best"], torch.nan))
+        _put(best, rows, self._of(self._highest["best"], rows))
+        sums = self._curve.setdefault(
+            query.number, dict.fromkeys(("rows", "margin", "distance", "adversarial", "gradient", "gradients"), 0.0)
+        )
+        for name, values in (("margin", margin), ("distance", distance), ("adversarial", counted > 0)):
+            sums[name] += float(values.sum())
+        sums["rows"] += len(margin)
+        if len(self._curve) > LONGEST_CURVE:
+            self._stride *= 2
+            for kept in (self._best, self._steps, self._curve):
+                for number in [number for number in kept if number % self._stride]:
+                    del kept[number]
+
+    def _nearest(self, flat: Tensor) -> Tensor:
+        """The row each point belongs to: that of the nearest input."""
+        return (self._squares - 2 * flat @ self._clean.mT).argmin(1)
+
+    def _number(self, rows: Tensor | None) -> int:
+        if rows is None and not self._partly:
+            self._full += 1
+            return self._full - 1
+        self._partly = True
+        return int(self._sums["queries"][0 if rows is None else rows[0]])
+
+    def _of(self, values: Tensor, rows: Tensor | None) -> Tensor:
+        return values if rows is None else values[rows]
+
+    def _add(self, name: str, rows: Tensor | None, values: Tensor) -> None:
+        sums = self._sums[name]
+        if rows is None:
+            sums += values
+        else:
+            sums.index_add_(0, rows, values.to(sums))
+
+    def _raise(self, name: str, rows: Tensor | None, values: Tensor) -> None:
+        highest = self._highest[name]
+        if rows is None:
+            torch.fmax(highest, values, out=highest)
+        else:
+            highest.scatter_reduce_(0, rows, values.nan_to_num(-torch.inf, torch.inf, -torch.inf), "amax")
+
+    def _set(self, name: str, rows: Tensor | None, values: Tensor, *, only: Tensor | None = None) -> None:
+        latest = self._latest[name]
+        if only is not None:
+            values = torch.where(only, values, self._of(latest, rows))
+        _put(latest, rows, values)
+
+    def trace(self) -> Trace:
+        """What was recorded."""
+        count = len(self._clean)
+        found = {name: values.double().cpu() for name, values in (*self._sums.items(), *self._latest.items())}
+        for name, values in self._highest.items():
+            found[name] = values.double().cpu()
+        nan = torch.full((count,), torch.nan, dtype=torch.float64)
+        for name in ("zero", "non_finite", "zero_loss", "other_label"):
+            found[name] = found[name].where(found["gradients"] + found["zero_loss"] > 0, nan)
+        found["turns"] = (found["turned"] / found["pairs"]).where(found["pairs"] > 0, nan)
+        found["late"] = self._late(found["queries"], found["best"])
+        steps = torch.stack([values.double().cpu() for values in self._steps.values()] or [nan])
+        found["step"] = steps.nanmedian(0).values
+        found["batch_queries"] = nan.new_full((count,), float(found["queries"].max())) if count else nan
+        values = torch.stack([found[name] for name in COLUMNS], 1) if count else no_values(0)
+        return Trace(values=values, curve=[_point(number, self._curve[number]) for number in sorted(self._curve)])
+
+    def _late(self, queries: Tensor, best: Tensor) -> Tensor:
+        late = torch.full_like(best, torch.nan)
+        for number in sorted(self._best):
+            # The last one that counts for a row is kept.
+            counts = (queries >= _LATE) & (number + 1 <= 0.9 * queries)
+            earlier = self._best[number].double().cpu()
+            late = torch.where(counts & torch.isfinite(earlier), best - earlier, late)
+        return late
+
+
+def _put(values: Tensor, rows: Tensor | None, new: Tensor) -> None:
+    if rows is None:
+        values.copy_(new)
+    else:
+        values[rows] = new.to(values)
+
+
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return len(one) == len(other) and bool((one == other).all())
+
+
+def _point(number: int, sums: dict[str, float]) -> dict[str, float | None]:
+    gradient = sums["gradient"] / sums["gradients"] if sums["gradients"] else None
+    means = {name: sums[name] / sums["rows"] for name in ("margin", "distance", "adversarial")}
+    found = {"query": number, "gradient": gradient, **means}
+    return {name: finite(found[name]) for name in CURVE}
+
+
+def _readable(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor with values: inside vmap and the like there are none to look at."""
+    return isinstance(value, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+@contextmanager
+def record_queries(target: Target, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> Iterator[Recorder]:
+    """Record what is sent to the target meanwhile, and what comes back, by whatever attack."""
+    recorder = Recorder(inputs, labels, threat_model)
+    modules = [target.module] if target.defended is None else [target.module, target.defended.classifier]
+    with ExitStack() as stack:
+        for module in dict.fromkeys(modules):
+            stack.enter_context(module.register_forward_pre_hook(recorder.enter))
+            stack.enter_context(module.register_forward_hook(recorder.leave, always_call=True))
+        yield recorder

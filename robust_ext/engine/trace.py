@@ -1,0 +1,107 @@
+"""Traces: what the queries of an attack showed of each row, as a few numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Point = Mapping[str, Any]
+
+# What a trace holds of a row. Distances are in epsilons, in the threat model's norm; a margin is the highest other
+# logit less the label's, above 0 where the point is adversarial.
+COLUMNS = (
+    "queries",  # Times the row was sent forward
+    "graphs",  # Of these, with a graph from an input that requires a gradient
+    "gradients",  # Gradients that arrived at the input
+    "zero",  # Of these, exactly zero
+    "non_finite",  # Of these, with NaN or infinity
+    "zero_loss",  # Gradients of the loss by the logits that were exactly zero
+    "other_label",  # Gradients by the logits of the form of cross-entropy's, for another label than the row's
+    "turns",  # Share of consecutive gradients with a negative inner product
+    "first",  # Margin at the first query
+    "best",  # Highest margin of a query in bounds and ball
+    "last",  # Margin at the last query
+    "best_at",  # Number of the query with the best margin, from 0
+    "adversarial_at",  # Number of the first query in bounds and ball with a margin above 0
+    "late",  # What the best margin gained in the last tenth of the queries
+    "scale",  # Largest logit met, as a magnitude
+    "saturated",  # Queries at which cross-entropy is exactly 0 in float32
+    "reach",  # Largest distance of a query from the input
+    "end",  # Distance of the last query
+    "step",  # Median movement between consecutive queries that had gradients
+    "outside",  # Queries out of the ball or the bounds
+    "unmoved",  # Queries of the input itself
+    "batch_queries",  # Most queries of any row in the same call
+)
+_PARTS = ("turns", "first", "best", "last", "late", "scale", "reach", "end", "step")
+_WHOLE = frozenset(COLUMNS) - frozenset(_PARTS)
+# Points of a curve; in a trace that comes from another process there are no more.
+LONGEST_CURVE = 64
+CURVE = ("query", "margin", "distance", "gradient", "adversarial")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Of one call of an attack on N rows.
+
+    Args:
+        values: float64 ``(N, len(COLUMNS))``; NaN where nothing is known.
+        curve: Means over rows at their n-th query, at most 64 points: ``query`` (from 0), ``margin``, ``distance``
+            (epsilons), ``gradient`` (largest value, as a magnitude; None without one), ``adversarial`` (a share).
+    """
+
+    values: Tensor
+    curve: Sequence[Point]
+
+    def rows(self) -> list[dict[str, Any] | None]:
+        """A dict of plain values for each row, with four digits; None for rows that were not queried."""
+        return [_plain(row) if row[0] > 0 else None for row in self.values.tolist()]
+
+
+def _plain(row: Sequence[float]) -> dict[str, Any]:
+    named = zip(COLUMNS, row, strict=True)
+    return {name: round(value) if name in _WHOLE and math.isfinite(value) else finite(value) for name, value in named}
+
+
+def plain_curve(found: object) -> list[dict[str, float | None]]:
+    """A curve with its known keys and finite numbers only; ValueError where it is none."""
+    if not isinstance(found, list) or len(found) > LONGEST_CURVE:
+        raise ValueError("a curve that is none")
+    points: list[dict[str, float | None]] = []
+    for point in found:
+        if not isinstance(point, Mapping):
+            raise ValueError("a point of a curve that is none")
+        values = {name: point.get(name) for name in CURVE}
+        if not all(value is None or isinstance(value, (int, float)) for value in values.values()):
+            raise ValueError("a point of a curve without numbers")
+        points.append({name: finite(value) for name, value in values.items()})
+    return points
+
+
+def mean_curve(curves: Sequence[Sequence[Point]]) -> list[dict[str, float | None]]:
+    """The mean of several curves, each point over those that have it."""
+    points: dict[float, list[Point]] = {}
+    for curve in curves:
+        for point in curve:
+            points.setdefault(point["query"], []).append(point)
+    return plain_curve([_mean(points[query]) for query in sorted(points)][:LONGEST_CURVE])
+
+
+def _mean(points: Sequence[Point]) -> dict[str, float | None]:
+    known = {name: [point[name] for point in points if point[name] is not None] for name in CURVE}
+    return {name: sum(values) / len(values) if values else None for name, values in known.items()}
+
+
+def finite(value: float | None) -> float | None:
+    """A number with four digits; None for what is none."""
+    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
+
+
+def no_values(rows: int) -> Tensor:
+    """Values of rows of which nothing is known."""
+    return torch.full((rows, len(COLUMNS)), torch.nan, dtype=torch.float64)
