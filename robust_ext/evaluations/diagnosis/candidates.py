@@ -1,0 +1,181 @@
+"""Faults of what an attack returned: unmoved, out of ball or bounds, not its best, or for other labels."""
+
+from __future__ import annotations
+
+from robust_ext.engine.outcomes import LOST
+from robust_ext.evaluations.diagnosis import remedies
+from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, typical
+from robust_ext.evaluations.diagnosis.finding import Finding
+from robust_ext.evaluations.diagnosis.gradients import MOSTLY
+from robust_ext.evaluations.diagnosis.path import PINNED, scaled
+
+# As a verdict counts them: two canaries that are moved into the class of their label are no chance.
+REPAIRED = 2
+# Rounding apart, in epsilons.
+BEYOND = 1.001
+# A candidate so far out was given another epsilon; one nearer was not projected.
+OTHER_SCALE = 3.0
+# Fewest queries of a search that can be said to have stopped early.
+SEARCH = 5
+
+
+def predicted_labels(case: Case) -> Finding | None:
+    """Misclassified inputs were moved into their label's class, or given back: it attacks what the model predicts."""
+    repaired = sum(entry.get("canary") == "repaired" for entry in case.entries)
+    posed = sum(entry.get("canary") is not None for entry in case.entries)
+    wrong = [one for one in case.samples if one.entry.get("correct") is False]
+    mended = [one for one in wrong if one.outcome == "not_adversarial"]
+    if repaired < REPAIRED and (len(mended) < REPAIRED or len(mended) < MOSTLY * len(wrong)):
+        return None
+    evidence = []
+    if repaired:
+        evidence.append(f"It moved {repaired} of {posed} misclassified canaries into the class of their label.")
+    if mended:
+        evidence.append(
+            f"{len(mended)} of {len(wrong)} samples that the model gets wrong as they are came back classified "
+            "correctly, though the input itself would have done."
+        )
+    return Finding(
+        code="predicted_labels",
+        cause="It attacks the labels that the model predicts instead of those it is given, which repairs "
+        "misclassified inputs and overstates robust accuracy.",
+        evidence=tuple(evidence),
+        attack=case.name,
+        samples=max(repaired, len(mended)),
+        of=max(posed, len(wrong)),
+        remedies=remedies.for_labels(case.attack),
+    )
+
+
+def wrong_bounds(case: Case) -> Finding | None:
+    """Candidates or queries lie within epsilon and out of the bounds."""
+    low, high = case.threat_model.bounds
+    returned = [one for one in case.unsolved if one.outcome == "out_of_bounds"]
+    queried = case.showing(
+        lambda one: (
+            one.count("outside") >= MOSTLY * one.count("queries") > 0
+            and one.count("reach") <= BEYOND
+            and not case.attack.traits.leaves_ball
+        )
+    )
+    rows = returned if case.enough(returned) else queried
+    if not case.enough(rows):
+        return None
+    what = "candidates" if rows is returned else "queries, within epsilon,"
+    return case.finding(
+        "wrong_bounds",
+        f"It works in other bounds than the valid inputs' [{low:g}, {high:g}].",
+        rows,
+        f"For {case.part(rows)} {what} lie out of [{low:g}, {high:g}].",
+        remedies=remedies.for_bounds(case.attack, case.threat_model.bounds),
+    )
+
+
+def left_ball(case: Case) -> Finding | None:
+    """Candidates lie beyond epsilon, of an attack that is given epsilon."""
+    if case.minimum_norm:
+        return None
+    rows = [one for one in case.unsolved if one.outcome == "beyond_epsilon"]
+    if not case.enough(rows):
+        return None
+    ratio = typical(rows, lambda one: one.distance) or 1.0
+    farthest = max(one.distance or 0.0 for one in rows)
+    if all(abs((one.distance or 0.0) / ratio - 1) < PINNED for one in rows):
+        return scaled(case, rows, ratio)
+    code = "epsilon_scale" if ratio > OTHER_SCALE else "left_ball"
+    cause = (
+        f"It was given an epsilon of another scale: candidates lie {number(ratio)} epsilon away."
+        if ratio > OTHER_SCALE
+        else "It leaves the ball: nothing takes its points back within epsilon, in the threat model's norm."
+    )
+    return case.finding(
+        code,
+        cause,
+        rows,
+        f"{case.part(rows)} came back beyond epsilon, at {number(ratio)} times it on "
+        f"the median and {number(farthest)} at most.",
+        remedies=remedies.for_ball(case.attack, case.threat_model),
+    )
+
+
+def best_not_returned(case: Case) -> Finding | None:
+    """An adversarial point in ball and bounds was queried, and another one returned."""
+    if case.probe is not None and case.probe.random:
+        # At another draw of the model a point may be none any more.
+        return None
+    rows = case.showing(lambda one: one.known("adversarial_at") is not None and one.outcome != "rejected")
+    if not case.enough(rows):
+        return None
+    at = typical(rows, lambda one: one.known("adversarial_at")) or 0.0
+    queries = typical(rows, lambda one: one.known("queries")) or 0.0
+    return case.finding(
+        "best_not_returned",
+        "It queried adversarial points within epsilon and returned others.",
+        rows,
+        f"In {case.part(rows)} it met an adversarial point, at query "
+        f"{number(at + 1)} of {number(queries)} on the median, and came back with one that is none.",
+        remedies=remedies.for_best(case.attack),
+    )
+
+
+def stopped_early(case: Case) -> Finding | None:
+    """Nothing became adversarial before the very end of a call, and others of the same call ended there with it."""
+    traced = [one for one in case.samples if one.traced and one.count("batch_queries") >= SEARCH]
+    solved = [one for one in traced if one.known("adversarial_at") is not None]
+    ended = [one for one in solved if one.count("adversarial_at") >= one.count("batch_queries") - 2]
+    lengths = {one.known("batch_queries") for one in solved}
+    together = [one for one in case.unsolved if one.known("batch_queries") in lengths and one not in solved]
+    planned = remedies.steps_of(case.attack)
+    short = planned is not None and all(2 * (length or 0) < planned for length in lengths)
+    if not solved or len(ended) < len(solved) or not case.enough(together) or len(solved) > len(together):
+        return None
+    if not short and len(lengths) == 1 and len(solved) < REPAIRED:
+        return None
+    return case.finding(
+        "stopped_early",
+        "It stops for the whole batch as soon as some of it is solved.",
+        together,
+        f"In no call was a sample adversarial before its last two queries ({_range(lengths)} in all), and "
+        f"{len(together)} others of the same calls, not yet solved, ended with it.",
+        remedies=remedies.for_batch(case.attack),
+    )
+
+
+def crashed(case: Case) -> Finding | None:
+    """Nothing came back, or NaN did."""
+    lost = [entry for entry in case.entries if entry["outcome"] in LOST]
+    broken: list[Sample] = [one for one in case.unsolved if one.outcome == "not_finite"]
+    rows: list[object] = [*lost, *broken]
+    if not rows or not case.enough(rows):
+        return None
+    said = next((str(entry["error"]) for entry in lost if entry.get("error")), "")
+    evidence = [f"{len(lost)} of {len(case.entries)} samples were not attacked. {said}".strip()] if lost else []
+    if broken:
+        evidence.append(f"{len(broken)} candidates hold NaN or infinity.")
+    cause = "It broke down: nothing came back." if lost else "It broke down numerically: what came back is NaN."
+    return case.finding("crashed", cause, rows, *evidence, remedies=remedies.for_crash(said))
+
+
+def unmoved(case: Case) -> Finding | None:
+    """Candidates equal the inputs, and nothing else was tried."""
+
+    def shows(one: Sample) -> bool:
+        return one.distance == 0 and one.count("unmoved") >= one.count("queries")
+
+    rows = [one for one in case.unsolved if shows(one)]
+    if not case.enough(rows):
+        return None
+    queries = typical(rows, lambda one: one.count("queries")) or 0.0
+    tried = f"queried nothing else in {number(queries)} queries" if queries else "sent nothing to the model"
+    return case.finding(
+        "unmoved",
+        "It returns the inputs as they are, and tries nothing else.",
+        rows,
+        f"{case.part(rows)} came back unchanged; it {tried}.",
+        remedies=remedies.for_unmoved(case.attack),
+    )
+
+
+def _range(lengths: set[float | None]) -> str:
+    known = sorted(length for length in lengths if length is not None)
+    return number(known[0]) if known[0] == known[-1] else f"{number(known[0])} to {number(known[-1])}"

@@ -1,0 +1,164 @@
+"""What one attack left of each sample, as the rules read it that name its faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any, Protocol
+
+from robust_ext.attacks.base import Attack
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.outcomes import BROKEN, LOST
+from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
+
+Entry = Mapping[str, Any]
+"""What an attack left of a sample: ``outcome`` (:data:`robust_ext.engine.outcomes.OUTCOMES`), ``distance`` in units of
+the norm or None, ``trace`` (:mod:`robust_ext.engine.trace`) or None, ``correct`` (whether the clean prediction is
+right, or None), ``canary`` (``"kept"``, ``"repaired"`` or None), ``random_found`` (whether random search solved it)."""
+
+
+class Probed(Protocol):
+    """What the rules read of a probe of the model, see :mod:`robust_ext.evaluations.diagnosis.probes`."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong with it."""
+
+    @property
+    def random(self) -> bool:
+        """Whether its outputs are."""
+
+
+# A fault has to show in so many samples: at least two, a tenth of those that the attack did not solve, and a twentieth
+# of all, which is the score below which a binarization test fails.
+FEWEST, OF_UNSOLVED, OF_ALL = 2, 0.1, 0.05
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample that an attack was run on; distances are in epsilons."""
+
+    entry: Entry
+    epsilon: float
+
+    @property
+    def outcome(self) -> str:
+        """What became of the candidate."""
+        return str(self.entry["outcome"])
+
+    @property
+    def distance(self) -> float | None:
+        """Of the candidate from the input."""
+        distance = self.entry.get("distance")
+        return None if distance is None else float(distance) / self.epsilon
+
+    @property
+    def traced(self) -> bool:
+        """Whether anything is known of its queries."""
+        return bool(self.entry.get("trace"))
+
+    def known(self, key: str) -> float | None:
+        """A value of the trace; None where it is not known."""
+        value = (self.entry.get("trace") or {}).get(key)
+        return None if value is None else float(value)
+
+    def count(self, key: str) -> float:
+        """A value of the trace; 0 where it is not known."""
+        return self.known(key) or 0.0
+
+    @property
+    def far(self) -> float:
+        """How far from the input it came, by its queries and its candidate."""
+        return max(self.count("reach"), self.distance or 0.0)
+
+    @property
+    def scale(self) -> float:
+        """Unit of margins: the largest logit met, as a magnitude."""
+        return self.count("scale") or 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One attack with what it left; ``probe`` is what is known of the model."""
+
+    name: str
+    attack: Attack
+    entries: Sequence[Entry]
+    threat_model: ThreatModel
+    probe: Probed | None = None
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """All samples that were attacked."""
+        epsilon = self.threat_model.epsilon
+        return [Sample(entry, epsilon) for entry in self.entries if entry["outcome"] not in LOST]
+
+    @cached_property
+    def unsolved(self) -> list[Sample]:
+        """Those that the model gets right and that the attack did not solve: the only ones that show its faults."""
+        return [one for one in self.samples if one.outcome not in BROKEN and one.entry.get("correct") is not False]
+
+    @property
+    def minimum_norm(self) -> bool:
+        """Whether it looks for the smallest perturbation: it is then not held to the ball on its way."""
+        return self.attack.traits.minimum_norm
+
+    @cached_property
+    def black_box(self) -> bool:
+        """Whether no gradient was wanted."""
+        traced = [one for one in self.samples if one.traced]
+        if not traced:
+            return not self.attack.traits.gradients
+        return not any(one.count("graphs") or one.count("gradients") for one in traced)
+
+    def showing(self, shows: Callable[[Sample], bool]) -> list[Sample]:
+        """The traced samples it did not solve that show something."""
+        return [one for one in self.unsolved if one.traced and shows(one)]
+
+    def enough(self, rows: Sequence[object]) -> bool:
+        """Whether so many samples are evidence."""
+        least = max(FEWEST, OF_UNSOLVED * len(self.unsolved), OF_ALL * len(self.samples))
+        return len(rows) >= least
+
+    def part(self, rows: Sequence[object]) -> str:
+        """How many of the samples it did not solve these are, in words."""
+        return f"{len(rows)} of {len(self.unsolved)} unsolved samples"
+
+    def finding(
+        self,
+        code: str,
+        cause: str,
+        rows: Sequence[object],
+        *evidence: str,
+        remedies: Iterable[Remedy] = (),
+        layer: str | None = None,
+    ) -> Finding:
+        """A finding that so many of the samples show which the attack did not solve."""
+        return Finding(
+            code=code,
+            cause=cause,
+            evidence=tuple(evidence),
+            attack=self.name,
+            samples=len(rows),
+            of=max(len(self.unsolved), len(rows)),
+            layer=layer,
+            remedies=tuple(remedies),
+        )
+
+
+def typical(rows: Iterable[Sample], read: Callable[[Sample], float | None]) -> float | None:
+    """The median of what is known of it; None where nothing is."""
+    values = [value for one in rows if (value := read(one)) is not None]
+    return median(values) if values else None
+
+
+def share(part: float, whole: float) -> float:
+    """A part of a whole, 0 of nothing."""
+    return part / whole if whole else 0.0
+
+
+def number(value: float) -> str:
+    """A number in words: three digits."""
+    return f"{value:.3g}"

@@ -1,0 +1,135 @@
+"""Faults of the gradients that reached an attack: none, zero, not finite, or none of the loss."""
+
+from __future__ import annotations
+
+from robust_ext.evaluations.diagnosis import remedies
+from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, share, typical
+from robust_ext.evaluations.diagnosis.finding import Finding, ranked
+
+# Half: an attack whose gradients are zero at fewer points gets away from them.
+MOSTLY = 0.5
+# Faults of a model by which gradients mislead, whatever the attack makes of them.
+MISLEADING = (
+    "cut_gradient",
+    "zero_gradient",
+    "non_finite_gradient",
+    "wrong_gradient",
+    "saturated_layer",
+    "saturated_loss",
+)
+# Faults of a model that hinder attacks without gradients too.
+UNRELIABLE = ("train_mode", "changes_input", "random_output", "batch_dependent")
+
+
+def model_at_fault(case: Case) -> Finding | None:
+    """What probes found in the model, as the cause of what this attack did not solve."""
+    if case.probe is None or not case.enough(case.unsolved):
+        return None
+    codes = UNRELIABLE if case.black_box else (*UNRELIABLE, *MISLEADING)
+    fault = next((one for one in ranked(case.probe.findings) if one.code in codes), None)
+    if fault is None:
+        return None
+    seen = [one for one in (zero_gradient(case), saturated_loss(case), cut_gradient(case)) if one is not None]
+    evidence = (*fault.evidence, *(line for one in seen for line in one.evidence))
+    found = remedies.of_model(fault, case.attack)
+    return case.finding(fault.code, fault.cause, case.unsolved, *evidence, remedies=found, layer=fault.layer)
+
+
+def cut_gradient(case: Case) -> Finding | None:
+    """Gradients were wanted, and none arrived at the input."""
+    if not case.attack.traits.gradients:
+        return None
+    rows = case.showing(lambda one: one.count("graphs") > 0 and one.count("gradients") == 0)
+    if not case.enough(rows):
+        return None
+    return case.finding(
+        "cut_gradient",
+        "The graph is cut between the input and the logits: gradients were wanted and none arrived.",
+        rows,
+        f"{case.part(rows)} were sent forward with a graph "
+        f"({number(typical(rows, lambda one: one.known('graphs')) or 0)} times each), and no gradient came back.",
+        remedies=remedies.for_layer(None, case.attack),
+    )
+
+
+def zero_gradient(case: Case) -> Finding | None:
+    """The network turned gradients of the loss into exact zeros."""
+
+    def shows(one: Sample) -> bool:
+        gradients = one.count("gradients")
+        return gradients > 0 and one.count("zero") - one.count("zero_loss") >= MOSTLY * gradients
+
+    rows = case.showing(shows)
+    if not case.enough(rows):
+        return None
+    part = typical(rows, lambda one: share(one.count("zero"), one.count("gradients"))) or 0.0
+    return case.finding(
+        "zero_gradient",
+        "The gradient at the input is exactly zero, though that of the loss by the logits is not: a layer stops it.",
+        rows,
+        f"In {case.part(rows)} {part:.0%} of the gradients were exactly zero.",
+        remedies=remedies.for_layer(None, case.attack),
+    )
+
+
+def saturated_loss(case: Case) -> Finding | None:
+    """The loss had no gradient by the logits, so that the network was not to blame.
+
+    A minimum-norm attack may switch its loss off, at adversarial points, to come closer: there cross-entropy has to be
+    what is flat.
+    """
+
+    def shows(one: Sample) -> bool:
+        gradients = one.count("gradients")
+        flat = gradients > 0 and one.count("zero_loss") >= MOSTLY * gradients
+        return flat and (not case.minimum_norm or one.count("saturated") >= MOSTLY * one.count("queries"))
+
+    rows = case.showing(shows)
+    if not case.enough(rows):
+        return None
+    scale = typical(rows, lambda one: one.known("scale")) or 0.0
+    margin = typical(rows, lambda one: one.known("first")) or 0.0
+    saturated = sum(one.count("saturated") >= MOSTLY * one.count("queries") for one in rows)
+    why = (
+        f"The largest logit is {number(scale)}, and the label's lies {number(-margin)} above all others: beyond 16.6 "
+        "the gradient of cross-entropy is exactly 0 in float32."
+        if saturated >= MOSTLY * len(rows)
+        else f"The largest logit is {number(scale)}: the loss itself is constant there."
+    )
+    return case.finding(
+        "saturated_loss",
+        "The loss is flat: its gradient by the logits is exactly zero, before it reaches the network.",
+        rows,
+        f"In {case.part(rows)} at least half of the gradients were zero at the logits already.",
+        why,
+        remedies=remedies.for_loss(case.attack, scale=max(scale, -margin)),
+    )
+
+
+def non_finite_gradient(case: Case) -> Finding | None:
+    """Gradients held NaN or infinity."""
+    rows = case.showing(lambda one: one.count("non_finite") > 0)
+    if not case.enough(rows):
+        return None
+    part = typical(rows, lambda one: share(one.count("non_finite"), one.count("gradients"))) or 0.0
+    return case.finding(
+        "non_finite_gradient",
+        "Gradients at the input hold NaN or infinity, of which a step is made that leads nowhere.",
+        rows,
+        f"In {case.part(rows)} {part:.0%} of the gradients were not finite.",
+        remedies=remedies.for_layer(None, case.attack),
+    )
+
+
+def no_gradient(case: Case) -> Finding | None:
+    """No gradient was wanted: worth knowing, and no fault."""
+    rows = [one for one in case.samples if one.traced]
+    if not rows or not case.black_box or not case.enough(case.unsolved):
+        return None
+    return case.finding(
+        "no_gradient",
+        "The attack uses outputs only: it took no gradient, and finds less than one that does where gradients are of "
+        "use.",
+        case.unsolved,
+        f"{number(typical(rows, lambda one: one.known('queries')) or 0)} queries a sample, none with a gradient.",
+    )

@@ -1,0 +1,82 @@
+"""From what an attack left of each sample to what is wrong with it.
+
+Only samples that the model gets right and that the attack did not solve are evidence; each rule states how many show
+its fault, and how many have to is a constant of :mod:`robust_ext.evaluations.diagnosis.evidence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from robust_ext.attacks.base import Attack
+from robust_ext.core.threat import ThreatModel
+from robust_ext.evaluations.diagnosis import candidates, gradients, path
+from robust_ext.evaluations.diagnosis.evidence import Case, Entry, Probed
+from robust_ext.evaluations.diagnosis.finding import Finding, ranked
+
+Rule = Callable[[Case], Finding | None]
+# The first of these that applies explains the others.
+_GRADIENTS: tuple[Rule, ...] = (
+    gradients.model_at_fault,
+    gradients.cut_gradient,
+    gradients.zero_gradient,
+    gradients.saturated_loss,
+    gradients.non_finite_gradient,
+)
+_CANDIDATES: tuple[Rule, ...] = (
+    candidates.predicted_labels,
+    candidates.wrong_bounds,
+    candidates.left_ball,
+    candidates.crashed,
+)
+# Looked at where gradients were what they should be; each explains those after it.
+_WAYS: tuple[Rule, ...] = (
+    path.toward_label,
+    path.epsilon_scale,
+    path.step_too_large,
+    candidates.best_not_returned,
+    candidates.stopped_early,
+    candidates.unmoved,
+    path.short_path,
+    path.still_improving,
+    path.flat_loss,
+)
+
+
+def find_attack_faults(
+    name: str,
+    attack: Attack,
+    entries: Sequence[Entry],
+    *,
+    threat_model: ThreatModel,
+    probe: Probed | None = None,
+) -> list[Finding]:
+    """What is wrong with an attack, by what it left of the samples it was run on; ranked.
+
+    Args:
+        name: How tables call it.
+        attack: The attack, for its traits and for remedies in its own library's words.
+        entries: One a sample, see :data:`robust_ext.evaluations.diagnosis.evidence.Entry`.
+        threat_model: What it was given.
+        probe: What is known of the model; a fault of the model that explains what the attack did not solve is named
+            with its layer in place of what it made of the gradients.
+    """
+    case = Case(name=name, attack=attack, entries=entries, threat_model=threat_model, probe=probe)
+    found = [finding for rule in _CANDIDATES if (finding := rule(case)) is not None]
+    gradient = _first(_GRADIENTS, case)
+    if gradient is not None:
+        found.append(gradient)
+    elif (way := _first(_WAYS, case)) is not None:
+        found.append(way)
+    if (note := gradients.no_gradient(case)) is not None:
+        found.append(note)
+    return ranked(found)
+
+
+def most_likely(findings: Iterable[Finding]) -> Finding | None:
+    """The finding that explains most, of those that are a fault; None where none is."""
+    return next((finding for finding in ranked(findings) if finding.weight != "low"), None)
+
+
+def _first(rules: Iterable[Rule], case: Case) -> Finding | None:
+    return next((finding for rule in rules if (finding := rule(case)) is not None), None)

@@ -1,0 +1,201 @@
+"""Faults of the way an attack went: too short, away from its aim, back and forth, or not at its end."""
+
+from __future__ import annotations
+
+from robust_ext.evaluations.diagnosis import remedies
+from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, typical
+from robust_ext.evaluations.diagnosis.finding import Finding
+from robust_ext.evaluations.diagnosis.gradients import MOSTLY
+
+# In epsilons. Adversarial points lie at the edge of the ball more often than not: a path that ends before is too short.
+NEAR_EDGE = 0.9
+# A ball that is smaller than the threat model's by less than this is no other scale, but a margin of safety.
+OTHER_BALL = 0.8
+# How far the samples' farthest points may differ, as a part of them, where all were held back at one distance.
+PINNED = 0.02
+# Parts of the largest logit. Where the best margin still gains a hundredth in its last tenth, more is to be had.
+GAIN, LOSS, FLAT = 0.01, 0.05, 1e-3
+# Steps of half a ball and more leap over what lies inside it.
+LEAP = 0.5
+# Share of consecutive gradients that turn against each other: .5 is a coin's, and smooth ascents stay below .1.
+TURNS = 0.3
+# Shares of a path: a best point before the first means that what follows led nowhere.
+EARLY = 0.5
+
+
+def toward_label(case: Case) -> Finding | None:
+    """The margin falls along the path: the loss has the wrong sign, or the label is what is aimed at."""
+    if case.minimum_norm or case.black_box:
+        return None
+
+    def shows(one: Sample) -> bool:
+        first, best, last = one.known("first"), one.known("best"), one.known("last")
+        if first is None or best is None or last is None or one.count("gradients") < 1:
+            return False
+        return first - last > LOSS * one.scale and best - first < GAIN * one.scale
+
+    rows = case.showing(shows)
+    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+        return None
+    fall = typical(rows, lambda one: one.count("first") - one.count("last")) or 0.0
+    targeted = remedies.flag_of(case.attack, "targeted")
+    aims = " Its setting targeted is on: the label that it is given is then the class it aims at." if targeted else ""
+    return case.finding(
+        "toward_label",
+        f"It goes the wrong way: the label's logit gains on the others along the path.{aims}",
+        rows,
+        f"In {case.part(rows)} the margin (highest other logit less the label's) fell "
+        f"by {number(fall)} from the first to the last query, and was never above the first.",
+        remedies=remedies.for_direction(case.attack),
+    )
+
+
+def epsilon_scale(case: Case) -> Finding | None:
+    """All samples were held back at one distance well inside the ball, that steps would have gone beyond."""
+    if case.minimum_norm:
+        return None
+    rows = case.showing(lambda one: one.far > 0 and (one.outcome == "not_adversarial"))
+    far = sorted(one.far for one in rows)
+    if not case.enough(rows) or far[-1] > OTHER_BALL or far[-1] - far[0] > PINNED * far[-1]:
+        return None
+    beyond = [one for one in rows if (_travel(one) or 0.0) > 1.2 * one.far]
+    if len(beyond) < MOSTLY * len(rows):
+        return None
+    return scaled(case, rows, far[len(far) // 2])
+
+
+def scaled(case: Case, rows: list[Sample], ratio: float) -> Finding:
+    """The finding for an attack whose ball is ``ratio`` times the threat model's."""
+    epsilon = case.threat_model.epsilon
+    known = next((text for value, text in _SCALES if abs(ratio / value - 1) < 0.05), "")
+    where = "stay within" if ratio < 1 else "end at"
+    return case.finding(
+        "epsilon_scale",
+        f"It was given an epsilon of another scale: {number(ratio)} times that of the threat model{known}.",
+        rows,
+        f"{case.part(rows)} {where} {number(ratio)} epsilon, that is "
+        f"{number(ratio * epsilon)} where the threat model has {number(epsilon)}, however many steps they took.",
+        remedies=remedies.for_epsilon(case.attack, epsilon),
+    )
+
+
+_SCALES = (
+    (255.0, ", as where inputs are in [0, 255] for it"),
+    (1 / 255, ", as where it is divided by 255 twice"),
+    (2.0, ", as where inputs are in [-1, 1] for it"),
+    (0.5, ", as where inputs are in [-1, 1] here and in [0, 1] for it"),
+)
+
+
+def short_path(case: Case) -> Finding | None:
+    """Steps times step size end inside the ball."""
+    if case.minimum_norm or case.black_box:
+        return None
+    rows = case.showing(_falls_short)
+    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+        return None
+    gradients = typical(rows, lambda one: one.known("gradients")) or 1.0
+    far = typical(rows, lambda one: one.far) or 0.0
+    step = typical(rows, lambda one: one.known("step")) or far / gradients
+    steps = round(gradients)
+    takes = f"{steps} step{'s' if steps > 1 else ''} x {number(step)} epsilon"
+    ends = f"end at {number(far)} epsilon" if far < NEAR_EDGE else f"go {number(step * steps)} epsilon in all"
+    return case.finding(
+        "short_path",
+        f"The path is too short to reach where adversarial examples are: {takes} {ends}.",
+        rows,
+        f"{case.part(rows)} were moved by {takes}; they {ends}. To cross the ball and come back takes 2.5 epsilon.",
+        remedies=remedies.for_length(case.attack, steps=steps, step=step, threat_model=case.threat_model),
+    )
+
+
+def step_too_large(case: Case) -> Finding | None:
+    """Steps leap over the ball, back and forth, and the best point came early."""
+    if case.minimum_norm or case.black_box:
+        return None
+
+    def shows(one: Sample) -> bool:
+        best, last = one.known("best"), one.known("last")
+        if one.count("gradients") < 3 or one.count("step") < LEAP or best is None or last is None:
+            return False
+        turned = one.count("turns") > TURNS
+        worse = best - last > LOSS * one.scale
+        return turned or (worse and one.count("best_at") < EARLY * one.count("queries"))
+
+    rows = case.showing(shows)
+    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+        return None
+    step = typical(rows, lambda one: one.known("step")) or 0.0
+    steps = round(typical(rows, lambda one: one.known("gradients")) or 1.0)
+    turns = typical(rows, lambda one: one.known("turns")) or 0.0
+    drop = typical(rows, lambda one: one.count("best") - one.count("last")) or 0.0
+    return case.finding(
+        "step_too_large",
+        f"The step is too large: each moves {number(step)} epsilon, across the ball and back, so that nothing inside "
+        "it is looked at.",
+        rows,
+        f"In {case.part(rows)} gradients turned against the one before {turns:.0%} of "
+        f"the time, and the last margin lay {number(drop)} below the best.",
+        remedies=remedies.for_step(case.attack, steps=steps, threat_model=case.threat_model),
+    )
+
+
+def still_improving(case: Case) -> Finding | None:
+    """The best margin still rose in the last tenth of the queries."""
+    if case.black_box or case.minimum_norm:
+        return None
+    rows = case.showing(lambda one: one.count("gradients") > 1 and one.count("late") > GAIN * one.scale)
+    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+        return None
+    late = typical(rows, lambda one: one.known("late")) or 0.0
+    steps = round(typical(rows, lambda one: one.known("gradients")) or 1.0)
+    return case.finding(
+        "still_improving",
+        "It was stopped while it was still improving.",
+        rows,
+        f"In {case.part(rows)} the best margin gained {number(late)} in the last tenth "
+        f"of the queries, where the largest logit is {number(typical(rows, lambda one: one.scale) or 0)}.",
+        remedies=remedies.for_more_steps(case.attack, steps=steps),
+    )
+
+
+def flat_loss(case: Case) -> Finding | None:
+    """Gradients came, the samples moved, and the margin stayed where it was."""
+    if case.black_box or case.minimum_norm:
+        return None
+
+    def shows(one: Sample) -> bool:
+        first, best = one.known("first"), one.known("best")
+        if first is None or best is None or one.count("gradients") < 3 or one.far < LEAP:
+            return False
+        return best - first < FLAT * one.scale
+
+    rows = case.showing(shows)
+    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+        return None
+    return case.finding(
+        "flat_loss",
+        "Its steps change nothing: the margin is no higher than where it began, though the samples moved.",
+        rows,
+        f"In {case.part(rows)} the best margin is that of the first query, after "
+        f"{number(typical(rows, lambda one: one.known('gradients')) or 0)} gradients and a way of "
+        f"{number(typical(rows, lambda one: one.far) or 0)} epsilon.",
+        remedies=remedies.for_flat(case.attack),
+    )
+
+
+def _travel(one: Sample) -> float | None:
+    """The length of all steps together; None where steps are not known."""
+    step = one.known("step")
+    return None if not step else step * one.count("gradients")
+
+
+def _falls_short(one: Sample) -> bool:
+    gradients, travel = one.count("gradients"), _travel(one)
+    if gradients < 1 or one.far == 0 or one.outcome != "not_adversarial":
+        return False
+    if travel is None:
+        # One step, that the bounds may shorten by little.
+        return gradients == 1 and one.far < NEAR_EDGE / 2
+    # From a random start at the edge it takes more than from the input, and then the margin still rises at the end.
+    return travel < 1 and (one.far < NEAR_EDGE or one.count("late") > GAIN * one.scale)

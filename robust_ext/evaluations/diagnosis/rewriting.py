@@ -1,0 +1,117 @@
+"""Attacks as texts whose settings can be changed, whatever library they come from."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from robust_ext.attacks.base import Attack
+from robust_ext.attacks.native import NativeAttack
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import declared, default_of
+from robust_ext.core.specification import parse_call
+from robust_ext.registry.base import adapters
+
+# What the libraries call the same setting: Foolbox, ART, torchattacks, adv-lib, this project, and common names.
+STEPS = ("steps", "max_iter", "n_iter", "num_steps", "nb_iter", "iterations", "max_iterations")
+RELATIVE = ("rel_stepsize", "relative_step_size", "rel_step_size")
+ABSOLUTE = ("abs_stepsize", "eps_step", "alpha", "absolute_step_size", "step_size", "step", "stepsize")
+EPSILONS = ("eps", "epsilon", "ε")
+# Inputs, and thus steps, of these libraries lie in [0, 1], whatever the bounds.
+UNIT_SPACE = ("torchattacks",)
+# Losses that stay of use where cross-entropy is 0: setting and value, by library.
+MARGIN_LOSSES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "art": (("loss_type", "difference_logits_ratio"),),
+    "torchattacks": (("loss", "dlr"), ("loss", "margin")),
+    "adv_lib": (("loss_function", "dlr"),),
+    "robust_ext": (("loss", "margin"),),
+}
+_TITLES = {"ART": "art", "torchattacks": "torchattacks", "adv-lib": "adv_lib"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackCall:
+    """An attack as ``scope:name(settings)``.
+
+    ``defaults`` are those of all settings it takes; None where they are not known, as of a function in a file.
+    """
+
+    scope: str
+    name: str
+    settings: Mapping[str, Any]
+    defaults: Mapping[str, Any] | None = None
+
+    def first(self, names: Sequence[str]) -> str | None:
+        """The first of these settings that was given, or else that it takes."""
+        given = [name for name in names if self.settings.get(name) is not None]
+        taken = [name for name in names if self.defaults is not None and name in self.defaults]
+        return next(iter((*given, *taken)), None)
+
+    def value(self, name: str) -> Any:
+        """What a setting is."""
+        return self.settings.get(name, (self.defaults or {}).get(name))
+
+    def changed(self, **changes: Any) -> str:
+        """The text with other settings; those changed to None are left out."""
+        settings = {key: value for key, value in {**self.settings, **changes}.items() if value is not None}
+        shown = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+        return f"{self.scope}:{self.name}" + (f"({shown})" if shown else "")
+
+
+def call_of(attack: Attack) -> AttackCall | None:
+    """An attack as a text, where it was made from one or can be."""
+    for text in (attack.code_text, attack.name):
+        try:
+            spec = None if text is None else parse_call(text)
+        except InvalidArgumentError:
+            continue
+        if spec is not None and (text == attack.code_text or spec.scope in adapters()):
+            return AttackCall(scope=spec.scope, name=spec.name, settings=spec.arguments, defaults=_defaults(attack))
+    return _described(attack)
+
+
+def _described(attack: Attack) -> AttackCall | None:
+    defaults = _defaults(attack)
+    if defaults is None:
+        return None
+    made_of = _made_of(attack)
+    if isinstance(attack, NativeAttack):
+        scope, values = "robust_ext", attack.to_dict()
+    elif hasattr(attack, "settings"):
+        scope, values = _TITLES.get(getattr(attack, "title", ""), ""), {**defaults, **attack.settings}
+    else:
+        host = getattr(attack, "attack", None)
+        scope, values = "foolbox", {key: getattr(host, key, value) for key, value in defaults.items()}
+    settings = {key: value for key, value in values.items() if value is not defaults[key] and value != defaults[key]}
+    if not scope or not all(_literal(value) for value in settings.values()):
+        return None
+    return AttackCall(scope=scope, name=made_of.__name__, settings=settings, defaults=defaults)
+
+
+def _made_of(attack: Attack) -> Any:
+    """The class or function that holds the settings; None for a function of the user's."""
+    if isinstance(attack, NativeAttack):
+        return type(attack)
+    made_of = getattr(attack, "made_of", None)
+    if made_of is None and type(attack).__module__.startswith("robust_ext.adapters."):
+        host = getattr(attack, "attack", None)
+        # Foolbox repeats an attack by an object around it, which no text names.
+        return None if host is None or hasattr(host, "times") else type(host)
+    return made_of
+
+
+def _defaults(attack: Attack) -> Mapping[str, Any] | None:
+    made_of = _made_of(attack)
+    if made_of is None:
+        return None
+    if isinstance(attack, NativeAttack):
+        return {name: default_of(type(attack), name) for name in declared(type(attack))}
+    return {name: parameter.default for name, parameter in inspect.signature(made_of).parameters.items()}
+
+
+def _literal(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_literal, value))
+    return value is None or isinstance(value, (bool, int, float, str))
