@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.statistics import proportion_interval, sequential_decision, upper_bound
+from robust_ext.core.statistics import proportion_interval, separating_trials, sequential_decision, upper_bound
 
 COUNTS = st.integers(1, 400).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
 
@@ -35,6 +35,24 @@ def test_upper_bounds_are_beta_quantiles(counts, error_rate):
     # What the bound means: a rate there gives so few hits with just this probability.
     if hits < trials:
         assert stats.binom.cdf(hits, trials, found) == pytest.approx(error_rate, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "whole"), [(0.0, 1.0, 1), (0.5, 1.0, 2), (0.25, 0.75, 4), (0.9, 1.0, 10), (0.5, 0.6, 10)]
+)
+def test_intervals_of_so_many_trials_lie_apart(low, high, whole):
+    """Where both are whole hits, the beta quantiles lie apart from about the number found on."""
+
+    def apart(trials):
+        lower, upper = round(low * trials), round(high * trials)
+        ceiling, floor = (lower + 1, trials - lower), (upper, trials - upper + 1)
+        return stats.beta.ppf(0.975, *ceiling) < stats.beta.ppf(0.025, *floor)
+
+    found = separating_trials(low, high)
+    assert apart(-(-found // whole) * whole)
+    assert not any(apart(trials) for trials in range(whole, int(0.9 * found) - whole, whole))
+    assert separating_trials(low, high, most=found - 1) is None
+    assert separating_trials(high, low) is None
 
 
 def test_without_trials_nothing_is_known():

@@ -35,6 +35,12 @@ def summarise_attack(
     random_found = sum(_reached(record["random_reach"], settings.boundary_position) for record in planted)
     hardness = _hardness(planted, mine, settings) if planted else []
     planting = _planting(name, records, attacked)
+    unplanted = {
+        "not_separable": sum(
+            not record["separable"] and record.get("planting", {}).get("found", True) for record in records
+        ),
+        "not_planted": len(attacked) - len(planted),
+    }
     return {
         "name": name,
         "description": description,
@@ -47,12 +53,11 @@ def summarise_attack(
             settings=settings,
             non_finite=outcomes["non_finite_logits"],
             lost=lost_words(mine, of="problem"),
+            inseparable=unplanted["not_separable"],
+            unplanted=unplanted["not_planted"],
         ),
         "samples": len(planted),
-        "not_separable": sum(
-            not record["separable"] and record.get("planting", {}).get("found", True) for record in records
-        ),
-        "not_planted": len(attacked) - len(planted),
+        **unplanted,
         "planted_points": {
             "drawn": settings.boundary_points * len(attacked),
             "adversarial": sum(record["attacks"][name]["planted"] for record in attacked),

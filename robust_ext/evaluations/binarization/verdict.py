@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robust_ext.core.statistics import proportion_interval, sequential_decision, upper_bound
+from robust_ext.core.statistics import proportion_interval, separating_trials, sequential_decision, upper_bound
+from robust_ext.evaluations.binarization.advice import easier_to_plant, more_samples, settle
 from robust_ext.evaluations.binarization.defense import TESTS
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
@@ -30,12 +31,15 @@ def judge(
     settings: BinarizationSettings,
     non_finite: int = 0,
     lost: str = "",
+    inseparable: int = 0,
+    unplanted: int = 0,
 ) -> dict[str, Any]:
     """The verdict with what it rests on: shares of planted problems solved, None without any, and exact intervals.
 
     Of ``samples`` problems the attack solved ``found`` and the random attack (R-ASR) ``random_found``; of ``planted``
     canaries, posed with the wrong label, the attack ``repaired`` some. In ``non_finite`` other problems it came to
-    points at which the network's logits are not finite; ``lost`` is how many it was not run on and why, in words.
+    points at which the network's logits are not finite; ``lost`` is how many it was not run on and why, in words. In
+    ``inseparable`` further samples no readout was found, in ``unplanted`` no planted point stayed adversarial.
     """
     interval = proportion_interval(found, samples, confidence=settings.confidence)
     random_interval = proportion_interval(random_found, samples, confidence=settings.confidence)
@@ -47,9 +51,12 @@ def judge(
             "overstates robust accuracy."
         )
     elif interval is None or random_interval is None:
-        verdict, reason = "inconclusive", "No example could be planted, so nothing is known about the attack."
+        easier = easier_to_plant(settings, inseparable=inseparable, unplanted=unplanted)
+        reason = f"No example could be planted, so nothing is known about the attack. To settle it: {easier}."
+        verdict = "inconclusive"
     else:
-        verdict, reason = _decide(found, random_found, samples, non_finite, (interval, random_interval), settings)
+        intervals, without = (interval, random_interval), inseparable + unplanted
+        verdict, reason = _decide(found, random_found, samples, non_finite, intervals, settings, without=without)
     if non_finite:
         reason += (
             f" In {non_finite} of {samples} problems it came to points at which the network returns NaN or infinite "
@@ -74,8 +81,10 @@ def _decide(
     non_finite: int,
     intervals: tuple[tuple[float, float], tuple[float, float]],
     settings: BinarizationSettings,
+    *,
+    without: int,
 ) -> tuple[str, str]:
-    """Rules 3 to 6."""
+    """Rules 3 to 6; in ``without`` further samples nothing was planted."""
     interval, random_interval = intervals
     # Where the network breaks down, the attack may not be to blame.
     most = found + non_finite
@@ -85,10 +94,16 @@ def _decide(
         bound = upper_bound(most, samples, error_rate=settings.error_rate)
         if bound < bar:
             return "failed", f"{facts}. Even on so few samples a score of {bar:g} can be ruled out."
+        needed = settings.minimum_samples
+        if score >= bar:
+            needed = max(needed, separating_trials(random_score, score, confidence=settings.confidence) or 0)
         few = f"{facts}. That is too few samples for a verdict; use at least {settings.minimum_samples}."
-        return "inconclusive", few
+        return "inconclusive", f"{few} To settle it: {more_samples(needed, planted=samples, lost=without)}."
     if score < bar <= most / samples:
-        return "inconclusive", f"{facts}. Whether it misses more is hidden by a network that breaks down."
+        return "inconclusive", (
+            f"{facts}. Whether it misses more is hidden by a network that breaks down. To settle it: mend the network, "
+            "and run this again."
+        )
     if score < bar:
         better = "no" if score <= random_score else "hardly" if interval[0] <= random_interval[1] else ""
         compared = f" and {better} better than that of random search" if better else ""
@@ -97,12 +112,11 @@ def _decide(
             "so robustness measured with it cannot be trusted."
         )
     if random_score > settings.maximum_random_score or random_interval[1] >= interval[0]:
-        why, also = f"above {settings.maximum_random_score:g}", ""
-        if random_score <= settings.maximum_random_score:
-            why, also = "whose interval overlaps that of the score", ", or use more samples"
+        above = random_score > settings.maximum_random_score
+        why = f"above {settings.maximum_random_score:g}" if above else "whose interval overlaps that of the score"
         return "inconclusive", (
-            f"{facts}: an R-ASR {why} means that the planted examples are too easy to find. Make the test harder (more "
-            f"inner points, a larger kappa){also}."
+            f"{facts}: an R-ASR {why} means that the planted examples are too easy to find. To settle it: "
+            f"{settle(found, random_found, samples, settings, lost=without)}."
         )
     sure = sequential_decision(found, samples, threshold=bar, error_rate=settings.error_rate) == "above"
     doubt = "" if sure else f" (so few samples leave room for a true score below {bar:g})"

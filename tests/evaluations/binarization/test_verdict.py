@@ -67,6 +67,46 @@ def test_the_rules(found, random_found, samples, options, verdict, reason):
     assert judgement["reason"].endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("counts", "options", "advice"),
+    [
+        # 10 problems are needed, and 8 of 10 samples could be planted.
+        ((8, 0, 8), {"inseparable": 1, "unplanted": 1}, "To settle it: 13 samples (--samples 13)."),
+        ((8, 4, 8), {}, "To settle it: 16 samples (--samples 16)."),
+        ((10, 5, 10), {}, "16 samples (--samples 16), if the scores stay as they are; or inner_points=4000 (--inner"),
+        ((10, 5, 10), {"inner_points": 5000}, "as they are; or inner_points=10000 (--inner-points 10000)."),
+        ((10, 5, 10), {"inner_points": 10_000}, "To settle it: 16 samples (--samples 16), if the scores stay as they"),
+        # Above the maximum no number of samples settles it, and a kappa of .999 is as good as one nearer to 1.
+        ((100, 51, 100), {}, "To settle it: inner_points=4000 (--inner-points 4000)."),
+        ((100, 51, 100), {"kappa": 0.9}, "To settle it: kappa=0.999 (--kappa 0.999)."),
+        ((100, 51, 100), {"boundary_points": 5}, "To settle it: boundary_points=1 (--boundary-points 1)."),
+        ((100, 51, 100), {"inner_points": 10_000}, "To settle it: no setting of this test makes"),
+        ((0, 0, 0), {}, "To settle it: inner_points=199 (--inner-points 199) or readout='max-margin' (--readout max-"),
+        ((0, 0, 0), {"unplanted": 3}, "To settle it: kappa=0.9 (--kappa 0.9)."),
+        ((18, 0, 20), {"non_finite": 1}, "To settle it: mend the network, and run this again."),
+    ],
+)
+def test_inconclusive_names_what_would_settle_it(counts, options, advice):
+    of_run = {key: options[key] for key in ("inseparable", "unplanted", "non_finite") if key in options}
+    rules = BinarizationSettings(threat_model=LINF, **{key: options[key] for key in options.keys() - of_run})
+    judgement = judge(*counts, planted=8, repaired=0, settings=rules, **of_run)
+    assert judgement["verdict"] == "inconclusive"
+    assert advice in judgement["reason"]
+
+
+@pytest.mark.parametrize("random_found", range(10))
+def test_as_many_samples_as_advised_settle_it(random_found):
+    """With these scores on so many samples, the verdict is no longer inconclusive."""
+    advised = judged(10, random_found, 10)["reason"].partition("--samples ")[2].partition(")")[0]
+    if random_found > 5:
+        assert not advised
+    elif advised:
+        number = int(advised)
+        assert judged(number, int(random_found * number / 10), number)["verdict"] == "passed"
+    else:
+        assert judged(10, random_found, 10)["verdict"] == "passed"
+
+
 @pytest.mark.parametrize(("samples", "sure"), [(61, False), (62, True), (512, True)])
 def test_doubt_ends_where_the_sequential_test_decides(samples, sure):
     assert ("so few samples" not in judged(samples, 0, samples)["reason"]) == sure

@@ -1,0 +1,62 @@
+"""What would settle an inconclusive test: the settings to change, with values computed from the run.
+
+What is advised is what was measured to change the R-ASR: fewer planted points, a kappa below .99, more inner points.
+Kappa above .99 changes next to nothing, and points on the surface in linf are found by the smallest steps, so that a
+test with them shows little: neither is advised.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from robust_ext.core.statistics import separating_trials
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+
+# Above it kappa decides nothing, and from so many inner points on, more are too slow to measure to be advised.
+_CLOSE, _MANY = 0.99, 10_000
+# Where nothing else is left to change.
+_COMPARE = (
+    "no setting of this test makes the planted points harder to find by chance; compare the attack with others on the "
+    "same samples instead: robust-ext diagnose"
+)
+
+
+def more_samples(needed: int, *, planted: int, lost: int) -> str:
+    """So many planted problems as a setting, where ``lost`` of the ``planted + lost`` samples could not be planted."""
+    samples = ceil(needed * (planted + lost) / planted) if planted else needed
+    return f"{samples} samples (--samples {samples})"
+
+
+def easier_to_plant(settings: BinarizationSettings, *, inseparable: int, unplanted: int) -> str:
+    """What to change where nothing could be planted, by whether no readout was found or no point stayed adversarial."""
+    ways = []
+    if inseparable >= unplanted:
+        if settings.inner_points > 1:
+            ways.append(_set("inner_points", max(settings.inner_points // 5, 1)))
+        if settings.readout != "max-margin":
+            ways.append(_set("readout", "max-margin"))
+    if (unplanted or not ways) and settings.kappa > 0.5:
+        ways.append(_set("kappa", 0.9 if settings.kappa > 0.9 else 0.5))
+    return " or ".join(ways) or "other inputs"
+
+
+def settle(found: int, random_found: int, samples: int, settings: BinarizationSettings, *, lost: int) -> str:
+    """What to change where random search finds too much of what the attack finds."""
+    ways = []
+    if settings.boundary_points > 1:
+        ways.append(_set("boundary_points", 1))
+    if settings.boundary_position < _CLOSE:
+        ways.append(_set("kappa", 0.999))
+    if not ways and settings.inner_points < _MANY:
+        ways.append(_set("inner_points", min(4 * (settings.inner_points + 1), _MANY)))
+    if random_found / samples <= settings.maximum_random_score:
+        needed = separating_trials(random_found / samples, found / samples, confidence=settings.confidence)
+        if needed is not None:
+            enough = more_samples(max(needed, settings.minimum_samples), planted=samples, lost=lost)
+            ways.insert(0, f"{enough}, if the scores stay as they are")
+    return "; or ".join(ways) or _COMPARE
+
+
+def _set(name: str, value: object) -> str:
+    """A setting in Python and on the command line."""
+    return f"{name}={value!r} (--{name.replace('_', '-')} {value})"
