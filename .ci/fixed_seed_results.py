@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import robust_ext
 from robust_ext import ThreatModel, binarization_test, defenses, mead, robust_accuracy
-from robust_ext.attacks.bpda_attack import BPDAAttack
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
@@ -168,7 +168,7 @@ case("binarization other settings", binarization, APGD, kappa=0.9, **OTHER)
 case("binarization calibrated", binarization, [callable_pgd, APGD], calibrate_on=6, samples=12)
 case("binarization sequential", binarization, callable_pgd, sequential=True, samples=24, kappa=0.9)
 case("binarization batch norm", binarization, APGD, model=lambda: small_network((1, 8, 8), 5), kappa=0.9)
-BPDA = partial(BPDAAttack, attack=robust_ext.as_attack(callable_pgd))
+BPDA = partial(AdaptedAttack, attack=robust_ext.as_attack(callable_pgd))
 TRAJECTORY = BPDA(gradient_mode="trajectory")
 MODELS = {
     "BPDA": lambda: Rounding(network(), steps=2),
@@ -178,7 +178,7 @@ MODELS = {
 BY_BPDA = {
     "BPDA": ([callable_pgd, BPDA(), TRAJECTORY], 8, 0.9),
     "hd": (TRAJECTORY, 6, 0.9),
-    "EoT": (BPDA(draws=2), 6, 0.5),
+    "EoT": (BPDA(eot=2).named("callable_pgd through identity"), 6, 0.5),
 }
 for name, (attack, samples, kappa) in BY_BPDA.items():
     case(f"binarization {name}", binarization, attack, model=MODELS[name], samples=samples, kappa=kappa)

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from robust_ext.adapters.wrapped import check_settings
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import trial_settings
 from robust_ext.core.specification import check_keywords, did_you_mean
+from robust_ext.registry.attack import as_attack
 from robust_ext.registry.base import AdaptedModel, Adapter, AttackListing
 
 
@@ -27,19 +29,23 @@ class OwnAdapter(Adapter):
 
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
         """Make the attack of that class name, with these settings."""
-        classes = {known.__name__: known for known in ATTACKS}
+        own: tuple[type[Any], ...] = (*ATTACKS, AdaptedAttack)
+        classes = {known.__name__: known for known in own}
         if attack not in classes:
             expected = f"one of {', '.join(classes)}{did_you_mean(attack, classes)}"
             raise InvalidArgumentError("attack", f"robust_ext:{attack}", expected)
         check_keywords(classes[attack], settings, argument="attack", label=attack)
-        return classes[attack](**settings).named(name)
+        if attack == AdaptedAttack.__name__:
+            settings = {**settings, "attack": as_attack(settings["attack"])}
+        made: Attack = classes[attack](**settings).named(name)
+        return made
 
     def adapt_attack(self, attack: object, *, name: str | None = None) -> Attack | None:
         """Make an attack of one of the classes, or of a tuple (class, settings)."""
         settings: object = {}
         if isinstance(attack, tuple) and len(attack) == 2:
             attack, settings = attack
-        if not isinstance(attack, type) or attack not in ATTACKS:
+        if not isinstance(attack, type) or attack not in (*ATTACKS, AdaptedAttack):
             return None
         return self.build_attack(attack.__name__, check_settings(settings), name=name or attack.__name__)
 

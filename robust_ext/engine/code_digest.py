@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import nn
 
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.source_files import SourceFiles
@@ -32,6 +33,9 @@ def attack_code(attack: Attack) -> Code:
     """The same of an attack and all that it is made of; of one that a text names, :func:`text_code` of the text."""
     if attack.code_text is not None:
         return text_code(attack.code_text)
+    if isinstance(attack, AdaptedAttack):
+        # The attack inside may be named by a text too.
+        return {**attack_code(attack.attack), "adapted": hashed(repr(attack.adaptation))}
     walk = CodeWalk()
     walk.add("values", attack)
     return walk.code

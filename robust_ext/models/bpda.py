@@ -7,8 +7,7 @@ Test-time Defenses" (2022), sections 3.3 to 3.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -18,23 +17,36 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.validation import check_integer
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
+from robust_ext.models.layer_backward import (
+    LAYER_BACKWARDS,
+    find_layer,
+    identity_vjp,
+    other_backward,
+    straight_through,
+    substitute_vjp,
+)
 from robust_ext.models.row_rng import row_seeds
 from robust_ext.models.vjp import VJP, attach, row_gradient, wants_gradient, with_vjp
 
-BACKWARDS = ("identity", "frozen", "trajectory", "unrolled")
+BACKWARDS = (*LAYER_BACKWARDS, "frozen", "trajectory", "unrolled")
+"""Choices of ``backward``; the last three are those of defenses alone."""
+_OF_DEFENSES = BACKWARDS[len(LAYER_BACKWARDS) :]
 
 
 class BPDA(nn.Module):
     """The output of ``forward``, always, with a chosen gradient of the input.
 
-    It stands around a preprocessor, in front of a network (``nn.Sequential(BPDA(quantise), network)``), or around a
-    whole :class:`robust_ext.models.adaptive.AdaptiveDefense`. It is a view for attacks: around a defense, and around
-    a preprocessor for what lies inside it, parameters get no gradients, whoever calls ``backward``.
+    It stands around a network of which a ``layer`` has no gradient of use (``BPDA(network, layer="quantise")``), around
+    a preprocessor in front of one (``nn.Sequential(BPDA(quantise), network)``), or around a whole
+    :class:`robust_ext.models.adaptive.AdaptiveDefense`. It is a view for attacks, and changes nothing of what it stands
+    around: parameters inside get no gradients, whoever calls ``backward``.
 
     The choices of ``backward``:
 
-    - ``"identity"``: a preprocessor's gradient is passed on as it comes; a defense's is that of its readout at the
-      final point, its state held.
+    - ``"identity"``: a layer's or preprocessor's gradient is passed on as it comes; a defense's is that of its readout
+      at the final point, its state held.
+    - ``"straight_through"``: operations inside that round or detach have the identity's gradient, all others their own,
+      see :class:`robust_ext.models.straight_through.StraightThrough`; the layer's shape may change.
     - A module or function from inputs to outputs of the same shape as ``forward``'s: its gradient at the input. For a
       defense, for example, its static classifier, or another ``BPDA`` of it.
     - ``"frozen"``, defenses only: what the defense found for the input is held, and the input moves, see
@@ -50,6 +62,8 @@ class BPDA(nn.Module):
 
     Args:
         forward: A function or module from ``(N, ...)`` to ``(N, ...)``, or a test-time defense.
+        layer: Name of the module in ``forward`` that ``backward`` is for, as in ``named_modules()``, or the end of it;
+            all of ``forward`` when left out. ModelError where a forward pass does not call it.
         backward: See above.
         steps: Defenses only: take the gradient from the defense with this many inner steps and the same draws. It costs
             that defense's forward pass besides the value's own; wrap ``defense.with_steps(k)`` to be rid of the
@@ -68,6 +82,7 @@ class BPDA(nn.Module):
         self,
         forward: nn.Module | Callable[[Tensor], Tensor],
         *,
+        layer: str | None = None,
         backward: str | nn.Module | Callable[[Tensor], Tensor] = "identity",
         steps: int | None = None,
         checkpoint: bool = False,
@@ -79,18 +94,24 @@ class BPDA(nn.Module):
         if not callable(backward) and backward not in BACKWARDS:
             raise InvalidArgumentError("backward", backward, f"one of {', '.join(map(repr, BACKWARDS))}, or {expected}")
         self.wrapped = forward
+        self.layer = layer
         self.backward = backward
         self.steps = None if steps is None else check_integer("steps", steps, minimum=0)
         self.checkpoint = checkpoint
         self.training = False
-        if isinstance(forward, AdaptiveDefense):
+        if layer is not None:
+            if not isinstance(forward, nn.Module):
+                raise InvalidArgumentError("layer", layer, f"a module with layers, not {type(forward).__name__}")
+            find_layer(forward, layer)
+        elif isinstance(forward, AdaptiveDefense):
             return
-        if backward in BACKWARDS[1:] or steps is not None or checkpoint:
-            given = f"{backward!r}" if backward in BACKWARDS[1:] else "steps or checkpoint"
+        if backward in _OF_DEFENSES or steps is not None or checkpoint:
+            given = f"{backward!r}" if backward in _OF_DEFENSES else "steps or checkpoint"
             raise InvalidArgumentError(
                 "forward",
                 f"{type(forward).__name__} with {given}",
-                "an AdaptiveDefense for that; for other modules choose backward='identity' or a substitute",
+                "an AdaptiveDefense for that; for layers and other modules choose backward='identity', "
+                "'straight_through' or a substitute",
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,20 +120,37 @@ class BPDA(nn.Module):
             with torch.no_grad():
                 out: Tensor = self.wrapped(x)
             return out
+        if self.layer is not None and isinstance(self.wrapped, nn.Module):
+            return attach(partial(self._of_layer, self.wrapped, self.layer), x)
+        if self.backward == "straight_through":
+            return attach(lambda inner: with_vjp(partial(straight_through, self.wrapped), inner), x)
         if isinstance(self.wrapped, AdaptiveDefense):
             return attach(partial(self._of_defense, self.wrapped), x)
         return attach(self._of_preprocessor, x)
 
+    def _of_layer(self, network: nn.Module, name: str, x: Tensor) -> tuple[Tensor, VJP]:
+        # It is looked up at each call, so that copies of this module have their own.
+        other = partial(other_backward, network, find_layer(network, name), self.backward, name=name)
+        with other() as calls:
+            value, pull = with_vjp(network, x)
+        if not calls.count:
+            raise ModelError(
+                f"layer {name!r}: a forward pass does not call it; name one that it calls (of compiled and scripted "
+                "networks, build the view of the network they were made of)"
+            )
+
+        def vjp(cotangent: Tensor) -> Sequence[Tensor | None]:
+            # What is computed once more in the backward pass needs it there too.
+            with other():
+                return pull(cotangent)
+
+        return value, vjp
+
     def _of_preprocessor(self, x: Tensor) -> tuple[Tensor, VJP]:
         value: Tensor = self.wrapped(x)
         if callable(self.backward):
-            return value, partial(_vjp_of_substitute, self.backward, x.clone())
-        if value.shape != x.shape:
-            raise ModelError(
-                f"BPDA: {type(self.wrapped).__name__} makes shape {tuple(value.shape)} of {tuple(x.shape)}, where the "
-                "identity has no gradient; give a differentiable substitute as backward"
-            )
-        return value, lambda cotangent: [cotangent]
+            return value, partial(substitute_vjp, self.backward, x.clone())
+        return value, identity_vjp(value, x, name=type(self.wrapped).__name__)
 
     def _of_defense(self, defense: AdaptiveDefense, x: Tensor) -> tuple[Tensor, VJP]:
         seeds = defense.next_seeds(len(x))
@@ -179,17 +217,11 @@ def _points(solution: Solution) -> tuple[Tensor, ...]:
 
 
 def _vjp_of_substitute(
-    substitute: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor, *, seeds: Tensor | None = None
+    substitute: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor, *, seeds: Tensor
 ) -> list[Tensor | None]:
     # Defenses in the substitute draw as the defense did.
-    with nullcontext() if seeds is None else row_seeds(seeds):
-        value, vjp = with_vjp(substitute, x)
-    if value.shape != cotangent.shape:
-        raise ModelError(
-            f"BPDA: the substitute returned shape {tuple(value.shape)}, expected that of the output it stands for, "
-            f"{tuple(cotangent.shape)}"
-        )
-    return list(vjp(cotangent))
+    with row_seeds(seeds):
+        return substitute_vjp(substitute, x, cotangent)
 
 
 def _vjp_of_defense(

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
-from robust_ext.attacks.bpda_attack import BPDAAttack
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.attacks.feature_matching import FeatureMatching
@@ -23,13 +23,13 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import declared, default_of, setting_types
 from robust_ext.core.threat import NORMS
 
-REQUIRED = {Transfer: {"surrogates": {"a": nn.Identity()}}, BPDAAttack: {"attack": APGD()}}
+REQUIRED = {Transfer: {"surrogates": {"a": nn.Identity()}}, AdaptedAttack: {"attack": APGD()}}
 BOUNDARY = {"minimum_norm": True, "norms": ("linf",), "leaves_ball": True, "failure": "input", "seeds": "none"}
 SPATIAL = {"norms": NORMS, "leaves_ball": True, "gradients": False, "batching": "full"}
 SPATIAL |= {"one_by_one": False, "failure": "best"}
 SETTINGS = [
     pytest.param(each, name, info, id=f"{each.__name__} {name}")
-    for each in (*ATTACKS, Transfer, BPDAAttack)
+    for each in (*ATTACKS, Transfer, AdaptedAttack)
     for name, info in declared(each).items()
 ]
 
@@ -76,7 +76,8 @@ def test_the_description_differs_for_all_settings(attack_class, name, info):
         other = not default
     else:
         # An even step, as some numbers have to be odd; the trial value of large ones may be below others.
-        other = 7 if default is None else default + 2 if int in kinds else default * 0.9 if default else 1e-4
+        unset = "a layer" if str in kinds else 7
+        other = unset if default is None else default + 2 if int in kinds else default * 0.9 if default else 1e-4
     made = attack_class(**{**REQUIRED.get(attack_class, {}), name: other})
     assert made.description != plain.description
     assert made.description == replace(plain, **{name: other}).description

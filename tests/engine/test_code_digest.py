@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from robust_ext import as_attack
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import CallableAttack
-from robust_ext.attacks.bpda_attack import BPDAAttack
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.engine.code_digest import attack_code, module_code, text_code, text_digest
@@ -251,8 +251,8 @@ VALUES = {
     "class attribute": lambda k: type("Another", (Stepping,), {"more": k})(1),
     "an attack of a callable": lambda k: CallableAttack(make(k), name="mine"),
     "another name": lambda k: as_attack(make(k), name="mine"),
-    "BPDA": lambda k: BPDAAttack(attack=as_attack(make(k), name="mine")),
-    "BPDA of own": lambda k: BPDAAttack(attack=APGD(steps=k)),
+    "BPDA": lambda k: AdaptedAttack(attack=as_attack(make(k), name="mine")),
+    "BPDA of own": lambda k: AdaptedAttack(attack=APGD(steps=k)),
     "transfer": lambda k: Transfer(surrogates={"other": network(k)}, attacks=[APGD()]),
     "transfer by callable": lambda k: Transfer(surrogates={"one": network(0)}, attacks=[as_attack(make(k), name="a")]),
     "host": lambda k: as_attack(f"foolbox:LinfPGD(steps={k})", name="mine"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from robust_ext import as_attack, binarization_test
-from robust_ext.attacks.bpda_attack import BPDAAttack
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target
@@ -31,7 +31,7 @@ def pgd(model, x, y, threat_model):
 
 
 def by_bpda(**settings):
-    return BPDAAttack(attack=as_attack(pgd), **settings)
+    return AdaptedAttack(attack=as_attack(pgd), **settings)
 
 
 def run(defense, *attacks, **settings):
@@ -73,7 +73,7 @@ def test_the_same_attack_runs_on_the_defense_itself(steps, draws, mode):
     inputs, labels = load_dataset("digits").take(range(5))
     defense = HedgeDefense(digits_network(), steps=2)
     target = Target(module=defense, bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
-    attack = BPDAAttack(attack=as_attack("foolbox:LinfPGD(steps=3)"), gradient_mode=mode, steps=steps, draws=draws)
+    attack = AdaptedAttack(attack=as_attack("foolbox:LinfPGD(steps=3)"), gradient_mode=mode, steps=steps, eot=draws)
     runs = [attack.search(target, inputs, labels, threat_model=LINF, generator=stream(3, "through")) for _ in range(2)]
     assert torch.equal(*runs)
     assert 0 < float((runs[0] - inputs).abs().max()) <= 0.1001
@@ -86,11 +86,11 @@ def test_what_is_wrong_is_refused():
     target = Target(module=network, bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
     with pytest.raises(AttackRefusedError, match="no test-time defense and not made of one; run pgd on it as it is"):
         by_bpda().search(target, inputs, labels, threat_model=LINF, generator=stream(0, "through"))
-    for setting in ({"gradient_mode": "static"}, {"steps": -1}, {"draws": 0}):
+    for setting in ({"gradient_mode": "static"}, {"steps": -1}, {"eot": 0}):
         with pytest.raises(InvalidArgumentError, match=f"{next(iter(setting))}: got"):
             by_bpda(**setting)
-    listed = BPDAAttack(attack=as_attack("art:AutoAttack"))
+    listed = AdaptedAttack(attack=as_attack("art:AutoAttack"))
     assert listed.refusal(threat_model=LINF) == listed.attack.refusal(threat_model=LINF)
-    assert "steps=None, draws=1" in listed.description
+    assert "steps=None, eot=1" in listed.description
     with pytest.raises(InvalidArgumentError, match=r"attack: got .*as_attack makes one"):
-        BPDAAttack(attack=pgd)
+        AdaptedAttack(attack=pgd)

@@ -1,0 +1,202 @@
+"""Any attack, adapted to what it attacks: through gradients that are of use, averaged where there is randomness.
+
+Sources: Athalye, Carlini and Wagner, "Obfuscated Gradients Give a False Sense of Security" (2018), section 4, for BPDA
+and EoT; Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-time Defenses" (2022), section 3, for the
+gradients of test-time defenses; Tramer et al., "On Adaptive Attacks to Adversarial Example Defenses" (2020), section 8,
+for the mean over noise where gradients are shattered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.base import Attack, check_attack, draw_seed
+from robust_ext.attacks.running import run_attack
+from robust_ext.core.errors import AttackRefusedError
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.target import Counted, Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.adaptive_features import binarized_defense
+from robust_ext.models.bpda import BACKWARDS, BPDA
+from robust_ext.models.eot import EoT
+from robust_ext.models.layer_backward import LAYER_BACKWARDS, find_layer, other_backward
+from robust_ext.models.stand_in import Bare, StandIn
+
+_OF_DEFENSES = BACKWARDS[len(LAYER_BACKWARDS) :]
+
+
+@settings_class
+class AdaptedAttack(Settings, Attack):
+    """Any attack, on its target with other gradients: BPDA, EoT, smoothing, logits that do not saturate.
+
+    The target is a classifier, a test-time defense, a classifier with a detector, or the classifier of a binarization
+    test of one of them: the same attack that is used on a model can be tested. Predictions are the target's, and
+    candidates are judged on the target itself. A queried row is counted once, whatever is drawn and retraced for it.
+
+    Example:
+        >>> from robust_ext.attacks.apgd import APGD
+        >>> AdaptedAttack(attack=APGD(), bpda="net.quantise", eot=8).name
+        'APGD-CE through BPDA net.quantise, EoT 8'
+    """
+
+    attack: Attack = setting(help="What is run, see :func:`robust_ext.as_attack`.", check=check_attack)
+    bpda: str | None = setting(
+        default=None,
+        help="Name of a layer that gets another backward pass, as in ``model.named_modules()``, or the end of it "
+        '(``"net.quantise"``): that of the identity, or the one that ``gradient_mode`` names.',
+    )
+    gradient_mode: str = setting(
+        default="identity",
+        help='A choice of ``backward`` of :class:`robust_ext.models.bpda.BPDA`. ``"straight_through"``: that of the '
+        "layer, or of the whole target where none is named. The others: that of a test-time defense, where the target "
+        'is one; ``"plain"`` for its own gradients.',
+        choices=("plain", *BACKWARDS),
+    )
+    steps: int | None = setting(
+        default=None,
+        help="Inner steps of a test-time defense that gradients are taken from; its own when left out.",
+        minimum=0,
+    )
+    eot: int = setting(
+        default=1,
+        help="Draws that logits and gradients are averaged over, see :class:`robust_ext.models.eot.EoT`; 1 for none.",
+        minimum=1,
+    )
+    noise: float = setting(
+        default=0.0,
+        help="Standard deviation of Gaussian noise, relative to epsilon (of linf, else of an input's value in a "
+        "perturbation of size epsilon): gradients are the mean of those at ``eot`` noisy inputs, logits those of the "
+        "input. 0 for none.",
+        minimum=0,
+    )
+    temperature: float = setting(
+        default=1.0, help="What logits are divided by; above 1 where they saturate the attack's loss.", above=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("name", f"{self.attack.name} through {self._words}")
+        # Whoever runs it would pad the target, and a defense with padding around it is none.
+        traits = replace(self.attack.traits, minimum_classes=2)
+        self._set("traits", replace(traits, leaves_ball=True) if self.noise else traits)
+
+    @property
+    def adaptation(self) -> dict[str, Any]:
+        """All settings but the attack, by name."""
+        return {name: value for name, value in self.to_dict().items() if name != "attack"}
+
+    @property
+    def _words(self) -> str:
+        mode = "" if self.gradient_mode == "identity" else f" {self.gradient_mode}"
+        words = [] if self.bpda is None else [f"BPDA {self.bpda}{mode}"]
+        words += [f"EoT {self.eot}"] if self.eot > 1 else []
+        words += [f"noise {self.noise:g}"] if self.noise else []
+        words += [f"temperature {self.temperature:g}"] if self.temperature != 1 else []
+        return ", ".join([*([self.gradient_mode] if self.bpda is None and (mode or not words) else []), *words])
+
+    def refusal(self, *, threat_model: ThreatModel, detector: bool = False) -> str | None:
+        """The attack's reason, if any; of attacks on a detector, that only layers are replaced beneath it."""
+        reason = self.attack.refusal(threat_model=threat_model, detector=detector)
+        if reason is None and self.attack.traits.detector and self._averages:
+            return (
+                f"{self.attack.name} queries classifier and detector apart, and {self._words} is of logits alone; use "
+                "bpda alone, or another attack"
+            )
+        return reason
+
+    @property
+    def _averages(self) -> bool:
+        return self.eot > 1 or self.noise > 0 or self.temperature != 1
+
+    def search(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Run the attack on the target with the chosen gradients, see :meth:`Attack.search`.
+
+        Raises:
+            AttackRefusedError: The target is no test-time defense, where one is needed.
+            InvalidArgumentError: The layer is none of the target's.
+        """
+        seed, width = draw_seed(generator), _deviation(threat_model, inputs[:1].numel())
+        with self._other_backward(target), seeded_globals(draw_seed(generator)):
+            shown = self._shown(target, seed, deviation=self.noise * width)
+            return run_attack(self.attack, shown, inputs, labels, threat_model=threat_model, generator=generator)
+
+    @contextmanager
+    def _other_backward(self, target: Target) -> Iterator[None]:
+        """The target's layer, or all of it, has another backward pass meanwhile, wherever it is called."""
+        mode = self.gradient_mode if self.gradient_mode in LAYER_BACKWARDS else "identity"
+        if self.bpda is None:
+            if mode == "identity" or binarized_defense(target.module) is not None:
+                yield
+                return
+            layer = target.module
+        else:
+            whole = target.module if target.defended is None else nn.ModuleList([target.module, target.defended])
+            layer = find_layer(whole, self.bpda, argument="bpda")
+        with other_backward(target.module, layer, mode, name=self.bpda or "the target"):
+            yield
+
+    def _shown(self, target: Target, seed: int, *, deviation: float) -> Target:
+        """What the attack is run on: the target itself where only a layer of it has another backward pass."""
+        module = target.module
+        defense = binarized_defense(module)
+        layered = self.bpda is not None or self.gradient_mode == "straight_through"
+        if defense is None:
+            if self.steps is not None or self.gradient_mode in _OF_DEFENSES or not (layered or self._averages):
+                raise AttackRefusedError(
+                    f"{self.name}: got {type(module).__name__}, which is no test-time defense and not made of one; run "
+                    f"{self.attack.name} on it as it is, or name a layer (bpda) or draws (eot)"
+                )
+            if not self._averages:
+                return target
+        inside: nn.Module = Bare(module) if defense is None else self._of_defense(defense)
+        plain = inside
+        if self.eot > 1:
+            inside = EoT(inside, draws=self.eot, seed=seed)
+        if deviation:
+            inside = BPDA(inside, backward=EoT(_Noisy(plain, deviation), draws=self.eot, seed=seed))
+        # Of a defense, what its inner steps cost is counted where it is not counted as a whole.
+        whole = defense is None or any(isinstance(part, Counted) for part in module.modules())
+        counter = target.counter if whole else None
+        return replace(target, module=StandIn(module, inside, counter=counter, temperature=self.temperature))
+
+    def _of_defense(self, defense: AdaptiveDefense) -> nn.Module:
+        if self.gradient_mode == "plain" or (self.gradient_mode == "straight_through" and self.bpda is not None):
+            return Bare(defense if self.steps is None else defense.with_steps(self.steps))
+        if self.gradient_mode == "straight_through" and self.steps is not None:
+            defense = defense.with_steps(self.steps)
+        return BPDA(defense, backward=self.gradient_mode, steps=self.steps)
+
+
+class _Noisy(nn.Module):
+    """A module at noisy inputs; the noise is of the global generator, which EoT seeds."""
+
+    def __init__(self, module: nn.Module, deviation: float) -> None:
+        super().__init__()
+        self.module = module
+        self.deviation = deviation
+        self.training = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.module(x + self.deviation * torch.randn_like(x))
+        return out
+
+
+def _deviation(threat_model: ThreatModel, values: int) -> float:
+    """Epsilon as the size of the change of each of so many values."""
+    return float(threat_model.epsilon / {"linf": 1.0, "l2": values**0.5, "l1": values}[threat_model.norm])
