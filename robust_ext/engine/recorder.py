@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.trace import COLUMNS, CURVE, LONGEST_CURVE, Trace, finite, no_values
+from robust_ext.engine.checkpoints import Checkpoints, put
+from robust_ext.engine.trace import COLUMNS, Trace, no_values
 
 # Below this margin the largest probability rounds to 1 in float32, and cross-entropy and its gradient to 0.
 _SATURATED = -16.63
 _ORDERS = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}
-# Fewest queries of which a last tenth means something.
-_LATE = 10
 
 
 @dataclass(eq=False)
@@ -31,7 +30,7 @@ class _Query:
     """One forward pass whose gradients are still to come."""
 
     rows: Tensor | None = None  # Which rows, int64; None for all in order
-    points: Tensor | None = None  # (n, D); None where it was not recorded
+    points: Tensor | None = None  # (n, D); None where no gradient is to come
     number: int = 0  # How many came before, of these rows
     graph: bool = False  # Whether a gradient at its input was wanted
     direction: Tensor | None = None  # Its gradient (n, D), scaled to a largest magnitude of 1
@@ -61,11 +60,7 @@ class Recorder:
         }
         self._full = 0  # Queries of all rows in order
         self._partly = False  # Whether there were others
-        self._stride = 1
-        # By number of query: the best margin until then, the movement, and sums over rows for the curve
-        self._best: dict[int, Tensor] = {}
-        self._steps: dict[int, Tensor] = {}
-        self._curve: dict[int, dict[str, float]] = {}
+        self._kept = Checkpoints(count, device)
 
     def enter(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Before a module that is watched is called: have the gradient at its input noted."""
@@ -134,10 +129,12 @@ class Recorder:
         unsolved = self._of(self._latest["adversarial_at"], rows).isnan()
         self._set("adversarial_at", rows, number, only=(counted > 0) & unsolved)
         self._raise("best", rows, counted)
-        # Attacks work on their points in place.
-        query.points = flat.clone() if flat.data_ptr() == points.data_ptr() else flat
-        if query.number % self._stride == 0:
-            self._check(query, rows, margin, distance, counted)
+        if query.graph:
+            # Attacks work on their points in place.
+            query.points = flat.clone() if flat.data_ptr() == points.data_ptr() else flat
+        if self._kept.due(query.number):
+            best = self._of(self._highest["best"], rows)
+            self._kept.add(query.number, rows, best, margin=margin, distance=distance, adversarial=counted > 0)
 
     def _note_loss(self, query: _Query, gradient: Tensor) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -161,10 +158,7 @@ class Recorder:
             self._add("gradients", rows, torch.ones_like(size))
             self._add("zero", rows, size == 0)
             self._add("non_finite", rows, ~finite)
-            if query.number in self._curve:
-                sums = self._curve[query.number]
-                sums["gradient"] += float(size.where(finite, 0).sum())
-                sums["gradients"] += len(size)
+            self._kept.add_gradient(query.number, size.where(finite, 0))
             # Products of tiny gradients would round to 0.
             query.direction = flat / size.clamp_min(torch.finfo(flat.dtype).tiny)[:, None]
             before, self._before = self._before, query
@@ -175,25 +169,8 @@ class Recorder:
             self._add("turned", rows, product < 0)
             moved = torch.linalg.vector_norm(query.points - before.points, ord=_ORDERS[self._threat_model.norm], dim=1)
             before.direction = before.points = None
-            if query.number % self._stride == 0:
-                steps = self._steps.setdefault(query.number, torch.full_like(self._highest["best"], torch.nan))
-                _put(steps, rows, moved / self._threat_model.epsilon)
-
-    def _check(self, query: _Query, rows: Tensor | None, margin: Tensor, distance: Tensor, counted: Tensor) -> None:
-        """Keep how far the search has come at this query; of many queries fewer and fewer are kept."""
-        best = self._best.setdefault(query.number, torch.full_like(self._highest["best"], torch.nan))
-        _put(best, rows, self._of(self._highest["best"], rows))
-        sums = self._curve.setdefault(
-            query.number, dict.fromkeys(("rows", "margin", "distance", "adversarial", "gradient", "gradients"), 0.0)
-        )
-        for name, values in (("margin", margin), ("distance", distance), ("adversarial", counted > 0)):
-            sums[name] += float(values.sum())
-        sums["rows"] += len(margin)
-        if len(self._curve) > LONGEST_CURVE:
-            self._stride *= 2
-            for kept in (self._best, self._steps, self._curve):
-                for number in [number for number in kept if number % self._stride]:
-                    del kept[number]
+            if self._kept.due(query.number):
+                self._kept.add_step(query.number, rows, moved / self._threat_model.epsilon)
 
     def _nearest(self, flat: Tensor) -> Tensor:
         """The row each point belongs to: that of the nearest input."""
@@ -227,7 +204,7 @@ class Recorder:
         latest = self._latest[name]
         if only is not None:
             values = torch.where(only, values, self._of(latest, rows))
-        _put(latest, rows, values)
+        put(latest, rows, values)
 
     def trace(self) -> Trace:
         """What was recorded."""
@@ -239,41 +216,16 @@ class Recorder:
         for name in ("zero", "non_finite", "zero_loss", "other_label"):
             found[name] = found[name].where(found["gradients"] + found["zero_loss"] > 0, nan)
         found["turns"] = (found["turned"] / found["pairs"]).where(found["pairs"] > 0, nan)
-        found["late"] = self._late(found["queries"], found["best"])
-        steps = torch.stack([values.double().cpu() for values in self._steps.values()] or [nan])
-        found["step"] = steps.nanmedian(0).values
+        found["late"], found["step"] = self._kept.late(found["queries"], found["best"]), self._kept.median_step()
         found["batch_queries"] = nan.new_full((count,), float(found["queries"].max())) if count else nan
         values = torch.stack([found[name] for name in COLUMNS], 1) if count else no_values(0)
-        return Trace(values=values, curve=[_point(number, self._curve[number]) for number in sorted(self._curve)])
-
-    def _late(self, queries: Tensor, best: Tensor) -> Tensor:
-        late = torch.full_like(best, torch.nan)
-        for number in sorted(self._best):
-            # The last one that counts for a row is kept.
-            counts = (queries >= _LATE) & (number + 1 <= 0.9 * queries)
-            earlier = self._best[number].double().cpu()
-            late = torch.where(counts & torch.isfinite(earlier), best - earlier, late)
-        return late
-
-
-def _put(values: Tensor, rows: Tensor | None, new: Tensor) -> None:
-    if rows is None:
-        values.copy_(new)
-    else:
-        values[rows] = new.to(values)
+        return Trace(values=values, curve=self._kept.curve())
 
 
 def _alike(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return len(one) == len(other) and bool((one == other).all())
-
-
-def _point(number: int, sums: dict[str, float]) -> dict[str, float | None]:
-    gradient = sums["gradient"] / sums["gradients"] if sums["gradients"] else None
-    means = {name: sums[name] / sums["rows"] for name in ("margin", "distance", "adversarial")}
-    found = {"query": number, "gradient": gradient, **means}
-    return {name: finite(found[name]) for name in CURVE}
 
 
 def _readable(value: object) -> TypeGuard[Tensor]:

@@ -1,0 +1,284 @@
+"""What the recorder keeps of an attack's queries, against a closed form, a brute force and counts by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from robust_ext.attacks.base import CallableAttack
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.isolation import attack_worker
+from robust_ext.engine.recorder import record_queries
+from robust_ext.engine.task import Task
+from robust_ext.engine.trace import COLUMNS, LONGEST_CURVE, mean_curve, plain_curve
+
+EPSILON = 0.1
+
+
+class Linear(nn.Module):
+    """Three logits: 0, a . x + b, and one that never matters."""
+
+    def __init__(self, size=4, scale=1.0):
+        super().__init__()
+        self.register_buffer("a", scale * torch.linspace(-1, 1, size))
+
+    def forward(self, x):
+        along = (x.flatten(1).to(self.a) * self.a).sum(1)
+        return torch.stack([torch.zeros_like(along), along - 0.5 * self.a.abs().sum(), torch.full_like(along, -9e4)], 1)
+
+
+def target_of(module, shape=(4,)):
+    return Target(module=module, bounds=(0.0, 1.0), classes=3, input_shape=shape, device=torch.device("cpu"))
+
+
+def recorded(module, inputs, queries, *, norm="linf", labels=None, classes=3):
+    """The traces of inputs, and their curve, while a function queries the module."""
+    labels = torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
+    model = ThreatModel(norm=norm, epsilon=EPSILON)
+    with record_queries(target_of(module, tuple(inputs.shape[1:])), inputs, labels, model) as recorder:
+        queries(module, inputs.clone(), labels)
+    trace = recorder.trace()
+    assert trace.values.shape == (len(inputs), len(COLUMNS))
+    return trace.rows(), trace.curve
+
+
+def ascend(steps, size):
+    """Sign steps on cross-entropy, kept in the ball, and one query of what they end at."""
+
+    def run(module, x, labels):
+        clean, point = x, x
+        for _ in range(steps):
+            point = point.detach().requires_grad_()
+            loss = nn.functional.cross_entropy(module(point), labels, reduction="sum")
+            gradient = torch.autograd.grad(loss, point)[0]
+            point = clean + (point + size * gradient.sign() - clean).clamp(-EPSILON, EPSILON)
+        module(point.detach())
+
+    return run
+
+
+def test_every_number_of_a_sign_attack_on_a_linear_network_in_closed_form():
+    module, inputs = Linear(), torch.full((2, 4), 0.5)
+    inputs[1] += 0.2 * module.a.sign()  # Its margin is 0.4 times the sum of |a|, above what the ball can change.
+    total = float(module.a.abs().sum())
+    (first, second), curve = recorded(module, inputs, ascend(20, EPSILON / 8))
+    # A step moves the margin by the step times the sum of |a|, until the edge of the ball after eight of them.
+    for row, start in ((first, -0.5 * total), (second, -0.5 * total + 0.2 * total)):
+        expected = {
+            "queries": 21, "graphs": 20, "gradients": 20, "zero": 0, "non_finite": 0, "zero_loss": 0, "other_label": 0,
+            "turns": 0.0, "first": start, "best": start + EPSILON * total, "last": start + EPSILON * total,
+            "adversarial_at": None, "late": 0.0, "scale": 9e4, "saturated": 0, "reach": 1.0, "end": 1.0, "step": 0.0,
+            "outside": 0, "unmoved": 1, "batch_queries": 21,
+        }  # fmt: skip
+        measured = {name: value for name, value in row.items() if name != "best_at"}
+        assert measured == pytest.approx(expected, abs=1e-3)
+        assert row["best_at"] in range(8, 21)
+    assert [point["query"] for point in curve] == list(range(21))
+    assert curve[4]["distance"] == pytest.approx(0.5, abs=1e-3)
+    assert curve[0]["margin"] == pytest.approx(-0.4 * total, abs=1e-3)
+    assert curve[20]["gradient"] is None
+    assert all(point["gradient"] > 0 for point in curve[:20])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    norm=st.sampled_from(["linf", "l2", "l1"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_numbers_of_queries_of_parts_of_the_batch_by_brute_force(seed, norm, dtype):
+    """Subsets, repeats and permutations of rows, out of the ball and the bounds: each query belongs to its row."""
+    draw = torch.Generator().manual_seed(seed)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(12, 5)).requires_grad_(False)
+    # Far enough apart to be told from one another at any of the distances below.
+    inputs = torch.eye(12)[:4].reshape(4, 3, 2, 2) * 0.9 + 0.05
+    labels = torch.randint(5, (4,), generator=draw)
+    calls, asked = [], {row: [] for row in range(4)}
+    for _ in range(12):
+        rows = torch.randint(4, (int(torch.randint(1, 8, (), generator=draw)),), generator=draw)
+        # A batch of as many rows as there are inputs counts as all of them in order.
+        rows = torch.arange(4) if len(rows) == 4 else rows
+        points = inputs[rows] + 0.2 * EPSILON * torch.randn(inputs[rows].shape, generator=draw)
+        calls.append(points.to(dtype))
+        for row, point in zip(rows.tolist(), points, strict=True):
+            asked[row].append(point)
+    traces, curve = recorded(
+        module.to(dtype), inputs, lambda module, *_: [module(one) for one in calls], norm=norm, labels=labels
+    )
+    model = ThreatModel(norm=norm, epsilon=EPSILON)
+    for row, points in asked.items():
+        if not points:
+            assert traces[row] is None
+            continue
+        away = torch.cat([model.distance(point[None], inputs[row : row + 1]) for point in points]) / EPSILON
+        logits = torch.cat([module(point[None].to(dtype)) for point in points]).double()
+        others = logits.clone()
+        others[:, labels[row]] = -torch.inf
+        margins = others.amax(1) - logits[:, labels[row]]
+        stacked = torch.stack(points)
+        inside = (away <= 1 + 1e-4) & ((stacked >= 0) & (stacked <= 1)).flatten(1).all(1)
+        found = traces[row]
+        assert (found["queries"], found["outside"]) == (len(points), int((~inside).sum()))
+        assert found["reach"] == pytest.approx(float(away.max()), rel=1e-3)
+        assert found["scale"] == pytest.approx(float(logits.abs().max()), rel=1e-3)
+        best = float(margins.where(inside, -torch.inf).max())
+        assert found["best"] == (pytest.approx(best, rel=1e-3, abs=1e-5) if math.isfinite(best) else None)
+        adversarial = (inside & (margins > 0)).nonzero().flatten().tolist()
+        assert (found["adversarial_at"] is None) == (not adversarial)
+    queried = [point for points in asked.values() for point in points]
+    assert sum(trace["queries"] for trace in traces if trace) == len(queried)
+    assert len(curve) <= max(map(len, asked.values()))
+
+
+class Rounding(Linear):
+    def forward(self, x):
+        return super().forward(torch.round(8 * x) / 8)
+
+
+class NotFinite(Linear):
+    def forward(self, x):
+        return super().forward(x) + (x * 0).sqrt().flatten(1).sum(1, keepdim=True)
+
+
+GRADIENTS = [
+    # Network, and what is counted of 5 gradients.
+    (Linear(), {"gradients": 5, "zero": 0, "zero_loss": 0, "non_finite": 0}),
+    (Rounding(), {"gradients": 5, "zero": 5, "zero_loss": 0, "non_finite": 0}),
+    (NotFinite(), {"gradients": 5, "zero": 0, "zero_loss": 0, "non_finite": 5}),
+    # Margins of 340 and more: cross-entropy is 0, with the gradient of the loss by the logits.
+    (Linear(scale=1e3), {"gradients": 5, "zero": 5, "zero_loss": 5, "saturated": 6}),
+]
+
+
+@pytest.mark.parametrize(("module", "expected"), GRADIENTS, ids=["healthy", "rounding", "non-finite", "saturated"])
+def test_what_gradients_were_like(module, expected):
+    (row,), _ = recorded(module, torch.full((1, 4), 0.5), ascend(5, 0.02))
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_a_gradient_that_never_arrives_was_wanted():
+    class Cut(Linear):
+        def forward(self, x):
+            return super().forward(x.detach()) + self.a.requires_grad_().sum() * 0
+
+    def query(module, x, labels):
+        module(x.requires_grad_()).sum().backward()
+
+    (row,), _ = recorded(Cut(), torch.full((1, 4), 0.5), query)
+    assert (row["graphs"], row["gradients"]) == (1, 0)
+
+
+class Valley(nn.Module):
+    """The label's logit is lowest at one half."""
+
+    def forward(self, x):
+        height = (x - 0.5).square().flatten(1).sum(1)
+        return torch.stack([height, torch.zeros_like(height), torch.full_like(height, -1.0)], 1)
+
+
+def test_steps_that_go_to_and_fro():
+    """Each gradient at the other side of the valley points back; each step is as wide as the ball."""
+
+    def query(module, x, labels):
+        for sign in (1, -1, 1, -1):
+            module((x + sign * EPSILON).requires_grad_())[:, 0].sum().backward()
+
+    (row,), _ = recorded(Valley(), torch.full((1, 4), 0.5), query)
+    assert (row["turns"], row["step"]) == (1.0, 2.0)
+
+
+def test_another_label_than_the_given_one_is_attacked():
+    def query(module, x, labels):
+        for label in (0, 1, 1):
+            nn.functional.cross_entropy(module(x.clone().requires_grad_()), labels + label).backward()
+
+    (row,), _ = recorded(nn.Linear(4, 4), torch.full((1, 4), 0.5), query)
+    assert row["other_label"] == 2
+
+
+def test_many_queries_leave_a_short_curve_and_what_the_last_tenth_gained():
+    module, inputs = Linear(), torch.full((1, 4), 0.5)
+    total = float(module.a.abs().sum())
+
+    def query(module, x, labels):
+        for number in range(1000):
+            module(x + EPSILON * number / 999 * module.a.sign())
+
+    (row,), curve = recorded(module, inputs, query)
+    assert len(curve) <= LONGEST_CURVE
+    assert curve[-1]["query"] >= 950
+    # Steady progress: a tenth of it all, up to the spacing of what is kept.
+    assert row["late"] == pytest.approx(0.1 * EPSILON * total, rel=0.2)
+
+
+def test_queries_that_are_no_batch_of_inputs_are_let_be():
+    module, inputs = Linear(), torch.full((2, 4), 0.5)
+
+    def query(module, x, labels):
+        torch.vmap(lambda one: module(one[None])[0])(x)
+        torch.func.grad(lambda one: module(one[None]).sum())(x[0])
+        module(torch.zeros(0, 4))
+        with pytest.raises(RuntimeError):
+            module(torch.zeros(1, 9))
+
+    rows, curve = recorded(module, inputs, query)
+    assert rows == [None, None]
+    assert curve == []
+    assert not module._forward_hooks
+    assert not module._forward_pre_hooks
+
+
+def test_values_and_gradients_are_those_of_the_network():
+    module, x = nn.Sequential(nn.Linear(4, 3), nn.Identity()), torch.rand(5, 4)
+    plain = x.clone().requires_grad_()
+    out = module(plain)
+    out.square().sum().backward()
+
+    def query(module, points, labels):
+        points.requires_grad_()
+        again = module(points)
+        again.square().sum().backward()
+        assert torch.equal(again, out)
+        assert torch.equal(points.grad, plain.grad)
+        assert points.is_leaf
+        assert not points._backward_hooks
+
+    recorded(module, x, query)
+
+
+def attack(model, x, y):
+    return x + 0.01 * len(model(x + 0.05))
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_trace_from_a_process_of_its_own_is_that_of_this_one(isolate):
+    inputs = torch.full((2, 4), 0.5)
+    task = Task(
+        attack=CallableAttack(attack),
+        target=target_of(Linear()),
+        inputs=inputs,
+        labels=torch.zeros(2, dtype=torch.int64),
+        threat_model=ThreatModel(norm="linf", epsilon=EPSILON),
+        stream=(0,),
+    )
+    with attack_worker(isolate=isolate) as worker:
+        trace = worker(task).trace
+    assert [row["queries"] for row in trace.rows()] == [1, 1]
+    assert trace.curve[0]["distance"] == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("curve", [None, 3, [3], [{"query": "1"}], [{"query": 1}] * (LONGEST_CURVE + 1)])
+def test_what_another_process_states_is_a_curve_or_refused(curve):
+    with pytest.raises(ValueError, match="curve"):
+        plain_curve(curve)
+    assert plain_curve([{"query": 1, "margin": float("nan"), "other": "x"}])[0]["margin"] is None
+
+
+def test_the_mean_of_curves_is_over_those_that_have_the_point():
+    point = {"query": 0, "margin": 1.0, "distance": 0.0, "gradient": None, "adversarial": 0.0}
+    found = mean_curve([[point, {**point, "query": 1}], [{**point, "margin": 2.0}]])
+    assert [(one["query"], one["margin"]) for one in found] == [(0, 1.5), (1, 1.0)]
