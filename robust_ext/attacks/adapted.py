@@ -9,13 +9,15 @@ for the mean over noise where gradients are shattered.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from robust_ext.attacks._common.projections import project
+from robust_ext.attacks._common.queried import best_queried
 from robust_ext.attacks.base import Attack, check_attack, draw_seed
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackRefusedError
@@ -80,13 +82,27 @@ class AdaptedAttack(Settings, Attack):
     temperature: float = setting(
         default=1.0, help="What logits are divided by; above 1 where they saturate the attack's loss.", above=0
     )
+    keep_best: bool = setting(
+        default=False,
+        help="Whether a misclassified point in bounds and ball that was queried is returned in the place of what the "
+        "attack returns for that row; of several the one with the highest margin.",
+    )
+    one_by_one: bool = setting(default=False, help="Whether rows are attacked one at a time.")
+    aimed: bool = setting(
+        default=False,
+        help="Whether the attack is given the class that comes second at each input, for one that aims at its labels.",
+    )
+    projected: bool = setting(
+        default=False, help="Whether what the attack returns is moved to the nearest point in ball and bounds."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set("name", f"{self.attack.name} through {self._words}")
         # Whoever runs it would pad the target, and a defense with padding around it is none.
         traits = replace(self.attack.traits, minimum_classes=2)
-        self._set("traits", replace(traits, leaves_ball=True) if self.noise else traits)
+        traits = replace(traits, leaves_ball=True) if self.noise else traits
+        self._set("traits", replace(traits, batching="single", batch_dependent=False) if self.one_by_one else traits)
 
     @property
     def adaptation(self) -> dict[str, Any]:
@@ -100,6 +116,10 @@ class AdaptedAttack(Settings, Attack):
         words += [f"EoT {self.eot}"] if self.eot > 1 else []
         words += [f"noise {self.noise:g}"] if self.noise else []
         words += [f"temperature {self.temperature:g}"] if self.temperature != 1 else []
+        words += ["best point kept"] if self.keep_best else []
+        words += ["one by one"] if self.one_by_one else []
+        words += ["aimed at the second class"] if self.aimed else []
+        words += ["projected"] if self.projected else []
         return ", ".join([*([self.gradient_mode] if self.bpda is None and (mode or not words) else []), *words])
 
     def refusal(self, *, threat_model: ThreatModel, detector: bool = False) -> str | None:
@@ -132,9 +152,24 @@ class AdaptedAttack(Settings, Attack):
             InvalidArgumentError: The layer is none of the target's.
         """
         seed, width = draw_seed(generator), _deviation(threat_model, inputs[:1].numel())
+        size = 1 if self.one_by_one else max(len(inputs), 1)
+        found = []
         with self._other_backward(target), seeded_globals(draw_seed(generator)):
             shown = self._shown(target, seed, deviation=self.noise * width)
-            return run_attack(self.attack, shown, inputs, labels, threat_model=threat_model, generator=generator)
+            for start in range(0, max(len(inputs), 1), size):
+                rows = slice(start, start + size)
+                given = {"threat_model": threat_model, "generator": generator}
+                found.append(self._attacked(_part(shown, rows), inputs[rows], labels[rows], given))
+        return torch.cat(found)
+
+    def _attacked(self, target: Target, inputs: Tensor, labels: Tensor, given: dict[str, Any]) -> Tensor:
+        aims, model = _second(target, inputs, labels) if self.aimed else labels, given["threat_model"]
+        watch = best_queried(target.module, inputs, labels, model) if self.keep_best else nullcontext()
+        with watch as best:
+            found = run_attack(self.attack, target, inputs, aims, **given)
+        if self.projected and found.shape == inputs.shape:
+            found = project(found.to(inputs), inputs, model)
+        return found if best is None else best.or_else(found)
 
     @contextmanager
     def _other_backward(self, target: Target) -> Iterator[None]:
@@ -157,7 +192,9 @@ class AdaptedAttack(Settings, Attack):
         defense = binarized_defense(module)
         layered = self.bpda is not None or self.gradient_mode == "straight_through"
         if defense is None:
-            if self.steps is not None or self.gradient_mode in _OF_DEFENSES or not (layered or self._averages):
+            runs_otherwise = self.keep_best or self.one_by_one or self.aimed or self.projected
+            others = layered or self._averages or runs_otherwise
+            if self.steps is not None or self.gradient_mode in _OF_DEFENSES or not others:
                 raise AttackRefusedError(
                     f"{self.name}: got {type(module).__name__}, which is no test-time defense and not made of one; run "
                     f"{self.attack.name} on it as it is, or name a layer (bpda) or draws (eot)"
@@ -195,6 +232,23 @@ class _Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.module(x + self.deviation * torch.randn_like(x))
         return out
+
+
+def _part(target: Target, rows: slice) -> Target:
+    """A target with what it holds for these rows."""
+    starts, references = target.starting_points, target.references
+    return replace(
+        target,
+        starting_points=None if starts is None else starts[rows],
+        references=None if references is None else references[rows],
+    )
+
+
+def _second(target: Target, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The class with the largest logit of those that are not the label, ``(N,)``."""
+    with torch.no_grad():
+        logits: Tensor = target.module(inputs.clone())
+    return logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
 
 
 def _deviation(threat_model: ThreatModel, values: int) -> float:

@@ -7,7 +7,7 @@ from robust_ext.evaluations.diagnosis import remedies
 from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, typical
 from robust_ext.evaluations.diagnosis.finding import Finding
 from robust_ext.evaluations.diagnosis.gradients import MOSTLY
-from robust_ext.evaluations.diagnosis.path import PINNED, scaled
+from robust_ext.evaluations.diagnosis.path import FLAT, PINNED, scaled
 
 # As a verdict counts them: two canaries that are moved into the class of their label are no chance.
 REPAIRED = 2
@@ -103,7 +103,13 @@ def best_not_returned(case: Case) -> Finding | None:
     if case.probe is not None and case.probe.random:
         # At another draw of the model a point may be none any more.
         return None
-    rows = case.showing(lambda one: one.known("adversarial_at") is not None and one.outcome != "rejected")
+    rows = case.showing(
+        lambda one: (
+            one.known("adversarial_at") is not None
+            and one.count("best") > FLAT * one.scale
+            and one.outcome != "rejected"
+        )
+    )
     if not case.enough(rows):
         return None
     at = typical(rows, lambda one: one.known("adversarial_at")) or 0.0

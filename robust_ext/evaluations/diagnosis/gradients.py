@@ -75,14 +75,17 @@ def zero_gradient(case: Case) -> Finding | None:
 def saturated_loss(case: Case) -> Finding | None:
     """The loss had no gradient by the logits, so that the network was not to blame.
 
-    A minimum-norm attack may switch its loss off, at adversarial points, to come closer: there cross-entropy has to be
-    what is flat.
+    An attack that comes from outside may switch its loss off at adversarial points: there cross-entropy has to be what
+    is flat.
     """
 
     def shows(one: Sample) -> bool:
         gradients = one.count("gradients")
-        flat = gradients > 0 and one.count("zero_loss") >= MOSTLY * gradients
-        return flat and (not case.minimum_norm or one.count("saturated") >= MOSTLY * one.count("queries"))
+        queries = one.count("queries")
+        if gradients == 0 or one.count("zero_loss") < MOSTLY * gradients:
+            return False
+        leaves = case.minimum_norm or one.count("outside") >= MOSTLY * queries
+        return not leaves or one.count("saturated") >= MOSTLY * queries
 
     rows = case.showing(shows)
     if not case.enough(rows):

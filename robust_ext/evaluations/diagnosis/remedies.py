@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from robust_ext.attacks.base import Attack
@@ -145,7 +145,9 @@ def for_direction(attack: Attack) -> tuple[Remedy, ...]:
     if call is not None and flag_of(attack, "targeted"):
         found.append(Remedy(words="Attack untargeted.", attack=call.changed(targeted=False)))
     code = "x = x + step_size * gradient.sign()  # up the loss of the true label; a targeted attack goes down"
-    return *found, Remedy(words="Go up the loss of the label that is given, not down.", code=code)
+    mended = Remedy(words="Go up the loss of the label that is given, not down.", code=code)
+    aimed = _viewed("Give it the class that comes second, where aiming is what it does.", attack, aimed=True)
+    return *found, mended, aimed
 
 
 def for_epsilon(attack: Attack, epsilon: float) -> tuple[Remedy, ...]:
@@ -157,7 +159,8 @@ def for_epsilon(attack: Attack, epsilon: float) -> tuple[Remedy, ...]:
         text = call.changed(**{name: None if call.defaults is not None else epsilon})
         return (Remedy(words=f"Leave {name} to the threat model.", attack=text),)
     code = f"def attack(model, x, y, epsilon): ...  # is given {epsilon:.4g}, in the units of the inputs"
-    return (Remedy(words="Take epsilon from the threat model, in the units of the inputs.", code=code),)
+    words = "Take epsilon from the threat model, in the units of the inputs."
+    return Remedy(words=words, code=code), _projected(attack)
 
 
 def for_ball(attack: Attack, threat_model: ThreatModel) -> tuple[Remedy, ...]:
@@ -173,20 +176,22 @@ def for_ball(attack: Attack, threat_model: ThreatModel) -> tuple[Remedy, ...]:
     words = f"Project onto the {threat_model.norm} ball after each step, and clip to the bounds last."
     projected = Remedy(words=words, code=f"{project}\nx_adv = x_adv.clamp({low:g}, {high:g})")
     given = EPSILONS if (call := call_of(attack)) is not None and call.first(EPSILONS) in call.settings else ()
-    return (*for_epsilon(attack, threat_model.epsilon), projected) if given else (projected,)
+    own = for_epsilon(attack, threat_model.epsilon)[:1] if given else ()
+    return *own, projected, _projected(attack)
 
 
 def for_bounds(attack: Attack, bounds: tuple[float, float]) -> tuple[Remedy, ...]:
     """It works in other bounds."""
     low, high = bounds
     code = f"x_adv = x_adv.clamp({low:g}, {high:g})"
-    return (Remedy(words=f"Clip to the bounds of the inputs, [{low:g}, {high:g}].", code=code),)
+    return Remedy(words=f"Clip to the bounds of the inputs, [{low:g}, {high:g}].", code=code), _projected(attack)
 
 
 def for_labels(attack: Attack) -> tuple[Remedy, ...]:
     """It attacks predicted labels."""
     code = "loss = cross_entropy(model(x), y)  # y as given, not model(x).argmax(1)"
-    return (Remedy(words="Use the labels that are given.", code=code),)
+    kept = _viewed("Keep the best point that it queries, the input included.", attack, keep_best=True)
+    return Remedy(words="Use the labels that are given.", code=code), kept
 
 
 def for_best(attack: Attack) -> tuple[Remedy, ...]:
@@ -195,13 +200,14 @@ def for_best(attack: Attack) -> tuple[Remedy, ...]:
         "fooled = model(x_adv).argmax(1) != y\n"
         "best[fooled] = x_adv[fooled]  # after each step; return best, which begins as x.clone()"
     )
-    return (Remedy(words="Return the best point of the path instead of the last.", code=code),)
+    return (_viewed("Return the best point of the path instead of the last.", attack, code=code, keep_best=True),)
 
 
 def for_batch(attack: Attack) -> tuple[Remedy, ...]:
     """It stops for the whole batch."""
     code = "if fooled.all(): break  # not fooled.any(); or go on, and keep the best point of each row"
-    return (Remedy(words="Stop only where all of the batch is solved, or attack samples one at a time.", code=code),)
+    words = "Attack samples one at a time, or stop only where all of the batch is solved."
+    return (_viewed(words, attack, code=code, one_by_one=True),)
 
 
 def for_crash(error: str) -> tuple[Remedy, ...]:
@@ -261,13 +267,11 @@ def _viewed(words: str, attack: Attack, *, code: str = "", options: Sequence[str
     call = call_of(attack)
     if call is None:
         return Remedy(words=words, code=code, view=view, options=tuple(options))
-    return Remedy(words=words, code=code, attack=adapted(call.changed(), view))
+    return Remedy(words=words, code=code, attack=call.viewed(view))
 
 
-def adapted(text: str, view: Mapping[str, Any]) -> str:
-    """The text of an attack on another view of the model."""
-    shown = ", ".join(f"{key}={value!r}" for key, value in view.items())
-    return f"robust_ext:AdaptedAttack(attack={text!r}, {shown})"
+def _projected(attack: Attack) -> Remedy:
+    return _viewed("Move what it returns to the nearest point in ball and bounds.", attack, projected=True)
 
 
 def _averaged() -> Remedy:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import InvalidArgumentError
@@ -35,13 +36,15 @@ _TITLES = {"ART": "art", "torchattacks": "torchattacks", "adv-lib": "adv_lib"}
 class AttackCall:
     """An attack as ``scope:name(settings)``.
 
-    ``defaults`` are those of all settings it takes; None where they are not known, as of a function in a file.
+    ``defaults`` are those of all settings it takes; None where they are not known, as of a function in a file. ``view``
+    are settings of :class:`robust_ext.attacks.adapted.AdaptedAttack`, where it is run through that.
     """
 
     scope: str
     name: str
     settings: Mapping[str, Any]
     defaults: Mapping[str, Any] | None = None
+    view: Mapping[str, Any] = field(default_factory=dict)
 
     def first(self, names: Sequence[str]) -> str | None:
         """The first of these settings that was given, or else that it takes."""
@@ -56,12 +59,21 @@ class AttackCall:
     def changed(self, **changes: Any) -> str:
         """The text with other settings; those changed to None are left out."""
         settings = {key: value for key, value in {**self.settings, **changes}.items() if value is not None}
-        shown = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-        return f"{self.scope}:{self.name}" + (f"({shown})" if shown else "")
+        text = _call(f"{self.scope}:{self.name}", settings)
+        return _call("robust_ext:AdaptedAttack", {"attack": text, **self.view}) if self.view else text
+
+    def viewed(self, view: Mapping[str, Any]) -> str:
+        """The text of the attack with further settings of ``view``."""
+        return replace(self, view={**self.view, **view}).changed()
 
 
 def call_of(attack: Attack) -> AttackCall | None:
     """An attack as a text, where it was made from one or can be."""
+    if isinstance(attack, AdaptedAttack):
+        inside = call_of(attack.attack)
+        plain = {name: default_of(AdaptedAttack, name) for name in attack.adaptation}
+        view = {name: value for name, value in attack.adaptation.items() if value != plain[name]}
+        return None if inside is None else replace(inside, view={**inside.view, **view})
     for text in (attack.code_text, attack.name):
         try:
             spec = None if text is None else parse_call(text)
@@ -109,6 +121,11 @@ def _defaults(attack: Attack) -> Mapping[str, Any] | None:
     if isinstance(attack, NativeAttack):
         return {name: default_of(type(attack), name) for name in declared(type(attack))}
     return {name: parameter.default for name, parameter in inspect.signature(made_of).parameters.items()}
+
+
+def _call(name: str, settings: Mapping[str, Any]) -> str:
+    shown = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+    return f"{name}({shown})" if shown else name
 
 
 def _literal(value: object) -> bool:
