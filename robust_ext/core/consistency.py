@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import ModelError
+from robust_ext.core.errors import InconsistentModelError
 from robust_ext.core.random import seeded_globals
 
 # Differences up to these shares of the largest logit are rounding: of one batch computed twice, which only some GPU
@@ -48,7 +48,7 @@ def check_consistency(
             in a batch of another size rounding differs, and steps by the sign of a gradient make more of it.
 
     Raises:
-        ModelError: Something of this is not so; the text names which, and what to do.
+        InconsistentModelError: Something of this is not so; the text names which, and what to do.
     """
     low, high = bounds
     ramp = torch.linspace(low, high, inputs[0].numel(), device=inputs.device).clamp(low, high).view_as(inputs[:1])
@@ -60,16 +60,16 @@ def check_consistency(
         if repeatable:
             again = max(_difference(first, _logits(module, probes, argument)) for _ in range(_REPEATS))
             if again > scale * (_AGAIN_GPU if first.is_cuda else _AGAIN):
-                raise ModelError(_random_words(argument, again, scale))
+                raise InconsistentModelError(_random_words(argument, again, scale), "random", again, scale)
         if row_wise:
             found = _beside_others(module, probes, first, bounds, argument)
             beside = _BESIDE_GPU if first.is_cuda else _BESIDE
             if found > scale * (_OPTIMISED if optimised else beside):
-                raise ModelError(_batch_words(argument, found, scale))
+                raise InconsistentModelError(_batch_words(argument, found, scale), "batch", found, scale)
         if row_wise and not optimised:
             found = _in_other_batches(module, probes, first, argument)
             if found > scale * _other_size(first, module):
-                raise ModelError(_batch_words(argument, found, scale))
+                raise InconsistentModelError(_batch_words(argument, found, scale), "batch", found, scale)
 
 
 def _beside_others(
@@ -94,26 +94,29 @@ def _in_other_batches(module: nn.Module, probes: Tensor, first: Tensor, argument
 
 
 def _logits(module: nn.Module, rows: Tensor, argument: str) -> Tensor:
-    """Logits of a copy of the rows; ModelError where the module changes that copy, or does not return one row each."""
+    """Logits of a copy of the rows; an error where the module changes that copy, or does not return one row each."""
     given = rows.clone()
     try:
         out = module(given)
     except Exception as error:
-        raise ModelError(
+        raise InconsistentModelError(
             f"{argument}: raised {type(error).__name__} on a batch of {len(rows)}: {error}; "
-            "attacks leave out rows that are done, so it has to take batches of any size of inputs in bounds"
+            "attacks leave out rows that are done, so it has to take batches of any size of inputs in bounds",
+            "raises",
         ) from error
     if not torch.equal(given, rows):
-        raise ModelError(
+        raise InconsistentModelError(
             f"{argument}: changes its input in place, so the points of attacks and of whoever checks them would change "
             "too; let its forward begin with x = x.clone(), or use functions that return a new tensor (x.clamp(0, 1) "
-            "for x.clamp_(0, 1))"
+            "for x.clamp_(0, 1))",
+            "changes_input",
         )
     if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(rows):
         shown = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        raise ModelError(
+        raise InconsistentModelError(
             f"{argument}: returned {shown} for a batch of {len(rows)}, expected ({len(rows)}, classes) for batches of "
-            "any size; a squeeze() without a dimension drops the batch of a single row"
+            "any size; a squeeze() without a dimension drops the batch of a single row",
+            "shape",
         )
     return out.detach()
 

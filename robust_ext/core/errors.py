@@ -34,6 +34,21 @@ class ModelError(RobustExtError):
     """A model does not behave as a classifier from inputs in bounds to logits."""
 
 
+class InconsistentModelError(ModelError):
+    """A model's logits of a row do not follow from that row alone, or there are none.
+
+    Args:
+        text: What is wrong, and what to do.
+        kind: ``"raises"``, ``"shape"``, ``"changes_input"``, ``"random"`` or ``"batch"``.
+        difference: The largest between logits that should be the same; None where none were compared.
+        scale: The largest logit, likewise.
+    """
+
+    def __init__(self, text: str, kind: str, difference: float | None = None, scale: float | None = None) -> None:
+        self.kind, self.difference, self.scale = kind, difference, scale
+        super().__init__(text)
+
+
 class SplitError(ModelError):
     """No linear readout could be found, or the one found does not reproduce the model."""
 

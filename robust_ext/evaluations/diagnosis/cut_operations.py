@@ -1,0 +1,245 @@
+"""One forward and backward pass of any module, with a note of which module and operation did what to the gradient.
+
+Hooks on modules give the name of the module that runs, a ``TorchFunctionMode`` each operation inside it, and hooks on
+the nodes of the graph what a gradient is before and after each. So operations in a ``forward`` are found that no hook
+on a module sees: ``x.detach()``, ``torch.round`` or a block under ``torch.no_grad()``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from robust_ext.evaluations.diagnosis.calls import Call, Place, copied, tensors
+
+# What takes a number or an array out of a tensor, and its graph with it.
+_LEAVING = ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An operation that took a tensor with a gradient and returned one without."""
+
+    place: Place
+    moment: int
+    graph_off: bool  # Whether gradients were switched off, as by torch.no_grad()
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A node of the graph that a gradient went into and did not come out of as it should.
+
+    Attributes:
+        place: Of the node.
+        node: Its name, as in ``RoundBackward0``.
+        zero: Whether the gradient became exactly zero; else it became NaN or infinite.
+        rows: Which rows, bool ``(N,)``.
+    """
+
+    place: Place
+    node: str
+    zero: bool
+    rows: Tensor
+
+
+class Trace(TorchFunctionMode):
+    """What happened in one pass; filled by :func:`traced`.
+
+    Attributes:
+        calls: Calls of modules that returned, those inside a module before its own.
+        changed: The innermost call after which the watched tensor was no longer what it had been.
+        cuts: Operations that took a tensor with a gradient and returned none with one.
+        killed: Nodes that a gradient did not come out of as it went in, from the output to the input.
+        failed: Where an operation raised.
+        last_node: Where the backward pass came to last.
+    """
+
+    def __init__(self, root: nn.Module, rows: int, watched: Tensor | None) -> None:
+        super().__init__()
+        self.rows = rows
+        self._watched = None if watched is None else (watched, watched.clone())
+        self.changed: Call | None = None
+        self.calls: list[Call] = []
+        self.cuts: list[Cut] = []
+        self.killed: list[Killed] = []
+        self.failed: Place | None = None
+        self.last_node: Place | None = None
+        self._names = {id(module): name for name, module in root.named_modules()}
+        self._stack: list[Call] = []
+        self._nodes: dict[Any, Place] = {}
+        self._moment = 0
+        self._alive = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and note what it did to the graph."""
+        name = operation_name(func)
+        inputs = [one for one in tensors((args, kwargs)) if one.requires_grad]
+        if self._stack and inputs:
+            self._adopt(inputs, "")
+        try:
+            out = func(*args, **(kwargs or {}))
+        except Exception:
+            self.failed = self.failed or self._place(name)
+            raise
+        outputs = tensors(out)
+        if self._stack and (outputs or isinstance(out, Tensor) or name in _LEAVING):
+            self._note(name, inputs, outputs)
+        return out
+
+    def cut(self) -> Cut | None:
+        """The operation by which the gradient was lost: the first that cut it after the last that did not."""
+        later = [cut for cut in self.cuts if cut.moment > self._alive]
+        return later[0] if later else None
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that a module is called."""
+        if self._stack:
+            self._stack[-1].leaf = False
+        with torch._C.DisableTorchFunction():
+            copies = copied((args, kwargs))
+        call = Call(self._names[id(module)], module, copies[0], copies[1], grad_mode=torch.is_grad_enabled())
+        self._stack.append(call)
+
+    def leave(self, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        """Note that a module returned."""
+        while self._stack:
+            # Calls above it raised, and their error was caught inside.
+            call = self._stack.pop()
+            if call.module is module:
+                break
+        self._stack.append(call)
+        found = [one for one in tensors(output) if one.requires_grad]
+        self._adopt(found, "")
+        self._stack.pop()
+        self.calls.append(call)
+        with torch._C.DisableTorchFunction():
+            returned = tensors(output)
+            call.same_shape = [one.shape for one in call.points] == [one.shape for one in returned]
+            call.finite = _finite(call.points), _finite(returned)
+            if self._watched is not None and self.changed is None and not torch.equal(*self._watched):
+                self.changed = call
+        for tensor in found[:1]:
+            if tensor.grad_fn is not None:
+                tensor.register_hook(partial(self._note_gradient, call))  # type: ignore[no-untyped-call]
+
+    @property
+    def running(self) -> Call | None:
+        """The innermost module that runs, or in which an error arose."""
+        return self._stack[-1] if self._stack else None
+
+    def _place(self, operation: str) -> Place | None:
+        return Place(self._stack[-1], operation) if self._stack else None
+
+    def _note(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        self._moment += 1
+        call = self._stack[-1]
+        call.operations.append(name)
+        if any(one.requires_grad for one in outputs):
+            self._alive = self._moment
+            self._adopt([one for one in outputs if one.requires_grad], name)
+        elif inputs and not _inside_function():
+            self.cuts.append(Cut(self._place_of_cut(name), self._moment, not torch.is_grad_enabled()))
+
+    def _place_of_cut(self, name: str) -> Place:
+        """The operation's place; where gradients are off, the outermost module that switched them off."""
+        if torch.is_grad_enabled():
+            return Place(self._stack[-1], name)
+        outside = [call for call in self._stack if call.grad_mode]
+        return Place((outside or self._stack)[-1], name)
+
+    def _adopt(self, found: list[Tensor], operation: str) -> None:
+        """Hook the nodes behind tensors that no place is known of yet, and give them this one."""
+        place = Place(self._stack[-1], operation)
+        waiting = [one.grad_fn for one in found]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in self._nodes or not node.next_functions:
+                continue
+            self._nodes[node] = place
+            node.register_prehook(partial(self._begin, place))
+            node.register_hook(partial(self._finish, place, node.name()))
+            waiting += [following for following, _ in node.next_functions]
+
+    def _begin(self, place: Place, _gradients: tuple[Tensor | None, ...]) -> None:
+        self.last_node = place
+
+    def _finish(self, place: Place, node: str, down: tuple[Tensor | None, ...], up: tuple[Tensor | None, ...]) -> None:
+        into, out = self._states(up), self._states(down)
+        if into is None or out is None:
+            return
+        zero, infinite = into[0] & ~out[0], into[1] & ~out[1]
+        for rows, kind in ((zero, True), (infinite, False)):
+            if bool(rows.any()):
+                self.killed.append(Killed(place, node, kind, rows.cpu()))
+
+    def _states(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor] | None:
+        """By row, whether any value of the gradients is not zero, and whether all are finite."""
+        given = [one for one in gradients if one is not None]
+        if not given:
+            return None
+        return (
+            torch.stack([self._by_row(one != 0).any(1) for one in given]).any(0),
+            torch.stack([self._by_row(one.isfinite()).all(1) for one in given]).all(0),
+        )
+
+    def _by_row(self, values: Tensor) -> Tensor:
+        """``(N, values)``; the same for all rows where the tensor has no dimension of rows at its front."""
+        if values.dim() and len(values) == self.rows:
+            return values.reshape(self.rows, -1)
+        return values.reshape(1, -1).expand(self.rows, -1)
+
+    def _note_gradient(self, call: Call, gradient: Tensor) -> None:
+        call.gradient = self._by_row(gradient.detach().double()).norm(dim=1).cpu()
+
+
+@contextmanager
+def traced(root: nn.Module, rows: int, *, watched: Tensor | None = None) -> Iterator[Trace]:
+    """Note what every module and operation inside does; hooks are taken off again.
+
+    Args:
+        root: Called inside, once, with as many rows.
+        rows: Number of rows.
+        watched: A tensor that should not change.
+    """
+    trace = Trace(root, rows, watched)
+    handles = []
+    for module in root.modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            enter, leave = trace.enter, trace.leave
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave, with_kwargs=True))
+    try:
+        with trace:
+            yield trace
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def operation_name(func: Any) -> str:
+    """Name of an operation; of a property's, that of the property."""
+    name: str = getattr(func, "__name__", type(func).__name__)
+    return getattr(getattr(func, "__self__", None), "__name__", name) if name == "__get__" else name
+
+
+def _finite(values: list[Tensor]) -> bool:
+    return all(bool(one.isfinite().all()) for one in values)
+
+
+def _inside_function() -> bool:
+    """Whether this runs in the forward of a ``torch.autograd.Function``, which has a gradient of its own."""
+    if torch.is_grad_enabled():
+        return False
+    code = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None

@@ -1,0 +1,213 @@
+"""What comes back from a model: gradients at its input, and where they are lost, wrong or saturated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from robust_ext.core.random import seeded_globals
+from robust_ext.evaluations.diagnosis import model_remedies as remedies
+from robust_ext.evaluations.diagnosis.calls import Place
+from robust_ext.evaluations.diagnosis.cut_operations import Trace, traced
+from robust_ext.evaluations.diagnosis.finding import Finding
+from robust_ext.evaluations.diagnosis.layers import (
+    Fault,
+    LayerReport,
+    killer,
+    layer_reports,
+    measure_gradients,
+)
+from robust_ext.evaluations.diagnosis.output_probe import named
+from robust_ext.evaluations.diagnosis.secants import Secants
+
+# Rows beyond this share count: a unit may be dead for a row of a healthy network.
+_SHARE = 0.05
+# The logit difference that cross-entropy has gradients at.
+_MARGIN = 10.0
+
+_WORDS = {
+    "zero_gradient": "has a gradient of exactly zero, while its outputs change with its inputs",
+    "wrong_gradient": "has a gradient that does not predict how its outputs change",
+    "saturated_layer": "is so steep or so flat that its gradient holds for the smallest steps only",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """What is known of a model's gradients."""
+
+    findings: tuple[Finding, ...] = ()
+    layers: tuple[LayerReport, ...] = ()
+
+
+def probe_gradients(
+    module: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    rows: int,
+    seed: int,
+    random: bool,
+    softmax: Place | None,
+) -> Gradients:
+    """Look at the gradients of the logit difference, and of cross-entropy at the logits.
+
+    Args:
+        module: From inputs to logits.
+        inputs: ``(N, ...)``.
+        labels: int64 ``(N,)``.
+        rows: How many rows are looked at layer by layer.
+        seed: Of directions and draws.
+        random: Whether the module is; each pass then gets the same draws.
+        softmax: Where the model takes the softmax that it returns; its own saturation is no further fault.
+    """
+    with seeded_globals(seed) if random else nullcontext():
+        gradient, logits, error = _passed(module, inputs, labels)
+    order = torch.arange(len(inputs), device=inputs.device)
+    if gradient is not None:
+        sound = gradient.flatten(1).isfinite().all(1) & (gradient.flatten(1) != 0).any(1)
+        order = sound.long().argsort(stable=True)
+    few, aims = inputs[order[:rows]], labels[order[:rows]]
+    with traced(module, len(few)) as trace, seeded_globals(seed) if random else nullcontext():
+        own, _, error = _passed(module, few, aims)
+    root, measured, faults = measure_gradients(module, few, trace, random=random, seed=seed)
+    excused = None if softmax is None else softmax.call.name
+    faults = [fault for fault in faults if fault.call.name != excused]
+    findings: list[Finding] = []
+    if error is not None or gradient is None or own is None:
+        findings.append(_cut_finding(trace, faults, error))
+    else:
+        findings += _row_findings(gradient, own, trace, faults, excused, root)
+    if not findings:
+        findings += _fault_findings(faults)
+    if logits is not None and gradient is not None:
+        findings += _loss_findings(logits, labels, gradient)
+    return Gradients(findings=tuple(findings), layers=tuple(layer_reports(trace, measured, faults)))
+
+
+def _passed(module: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor | None, Tensor | None, Exception | None]:
+    """Gradient of the summed logit difference at inputs, logits, and what was raised."""
+    x = inputs.clone().requires_grad_()
+    logits = None
+    try:
+        # An operation in place at the front would be refused for a leaf.
+        logits = module(x.clone())
+        if not logits.requires_grad:
+            return None, logits.detach(), None
+        column = labels.view(-1, 1)
+        others = logits.detach().scatter(1, column, -torch.inf).argmax(1, keepdim=True)
+        difference = (logits.gather(1, others) - logits.gather(1, column)).sum()
+        (gradient,) = torch.autograd.grad(difference, x, allow_unused=True)
+    except Exception as error:
+        return None, None if logits is None else logits.detach(), error
+    return gradient, logits.detach(), None
+
+
+def _cut_finding(trace: Trace, faults: list[Fault], error: Exception | None) -> Finding:
+    cut = trace.cut()
+    place = (trace.failed or trace.last_node) if error is not None else None if cut is None else cut.place
+    call = place.call if place is not None else trace.running or (faults[0].call if faults else None)
+    what = f"the operation {place.operation}" if place is not None and place.operation else "what it computes"
+    if error is not None:
+        cause = f"No gradient comes back to the input: {named(call)} raises where one is wanted."
+        evidence = [f"{type(error).__name__}: {error}"]
+    else:
+        off = cut is not None and cut.graph_off
+        how = "switches gradients off (no_grad)" if off else f"cuts the graph by {what}"
+        cause = f"No gradient comes back to the input: {named(call)} {how}."
+        evidence = ["The logits have no graph that leads to the input."]
+    evidence += [_measured(fault) for fault in faults if call is not None and fault.call.name == call.name]
+    return Finding(
+        code="cut_gradient",
+        cause=cause,
+        evidence=tuple(evidence),
+        layer=None if call is None else call.name,
+        remedies=(remedies.around(call),),
+    )
+
+
+def _row_findings(
+    gradient: Tensor, own: Tensor, trace: Trace, faults: list[Fault], excused: str | None, root: Secants | None
+) -> Iterator[Finding]:
+    """Rows whose gradient is zero or not finite, with the place where it became so."""
+    for zero in (False, True):
+        rows, few = _bad(gradient, zero), _bad(own, zero)
+        if int(rows.sum()) <= _SHARE * len(rows):
+            continue
+        killed = killer(trace, few.cpu(), zero=zero)
+        silent = [fault.call for fault in faults if fault.code == "zero_gradient"]
+        call = killed.place.call if killed is not None else silent[0] if silent else None
+        if call is not None and call.name == excused and zero:
+            continue
+        if zero and root is not None and root.silent and root.flat and call is None:
+            cause = "The logits do not depend on the input."
+        elif zero:
+            cause = f"The gradient at the input is exactly zero: {named(call)} stops it."
+        else:
+            cause = f"The gradient at the input is not finite, from {named(call)} on."
+        count = f"{int(rows.sum())} of {len(rows)} rows have a gradient that is {'zero' if zero else 'not finite'}"
+        node = "" if killed is None else f"; it becomes so in {killed.node} ({killed.place.operation or 'its own'})"
+        yield Finding(
+            code="zero_gradient" if zero else "non_finite_gradient",
+            cause=cause,
+            evidence=(f"{count}{node}.", *[_measured(one) for one in faults if one.call is call]),
+            samples=int(rows.sum()),
+            of=len(rows),
+            layer=None if call is None else call.name,
+            remedies=(remedies.around(call),) if zero else remedies.finite(call),
+        )
+
+
+def _bad(gradient: Tensor, zero: bool) -> Tensor:
+    flat = gradient.flatten(1)
+    return (flat == 0).all(1) if zero else ~flat.isfinite().all(1)
+
+
+def _fault_findings(faults: list[Fault]) -> Iterator[Finding]:
+    for fault in faults:
+        smoothed = (remedies.SMOOTHED,) if fault.code == "wrong_gradient" else ()
+        yield Finding(
+            code=fault.code,
+            cause=f"{named(fault.call)} {_WORDS[fault.code]}.",
+            evidence=(_measured(fault),),
+            layer=fault.call.name,
+            remedies=(remedies.around(fault.call), *smoothed),
+        )
+
+
+def _measured(fault: Fault) -> str:
+    one = fault.found
+    steep = "" if one.steepness is None else f", {one.steepness:.3g} times as steep nearby as over the large ones"
+    return (
+        f"{named(fault.call)}: gradient and differences are {one.small:.0%} apart over small steps, {one.large:.0%} "
+        f"over large ones{steep}; healthy layers: under 10%."
+    )
+
+
+def _loss_findings(logits: Tensor, labels: Tensor, gradient: Tensor) -> Iterator[Finding]:
+    """Rows for which cross-entropy has no gradient at the logits, though the network has one."""
+    leaf = logits.clone().requires_grad_()
+    (pulled,) = torch.autograd.grad(cross_entropy(leaf, labels, reduction="sum"), leaf)
+    rows = (pulled == 0).all(1) & ~_bad(gradient, True)
+    if int(rows.sum()) <= _SHARE * len(rows):
+        return
+    found = logits[rows].double()
+    margins = found.topk(2, 1).values
+    margin = float((margins[:, 0] - margins[:, 1]).median())
+    temperature = float(f"{max(margin / _MARGIN, 1.0):.1g}")
+    yield Finding(
+        code="saturated_loss",
+        cause="Logits are so large that cross-entropy and its gradient are exactly zero.",
+        evidence=(
+            f"{int(rows.sum())} of {len(rows)} rows have a gradient of cross-entropy that is zero at the logits, and "
+            f"not one of the logit difference; their logits lead by {margin:.3g} (median).",
+        ),
+        samples=int(rows.sum()),
+        of=len(rows),
+        remedies=(remedies.cooled(temperature), remedies.MARGIN),
+    )

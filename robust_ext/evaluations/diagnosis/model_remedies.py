@@ -1,0 +1,77 @@
+"""What to do about a model that attacks cannot get through: remedies of what its probes find."""
+
+from __future__ import annotations
+
+from robust_ext.evaluations.diagnosis.calls import Call
+from robust_ext.evaluations.diagnosis.finding import Remedy
+
+_DRAWS = 20
+
+EVAL = Remedy(words="Put the model into eval mode before it is attacked.", code="model.eval()", evaluate=True)
+EOT = Remedy(
+    words=f"Average gradients over draws (EoT), here {_DRAWS}; take more until the result no longer changes.",
+    options=("--eot", str(_DRAWS)),
+    code=f"model = robust_ext.EoT(model, draws={_DRAWS})",
+    view={"eot": _DRAWS},
+)
+CLONE = Remedy(
+    words="Begin the model's forward with a copy, or use functions that return a new tensor.", code="x = x.clone()"
+)
+ROW_WISE = Remedy(words="Take statistics and scales that do not come from the batch.")
+SMOOTHED = Remedy(
+    words="Average gradients over noisy inputs, which sees across jumps.",
+    options=("--eot", str(_DRAWS)),
+    view={"eot": _DRAWS, "noise": 0.5},
+)
+
+
+def around(call: Call | None) -> Remedy:
+    """BPDA at a module: the identity's gradient in place of its own."""
+    if call is not None and call.name and call.same_shape:
+        return Remedy(
+            words=f"Give {call.name} the gradient of the identity (BPDA), or that of a smooth function like it.",
+            options=("--bpda", call.name),
+            code=f'model = robust_ext.BPDA(model, layer="{call.name}")',
+            view={"bpda": call.name},
+        )
+    layer = "" if call is None or not call.name else f'layer="{call.name}", '
+    view = {} if call is None or not call.name else {"bpda": call.name}
+    return Remedy(
+        words="Give operations like rounding or detach inside it the gradient of the identity (straight-through).",
+        code=f'model = robust_ext.BPDA(model, {layer}backward="straight_through")',
+        view={**view, "gradient_mode": "straight_through"},
+    )
+
+
+def cooled(temperature: float) -> Remedy:
+    """Logits divided by a number."""
+    return Remedy(
+        words=f"Divide the logits by {temperature:g} for the attack; predictions stay the same.",
+        code=f"attacked = lambda x: model(x) / {temperature:g}",
+        view={"temperature": temperature},
+    )
+
+
+MARGIN = Remedy(
+    words="Climb on a difference of logits (margin, CW or DLR loss) instead of cross-entropy.",
+    code="# ART\nAutoProjectedGradientDescent(classifier, loss_type='difference_logits_ratio')\n"
+    "# Foolbox\nattack.get_loss_fn = lambda model, labels: lambda x: (lambda z: (z.scatter(1, labels.raw[:, None],\n"
+    "    -1e9).amax(1) - z.gather(1, labels.raw[:, None])[:, 0]).sum())(model(x).raw)",
+)
+
+
+def logits_of(call: Call | None) -> tuple[Remedy, ...]:
+    """Logits in place of probabilities."""
+    words = "Let the model return its logits: leave out the softmax at its end."
+    if call is None or not call.name or not call.same_shape or not call.leaf:
+        return (Remedy(words=words),)
+    *parents, last = call.name.split(".")
+    owner = ".".join(["model", *parents])
+    code = f'setattr({owner}, "{last}", torch.nn.Identity())'
+    return Remedy(words=words, code=code), around(call)
+
+
+def finite(call: Call | None) -> tuple[Remedy, ...]:
+    """Gradients that are finite."""
+    words = "Keep arguments of square roots, norms and logarithms away from 0, or leave the logarithm's softmax out."
+    return Remedy(words=words, code="x = (x + 1e-12).sqrt()"), around(call)

@@ -1,0 +1,220 @@
+"""What a model returns: whether its logits are logits, and the same whenever and beside whatever a row is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.consistency import check_consistency
+from robust_ext.core.errors import InconsistentModelError
+from robust_ext.evaluations.diagnosis import model_remedies as remedies
+from robust_ext.evaluations.diagnosis.calls import Call, Place
+from robust_ext.evaluations.diagnosis.cut_operations import Trace, traced
+from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
+from robust_ext.evaluations.diagnosis.layers import (
+    batch_calls,
+    first_not_finite,
+    last_softmax,
+    mode_calls,
+    random_calls,
+)
+from robust_ext.models.adaptive import AdaptiveDefense
+
+# As AutoAttack tests it.
+_PROBABILITY = 1e-5
+_CHANGED = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What is known of a model's outputs.
+
+    Attributes:
+        findings: What is wrong with them.
+        logits: ``(N, K)``, detached; None where there are none.
+        random: Whether the same rows give other ones.
+        softmax: Where the softmax was taken that the model returns; None where it does not.
+        only_minus_infinite: Whether those that are not finite are all minus infinity.
+    """
+
+    findings: tuple[Finding, ...]
+    logits: Tensor | None = None
+    random: bool = False
+    softmax: Place | None = None
+    only_minus_infinite: bool = False
+
+
+def named(call: Call | None) -> str:
+    """A module in words: its name and class."""
+    if call is None:
+        return "the model"
+    kind = type(call.module).__name__
+    return f"{call.name} ({kind})" if call.name else f"the model itself ({kind}.forward)"
+
+
+def probe_outputs(
+    module: nn.Module, inputs: Tensor, labels: Tensor, *, bounds: tuple[float, float], rows: int, seed: int
+) -> Outputs:
+    """Look at mode and outputs of a module, which is in eval mode afterwards where its mode is at fault.
+
+    Args:
+        module: From inputs to logits.
+        inputs: ``(N, ...)``.
+        labels: int64 ``(N,)``.
+        bounds: Of inputs.
+        rows: How many rows are looked at layer by layer.
+        seed: Of draws.
+    """
+    few = inputs[:rows]
+    findings: list[Finding] = []
+    with torch.no_grad():
+        trace = _watched(module, few)
+        if isinstance(trace, Finding):
+            return Outputs(findings=(trace,))
+        findings += _mode_findings(module, few, trace, seed)
+        if findings:
+            trace = _watched(module.eval(), few)
+            if isinstance(trace, Finding):
+                return Outputs(findings=(*findings, trace))
+        if trace.changed is not None:
+            findings.append(_changed_finding(trace.changed))
+        inconsistent = _inconsistency(_Copying(module), inputs, bounds)
+        if inconsistent is not None:
+            findings.append(_inconsistent_finding(inconsistent, trace, len(few)))
+            if inconsistent.kind in ("raises", "shape"):
+                return Outputs(findings=tuple(findings))
+        logits = module(inputs.clone())
+    probabilities = _probabilities(logits)
+    softmax = last_softmax(trace) if probabilities else None
+    findings += [*_infinite_findings(logits, trace), *_probability_findings(probabilities, softmax)]
+    return Outputs(
+        findings=tuple(findings),
+        logits=logits,
+        random=inconsistent is not None and inconsistent.kind == "random",
+        softmax=softmax,
+        only_minus_infinite=not bool((logits.isnan() | logits.isposinf()).any()),
+    )
+
+
+class _Copying(nn.Module):
+    """A module that gets copies of its inputs, so that it cannot change them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.module(x.clone())
+        return out
+
+
+def _watched(module: nn.Module, few: Tensor) -> Trace | Finding:
+    """A trace of a forward pass; what is wrong where it raises."""
+    given = few.clone()
+    with traced(module, len(few), watched=given) as trace:
+        try:
+            module(given)
+        except Exception as error:
+            call = trace.running
+            return Finding(
+                code="crashed",
+                cause=f"The model raises on {len(few)} inputs.",
+                evidence=(f"{type(error).__name__} in {named(call)}: {error}",),
+                layer=None if call is None else call.name,
+            )
+    return trace
+
+
+def _mode_findings(module: nn.Module, few: Tensor, trace: Trace, seed: int) -> Iterator[Finding]:
+    calls = mode_calls(trace, seed)
+    if not calls:
+        return
+    shown = ", ".join(named(call) for call in calls[:5]) + (f" and {len(calls) - 5} more" if len(calls) > 5 else "")
+    yield Finding(
+        code="train_mode",
+        cause="The model is in train mode, in which it computes something else than in eval mode.",
+        evidence=(f"In train mode and with other outputs there: {shown}.",),
+        layer=calls[0].name,
+        remedies=(remedies.EVAL, remedies.EOT),
+    )
+
+
+def _inconsistency(module: nn.Module, inputs: Tensor, bounds: tuple[float, float]) -> InconsistentModelError | None:
+    inside = [part for part in module.modules() if isinstance(part, AdaptiveDefense)]
+    grouped = any(part.batch_level for part in inside)
+    try:
+        # Rows of a random defense draw numbers of their own, by their place in the batch.
+        row_wise = not grouped and not any(part.random for part in inside)
+        check_consistency(module, inputs, bounds=bounds, row_wise=row_wise, optimised=bool(inside))
+    except InconsistentModelError as error:
+        return error
+    return None
+
+
+def _changed_finding(call: Call) -> Finding:
+    return Finding(
+        code="changes_input",
+        cause=f"{named(call)} changes the model's input in place, so the points of attacks change beneath them.",
+        evidence=("The tensor that was given is another one after the forward pass.",),
+        layer=call.name,
+        remedies=(remedies.CLONE,),
+    )
+
+
+def _inconsistent_finding(found: InconsistentModelError, trace: Trace, rows: int) -> Finding:
+    if found.kind in ("raises", "shape"):
+        return Finding(code="crashed", cause="The model does not take batches of any size.", evidence=(str(found),))
+    random = found.kind == "random"
+    calls = random_calls(trace) if random else batch_calls(trace, rows)
+    where = ", ".join(named(call) for call in calls[:5]) or "the model"
+    what = "the same rows again" if random else "other rows beside a row"
+    return Finding(
+        code="random_output" if random else "batch_dependent",
+        cause=f"Logits of a row change with {'chance' if random else 'the rows beside it'}, in {where}.",
+        evidence=(f"With {what}, logits differ by up to {found.difference:.3g}; the largest is {found.scale:.3g}.",),
+        layer=calls[0].name if calls else None,
+        remedies=(remedies.EOT,) if random else (remedies.ROW_WISE,),
+    )
+
+
+def _infinite_findings(logits: Tensor, trace: Trace) -> Iterator[Finding]:
+    rows = ~logits.isfinite().all(1)
+    if not bool(rows.any()):
+        return
+    call = first_not_finite(trace)
+    yield Finding(
+        code="non_finite_logits",
+        cause=f"Logits are infinite or no numbers, from {named(call)} on.",
+        evidence=(f"{int(rows.sum())} of {len(rows)} rows have logits that are not finite.",),
+        samples=int(rows.sum()),
+        of=len(rows),
+        layer=None if call is None else call.name,
+        remedies=(Remedy(words="Keep logarithms, divisions and exponentials in a range where they are finite."),),
+    )
+
+
+def _probabilities(logits: Tensor) -> str | None:
+    """What logits are where they are none."""
+    rows = logits.double()
+    if rows.shape[1] < 2 or not bool((rows <= 1 + _PROBABILITY).all()):
+        return None
+    if bool((rows >= -_PROBABILITY).all()) and bool(((rows.sum(1) - 1).abs() < _PROBABILITY).all()):
+        return "probabilities"
+    return "logarithms of probabilities" if bool((rows.logsumexp(1).abs() < _PROBABILITY).all()) else None
+
+
+def _probability_findings(what: str | None, softmax: Place | None) -> Iterator[Finding]:
+    if what is None:
+        return
+    call = None if softmax is None else softmax.call
+    yield Finding(
+        code="probabilities",
+        cause=f"The model returns {what}, not logits: losses of attacks take a softmax of their own, and are flat.",
+        evidence=("In each row, values or their exponentials lie between 0 and 1 and sum to 1.",),
+        layer=None if call is None else call.name,
+        remedies=remedies.logits_of(call),
+    )

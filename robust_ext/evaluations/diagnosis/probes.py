@@ -1,0 +1,128 @@
+"""Whether a model can be attacked at all: mode, randomness, outputs and gradients of the module itself, on a few rows.
+
+Sources of what is looked at: Croce and Hein's AutoAttack (``checks.py``: randomness, probabilities, zero gradients);
+Athalye, Carlini and Wagner, "Obfuscated Gradients Give a False Sense of Security" (2018), section 3; Carlini et al.,
+"On Evaluating Adversarial Robustness" (2019). The layer at fault is found as
+:mod:`robust_ext.evaluations.diagnosis.layers` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.intact.guard import guarded
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.threat import ThreatModel
+from robust_ext.evaluations.diagnosis.finding import Finding, Remedy, ranked
+from robust_ext.evaluations.diagnosis.gradient_probe import Gradients, probe_gradients
+from robust_ext.evaluations.diagnosis.layers import LayerReport
+from robust_ext.evaluations.diagnosis.output_probe import probe_outputs
+
+# Rows of which predictions and gradients are looked at; the closer look is at a few of them.
+_WIDE = 32
+# Inputs that go over a smaller share of the bounds are of another scale.
+_FILLED = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelProbe:
+    """What probes of a model found.
+
+    Attributes:
+        findings: What is wrong, the worst first.
+        clean_accuracy: Share of the rows looked at that are classified right; None where there are no logits.
+        layers: The modules that were called, in the order in which they returned.
+        random: Whether the same rows give other logits.
+        rows: How many rows accuracy and gradients are of.
+        largest_logit: Largest absolute logit; None where there are no logits.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    clean_accuracy: float | None = None
+    layers: tuple[LayerReport, ...] = ()
+    random: bool = False
+    rows: int = 0
+    largest_logit: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as in ``result.json``."""
+        findings = [finding.to_dict() for finding in self.findings]
+        return {**vars(self), "findings": findings, "layers": [layer.to_dict() for layer in self.layers]}
+
+
+def probe_model(
+    module: nn.Module, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, rows: int = 4, seed: int = 0
+) -> ModelProbe:
+    """Look for what keeps attacks from a model, in the mode it is in; it is left as it was.
+
+    A module that raises gives a finding.
+
+    Args:
+        module: From inputs to logits, on the device of ``inputs``.
+        inputs: Floating point ``(N, ...)``, at least one row; the first 32 are used at most.
+        labels: int64 ``(N,)``.
+        threat_model: Its bounds are those of the data.
+        rows: How many rows are looked at layer by layer.
+        seed: Of random directions, and of the draws of a random model.
+
+    Example:
+        >>> from robust_ext.demo.network import digits_network
+        >>> x, y = torch.rand(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64)
+        >>> linf = ThreatModel(norm="linf", epsilon=0.1)
+        >>> probe_model(digits_network(), x, y, threat_model=linf).findings
+        ()
+        >>> (found,) = probe_model(nn.Sequential(digits_network(), nn.Softmax(1)), x, y, threat_model=linf).findings
+        >>> found.code, found.layer
+        ('probabilities', '1')
+    """
+    inputs, labels = inputs[:_WIDE].detach(), labels[:_WIDE].detach()
+    findings = list(_data_findings(inputs, threat_model))
+    with _undisturbed(module, seed):
+        outputs = probe_outputs(module, inputs, labels, bounds=threat_model.bounds, rows=rows, seed=seed)
+        findings += outputs.findings
+        gradients = Gradients()
+        if outputs.logits is not None:
+            gradients = probe_gradients(
+                module, inputs, labels, rows=rows, seed=seed, random=outputs.random, softmax=outputs.softmax
+            )
+        findings += gradients.findings
+        if any(one.code == "non_finite_gradient" for one in gradients.findings) and outputs.only_minus_infinite:
+            # A logarithm of zero: what attacks meet first is the gradient.
+            findings = [one for one in findings if one.code != "non_finite_logits"]
+    found = outputs.logits
+    return ModelProbe(
+        findings=tuple(ranked(findings)),
+        clean_accuracy=None if found is None else float((found.argmax(1) == labels).double().mean()),
+        layers=tuple(gradients.layers),
+        random=outputs.random,
+        rows=len(inputs),
+        largest_logit=None if found is None else float(found.abs().nan_to_num(0, 0, 0).max()),
+    )
+
+
+@contextmanager
+def _undisturbed(module: nn.Module, seed: int) -> Iterator[None]:
+    """Weights, buffers, modes, hooks and random numbers are put back; gradients can be taken."""
+    with guarded(module), seeded_globals(seed), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def _data_findings(inputs: Tensor, threat_model: ThreatModel) -> Iterator[Finding]:
+    """Whether the inputs lie in the bounds, and fill more than a corner of them."""
+    low, high = threat_model.bounds
+    least, most = float(inputs.min()), float(inputs.max())
+    evidence = (f"The inputs go from {least:.4g} to {most:.4g}, the bounds are [{low:g}, {high:g}].",)
+    if least < low or most > high:
+        cause = "Inputs lie outside the bounds of the threat model."
+    elif most - least < _FILLED * (high - low):
+        cause = "Inputs fill a tiny part of the bounds: either are of another scale."
+    else:
+        return
+    words = "Give bounds and epsilon in the units of the inputs, or scale the inputs."
+    yield Finding(code="wrong_bounds", cause=cause, evidence=evidence, remedies=(Remedy(words=words),))

@@ -1,0 +1,106 @@
+"""What probes find in a model: each fault by its code and layer, nothing in healthy ones; nothing is left behind."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from robust_ext import ThreatModel
+from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.diagnosis.probes import probe_model
+from tests.evaluations.diagnosis.models import FAULTS, HEALTHY, Apply, X, Y, inserted
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+
+
+def probed(model, inputs=X, labels=Y, **kwargs):
+    return probe_model(model, inputs, labels, threat_model=LINF, **kwargs)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_named_first_with_its_layer(name):
+    make, code, layer = FAULTS[name]
+    found = probed(make()).findings
+    assert (found[0].code, found[0].layer) == (code, layer), found
+    assert found[0].evidence
+    assert found[0].remedies
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_models_have_no_findings(name):
+    assert probed(HEALTHY[name]()).findings == ()
+
+
+def test_accuracy_is_that_of_the_rows():
+    model = digits_network()
+    with torch.no_grad():
+        expected = (model(X).argmax(1) == Y).double().mean().item()
+    assert probed(model).clean_accuracy == expected
+    assert 0.5 < expected < 1
+
+
+def test_a_model_is_left_as_it_was():
+    model = inserted(1, nn.Sequential(nn.Dropout(0.5), nn.BatchNorm2d(16))).train()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = {name: part.training for name, part in model.named_modules()}
+    inputs, drawn = X.clone(), []
+    for seed in (3, 3):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        if drawn:
+            probed(model, inputs)
+        drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
+    assert drawn[0] == drawn[1]
+    assert torch.equal(inputs, X)
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert {name: part.training for name, part in model.named_modules()} == flags
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def raising(x):
+    raise ValueError("no such thing")
+
+
+@pytest.mark.parametrize("function", [raising, lambda x: x.numpy().tolist(), lambda x: x.view(32, -1)[:, :4].sum(1)])
+def test_a_model_that_raises_is_a_finding_and_left_as_it_was(function):
+    model = inserted(8, Apply(function))
+    found = probed(model).findings
+    assert found[0].code in ("crashed", "cut_gradient"), found
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("scale", "fires"), [(1.0, False), (255.0, True), (1 / 255, True)])
+def test_inputs_of_another_scale(scale, fires):
+    found = [one.code for one in probed(digits_network(), X * scale).findings]
+    assert ("wrong_bounds" in found) == fires
+
+
+def test_plain_values_are_json():
+    probe = probed(inserted(0, Apply(torch.round)))
+    plain = json.loads(json.dumps(probe.to_dict()))
+    assert plain["findings"][0]["code"] == "zero_gradient"
+    assert plain["layers"][0]["name"] == "0"
+
+
+def test_a_probe_costs_at_most_fifty_passes():
+    rows = {"forward": 0, "backward": 0}
+    model = inserted(0, Apply(lambda x: 0.999 * x.detach() + 0.001 * x))
+    first = model[1]
+
+    def forward(_module, _inputs, out):
+        rows["forward"] += len(out)
+        if out.requires_grad:
+            out.register_hook(lambda gradient: rows.__setitem__("backward", rows["backward"] + len(gradient)))
+
+    first.register_forward_hook(forward)
+    probed(model)
+    # A backward pass costs two forward passes.
+    assert 0 < rows["forward"] + 2 * rows["backward"] <= 50 * 4 * 3
