@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from robust_ext.engine.outcomes import LOST
 from robust_ext.evaluations.diagnosis import remedies
-from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, typical
+from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, share, typical
 from robust_ext.evaluations.diagnosis.finding import Finding
 from robust_ext.evaluations.diagnosis.gradients import MOSTLY
-from robust_ext.evaluations.diagnosis.path import FLAT, PINNED, scaled
+from robust_ext.evaluations.diagnosis.path import FLAT, NEAR_EDGE, PINNED, scaled, walked
 
 # As a verdict counts them: two canaries that are moved into the class of their label are no chance.
 REPAIRED = 2
+# Share of gradients for another label: an attack that aims has more, and others have none.
+OTHER_LABEL = 0.1
 # Rounding apart, in epsilons.
 BEYOND = 1.001
 # A candidate so far out was given another epsilon; one nearer was not projected.
@@ -25,7 +27,9 @@ def predicted_labels(case: Case) -> Finding | None:
     posed = sum(entry.get("canary") is not None for entry in case.entries)
     wrong = [one for one in case.samples if one.entry.get("correct") is False]
     mended = [one for one in wrong if one.outcome == "not_adversarial"]
-    if repaired < REPAIRED and (len(mended) < REPAIRED or len(mended) < MOSTLY * len(wrong)):
+    returned = case.showing(_turned_back)
+    turned = returned if case.enough(returned) and len(returned) >= MOSTLY * len(case.unsolved) else []
+    if repaired < REPAIRED and (len(mended) < REPAIRED or len(mended) < MOSTLY * len(wrong)) and not turned:
         return None
     evidence = []
     if repaired:
@@ -35,16 +39,27 @@ def predicted_labels(case: Case) -> Finding | None:
             f"{len(mended)} of {len(wrong)} samples that the model gets wrong as they are came back classified "
             "correctly, though the input itself would have done."
         )
+    if turned:
+        evidence.append(
+            f"{case.part(turned)} came to an adversarial point, from where the loss of another label than theirs took "
+            "them back."
+        )
     return Finding(
         code="predicted_labels",
         cause="It attacks the labels that the model predicts instead of those it is given, which repairs "
         "misclassified inputs and overstates robust accuracy.",
         evidence=tuple(evidence),
         attack=case.name,
-        samples=max(repaired, len(mended)),
-        of=max(posed, len(wrong)),
+        samples=max(repaired, len(mended), len(turned)),
+        of=max((repaired, posed), (len(mended), len(wrong)), (len(turned), len(case.unsolved)))[1],
         remedies=remedies.for_labels(case.attack),
     )
+
+
+def _turned_back(one: Sample) -> bool:
+    """Whether the loss was that of the label, and of another one once the prediction had changed."""
+    other = share(one.count("other_label"), one.count("gradients"))
+    return one.known("adversarial_at") is not None and OTHER_LABEL < other < 1 - OTHER_LABEL
 
 
 def wrong_bounds(case: Case) -> Finding | None:
@@ -80,17 +95,13 @@ def left_ball(case: Case) -> Finding | None:
         return None
     ratio = typical(rows, lambda one: one.distance) or 1.0
     farthest = max(one.distance or 0.0 for one in rows)
-    if all(abs((one.distance or 0.0) / ratio - 1) < PINNED for one in rows):
+    straight = sum(map(walked, rows)) >= MOSTLY * len(rows)
+    alike = all(abs((one.distance or 0.0) / ratio - 1) < PINNED for one in rows)
+    if not straight and (alike or ratio > OTHER_SCALE):
         return scaled(case, rows, ratio)
-    code = "epsilon_scale" if ratio > OTHER_SCALE else "left_ball"
-    cause = (
-        f"It was given an epsilon of another scale: candidates lie {number(ratio)} epsilon away."
-        if ratio > OTHER_SCALE
-        else "It leaves the ball: nothing takes its points back within epsilon, in the threat model's norm."
-    )
     return case.finding(
-        code,
-        cause,
+        "left_ball",
+        "It leaves the ball: nothing takes its points back within epsilon, in the threat model's norm.",
         rows,
         f"{case.part(rows)} came back beyond epsilon, at {number(ratio)} times it on "
         f"the median and {number(farthest)} at most.",
@@ -125,17 +136,24 @@ def best_not_returned(case: Case) -> Finding | None:
 
 
 def stopped_early(case: Case) -> Finding | None:
-    """Nothing became adversarial before the very end of a call, and others of the same call ended there with it."""
-    traced = [one for one in case.samples if one.traced and one.count("batch_queries") >= SEARCH]
+    """Nothing became adversarial before the very end of a call, and others of the same call ended there with it.
+
+    One call alone may end so by chance; that is ruled out where calls differ in length, where the attack is set to take
+    far more steps, or where several samples were solved at once, at the end of a path that had not come to its own.
+    """
+    traced = [one for one in case.samples if one.traced and one.count("batch_queries") > 1]
     solved = [one for one in traced if one.known("adversarial_at") is not None]
     ended = [one for one in solved if one.count("adversarial_at") >= one.count("batch_queries") - 2]
-    lengths = {one.known("batch_queries") for one in solved}
-    together = [one for one in case.unsolved if one.known("batch_queries") in lengths and one not in solved]
-    planned = remedies.steps_of(case.attack)
-    short = planned is not None and all(2 * (length or 0) < planned for length in lengths)
+    lengths = {one.count("batch_queries") for one in solved}
+    others = [one for one in case.unsolved if one.known("adversarial_at") is None]
+    together = [one for one in others if one.known("batch_queries") in lengths]
     if not solved or len(ended) < len(solved) or not case.enough(together) or len(solved) > len(together):
         return None
-    if not short and len(lengths) == 1 and len(solved) < REPAIRED:
+    planned = remedies.steps_of(case.attack)
+    short = planned is not None and all(2 * length < planned for length in lengths)
+    under_way = sum(one.far < NEAR_EDGE for one in together) >= MOSTLY * len(together)
+    at_once = under_way and len(solved) >= REPAIRED and min(lengths) >= SEARCH
+    if not short and len(lengths) == 1 and not at_once:
         return None
     return case.finding(
         "stopped_early",
@@ -182,6 +200,6 @@ def unmoved(case: Case) -> Finding | None:
     )
 
 
-def _range(lengths: set[float | None]) -> str:
-    known = sorted(length for length in lengths if length is not None)
-    return number(known[0]) if known[0] == known[-1] else f"{number(known[0])} to {number(known[-1])}"
+def _range(lengths: set[float]) -> str:
+    least, most = min(lengths), max(lengths)
+    return number(least) if least == most else f"{number(least)} to {number(most)}"

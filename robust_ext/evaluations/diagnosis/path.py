@@ -11,6 +11,8 @@ from robust_ext.evaluations.diagnosis.gradients import MOSTLY
 NEAR_EDGE = 0.9
 # A ball that is smaller than the threat model's by less than this is no other scale, but a margin of safety.
 OTHER_BALL = 0.8
+# What all steps together may differ by from where they end, where they go straight there.
+STRAIGHT = 1.2
 # How far the samples' farthest points may differ, as a part of them, where all were held back at one distance.
 PINNED = 0.02
 # Parts of the largest logit that a margin has to gain, or lose, to mean anything, or has to stay below to be flat.
@@ -61,8 +63,7 @@ def epsilon_scale(case: Case) -> Finding | None:
     far = sorted(one.far for one in rows)
     if not case.enough(rows) or far[-1] > OTHER_BALL or far[-1] - far[0] > PINNED * far[-1]:
         return None
-    beyond = [one for one in rows if (_travel(one) or 0.0) > 1.2 * one.far]
-    if len(beyond) < MOSTLY * len(rows):
+    if sum(map(held_back, rows)) < MOSTLY * len(rows):
         return None
     return scaled(case, rows, far[len(far) // 2])
 
@@ -147,7 +148,7 @@ def still_improving(case: Case) -> Finding | None:
     """The best margin still rose in the last tenth of the queries."""
     if case.black_box or case.minimum_norm:
         return None
-    rows = case.showing(lambda one: one.count("gradients") > 1 and _rises(one))
+    rows = case.showing(lambda one: one.known("late") is not None and one.count("gradients") > 1 and _rises(one))
     if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
         return None
     late = typical(rows, lambda one: one.known("late")) or 0.0
@@ -190,6 +191,18 @@ def flat_loss(case: Case) -> Finding | None:
     )
 
 
+def held_back(one: Sample) -> bool:
+    """Whether its steps would have gone farther than it came: something took it back."""
+    step, travel = one.known("step"), _travel(one)
+    return one.count("gradients") > 2 and (step == 0 or (travel or 0.0) > STRAIGHT * one.far)
+
+
+def walked(one: Sample) -> bool:
+    """Whether its steps, one after another, lead just where it came."""
+    travel = _travel(one)
+    return travel is not None and one.far / STRAIGHT < travel < STRAIGHT * one.far
+
+
 def _travel(one: Sample) -> float | None:
     """The length of all steps together; None where steps are not known."""
     step = one.known("step")
@@ -198,9 +211,11 @@ def _travel(one: Sample) -> float | None:
 
 def _rises(one: Sample) -> bool:
     """Whether the best margin rose in the last tenth of the queries as it did before."""
-    late, first, best = one.count("late"), one.known("first"), one.known("best")
+    late, first, best = one.known("late"), one.known("first"), one.known("best")
     if first is None or best is None:
         return False
+    if late is None:
+        return one.count("best_at") >= one.count("queries") - 1
     return late > max(GAIN * one.scale, LATE * (best - first))
 
 
