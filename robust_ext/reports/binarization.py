@@ -38,14 +38,17 @@ def text(result: Mapping[str, Any]) -> str:
     threshold = result["settings"]["threshold"]
     one_target = len({attack["target"] for attack in result["attacks"]}) == 1
     rows = [_HEADER, *(_row(attack, threshold, one_target) for attack in _tests(result)["attacks"])]
-    lines = [*table(rows, words=(0, 1, 2, 3)), ""]
+    below = []
     for attack in result["attacks"]:
-        both = f" {attack['verdict']}, score {share(attack['score'], threshold)}." if "tests" in attack else ""
-        lines += paragraph(f"{attack_title(attack)}:{both} {plain(attack['reason'])}")
-    lines += findings.lines(_unstated(result))
+        # The verdict states the reason of a single attack.
+        if "tests" in attack or attack["reason"] != result["reason"]:
+            both = f" {attack['verdict']}, score {share(attack['score'], threshold)}." if "tests" in attack else ""
+            below += paragraph(f"{attack_title(attack)}:{both} {plain(attack['reason'])}")
+    below += findings.lines(_unstated(result))
     for warning in result.get("warnings", ()):
-        lines += paragraph(f"Warning: {plain(warning)}")
-    return "\n".join([*lines, "", *paragraph(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}"), ""])
+        below += paragraph(f"Warning: {plain(warning)}")
+    verdict = paragraph(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}")
+    return "\n".join([*table(rows, words=(0, 1, 2, 3)), "", *below, *([""] if below else []), *verdict, ""])
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,29 +26,33 @@ def weighty(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def sentence(finding: Finding) -> str:
-    """What is wrong and how it shows, with the samples and the layer where the words do not name them already."""
-    words, more = " ".join((finding["cause"], *finding["evidence"])), []
+    """What is wrong and the first evidence, with samples and layer where the words do not name them already."""
+    evidence = finding["evidence"][:1]
+    words, more = " ".join((finding["cause"], *evidence)), []
     if finding["samples"] is not None and (counted := f"{finding['samples']} of {finding['of']}") not in words:
         more.append(f"{counted} samples")
     if finding["layer"] and finding["layer"] not in words:
         more.append(f"layer {finding['layer']}")
-    cause = _ended(finding["cause"])[:-1] + (f" ({', '.join(more)})" if more else "")
-    return " ".join(map(_ended, (cause, *finding["evidence"])))
+    cause = _bare(finding["cause"]) + (f" ({', '.join(more)})" if more else "")
+    return " ".join(f"{_bare(part)}." for part in (cause, *evidence))
 
 
 def command(remedy: Mapping[str, Any]) -> str:
     """A remedy as options of the command line; empty where it has none."""
     attack = [] if remedy["attack"] is None else ["--attack", remedy["attack"]]
-    return shlex.join([*attack, *remedy["options"]])
+    return " ".join(map(_quoted, [*attack, *remedy["options"]]))
 
 
 def remedy(finding: Finding) -> str:
-    """The first remedy in a sentence, with its options of the command line; empty where there is none."""
-    if not finding["remedies"]:
-        return ""
-    first = finding["remedies"][0]
-    options = command(first)
-    return f"{_ended(first['words'])[:-1]}: {options}" if options else _ended(first["words"])
+    """The first remedy with its options of the command line, and the second in words; empty where there is none."""
+    ways = []
+    for number, one in enumerate(finding["remedies"][:2]):
+        words, options = _bare(one["words"]), command(one)
+        if number:
+            ways.append(f"or {words[0].lower()}{words[1:]}")
+        else:
+            ways.append(f"{words} ({options})" if options else words)
+    return f"{'; '.join(ways)}." if ways else ""
 
 
 def shared(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
@@ -67,16 +71,11 @@ def subject(names: Sequence[str]) -> str:
     return ", ".join(map(plain, names[:_NAMED])) + (f" and {more} more" if more > 0 else "") or "The model"
 
 
-def lines(findings: Iterable[Finding], *, consequence: str = "") -> list[str]:
-    """A warning a finding, or a note where it is of low weight, each with its first remedy.
-
-    ``consequence`` is what it does to the numbers, a sentence that follows every warning.
-    """
+def lines(findings: Iterable[Finding]) -> list[str]:
+    """A warning a finding of weight, each with its remedy; what is worth knowing alone is left to the page."""
     found = []
-    for finding, names in shared(findings):
-        severe = finding["weight"] != "low"
-        words = f"{'Warning' if severe else 'Note'}: {subject(names)}: {plain(sentence(finding))}"
-        found += paragraph(f"{words} {consequence}" if severe and consequence else words)
+    for finding, names in shared(weighty(findings)):
+        found += paragraph(f"Warning: {subject(names)}: {plain(sentence(finding))}")
         if todo := remedy(finding):
             found += [f"  {line}" for line in paragraph(f"Remedy: {plain(todo)}")]
             # Where no option of the command line does it, the lines for the user's own library.
@@ -85,6 +84,11 @@ def lines(findings: Iterable[Finding], *, consequence: str = "") -> list[str]:
     return found
 
 
-def _ended(words: str) -> str:
-    """Words that end as a sentence does."""
-    return f"{words.rstrip().rstrip('.')}."
+def _bare(words: str) -> str:
+    """A sentence without its full stop."""
+    return words.rstrip().rstrip(".")
+
+
+def _quoted(word: str) -> str:
+    """A word of a command line, in double quotes where these are the easier to read."""
+    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)

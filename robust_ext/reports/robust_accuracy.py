@@ -12,9 +12,6 @@ from robust_ext.reports.plots import COLOURS, INK, MARKERS, MUTED, draw
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds
 
-# What a finding does to the numbers.
-_UPPER = "Robust accuracy measured so is an upper bound that may lie far above what is left."
-
 
 def text(result: Mapping[str, Any]) -> str:
     """A row an attack, a column a budget, in per cent.
@@ -40,8 +37,8 @@ def text(result: Mapping[str, Any]) -> str:
         f"Robust accuracy in per cent, {result['norm']}, by epsilon; {result['samples']} samples, clean accuracy "
         f"{percent(result['clean_accuracy'])}."
     )
-    above = findings.lines(result.get("findings", ()), consequence=_UPPER)
-    above += [line for words in _shared(result) for line in paragraph(f"Warning: {words}")]
+    above = findings.lines(result.get("findings", ()))
+    above += [line for words in _meaning(result) for line in paragraph(words)]
     head = [*paragraph(opening), "", *above, *([""] if above else [])]
     sentences = [*_rests_on(result), *(f"Warning: {plain(warning)}" for warning in result.get("warnings", ()))]
     below = [line for sentence in sentences for line in ("", *paragraph(sentence))]
@@ -56,27 +53,32 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "medians": [_median(attack["distances"]) for attack in result["attacks"]],
         "rests_on": _rests_on(result),
         "above": _above(result),
+        "meaning": _meaning(result),
         "strongest": min(result["attacks"], key=lambda attack: attack["difference"]["mean"]),
     }
 
 
 def _above(result: Mapping[str, Any]) -> list[str]:
-    """What weakens attacks, and what it does to the numbers, in sentences that stand above them on the page."""
+    """What weakens attacks, in sentences that stand above the numbers on the page."""
     weak = findings.shared(findings.weighty(result.get("findings", ())))
-    sentences = [f"{findings.subject(names)}: {findings.sentence(finding)} {_UPPER}" for finding, names in weak]
-    return [*sentences, *_shared(result)]
+    return [f"{findings.subject(names)}: {findings.sentence(finding)}" for finding, names in weak]
 
 
-def _shared(result: Mapping[str, Any]) -> list[str]:
-    """What it means for the worst case that every attack is weakened; nothing where one is not, or nothing is left."""
-    weak = {finding["attack"] for finding in findings.weighty(result.get("findings", ()))}
-    if not result["worst_case"][-1]["robust_accuracy"] or {attack["name"] for attack in result["attacks"]} - weak:
+def _meaning(result: Mapping[str, Any]) -> list[str]:
+    """What it means for the numbers that attacks are weakened; nothing where none is, or nothing is left."""
+    weak = findings.weighty(result.get("findings", ()))
+    if not weak or not result["worst_case"][-1]["robust_accuracy"]:
         return []
+    names = [attack["name"] for attack in result["attacks"] if attack["name"] in {one["attack"] for one in weak}]
     number = len(result["attacks"])
+    if len(names) < number:
+        whose = findings.subject(names) if names else "attacks of such a model"
+        return [f"Robust accuracy under {whose} is an upper bound that may lie far above what is left."]
     whom = "The one attack that was run is" if number == 1 else f"All {number} attacks that were run are"
     return [
-        f"{whom} weakened by what is found above, so that the worst case is no evidence of robustness. Apply the "
-        "remedies, and add an attack that needs no gradients, as in --attack robust_ext:Square."
+        f"{whom} weakened by this: robust accuracy, the worst case too, is an upper bound that may lie far above what "
+        "is left, and no evidence of robustness. Apply the remedies, and add an attack that needs no gradients, as in "
+        "--attack robust_ext:Square."
     ]
 
 

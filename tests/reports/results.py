@@ -41,8 +41,8 @@ FINDINGS = [
     for name in ("pgd", "ddn")
 ] + [
     {
-        "code": "no_gradient",
-        "weight": "low",
+        "code": code,
+        "weight": weight,
         "cause": "No gradient was asked for.",
         "evidence": [],
         "attack": None,
@@ -61,6 +61,7 @@ FINDINGS = [
             }
         ],
     }
+    for code, weight in (("probabilities", "medium"), ("no_gradient", "low"))
 ]
 """What the diagnosis found, with and without all the optional parts."""
 

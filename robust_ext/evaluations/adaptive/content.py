@@ -15,6 +15,7 @@ from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.run import Outcome, isolated, spent
+from robust_ext.evaluations.adaptive.findings import find_faults
 from robust_ext.evaluations.adaptive.plan import CATEGORIES
 from robust_ext.evaluations.adaptive.protocol import StepRun
 from robust_ext.evaluations.caveats import attack_warnings
@@ -52,6 +53,7 @@ def make_content(
         "gain": _gain(left.mean(1) - static_left.mean(1), seed),
         "categories": _categories(ran, *predictions),
         "cost": dict(cost),
+        "findings": [finding.to_dict() for finding in find_faults(ran)],
         "refused": [{"name": one.run.title, "reason": one.refusal} for one in outcomes if one.refusal is not None],
         "settings": {**run.identity, **current_context().origins},
         "isolated": isolated(outcomes[1:]),

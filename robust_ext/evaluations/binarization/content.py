@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
+
+import torch
+from torch import nn
 
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, versions
@@ -13,11 +17,26 @@ from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason, pair_verdict
 from robust_ext.evaluations.caveats import attack_warnings
+from robust_ext.evaluations.diagnosis.attaching import (
+    PROBED,
+    Attacked,
+    Probe,
+    as_entry,
+    explain,
+    find_causes,
+    prober,
+)
+from robust_ext.evaluations.diagnosis.finding import WEIGHTS
+from robust_ext.evaluations.diagnosis.probes import ModelProbe
+from robust_ext.models.features import LayerInput
+
+# Of a sample that an attack was not run on.
+_NOTHING = {"outcome": "not_planted"}
 
 
 def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
     """Everything ``result.json`` holds of one test."""
-    run, attacks, attempted = outcome.run, [], []
+    run, attacks, attempted, causes = outcome.run, [], [], []
     for name, attack in run.attacks.items():
         mine = _until_decided(name, run, outcome.records)
         timings = [entry for entry in outcome.timings if entry["block"] < len(mine)]
@@ -25,11 +44,17 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
         attacks.append(summarise_attack(name, mine, timings, run.settings, **words))
         entries = [record["attacks"][name] for record in mine if name in record["attacks"]]
         attempted.append((name, [entry for entry in entries if entry["outcome"] != "not_planted"]))
+        causes.append(_attacked(name, run, mine, failed=attacks[-1]["verdict"] == "failed"))
+    findings = find_causes(causes, _probe(run))
+    for entry in attacks:
+        if entry["verdict"] == "failed":
+            entry["reason"] += f" {explain(findings, entry['name'])}"
     return {
         "kind": "binarization",
         "verdict": overall([attack["verdict"] for attack in attacks]),
         "reason": overall_reason(attacks),
         "attacks": attacks,
+        "findings": [finding.to_dict() for finding in findings],
         "warnings": attack_warnings(attempted, consequence=", and count as not found"),
         "calibration": run.calibration,
         "settings": {
@@ -42,6 +67,48 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
         "versions": versions(),
         "seed": run.settings.seed,
     }
+
+
+def _attacked(name: str, run: BinarizationRun, records: Sequence[Record], *, failed: bool) -> Attacked:
+    """What an attack left of its planted problems, all of which the model gets right before it."""
+    model, position = run.settings.threat_model, run.settings.boundary_position
+    planted = [record for record in records if record["attacks"].get(name, _NOTHING)["outcome"] != "not_planted"]
+    return Attacked(
+        name=name,
+        attack=run.attacks[name],
+        entries={
+            record["index"]: as_entry(
+                record["attacks"][name], correct=True, random_found=(record["random_reach"] or -inf) > position
+            )
+            for record in planted
+        },
+        threat_model=model,
+        failed=failed,
+        budgets={model.epsilon: inf},
+    )
+
+
+def _probe(run: BinarizationRun) -> Probe:
+    """Probes of the user's own network on the clean samples, with what it predicts as labels."""
+    features = run.features.module
+    network = features.model if isinstance(features, LayerInput) else nn.Sequential(features, run.readout)
+    inputs = run.inputs[:PROBED].to(run.device)
+
+    def probe() -> ModelProbe:
+        with torch.no_grad():
+            labels = network(inputs).argmax(1)
+        return prober(network, inputs, labels, threat_model=run.settings.threat_model, seed=run.settings.seed)()
+
+    return probe
+
+
+def _of_both(contents: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The findings of both tests, one of each cause and attack."""
+    once = dict[tuple[object, ...], dict[str, Any]]()
+    for content in contents.values():
+        for finding in content["findings"]:
+            once.setdefault((finding["attack"], finding["code"], finding["layer"]), finding)
+    return sorted(once.values(), key=lambda finding: WEIGHTS.index(finding["weight"]))
 
 
 def _until_decided(name: str, run: BinarizationRun, records: Sequence[Record]) -> Sequence[Record]:
@@ -74,6 +141,7 @@ def combine_tests(contents: Mapping[str, Mapping[str, Any]], described: Mapping[
         "verdict": overall([attack["verdict"] for attack in attacks]),
         "reason": overall_reason(attacks),
         "attacks": attacks,
+        "findings": _of_both(contents),
         "warnings": [f"In the {test} test: {words}" for test, one in contents.items() for words in one["warnings"]],
         "settings": {**regular["settings"], **described},
     }

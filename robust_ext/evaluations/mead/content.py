@@ -23,6 +23,7 @@ from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.detectors import NamedDetector, has_threshold
+from robust_ext.evaluations.mead.findings import find_faults
 from robust_ext.evaluations.mead.metric import Bools
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.summary import (
@@ -81,6 +82,7 @@ def make_content(
             for one in results
         ],
         refused=_refused(left),
+        findings=[finding.to_dict() for finding in find_faults(run, left)],
         warnings=attack_warnings(
             [(one.run.title, one.records) for one in left],
             consequence=", and count as no success, so that detection is an upper bound",

@@ -17,6 +17,7 @@ from robust_ext.engine.run import Outcome, spent
 from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.caveats import attack_warnings
+from robust_ext.evaluations.diagnosis.attaching import find_causes, of_arm, prober
 from robust_ext.evaluations.result import framed
 
 
@@ -43,6 +44,7 @@ def make_content(
         given,
         outcomes,
         norm=run.threat_model.norm,
+        findings=_findings(outcomes),
         attacks=attacks,
         worst_case=whole.curve(epsilons, slack=slack),
         warnings=attack_warnings(records, consequence=upper),
@@ -55,6 +57,14 @@ def make_content(
             verify=sum(left.total("seconds", "verify") for left in outcomes),
         ),
     )
+
+
+def _findings(outcomes: Sequence[Outcome[ArmRun]]) -> list[dict[str, Any]]:
+    run = outcomes[0].run
+    given = run.given
+    probe = prober(given.module, given.inputs, given.labels, threat_model=given.threat_model, seed=run.seed)
+    attacked = [of_arm(left, name=left.run.arms[0].short) for left in outcomes]
+    return [finding.to_dict() for finding in find_causes(attacked, probe)]
 
 
 def _attack(name: str, mine: Sequence[Outcome[ArmRun]], smallest: Floats, rows: list[dict[str, Any]]) -> dict[str, Any]:

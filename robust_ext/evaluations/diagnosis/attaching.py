@@ -1,0 +1,152 @@
+"""The findings of an evaluation, from its records: of every attack, and of the model where an attack calls for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor, nn
+
+from robust_ext.attacks.base import Attack
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.outcomes import BROKEN
+from robust_ext.engine.run import Outcome
+from robust_ext.evaluations.arm_runs import ArmRun
+from robust_ext.evaluations.diagnosis.comparisons import compare_attacks
+from robust_ext.evaluations.diagnosis.evidence import Entry
+from robust_ext.evaluations.diagnosis.finding import Finding, ranked
+from robust_ext.evaluations.diagnosis.indicators import find_attack_faults, most_likely
+from robust_ext.evaluations.diagnosis.probes import ModelProbe, probe_model
+from robust_ext.reports.findings import remedy, sentence
+
+Probe = Callable[[], ModelProbe]
+
+PROBED = 32
+"""Samples that are handed to the probes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacked:
+    """What one run of an attack left of its samples.
+
+    Args:
+        name: How tables call the attack; runs with several budgets share it.
+        attack: The attack.
+        entries: One a sample, by its index, each as
+            :func:`robust_ext.evaluations.diagnosis.indicators.find_attack_faults` takes it.
+        threat_model: What it was given.
+        failed: Whether it failed by the evaluation's own rules.
+        budgets: The largest distance that counts at each epsilon that it is judged at.
+    """
+
+    name: str
+    attack: Attack
+    entries: Mapping[int, Entry]
+    threat_model: ThreatModel
+    failed: bool
+    budgets: Mapping[float, float]
+
+    def faults(self, probe: ModelProbe | None = None) -> list[Finding]:
+        """What is wrong with it, by its own samples and what is known of the model."""
+        entries, model = list(self.entries.values()), self.threat_model
+        return find_attack_faults(self.name, self.attack, entries, threat_model=model, probe=probe)
+
+    def within(self, epsilon: float, indices: Iterable[int]) -> list[Entry]:
+        """Its entries of these samples as they count at an epsilon."""
+        limit = self.budgets[epsilon]
+        entries = [self.entries[index] for index in indices]
+        beyond = {"outcome": "not_adversarial"}
+        return [one if (one["distance"] or 0.0) <= limit else {**one, **beyond} for one in entries]
+
+
+def as_entry(record: Mapping[str, object], *, correct: bool, random_found: bool | None = None) -> Entry:
+    """What the rules take of a record of an attack."""
+    kept = {key: record.get(key) for key in ("outcome", "distance", "trace", "canary")}
+    return {**kept, "correct": correct, "random_found": random_found}
+
+
+def broke_none(entries: Iterable[Entry]) -> bool:
+    """Whether an attack broke none of the samples that the model classifies right, of at least one."""
+    begun = [entry["outcome"] for entry in entries if entry["correct"]]
+    return bool(begun) and not any(outcome in BROKEN for outcome in begun)
+
+
+def of_arm(outcome: Outcome[ArmRun], *, name: str) -> Attacked:
+    """What an attack left of labelled samples; it failed where it broke none of those that are classified right."""
+    run = outcome.run
+    given = run.given
+    right = given.correct.tolist()
+    entries = {record["index"]: as_entry(record, correct=right[record["index"]]) for record in outcome.records}
+    epsilons = [arm.epsilon for arm in run.arms if arm.epsilon is not None]
+    slack = [replace(run.threat_model, epsilon=one).tolerance(given.inputs[0].numel()) for one in epsilons]
+    return Attacked(
+        name=name,
+        attack=run.attack,
+        entries=entries,
+        threat_model=run.threat_model,
+        failed=broke_none(entries.values()),
+        budgets={epsilon: epsilon + more for epsilon, more in zip(epsilons, slack, strict=True)},
+    )
+
+
+def find_causes(attacked: Sequence[Attacked], probe: Probe, *, compared: bool = True) -> list[Finding]:
+    """What is wrong with attacks, and with the model; ranked, one finding a code, layer and attack.
+
+    The model is probed only where an attack failed or shows a symptom. With ``compared``, attacks are compared with
+    each other at each budget, and with themselves at a larger one.
+    """
+    others = [finding for epsilon in _budgets(attacked) for finding in _compare(attacked, epsilon)] if compared else []
+    found = [*others, *(finding for one in attacked for finding in one.faults())]
+    if most_likely(found) is None and not any(one.failed for one in attacked):
+        return ranked(found)
+    probed, runs = probe(), Counter(one.name for one in attacked)
+    found = [*probed.findings, *others]
+    for one in attacked:
+        at = f"At epsilon {one.threat_model.epsilon:.4g}."
+        more = (at,) if runs[one.name] > 1 else ()
+        found += [replace(finding, evidence=(*finding.evidence, *more)) for finding in one.faults(probed)]
+    once = dict[tuple[str | None, str, str | None], Finding]()
+    for finding in ranked(found):
+        once.setdefault((finding.attack, finding.code, finding.layer), finding)
+    return list(once.values())
+
+
+def prober(module: nn.Module, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, seed: int) -> Probe:
+    """A function that probes a model on the first samples."""
+    some = inputs[:PROBED], labels[:PROBED]
+    return partial(probe_model, module, *some, threat_model=threat_model, seed=seed)
+
+
+def explain(findings: Iterable[Finding], name: str) -> str:
+    """The most likely cause why an attack of this name failed and its remedy, or what to run where none is known."""
+    found = list(findings)
+    likely = most_likely(one for one in found if one.attack == name)
+    likely = most_likely(one for one in found if one.attack is None) if likely is None else likely
+    if likely is None:
+        return (
+            "None of the known causes applies. Next: look at the attack alone (robust-ext diagnose), and compare it "
+            "with others (--attack robust_ext:APGD --attack robust_ext:Square)."
+        )
+    plain = likely.to_dict()
+    todo = remedy(plain)
+    return f"Most likely cause: {sentence(plain)}{f' Remedy: {todo}' if todo else ''}"
+
+
+def _budgets(attacked: Sequence[Attacked]) -> list[float]:
+    return sorted({epsilon for one in attacked for epsilon in one.budgets})
+
+
+def _compare(attacked: Sequence[Attacked], epsilon: float) -> list[Finding]:
+    """What attacks at the same budget show of one another, and of themselves at the largest."""
+    beside = {one.name: one for one in attacked if epsilon in one.budgets}
+    largest = _budgets(attacked)[-1]
+    wider = {one.name: one for one in attacked if list(one.budgets) == [largest] != [epsilon]}
+    runs = [*beside.values(), *wider.values()]
+    indices = sorted(set.intersection(*(set(one.entries) for one in runs)))
+    return compare_attacks(
+        {name: one.within(epsilon, indices) for name, one in beside.items()},
+        {name: one.attack for name, one in beside.items()},
+        larger={name: one.within(largest, indices) for name, one in wider.items() if name in beside},
+    )

@@ -1,0 +1,28 @@
+"""What weakens the arms of a MEAD run; whether they fool detectors is what the run measures, and no part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from robust_ext.engine.run import Outcome
+from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun
+from robust_ext.evaluations.diagnosis.attaching import find_causes, of_arm, prober
+from robust_ext.evaluations.diagnosis.finding import Finding
+
+# Findings about attacks on the label's logit.
+_OF_LABELS = ("predicted_labels", "toward_label", "best_not_returned", "stopped_early", "still_improving", "flat_loss")
+
+
+def find_faults(run: ScoredRun, left: Sequence[Outcome[ArmRun]]) -> list[Finding]:
+    """What is wrong with arms, which are not compared with each other; ranked."""
+    given = run.given
+    probe = prober(given.module, given.inputs, given.labels, threat_model=given.threat_model, seed=run.seed)
+    ran = {one.run.title: one for one in left if one.refusal is None}
+    found = find_causes([of_arm(one, name=name) for name, one in ran.items()], probe, compared=False)
+    # By design an objective without labels and one of detectors do not end where the label's does.
+    others = {
+        name
+        for name, one in ran.items()
+        if one.run.adaptive_to is not None or one.run.arms[0].objective not in (None, "ace")
+    }
+    return [one for one in found if one.attack not in others or one.code not in _OF_LABELS]
