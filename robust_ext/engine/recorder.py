@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.checkpoints import Checkpoints, put
@@ -206,6 +207,11 @@ class Recorder:
             values = torch.where(only, values, self._of(latest, rows))
         put(latest, rows, values)
 
+    @property
+    def cut(self) -> bool:
+        """Whether gradients were wanted, and none arrived."""
+        return bool(self._sums["graphs"].any()) and not bool(self._sums["gradients"].any())
+
     def trace(self) -> Trace:
         """What was recorded."""
         count = len(self._clean)
@@ -235,11 +241,23 @@ def _readable(value: object) -> TypeGuard[Tensor]:
 
 @contextmanager
 def record_queries(target: Target, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> Iterator[Recorder]:
-    """Record what is sent to the target meanwhile, and what comes back, by whatever attack."""
+    """Record what is sent to the target meanwhile, and what comes back, by whatever attack.
+
+    Where one raises after no gradient came back to it, its AttackError mentions that.
+    """
     recorder = Recorder(inputs, labels, threat_model)
     modules = [target.module] if target.defended is None else [target.module, target.defended.classifier]
     with ExitStack() as stack:
         for module in dict.fromkeys(modules):
             stack.enter_context(module.register_forward_pre_hook(recorder.enter))
             stack.enter_context(module.register_forward_hook(recorder.leave, always_call=True))
-        yield recorder
+        try:
+            yield recorder
+        except AttackError as error:
+            if type(error) is not AttackError or not recorder.cut:
+                raise
+            raise AttackError(
+                f"{error}; before that, no gradient came back from the model to its inputs: a layer cuts the graph "
+                "(detach, no_grad, numpy, argmax), and robust-ext diagnose finds which; give that layer another "
+                "backward pass (--bpda LAYER)"
+            ) from error

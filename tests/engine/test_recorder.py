@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext.attacks.base import CallableAttack
+from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.isolation import attack_worker
@@ -160,16 +161,19 @@ def test_what_gradients_were_like(module, expected):
     assert {name: row[name] for name in expected} == expected
 
 
-def test_a_gradient_that_never_arrives_was_wanted():
-    class Cut(Linear):
-        def forward(self, x):
-            return super().forward(x.detach()) + self.a.requires_grad_().sum() * 0
+class Cut(Linear):
+    def forward(self, x):
+        return super().forward(x.detach())
 
+
+@pytest.mark.parametrize(("module", "mentioned"), [(Cut(), "a layer cuts the graph"), (Linear(), "too bad$")])
+def test_an_error_after_gradients_that_never_arrived_mentions_them(module, mentioned):
     def query(module, x, labels):
-        module(x.requires_grad_()).sum().backward()
+        module(x.requires_grad_()).sum().add(x.sum() * 0).backward()
+        raise AttackError("too bad")
 
-    (row,), _ = recorded(Cut(), torch.full((1, 4), 0.5), query)
-    assert (row["graphs"], row["gradients"]) == (1, 0)
+    with pytest.raises(AttackError, match=mentioned):
+        recorded(module, torch.full((1, 4), 0.5), query)
 
 
 class Valley(nn.Module):
