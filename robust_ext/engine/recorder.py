@@ -57,7 +57,7 @@ class Recorder:
         self._highest = {name: lowest.clone() for name in ("best", "scale", "reach")}
         self._latest = {
             name: torch.full((count,), torch.nan, device=device)
-            for name in ("first", "last", "end", "best_at", "adversarial_at")
+            for name in ("first", "last", "end", "low", "high", "best_at", "adversarial_at")
         }
         self._full = 0  # Queries of all rows in order
         self._partly = False  # Whether there were others
@@ -120,7 +120,7 @@ class Recorder:
         self._add("saturated", rows, margin < _SATURATED)
         self._add("outside", rows, ~inside)
         self._add("unmoved", rows, distance == 0)
-        for name, values in (("last", margin), ("end", distance)):
+        for name, values in (("last", margin), ("end", distance), ("low", least), ("high", most)):
             self._set(name, rows, values)
         self._raise("scale", rows, logits.abs().amax(1))
         self._raise("reach", rows, distance)

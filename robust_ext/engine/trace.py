@@ -33,6 +33,8 @@ COLUMNS = (
     "saturated",  # Queries at which cross-entropy is exactly 0 in float32
     "reach",  # Largest distance of a query from the input
     "end",  # Distance of the last query
+    "low",  # Its smallest value
+    "high",  # Its largest value
     "step",  # Median movement between consecutive queries that had gradients
     "outside",  # Queries out of the ball or the bounds
     "unmoved",  # Queries of the input itself

@@ -75,9 +75,11 @@ def test_every_number_of_a_sign_attack_on_a_linear_network_in_closed_form():
             "adversarial_at": None, "late": 0.0, "scale": 9e4, "saturated": 0, "reach": 1.0, "end": 1.0, "step": 0.0,
             "outside": 0, "unmoved": 1, "batch_queries": 21,
         }  # fmt: skip
-        measured = {name: value for name, value in row.items() if name != "best_at"}
+        measured = {name: value for name, value in row.items() if name not in ("best_at", "low", "high")}
         assert measured == pytest.approx(expected, abs=1e-3)
         assert row["best_at"] in range(8, 21)
+        last = inputs[0 if row is first else 1] + EPSILON * module.a.sign()
+        assert (row["low"], row["high"]) == pytest.approx((float(last.min()), float(last.max())), abs=1e-3)
     assert [point["query"] for point in curve] == list(range(21))
     assert curve[4]["distance"] == pytest.approx(0.5, abs=1e-3)
     assert curve[0]["margin"] == pytest.approx(-0.4 * total, abs=1e-3)

@@ -17,6 +17,8 @@ OTHER_LABEL = 0.1
 BEYOND = 1.001
 # A candidate so far out was given another epsilon; one nearer was not projected.
 OTHER_SCALE = 3.0
+# Values that are no further apart, as a part of the bounds, are the same.
+SAME = 0.002
 # Fewest queries of a search that can be said to have stopped early.
 SEARCH = 5
 
@@ -75,13 +77,39 @@ def wrong_bounds(case: Case) -> Finding | None:
     )
     rows = returned if case.enough(returned) else queried
     if not case.enough(rows):
-        return None
+        return _narrow_bounds(case)
     what = "candidates" if rows is returned else "queries, within epsilon,"
     return case.finding(
         "wrong_bounds",
         f"It works in other bounds than the valid inputs' [{low:g}, {high:g}].",
         rows,
         f"For {case.part(rows)} {what} lie out of [{low:g}, {high:g}].",
+        remedies=remedies.for_bounds(case.attack, case.threat_model.bounds),
+    )
+
+
+def _narrow_bounds(case: Case) -> Finding | None:
+    """The last queries all end at the same smallest or largest value, inside the bounds."""
+    (low, high), width, epsilon = case.threat_model.bounds, case.threat_model.width, case.threat_model.epsilon
+    rows = case.showing(lambda one: one.known("low") is not None and one.far > 0)
+    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+        return None
+    ends = []
+    for name, bound in (("low", low), ("high", high)):
+        values = [one.count(name) for one in rows]
+        inside = abs(values[0] - bound) / width
+        # Inputs that touch the bound may all be moved away from it by epsilon.
+        natural = abs(inside - epsilon / width) < SAME and case.threat_model.norm == "linf"
+        if max(values) - min(values) < SAME * width and inside > SAME:
+            ends.append((values[0], natural))
+    if len(ends) < 2 and all(natural for _, natural in ends):
+        return None
+    shown = " and ".join(number(value) for value, _ in ends)
+    return case.finding(
+        "wrong_bounds",
+        f"It works in other bounds than the valid inputs' [{low:g}, {high:g}].",
+        rows,
+        f"The last queries of {case.part(rows)} all end at {shown}.",
         remedies=remedies.for_bounds(case.attack, case.threat_model.bounds),
     )
 

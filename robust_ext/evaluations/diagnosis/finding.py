@@ -116,12 +116,17 @@ class Finding:
         return {**plain, "weight": self.weight}
 
 
+def shown_by_most(finding: Finding) -> bool:
+    """Whether at least half of the samples show it, or it is not about single samples."""
+    return not finding.samples or not finding.of or 2 * finding.samples >= finding.of
+
+
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings by weight, those that explain others first, then those that more samples show."""
+    """Findings by weight, those that most samples show before others, then those that explain others."""
     order = list(CODES)
 
-    def key(finding: Finding) -> tuple[int, int, float]:
-        share = finding.samples / finding.of if finding.samples and finding.of else 0.0
-        return WEIGHTS.index(finding.weight), order.index(finding.code), -share
+    def key(finding: Finding) -> tuple[int, bool, int, float]:
+        share = finding.samples / finding.of if finding.samples and finding.of else 1.0
+        return WEIGHTS.index(finding.weight), not shown_by_most(finding), order.index(finding.code), -share
 
     return sorted(findings, key=key)

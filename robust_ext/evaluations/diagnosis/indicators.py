@@ -12,12 +12,10 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.diagnosis import candidates, gradients, path
 from robust_ext.evaluations.diagnosis.evidence import Case, Entry, Probed
-from robust_ext.evaluations.diagnosis.finding import Finding, ranked
+from robust_ext.evaluations.diagnosis.finding import Finding, ranked, shown_by_most
 
 Rule = Callable[[Case], Finding | None]
-# The first of these that applies explains the others.
 _GRADIENTS: tuple[Rule, ...] = (
-    gradients.model_at_fault,
     gradients.cut_gradient,
     gradients.zero_gradient,
     gradients.saturated_loss,
@@ -29,9 +27,8 @@ _CANDIDATES: tuple[Rule, ...] = (
     candidates.left_ball,
     candidates.crashed,
 )
-# Looked at where gradients were what they should be; each explains those after it.
+# The first that applies explains those after it, and gradients that are not what they should be all of these.
 _WAYS: tuple[Rule, ...] = (
-    path.toward_label,
     path.epsilon_scale,
     path.step_too_large,
     candidates.best_not_returned,
@@ -63,10 +60,13 @@ def find_attack_faults(
     """
     case = Case(name=name, attack=attack, entries=entries, threat_model=threat_model, probe=probe)
     found = [finding for rule in _CANDIDATES if (finding := rule(case)) is not None]
-    gradient = _first(_GRADIENTS, case)
-    if gradient is not None:
-        found.append(gradient)
-    elif (way := _first(_WAYS, case)) is not None:
+    first = _first((gradients.model_at_fault, path.toward_label, *_GRADIENTS), case)
+    if first is not None:
+        found.append(first)
+    if first is not None and first.code == "toward_label":
+        # Then misclassified samples end in their label's class too.
+        found = [one for one in found if one.code != "predicted_labels"]
+    if (first is None or not shown_by_most(first)) and (way := _first(_WAYS, case)) is not None:
         found.append(way)
     if (note := gradients.no_gradient(case)) is not None:
         found.append(note)

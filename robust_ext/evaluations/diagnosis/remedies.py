@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from robust_ext.attacks.base import Attack
+from robust_ext.attacks.base import Attack, CallableAttack
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
 from robust_ext.evaluations.diagnosis.rewriting import (
@@ -43,7 +43,7 @@ def of_model(fault: Finding, attack: Attack) -> tuple[Remedy, ...]:
     if fault.code == "saturated_loss":
         return for_loss(attack)
     if fault.code in ("cut_gradient", "zero_gradient", "non_finite_gradient", "wrong_gradient", "saturated_layer"):
-        return for_layer(fault.layer, attack)
+        return (*fault.remedies, _BLACK_BOX) if fault.remedies else for_layer(fault.layer, attack)
     return fault.remedies
 
 
@@ -235,9 +235,12 @@ def flag_of(attack: Attack, name: str) -> bool:
 
 def steps_of(attack: Attack) -> int | None:
     """How many steps it is set to take; None where that is not known."""
-    function = getattr(attack, "function", None)
-    if isinstance(function, functools.partial):
-        found = next((function.keywords[name] for name in STEPS if name in function.keywords), None)
+    if isinstance(attack, CallableAttack):
+        try:
+            parameters = inspect.signature(attack.function).parameters
+        except (TypeError, ValueError):
+            return None
+        found = next((parameters[name].default for name in STEPS if name in parameters), None)
         return found if isinstance(found, int) else None
     return _planned(call_of(attack))
 
