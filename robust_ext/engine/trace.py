@@ -40,7 +40,7 @@ COLUMNS = (
     "unmoved",  # Queries of the input itself
     "batch_queries",  # Most queries of any row in the same call
 )
-_PARTS = ("turns", "first", "best", "last", "late", "scale", "reach", "end", "step")
+_PARTS = ("turns", "first", "best", "last", "late", "scale", "reach", "end", "low", "high", "step")
 _WHOLE = frozenset(COLUMNS) - frozenset(_PARTS)
 # Points of a curve; in a trace that comes from another process there are no more.
 LONGEST_CURVE = 64
