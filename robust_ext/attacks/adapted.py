@@ -32,6 +32,12 @@ from robust_ext.models.eot import EoT
 from robust_ext.models.layer_backward import LAYER_BACKWARDS, find_layer, other_backward
 from robust_ext.models.stand_in import Bare, StandIn
 
+_FLAGS = {
+    "keep_best": "best point kept",
+    "one_by_one": "one by one",
+    "aimed": "aimed at the second class",
+    "projected": "projected",
+}
 _OF_DEFENSES = BACKWARDS[len(LAYER_BACKWARDS) :]
 
 
@@ -98,7 +104,7 @@ class AdaptedAttack(Settings, Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set("name", f"{self.attack.name} through {self._words}")
+        self._set("name", f"{self.attack.name} through {adaptation_words(**self.adaptation)}")
         # Whoever runs it would pad the target, and a defense with padding around it is none.
         traits = replace(self.attack.traits, minimum_classes=2)
         traits = replace(traits, leaves_ball=True) if self.noise else traits
@@ -109,26 +115,13 @@ class AdaptedAttack(Settings, Attack):
         """All settings but the attack, by name."""
         return {name: value for name, value in self.to_dict().items() if name != "attack"}
 
-    @property
-    def _words(self) -> str:
-        mode = "" if self.gradient_mode == "identity" else f" {self.gradient_mode}"
-        words = [] if self.bpda is None else [f"BPDA {self.bpda}{mode}"]
-        words += [f"EoT {self.eot}"] if self.eot > 1 else []
-        words += [f"noise {self.noise:g}"] if self.noise else []
-        words += [f"temperature {self.temperature:g}"] if self.temperature != 1 else []
-        words += ["best point kept"] if self.keep_best else []
-        words += ["one by one"] if self.one_by_one else []
-        words += ["aimed at the second class"] if self.aimed else []
-        words += ["projected"] if self.projected else []
-        return ", ".join([*([self.gradient_mode] if self.bpda is None and (mode or not words) else []), *words])
-
     def refusal(self, *, threat_model: ThreatModel, detector: bool = False) -> str | None:
         """The attack's reason, if any; of attacks on a detector, that only layers are replaced beneath it."""
         reason = self.attack.refusal(threat_model=threat_model, detector=detector)
         if reason is None and self.attack.traits.detector and self._averages:
             return (
-                f"{self.attack.name} queries classifier and detector apart, and {self._words} is of logits alone; use "
-                "bpda alone, or another attack"
+                f"{self.name}: {self.attack.name} queries classifier and detector apart, and draws, noise and "
+                "temperature are of logits alone; use bpda alone, or an attack on logits"
             )
         return reason
 
@@ -218,6 +211,45 @@ class AdaptedAttack(Settings, Attack):
         if self.gradient_mode == "straight_through" and self.steps is not None:
             defense = defense.with_steps(self.steps)
         return BPDA(defense, backward=self.gradient_mode, steps=self.steps)
+
+
+def adaptation_words(
+    *,
+    bpda: str | None = None,
+    gradient_mode: str = "identity",
+    steps: int | None = None,
+    eot: int = 1,
+    noise: float = 0.0,
+    temperature: float = 1.0,
+    **flags: bool,
+) -> str:
+    """Settings of an :class:`AdaptedAttack` in words, for its name.
+
+    Example:
+        >>> adaptation_words(bpda="quantise", eot=8), adaptation_words(gradient_mode="trajectory")
+        ('BPDA quantise, EoT 8', 'trajectory')
+    """
+    words = {
+        gradient_mode: bpda is None and gradient_mode != "identity",
+        f"BPDA {bpda}{'' if gradient_mode == 'identity' else f' {gradient_mode}'}": bpda is not None,
+        f"{steps} steps": steps is not None,
+        f"EoT {eot}": eot > 1,
+        f"noise {noise:g}": noise > 0,
+        f"temperature {temperature:g}": temperature != 1,
+        **{_FLAGS[name]: chosen for name, chosen in flags.items()},
+    }
+    return ", ".join(word for word, chosen in words.items() if chosen) or gradient_mode
+
+
+def adapted_text(attack: str, **settings: Any) -> str:
+    """The text that names an attack, as :func:`robust_ext.as_attack` takes it, adapted.
+
+    Example:
+        >>> adapted_text("foolbox:LinfPGD(steps=20)", bpda="quantise", eot=8)
+        "robust_ext:AdaptedAttack(attack='foolbox:LinfPGD(steps=20)', bpda='quantise', eot=8)"
+    """
+    given = ", ".join(f"{name}={value!r}" for name, value in {"attack": attack, **settings}.items())
+    return f"robust_ext:AdaptedAttack({given})"
 
 
 class _Noisy(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from robust_ext.cli.adaptation import AdaptationOptions
 from robust_ext.cli.loading import ThreatOptions
 from robust_ext.cli.options import command
 from robust_ext.core.settings import Settings, setting, settings_class
@@ -33,15 +34,17 @@ class BinarizationOptions(Settings):
 
 
 @command(BinarizationSettings, samples=64)
-def binarization(run: ThreatOptions, own: BinarizationOptions, settings: dict[str, Any]) -> None:
+def binarization(
+    run: ThreatOptions, own: BinarizationOptions, adapt: AdaptationOptions, settings: dict[str, Any]
+) -> None:
     """Plant adversarial examples in a model and see whether an attack finds them."""
     threat_model = run.threat_model
     run.begin()
     samples = run.load_samples(seed=settings["seed"], further=0 if own.detector is None else own.detector_samples)
     with run.context(samples, detector=own.detector):
         result = binarization_test(
-            run.load_model(),
-            list(own.attack),
+            adapt.check(run.load_model()),
+            adapt.attacks(own.attack),
             samples.inputs,
             threat_model,
             sample_ids=samples.ids,

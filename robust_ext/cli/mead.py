@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from robust_ext.cli.adaptation import AdaptationOptions
 from robust_ext.cli.loading import RunOptions, Samples
 from robust_ext.cli.options import command
 from robust_ext.core.errors import InvalidArgumentError
@@ -68,24 +69,26 @@ class MeadOptions(Settings):
 
 
 @command(MeadSettings)
-def mead_command(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
+def mead_command(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: dict[str, Any]) -> None:
     """Evaluate detectors against many attacks at once."""
     run.begin()
     # Attacks are named before they are run.
     with attack_worker(**run.isolation):
-        _run(run, own, settings)
+        _run(run, own, adapt, settings)
 
 
-def _run(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
+def _run(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: dict[str, Any]) -> None:
     suites = own.suite or (() if own.arm else ("quick",))
     # Every arm brings a norm and an epsilon of its own.
     low, high = run.limits
     threat_model = ThreatModel(norm="linf", epsilon=max(high - low, 1e-9), bounds=run.limits)
-    attacks = [*suites, *(one for text in own.arm for one in parse_arm(text))]
+    attacks: list[Any] = [*suites, *(one for text in own.arm for one in parse_arm(text))]
     # Before any detector is fitted.
-    as_arms(attacks, threat_model, allow_code=own.allow_code)
+    arms, _ = as_arms(attacks, threat_model, allow_code=own.allow_code)
+    if adapt.settings:
+        attacks = adapt.arms(arms)
     samples = run.load_samples(seed=settings["seed"])
-    model = run.load_model()
+    model = adapt.check(run.load_model())
     training = _training_data(run, own, samples)
     rows = training.choose(own.train_samples + own.calibration_samples, seed=settings["seed"])
     clean, classes = training.take(rows[: own.train_samples], bounds=run.limits)

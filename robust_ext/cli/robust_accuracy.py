@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from robust_ext.cli.adaptation import AdaptationOptions
 from robust_ext.cli.loading import RunOptions
 from robust_ext.cli.options import command, number
 from robust_ext.core.errors import InvalidArgumentError
@@ -25,7 +26,9 @@ class RobustAccuracyOptions(Settings):
 
 
 @command(RobustAccuracySettings)
-def robust_accuracy_command(run: RunOptions, own: RobustAccuracyOptions, settings: dict[str, Any]) -> None:
+def robust_accuracy_command(
+    run: RunOptions, own: RobustAccuracyOptions, adapt: AdaptationOptions, settings: dict[str, Any]
+) -> None:
     """Robust accuracy at several budgets, under each attack and under all of them."""
     given = tuple(number("--eps", text) for text in own.eps.split(","))
     epsilons = RobustAccuracySettings(epsilons=given).epsilons or ()
@@ -37,8 +40,8 @@ def robust_accuracy_command(run: RunOptions, own: RobustAccuracyOptions, setting
     samples = run.load_samples(seed=settings["seed"])
     with run.context(samples):
         result = robust_accuracy(
-            run.load_model(),
-            attacks,
+            adapt.check(run.load_model()),
+            adapt.named(attacks),
             samples.inputs,
             samples.labels,
             ThreatModel(norm=own.norm, epsilon=epsilons[-1], bounds=run.limits),

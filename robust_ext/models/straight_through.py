@@ -64,13 +64,13 @@ class StraightThrough(TorchFunctionMode):
 def _through(smooth: Callable[..., Any], value: Any, *args: Any) -> Any:
     """The value, with the gradient of a smooth function of the arguments."""
     wanted = any(isinstance(one, Tensor) and one.requires_grad for one in args)
-    return _Through.apply(smooth(*args), value) if wanted else value  # type: ignore[no-untyped-call]
+    return _Through.apply(smooth(*args), value.detach()) if wanted else value  # type: ignore[no-untyped-call]
 
 
 class _Through(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, smooth: Tensor, value: Tensor) -> Tensor:
-        return value.detach().clone()
+        return value.clone()
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:

@@ -116,7 +116,10 @@ def _read(name: str) -> dict[str, Any]:
 
 def _check_library(attack: str, name: str) -> None:
     """Raise where an attack is not one of an installed library."""
-    if parse_call(attack, argument="suite").scope not in adapters():
+    spec = parse_call(attack, argument="suite")
+    if isinstance(inside := spec.arguments.get("attack"), str):
+        _check_library(inside, name)
+    if spec.scope not in adapters():
         raise InvalidArgumentError(
             "suite",
             f"{name} with the attack {attack!r}, which is code",
