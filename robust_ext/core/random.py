@@ -55,8 +55,17 @@ def seeded_globals(seed: int) -> Iterator[None]:
         try:
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            torch.manual_seed(seed % 2**63)
+            _seed_torch(seed % 2**63)
             yield
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+def _seed_torch(seed: int) -> None:
+    accelerators = (torch.cuda, torch.backends.mps, getattr(torch, "xpu", None))
+    if any(one is not None and one.is_available() for one in accelerators):
+        torch.manual_seed(seed)
+    else:
+        # The same without a note, for devices there may be later, of where it was called from: that takes milliseconds.
+        torch.default_generator.manual_seed(seed)

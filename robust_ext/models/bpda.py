@@ -118,15 +118,20 @@ class BPDA(nn.Module):
         """What ``forward`` returns for inputs ``(N, ...)``; ModelError where the identity does not fit its shape."""
         if not wants_gradient(x):
             with torch.no_grad():
-                out: Tensor = self.wrapped(x)
+                out: Tensor = self._run(x)
             return out
         if self.layer is not None and isinstance(self.wrapped, nn.Module):
             return attach(partial(self._of_layer, self.wrapped, self.layer), x)
         if self.backward == "straight_through":
-            return attach(lambda inner: with_vjp(partial(straight_through, self.wrapped), inner), x)
+            return attach(lambda inner: with_vjp(partial(straight_through, self._run), inner), x)
         if isinstance(self.wrapped, AdaptiveDefense):
             return attach(partial(self._of_defense, self.wrapped), x)
         return attach(self._of_preprocessor, x)
+
+    def _run(self, x: Tensor) -> Tensor:
+        # Hooks of a defense see none of the passes through its parts.
+        run = self.wrapped.forward if isinstance(self.wrapped, AdaptiveDefense) else self.wrapped
+        return run(x)
 
     def _of_layer(self, network: nn.Module, name: str, x: Tensor) -> tuple[Tensor, VJP]:
         # It is looked up at each call, so that copies of this module have their own.

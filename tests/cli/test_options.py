@@ -35,10 +35,20 @@ RUN = (
     *("out", "device", "progress", "in_process", "attack_timeout", "jobs", "repair", "shard"),
 )
 TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
+ADAPTING = ("bpda", "eot")
 OTHERS = {
-    "binarization": ("attack", "eps", "norm", "detector", "detector_samples", "calibrate", "calibration_samples"),
-    "mead": ("detector", "suite", "arm", "allow_code", *TRAINING),
-    "robust-accuracy": ("attack", "eps", "norm"),
+    "binarization": (
+        "attack",
+        "eps",
+        "norm",
+        "detector",
+        "detector_samples",
+        "calibrate",
+        "calibration_samples",
+        *ADAPTING,
+    ),
+    "mead": ("detector", "suite", "arm", "allow_code", *TRAINING, *ADAPTING),
+    "robust-accuracy": ("attack", "eps", "norm", *ADAPTING),
     "test-time": ("defense", "defense_weights", "surrogate", "eps", "norm"),
 }
 """The options that are no settings of an evaluation; each is named in a test below."""
@@ -206,6 +216,22 @@ def test_options_of_mead(invoke, monkeypatch):
     assert made["names"][-1] == "lid"
     assert (len(made["clean"]), made["attacked"], made["preset"]) == (50, 11, "mnist")
     assert call.context.origin["training_data"] == "digits-train, 50 samples, and 40 to calibrate"
+
+
+def test_options_that_adapt_every_attack(invoke, monkeypatch):
+    adapting = ["--bpda", "0", "--eot", "3"]
+    text = "robust_ext:AdaptedAttack(attack='{}', bpda='0', eot=3)"
+    for command, names in {"binarization": ("a:b", "c:d"), "robust-accuracy": ("a:b", "mine")}.items():
+        second = "c:d" if command == "binarization" else "mine=c:d"
+        call = invoke(command, *adapting, "--attack", second)
+        expected = zip(names, ("a:b", "c:d"), strict=True)
+        assert call.positional[1] == {f"{name} through BPDA 0, EoT 3": text.format(one) for name, one in expected}
+        with pytest.raises(InvalidArgumentError, match="--bpda: got fc, expected the name of a layer"):
+            invoke(command, "--bpda", "fc")
+    monkeypatch.setattr("robust_ext.cli.mead.find_detectors", lambda *_, **__: {"a": None})
+    (arm,) = invoke("mead", *adapting, "--arm", "linf:0.1=robust_ext:APGD()").positional[1]
+    assert (arm.epsilon, arm.resolved.attack.name, arm.resolved.bpda) == (0.1, "robust_ext:APGD()", "0")
+    assert arm.resolved.eot == 3
 
 
 @pytest.mark.parametrize("command", COMMANDS)
