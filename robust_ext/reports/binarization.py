@@ -71,9 +71,10 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unstated(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Findings that no reason states."""
+    """The findings that lead, but for those that a reason states."""
     reasons = " ".join(attack["reason"] for attack in result["attacks"])
-    return [finding for finding in result.get("findings", ()) if findings.sentence(finding) not in reasons]
+    stated = {finding["code"] for finding in result.get("findings", ()) if findings.sentence(finding) in reasons}
+    return [finding for finding in findings.leading(result.get("findings", ())) if finding["code"] not in stated]
 
 
 def _shown(outcome: str, result: Mapping[str, Any], *, pairs: bool) -> bool:

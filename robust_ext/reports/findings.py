@@ -25,6 +25,13 @@ def weighty(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding["weight"] != "low"]
 
 
+def leading(findings: Iterable[Finding]) -> list[Finding]:
+    """Of the weighty ones, all about the model and the first about each attack, which explains its others."""
+    weak = weighty(findings)
+    first = {finding["attack"]: finding for finding in reversed(weak)}
+    return [finding for finding in weak if finding["attack"] is None or finding is first[finding["attack"]]]
+
+
 def sentence(finding: Finding) -> str:
     """What is wrong and the first evidence, with samples and layer where the words do not name them already."""
     evidence = finding["evidence"][:1]
@@ -56,13 +63,15 @@ def remedy(finding: Finding) -> str:
 
 
 def shared(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
-    """Findings that several attacks share as one, the first of them, and the attacks' names; no name for the model."""
-    groups: dict[tuple[str, str | None], tuple[Finding, list[str]]] = {}
+    """Findings that several attacks share as one, with the attacks' names; no name for those of the model alone.
+
+    What it is is stated, and what to do, as of the first attack where there is one.
+    """
+    groups: dict[tuple[str, str | None], list[Finding]] = {}
     for finding in findings:
-        names = groups.setdefault((finding["code"], finding["layer"]), (finding, []))[1]
-        if finding["attack"] is not None:
-            names.append(finding["attack"])
-    return list(groups.values())
+        groups.setdefault((finding["code"], finding["layer"]), []).append(finding)
+    of_attacks = [([one for one in group if one["attack"] is not None], group) for group in groups.values()]
+    return [((mine or group)[0], [one["attack"] for one in mine]) for mine, group in of_attacks]
 
 
 def subject(names: Sequence[str]) -> str:
@@ -72,9 +81,9 @@ def subject(names: Sequence[str]) -> str:
 
 
 def lines(findings: Iterable[Finding]) -> list[str]:
-    """A warning a finding of weight, each with its remedy; what is worth knowing alone is left to the page."""
+    """A warning for the model and for each attack, with its remedy; the other findings are left to the page."""
     found = []
-    for finding, names in shared(weighty(findings)):
+    for finding, names in shared(leading(findings)):
         found += paragraph(f"Warning: {subject(names)}: {plain(sentence(finding))}")
         if todo := remedy(finding):
             found += [f"  {line}" for line in paragraph(f"Remedy: {plain(todo)}")]

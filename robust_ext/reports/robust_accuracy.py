@@ -60,7 +60,7 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _above(result: Mapping[str, Any]) -> list[str]:
     """What weakens attacks, in sentences that stand above the numbers on the page."""
-    weak = findings.shared(findings.weighty(result.get("findings", ())))
+    weak = findings.shared(findings.leading(result.get("findings", ())))
     return [f"{findings.subject(names)}: {findings.sentence(finding)}" for finding, names in weak]
 
 

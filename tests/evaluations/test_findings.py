@@ -1,0 +1,171 @@
+"""Findings in the four evaluations: what is wrong, the layer, what to do; nothing where nothing is."""
+
+from collections import OrderedDict
+from dataclasses import replace
+from unittest.mock import Mock
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, robust_accuracy
+from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.diagnosis import attaching
+from robust_ext.evaluations.diagnosis.attaching import Attacked, explain, find_causes
+from robust_ext.evaluations.diagnosis.finding import Finding, Remedy, ranked
+from robust_ext.evaluations.diagnosis.probes import ModelProbe
+from robust_ext.registry.attack import as_attack
+from robust_ext.reports import report_text
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+FAST = {"inner_points": 100, "random_inner": 20, "random_corners": 20, "canaries": 2}
+SHORT = "foolbox:LinfPGD(steps=20, random_start=False)"
+HEALTHY = "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)"
+
+
+class Rounded(nn.Module):
+    """Rounds to eighths."""
+
+    def forward(self, x):
+        return (x * 8).round() / 8
+
+
+@pytest.fixture(scope="module")
+def digits():
+    data = load_digits()
+    x = torch.tensor(data.images[1500:1512] / 16, dtype=torch.float32)[:, None]
+    return x, torch.tensor(data.target[1500:1512])
+
+
+@pytest.fixture(scope="module")
+def rounding():
+    return nn.Sequential(OrderedDict(quantise=Rounded(), network=digits_network())).eval()
+
+
+def codes(result, *, low=False):
+    return [one["code"] for one in result.content["findings"] if low or one["weight"] != "low"]
+
+
+def spread(x):
+    return x.flatten(1).std(1)
+
+
+def evaluate(kind, model, attack, digits, out=None):
+    """The result of an evaluation of an attack on a model."""
+    x, y = digits
+    if kind == "binarization":
+        return binarization_test(model, attack, x, LINF, out=out, **FAST)
+    if kind == "robust_accuracy":
+        return robust_accuracy(model, attack, x, y, LINF, out=out)
+    if kind == "mead":
+        return mead(model, attack, x, y, LINF, detectors=spread, resamples=0, out=out)
+    return evaluate_defense(lambda x: x, attack, x, y, LINF, classifier=model, draws=2, repeats=1, out=out)
+
+
+KINDS = pytest.mark.parametrize("kind", ["binarization", "robust_accuracy", "mead", "test_time"])
+
+
+@KINDS
+def test_a_rounding_layer_is_named_in_every_result(rounding, digits, kind):
+    """With BPDA as remedy."""
+    result = evaluate(kind, rounding, HEALTHY, digits)
+    first = result.content["findings"][0]
+    assert (first["code"], first["weight"]) == ("zero_gradient", "high")
+    assert first["layer"].endswith("quantise")
+    assert any("--bpda" in remedy["options"] for remedy in first["remedies"])
+    assert f"--bpda {first['layer']}" in " ".join(report_text(result.content).split())
+
+
+@pytest.mark.exhaustive
+@KINDS
+def test_findings_come_from_the_run_folder_and_are_on_the_page(rounding, digits, kind, tmp_path):
+    """The same from records that are there already."""
+    first, again = (evaluate(kind, rounding, HEALTHY, digits, tmp_path).content["findings"] for _ in range(2))
+    assert first == again
+    assert f"--bpda {first[0]['layer']}" in " ".join((tmp_path / "report.html").read_text().split())
+
+
+@KINDS
+def test_a_healthy_attack_has_no_findings_and_no_probe(digits, kind, monkeypatch):
+    monkeypatch.setattr(attaching, "probe_model", Mock(side_effect=AssertionError))
+    result = evaluate(kind, digits_network(), HEALTHY, digits)
+    assert result.content["findings"] == []
+    without = {key: value for key, value in result.content.items() if key != "findings"}
+    assert report_text(without) == report_text(result.content), "results of earlier versions have no findings"
+
+
+def test_a_failed_verdict_states_its_cause(rounding, digits):
+    result = binarization_test(rounding, HEALTHY, digits[0], LINF, **FAST)
+    assert result.verdict == "failed"
+    assert "Most likely cause: The gradient at the input is exactly zero: quantise" in result.content["reason"]
+    assert "(--bpda quantise)" in result.content["reason"]
+    assert str(result).count("Most likely cause") == 1
+
+
+def test_robust_accuracy_warns_above_its_numbers(rounding, digits):
+    result = robust_accuracy(rounding, {"PGD": HEALTHY}, *digits, LINF, epsilons=(0.05, 0.1))
+    text = " ".join(str(result).split())
+    assert text.index("Warning: PGD: The gradient at the input is exactly zero: quantise") < text.index("worst case")
+    assert "The one attack that was run is weakened by this: robust accuracy, the worst case too" in text
+    beside = robust_accuracy(rounding, {"PGD": HEALTHY, "Square": "robust_ext:Square(queries=200)"}, *digits, LINF)
+    assert "Robust accuracy under PGD is an upper bound" in " ".join(str(beside).split())
+
+
+def test_a_path_too_short_is_told_with_both_ways_out(digits):
+    result = robust_accuracy(digits_network(), SHORT, *digits, LINF)
+    text = " ".join(str(result).split())
+    assert codes(result) == ["short_path"]
+    assert "20 steps x 0.0333 epsilon end at 0.667 epsilon" in text
+    assert "rel_stepsize 0.125 (--attack 'foolbox:LinfPGD(steps=20, random_start=False, rel_stepsize=0.125)')" in text
+    assert "or take more steps: steps 80" in text
+
+
+@pytest.mark.parametrize(
+    ("findings", "words"),
+    [
+        ([], "None of the known causes applies. Next: look at the attack alone (robust-ext diagnose), and compare it"),
+        ([Finding(code="no_gradient", cause="None was asked for.", attack="a")], "None of the known causes applies."),
+        ([Finding(code="unmoved", cause="It stays.", attack="b")], "None of the known causes applies."),
+        ([Finding(code="unmoved", cause="It stays", attack="a")], "Most likely cause: It stays."),
+        (
+            [
+                Finding(code="train_mode", cause="It trains.", remedies=(Remedy(words="Call eval()."),)),
+                Finding(code="flat_loss", cause="It is flat.", attack="a", samples=3, of=4),
+            ],
+            "Most likely cause: It is flat (3 of 4 samples).",
+        ),
+        (
+            [Finding(code="train_mode", cause="It trains.", remedies=(Remedy(words="Call eval()."),))],
+            "Most likely cause: It trains. Remedy: Call eval().",
+        ),
+    ],
+)
+def test_what_a_failure_is_explained_by(findings, words):
+    assert explain(ranked(findings), "a").startswith(words)
+
+
+def entry(outcome, distance=0.1, **trace):
+    return {"outcome": outcome, "distance": distance, "trace": trace or None, "canary": None, "correct": True}
+
+
+def test_budgets_of_an_attack_are_compared_and_told_apart():
+    """What was found at .1 and is not at .2 is a fault; a minimum-norm attack counts at each budget by its distance."""
+    found, missed = [entry("found") for _ in range(20)], [entry("not_adversarial") for _ in range(20)]
+
+    def run(epsilon, entries):
+        return Attacked(
+            name="PGD",
+            attack=as_attack("robust_ext:APGD()"),
+            entries=dict(enumerate(entries)),
+            threat_model=replace(LINF, epsilon=epsilon),
+            failed=entries is missed,
+            budgets={epsilon: epsilon},
+        )
+
+    probed = []
+    less = find_causes([run(0.1, found), run(0.2, missed)], lambda: probed.append(1) or ModelProbe())
+    assert [one.code for one in less] == ["larger_budget_less"]
+    assert probed == [1]
+    assert find_causes([run(0.1, missed), run(0.2, found)], ModelProbe) == []
+    assert [one["outcome"] for one in run(0.05, found).within(0.05, range(20))] == ["not_adversarial"] * 20
