@@ -91,7 +91,7 @@ def wrong_bounds(case: Case) -> Finding | None:
 def _narrow_bounds(case: Case) -> Finding | None:
     """The last queries all end at the same smallest or largest value, inside the bounds."""
     (low, high), width, epsilon = case.threat_model.bounds, case.threat_model.width, case.threat_model.epsilon
-    rows = case.showing(lambda one: one.known("low") is not None and one.far > 0)
+    rows = case.showing(lambda one: one.known("low") is not None and one.count("end") > 0)
     if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
         return None
     ends = []
