@@ -21,6 +21,7 @@ from robust_ext.defenses.catalogue import DEFENSES
 from robust_ext.detectors.catalogue import PUBLISHED
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 
@@ -30,8 +31,9 @@ EVALUATIONS: dict[str, type[Settings]] = {
     "mead": MeadSettings,
     "robust_accuracy": RobustAccuracySettings,
     "adaptive": AdaptiveSettings,
+    "diagnosis": DiagnosisSettings,
 }
-_COMMANDS = {"adaptive": "test-time"}
+_COMMANDS = {"adaptive": "test-time", "diagnosis": "diagnose"}
 _PAGE = """\
 # Settings
 

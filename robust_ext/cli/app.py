@@ -17,6 +17,7 @@ from robust_ext.cli.adaptive import adaptive_command
 from robust_ext.cli.attacks import attacks
 from robust_ext.cli.binarization import binarization
 from robust_ext.cli.demo import demo
+from robust_ext.cli.diagnose import diagnose_command
 from robust_ext.cli.mead import mead_command
 from robust_ext.cli.robust_accuracy import robust_accuracy_command
 from robust_ext.core.errors import RobustExtError
@@ -53,6 +54,7 @@ app = typer.Typer(
     help="Can this robustness evaluation be trusted? Tests of adversarial attacks for Foolbox, ART and PyTorch.",
 )
 app.command("binarization")(binarization)
+app.command("diagnose")(diagnose_command)
 app.command("mead")(mead_command)
 app.command("robust-accuracy")(robust_accuracy_command)
 app.command("test-time")(adaptive_command)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
+
 
 def printable(text: str) -> str:
     r"""Text with all that is not printed but lines and tabs (controls, turned directions, lone surrogates) as escapes.
@@ -17,3 +20,15 @@ def printable(text: str) -> str:
 
 def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode()
+
+
+def shell_words(arguments: Iterable[str]) -> str:
+    """Arguments as a shell takes them, in double quotes where they hold single ones and nothing that a shell expands.
+
+    Example:
+        >>> print(shell_words(["--attack", "robust_ext:APGD(loss='dlr')", "--out", "my runs"]))
+        --attack "robust_ext:APGD(loss='dlr')" --out 'my runs'
+    """
+    return " ".join(
+        f'"{one}"' if "'" in one and not set(one) & set('"$`\\!') else shlex.quote(one) for one in arguments
+    )

@@ -6,11 +6,10 @@ The dicts are those of :meth:`robust_ext.evaluations.diagnosis.finding.Finding.t
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from robust_ext.core.printable import printable
+from robust_ext.core.printable import printable, shell_words
 from robust_ext.reports.text import paragraph
 from robust_ext.reports.wording import plain
 
@@ -47,7 +46,7 @@ def sentence(finding: Finding) -> str:
 def command(remedy: Mapping[str, Any]) -> str:
     """A remedy as options of the command line; empty where it has none."""
     attack = [] if remedy["attack"] is None else ["--attack", remedy["attack"]]
-    return " ".join(map(_quoted, [*attack, *remedy["options"]]))
+    return shell_words([*attack, *remedy["options"]])
 
 
 def remedy(finding: Finding) -> str:
@@ -96,8 +95,3 @@ def lines(findings: Iterable[Finding]) -> list[str]:
 def _bare(words: str) -> str:
     """A sentence without its full stop."""
     return words.rstrip().rstrip(".")
-
-
-def _quoted(word: str) -> str:
-    """A word of a command line, in double quotes where these are the easier to read."""
-    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)

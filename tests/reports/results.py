@@ -231,3 +231,98 @@ def make_example(**changes):
     clean = changes.pop("clean", np.linspace(0, 1, 16).reshape(1, 4, 4))
     entry = {"attack": "pgd", "sample": 3, "outcome": "found", "candidate": clean, "bounds": (0.0, 1.0)}
     return Example(clean=clean, **{**entry, **changes})
+
+
+def make_diagnosis(*names, **changes):
+    """A diagnosis of these attacks, with a remedy that was tried; ``changes`` replaces whole values."""
+
+    def ran(name, place, **more):
+        margins = (-3.5, -1.25 + place, None)
+        curve = [
+            {"query": query, "margin": margin, "distance": 0.25 * query, "gradient": 0.5, "adversarial": 0.0}
+            for query, margin in enumerate(margins)
+        ]
+        return {
+            "name": name,
+            "description": f"{name}(steps={place})",
+            "epsilon": 0.125,
+            "robust_accuracy": 0.75 - place / 8,
+            "interval": [0.4, 0.9],
+            "not_attacked": 0,
+            "curve": curve,
+            "seconds": 1.5 + place,
+            "passes": {"forward": 320, "backward": 320},
+            "error": None,
+            **more,
+        }
+
+    planted = {
+        "score": 0.375,
+        "score_interval": [0.15, 0.65],
+        "random_score": 0.125,
+        "verdict": "failed",
+        "planted": 16,
+    }
+    layers = [
+        {"name": name, "kind": "Conv2d", "leaf": leaf, "gradient_norm": norm, "fault": fault}
+        for name, leaf, norm, fault in (
+            ("", False, 1.5, None),
+            ("net.conv", True, 0.0, None),
+            ("net.quantise", True, 0.25, "zero_gradient"),
+            ("net.head", True, 3.5, None),
+            ("net.unused", True, None, None),
+        )
+    ]
+    before = {"robust_accuracy": 0.75, "samples": 32, "score": 0.375, "planted": 16, "error": None}
+    attacks = [
+        ran(
+            name,
+            place,
+            **planted,
+            not_planted=None,
+            larger={role: ran(name, place + more) for more, role in enumerate(("larger", "unbounded"), 1)},
+            reach=[0.625, 0.6875, 1.0],
+        )
+        for place, name in enumerate(names)
+    ]
+    raised = ran("raises", 0, robust_accuracy=None, interval=None, curve=[], passes={}, error="raises: ValueError")
+    raised |= {**dict.fromkeys(planted), "planted": 0, "not_planted": None, "larger": {}, "reach": []}
+    return {
+        "kind": "diagnosis",
+        "likely": FINDINGS[0],
+        "reason": "The likely cause of pgd: Layer net.quantise kills the gradient",
+        "samples": 32,
+        "clean_accuracy": 0.9375,
+        "norm": "linf",
+        "epsilon": 0.125,
+        "model": {
+            "name": "Rounded",
+            "inputs": [0.0, 1.0],
+            "logits": [-41.5, 31.25],
+            "mode": "eval",
+            "probe": {"findings": [], "layers": layers},
+        },
+        "attacks": [*attacks, raised],
+        "references": [ran("Square", 3)],
+        "findings": FINDINGS,
+        "tried": [
+            {
+                "code": "zero_gradient",
+                "attack": "pgd",
+                "remedy": FINDINGS[0]["remedies"][0],
+                "before": before,
+                "after": {**before, "robust_accuracy": 0.0, "score": 1.0},
+                "confirmed": True,
+                "error": None,
+            }
+        ],
+        "next": [{"words": "Run the full test.", "command": "robust-ext binarization --attack 'pgd'"}],
+        "not_run": None,
+        "warnings": ["pgd: 5 of 32 samples: the attack's process ended."],
+        "settings": {"planted": 16, "inner_points": 199},
+        "isolated": True,
+        "versions": VERSIONS,
+        "seed": 3,
+        "seconds": 30.5,
+        **changes,
+    }

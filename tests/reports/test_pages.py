@@ -21,6 +21,7 @@ from tests.reports.results import (
     FINDINGS,
     make_adaptive,
     make_attack,
+    make_diagnosis,
     make_example,
     make_pair,
     make_result,
@@ -41,6 +42,7 @@ KINDS = {
     "mead": lambda name: make(arms_of("linf 0.125", "Spatial"), [name, "lid"], samples=60, white_box=["lid"]),
     "robust_accuracy": lambda name: make_robust_accuracy(name, "ddn", findings=FINDINGS),
     "adaptive": lambda name: make_adaptive(name, "Square"),
+    "diagnosis": lambda name: make_diagnosis(name, "ddn"),
 }
 FREE = re.compile(
     "name|target|reason|attack|description|suite|defense|category|arm|group|detector|cause|evidence|layer|words|code"

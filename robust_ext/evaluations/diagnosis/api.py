@@ -1,0 +1,196 @@
+"""A diagnosis as one function."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+from typing_extensions import Unpack
+
+from robust_ext.attacks.base import Attack
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.printable import printable
+from robust_ext.core.settings import make_settings
+from robust_ext.core.target import module_device
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_inputs, check_labels
+from robust_ext.engine.context import current_context
+from robust_ext.engine.identity import check_ids
+from robust_ext.engine.inputs import as_attacks, bounded_module, prepare_inputs
+from robust_ext.engine.isolation import attack_worker
+from robust_ext.engine.judge import with_judge_seed
+from robust_ext.engine.task import Worker
+from robust_ext.evaluations.diagnosis.content import make_content
+from robust_ext.evaluations.diagnosis.examination import Examination, find
+from robust_ext.evaluations.diagnosis.examining import Examiner
+from robust_ext.evaluations.diagnosis.finding import Finding, ranked
+from robust_ext.evaluations.diagnosis.options import DiagnosisOptions
+from robust_ext.evaluations.diagnosis.probes import probe_model
+from robust_ext.evaluations.diagnosis.result import DiagnosisResult
+from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+from robust_ext.evaluations.diagnosis.trying import Trials, evaluated
+
+
+def diagnose(
+    model: object,
+    attacks: object,
+    inputs: Tensor,
+    labels: Tensor,
+    threat_model: ThreatModel,
+    *,
+    sample_ids: Sequence[int] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    isolate: bool = False,
+    attack_timeout: float | None = None,
+    progress: bool = False,
+    try_remedies: bool = False,
+    settings: DiagnosisSettings | None = None,
+    **options: Unpack[DiagnosisOptions],
+) -> DiagnosisResult:
+    """Find out whether an attack works on a model, and if not, why, and what to do about it.
+
+    The model is probed, the attack is run on the samples beside others to compare it with, and on a few planted
+    problems (:func:`robust_ext.binarization_test`). What its queries showed becomes findings, each with its evidence
+    and remedies. A model that cannot be evaluated as it is, or an attack that raises, is a finding too.
+
+    Args:
+        model: A torch module from inputs in bounds to logits; a Foolbox model; an ART ``PyTorchClassifier``.
+        attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
+        inputs: Clean samples, float ``(N, ...)`` in bounds; 32 are enough.
+        labels: Their classes, int64 ``(N,)``.
+        threat_model: The norm, epsilon and bounds.
+        sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
+        out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
+        isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
+        attack_timeout: Seconds an attack may then take for a batch; None for any time.
+        progress: Show a progress bar on stderr.
+        try_remedies: Run the remedies that can be run on the same samples and seeds, and see what they change.
+        settings: All settings at once; the defaults when left out.
+        **options: Single settings, see :class:`DiagnosisSettings`.
+
+    Returns:
+        The result; ``print`` shows it, ``likely`` is the most likely cause, or None.
+
+    Raises:
+        RobustExtError: An argument or the run folder is not as described, or the attack does not fit the threat model.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
+        >>> x, threat_model = torch.rand(12, 1, 4, 4), ThreatModel(norm="linf", epsilon=0.1)
+        >>> y = network(x).argmax(1)
+        >>> diagnose(network, "robust_ext:APGD(steps=20)", x, y, threat_model, inner_points=50).likely is None
+        True
+    """
+    begun, checked = time.perf_counter(), make_settings(DiagnosisSettings, options, base=settings)
+    module = bounded_module(model, threat_model)
+    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds).to(module_device(module))
+    if not len(inputs):
+        raise InvalidArgumentError("inputs", "no samples", "at least one sample")
+    labels = check_labels("labels", labels, samples=len(inputs)).to(inputs.device)
+    threat_model.check_resolution(inputs[0].numel())
+    if current_context().jobs > 1:
+        raise InvalidArgumentError("jobs", current_context().jobs, "1: a diagnosis is short, and runs in one process")
+    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
+        named = as_attacks(attacks)
+        for attack in named.values():
+            attack.check(threat_model=threat_model)
+        diagnosis = _Diagnosis(
+            attacks=named,
+            inputs=inputs,
+            labels=labels,
+            threat_model=threat_model,
+            ids=check_ids(sample_ids, len(inputs)),
+            settings=with_judge_seed(checked, out=out, worker=worker),
+            out=None if out is None else Path(out),
+            worker=worker,
+        )
+        return diagnosis.run(module, begun=begun, progress=progress, trying=try_remedies).saved(out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Diagnosis:
+    """What a diagnosis is given, checked."""
+
+    attacks: Mapping[str, Attack]
+    inputs: Tensor
+    labels: Tensor
+    threat_model: ThreatModel
+    ids: Sequence[int]
+    settings: DiagnosisSettings
+    out: Path | None
+    worker: Worker
+
+    def run(self, module: nn.Module, *, begun: float, progress: bool, trying: bool) -> DiagnosisResult:
+        """Probe, examine, find, and try."""
+        words = "{desc}: {n_fmt} steps, {elapsed}{postfix}"
+        with tqdm(disable=not progress, desc="diagnosis", bar_format=words) as bar:
+            watch = partial(_step, bar)
+            examiner, refusal = self._examiner(module)
+            probe = probe_model(
+                module, self.inputs, self.labels, threat_model=self.threat_model, seed=self.settings.seed
+            )
+            if examiner is None and not any(one.weight != "low" for one in probe.findings):
+                raise ModelError(str(refusal))
+            examination = Examination.of(examiner, self.attacks, watch=watch)
+            findings = ranked(find(examination, probe, threat_model=self.threat_model))
+            tried = self._try(module, examination, findings, watch) if trying else None
+        content = make_content(
+            module=module,
+            probe=probe,
+            examination=examination,
+            findings=findings,
+            tried=tried,
+            refusal=refusal,
+            inputs=self.inputs,
+            threat_model=self.threat_model,
+            settings=self.settings,
+            begun=begun,
+        )
+        return DiagnosisResult(content, findings=findings)
+
+    def _examiner(self, module: nn.Module, folder: str = "") -> tuple[Examiner | None, str | None]:
+        """What runs attacks on the model, or why none can be run."""
+        try:
+            given = prepare_inputs(
+                module,
+                self.inputs,
+                self.labels,
+                threat_model=self.threat_model,
+                sample_ids=self.ids,
+                batch_size=self.settings.batch_size,
+            )
+        except ModelError as error:
+            return None, str(error)
+        out = None if self.out is None else self.out / folder
+        return Examiner(given=given, settings=self.settings, out=out, worker=self.worker), None
+
+    def _try(
+        self, module: nn.Module, examination: Examination, findings: Sequence[Finding], watch: Callable[[str], object]
+    ) -> list[dict[str, Any]]:
+        """Run the remedies of findings."""
+
+        def in_eval_mode() -> Examiner | None:
+            return self._examiner(evaluated(module), "in-eval-mode")[0]
+
+        trials = Trials(
+            attacks=self.attacks, before=examination.attacks, examiner=examination.examiner, in_eval_mode=in_eval_mode
+        )
+        tried = []
+        for entry in trials.run(findings):
+            watch(f"remedy: {entry['remedy']['words']}")
+            tried.append(entry)
+        return tried
+
+
+def _step(bar: tqdm[Any], words: str) -> None:
+    bar.set_postfix_str(printable(words), refresh=False)
+    bar.update()

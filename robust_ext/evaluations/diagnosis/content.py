@@ -1,0 +1,125 @@
+"""From what was found to ``result.json``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from robust_ext.core.statistics import proportion_interval
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.context import ISOLATED, current_context
+from robust_ext.engine.identity import describe, versions
+from robust_ext.evaluations.caveats import attack_warnings
+from robust_ext.evaluations.diagnosis.examination import Examination
+from robust_ext.evaluations.diagnosis.examining import Examined, Ran, robust_share
+from robust_ext.evaluations.diagnosis.finding import Finding
+from robust_ext.evaluations.diagnosis.indicators import most_likely
+from robust_ext.evaluations.diagnosis.next_steps import next_steps
+from robust_ext.evaluations.diagnosis.probes import ModelProbe
+from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+
+
+def make_content(
+    *,
+    module: nn.Module,
+    probe: ModelProbe,
+    examination: Examination,
+    findings: Sequence[Finding],
+    tried: Sequence[Mapping[str, Any]] | None,
+    refusal: str | None,
+    inputs: Tensor,
+    threat_model: ThreatModel,
+    settings: DiagnosisSettings,
+    begun: float,
+) -> dict[str, Any]:
+    """Everything ``result.json`` holds."""
+    given = None if examination.examiner is None else examination.examiner.given
+    correct = [] if given is None else given.correct.tolist()
+    likely = most_likely(findings)
+    attacks = [_attack(one, examination.larger[name], correct) for name, one in examination.attacks.items()]
+    ran = [(name, one.ran.records) for name, one in examination.attacks.items()]
+    return {
+        "kind": "diagnosis",
+        "likely": None if likely is None else likely.to_dict(),
+        "reason": _reason(likely, attacks),
+        "samples": len(inputs),
+        "clean_accuracy": probe.clean_accuracy if given is None else float(given.correct.mean()),
+        "norm": threat_model.norm,
+        "epsilon": threat_model.epsilon,
+        "model": {
+            "name": type(module).__name__,
+            "inputs": _range(inputs),
+            "logits": None if given is None else _range(given.logits),
+            "mode": "train" if module.training else "eval",
+            "probe": probe.to_dict(),
+        },
+        "attacks": attacks,
+        "references": [_ran(one, correct) for one in examination.references.values()],
+        "findings": [one.to_dict() for one in findings],
+        "tried": None if tried is None else [dict(one) for one in tried],
+        "next": next_steps(likely, tried, refused=given is None),
+        "not_run": refusal,
+        "warnings": attack_warnings(ran, consequence=", and count as not found"),
+        "settings": {
+            **settings.to_dict(),
+            "bounds": list(threat_model.bounds),
+            **({} if given is None else given.described),
+            **current_context().origins,
+        },
+        "isolated": ISOLATED.get(),
+        "versions": versions(),
+        "seed": settings.seed,
+        "seconds": time.perf_counter() - begun,
+    }
+
+
+def _attack(examined: Examined, larger: Mapping[str, Ran], correct: Sequence[bool]) -> dict[str, Any]:
+    """The numbers of an attack: on the samples, with larger budgets, and on planted problems."""
+    planted = examined.planted or {}
+    keys = ("score", "score_interval", "random_score", "verdict")
+    reach = [(record.get("trace") or {}).get("reach") for record in examined.ran.records]
+    return {
+        **_ran(examined.ran, correct),
+        **{key: planted.get(key) for key in keys},
+        "planted": planted.get("samples", 0),
+        "not_planted": examined.error,
+        "larger": {name: _ran(ran, correct) for name, ran in larger.items()},
+        "reach": [value for value in reach if value is not None],
+    }
+
+
+def _ran(ran: Ran, correct: Sequence[bool]) -> dict[str, Any]:
+    """What an attack came to on the samples."""
+    count = len(ran.records)
+    robust, lost = robust_share(ran, correct)
+    interval = proportion_interval(robust, count)
+    return {
+        "name": ran.name,
+        "description": describe(ran.attack),
+        "epsilon": ran.epsilon,
+        "robust_accuracy": robust / count if count else None,
+        "interval": None if interval is None else list(interval),
+        "not_attacked": lost,
+        "curve": list(ran.curve),
+        "seconds": ran.seconds,
+        "passes": dict(ran.passes),
+        "error": ran.error,
+    }
+
+
+def _reason(likely: Finding | None, attacks: Sequence[Mapping[str, Any]]) -> str:
+    """The diagnosis in a sentence."""
+    if likely is not None:
+        of = "" if likely.attack is None or len(attacks) == 1 else f" of {likely.attack}"
+        return f"The likely cause{of}: {likely.cause}"
+    if any(attack["verdict"] == "failed" for attack in attacks):
+        return "None of the known causes applies, and the attack misses planted examples all the same."
+    return "None of the known causes applies."
+
+
+def _range(values: Tensor) -> list[float] | None:
+    finite = values.detach()[values.detach().isfinite()]
+    return [float(finite.min()), float(finite.max())] if finite.numel() else None

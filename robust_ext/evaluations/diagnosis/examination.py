@@ -1,0 +1,89 @@
+"""All that was run for a diagnosis, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from robust_ext.attacks.base import Attack
+from robust_ext.core.threat import ThreatModel
+from robust_ext.evaluations.diagnosis.comparisons import compare_attacks
+from robust_ext.evaluations.diagnosis.examining import RANDOM, ROLES, Examined, Examiner, Ran
+from robust_ext.evaluations.diagnosis.finding import Finding
+from robust_ext.evaluations.diagnosis.indicators import find_attack_faults
+from robust_ext.evaluations.diagnosis.probes import ModelProbe
+from robust_ext.evaluations.diagnosis.remedies import for_crash
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """What the attacks and those they are compared with came to; empty where the model cannot be evaluated."""
+
+    examiner: Examiner | None
+    attacks: Mapping[str, Examined] = field(default_factory=dict)
+    larger: Mapping[str, Mapping[str, Ran]] = field(default_factory=dict)
+    references: Mapping[str, Ran] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, examiner: Examiner | None, attacks: Mapping[str, Attack], *, watch: Callable[[str], object]
+    ) -> Examination:
+        """Run everything; ``watch`` is called with words for each step."""
+        if examiner is None:
+            return cls(examiner=None)
+        examined, larger, references = dict[str, Examined](), dict[str, dict[str, Ran]](), dict[str, Ran]()
+        for name, attack in attacks.items():
+            watch(name)
+            examined[name] = examiner.examine(attack)
+            larger[name] = {}
+            if examiner.settings.references and examined[name].ran.error is None:
+                for role, ran in examiner.larger(examined[name].ran):
+                    watch(f"{name}, {role} budget")
+                    larger[name][role] = ran
+        for ran in examiner.references() if examiner.settings.references else ():
+            watch(ran.name)
+            # One that raises (no gradient comes back) has nothing to compare with.
+            if ran.error is None:
+                references[ran.name] = ran
+        return cls(examiner=examiner, attacks=examined, larger=larger, references=references)
+
+
+def find(examination: Examination, probe: ModelProbe, *, threat_model: ThreatModel) -> list[Finding]:
+    """Findings about the model, about each attack, and from comparing it with others."""
+    found, examiner = list(probe.findings), examination.examiner
+    if examiner is None:
+        return found
+    correct, random = examiner.given.correct.tolist(), examination.references.get(RANDOM)
+    ran = dict[str, Ran]()
+    for name, examined in examination.attacks.items():
+        if examined.ran.error is not None:
+            found.append(
+                Finding(
+                    code="crashed",
+                    cause="It raised, and returned nothing.",
+                    evidence=(examined.ran.error,),
+                    attack=name,
+                    remedies=for_crash(examined.ran.error),
+                )
+            )
+            continue
+        ran[name] = examined.ran
+        entries = [*examined.ran.entries(correct, random), *examined.planted_entries]
+        found += find_attack_faults(name, examined.ran.attack, entries, threat_model=threat_model, probe=probe)
+    # An attack of the user's that has the name of a reference is the one that counts.
+    compared = {**examination.references, **ran}
+    budgets = {
+        role: {
+            name: examination.larger[name][role].entries(correct, None)
+            for name in ran
+            if role in examination.larger[name]
+        }
+        for role in ROLES
+    }
+    found += compare_attacks(
+        {name: one.entries(correct, random) for name, one in compared.items()},
+        {name: one.attack for name, one in compared.items()},
+        judged=list(ran),
+        **budgets,
+    )
+    return found

@@ -1,0 +1,204 @@
+"""An attack on labelled samples and on planted problems, and others on the same samples to compare it with."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.base import Attack
+from robust_ext.attacks.random_search import RandomSearch
+from robust_ext.attacks.square import Square
+from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError
+from robust_ext.engine.identity import describe
+from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.engine.outcomes import BROKEN, LOST
+from robust_ext.engine.run import run_all
+from robust_ext.engine.store import Record
+from robust_ext.engine.task import Worker, drive
+from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
+from robust_ext.evaluations.arms import Arm
+from robust_ext.evaluations.binarization import BinarizationResult, binarization_test
+from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+
+ONE_STEP, ASCENT, SQUARE, RANDOM = "one gradient step", "APGD on the margin", "Square", "random points"
+# The budgets beside epsilon: twice it, and the whole range of inputs.
+ROLES = ("larger", "unbounded")
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What an attack came to on the samples, at one budget."""
+
+    name: str
+    attack: Attack
+    epsilon: float
+    slack: float  # What a candidate may lie beyond epsilon
+    records: Sequence[Record] = ()  # One a sample; none where it raised
+    curve: Sequence[Mapping[str, Any]] = ()
+    seconds: float = 0.0
+    passes: Mapping[str, int] = field(default_factory=dict)
+    error: str | None = None  # What it raised
+
+    def solved(self, index: int) -> bool:
+        """Whether it broke a sample within the budget."""
+        record = self.records[index]
+        distance = record["distance"]
+        return record["outcome"] in BROKEN and distance is not None and distance <= self.epsilon + self.slack
+
+    def entries(self, correct: Sequence[bool], random: Ran | None) -> list[Entry]:
+        """Its records as indicators take them; ``random`` is what random points came to on the same samples."""
+        return [
+            {
+                "outcome": record["outcome"] if self.solved(index) or record["outcome"] != "found" else _BEYOND,
+                "distance": record["distance"],
+                "trace": record.get("trace"),
+                "correct": bool(correct[index]),
+                "canary": None,
+                "random_found": None if random is None else random.solved(index),
+                "error": record.get("error"),
+            }
+            for index, record in enumerate(self.records)
+        ]
+
+
+# A perturbation that an attack made as small as it could, and that is larger than the budget all the same.
+_BEYOND = "not_adversarial"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """One attack on the samples, and on planted problems where it was run on some."""
+
+    ran: Ran
+    planted: Mapping[str, Any] | None = None  # Numbers of the binarization test
+    planted_records: Sequence[Record] = ()  # One a problem: what the attack did, and how far random search came
+    threshold: float = 0.0
+    error: str | None = None  # What it raised on planted problems, or why there are none
+
+    @property
+    def planted_entries(self) -> list[Entry]:
+        """The records of planted problems as indicators take them."""
+        name = self.ran.attack.name
+        return [
+            {
+                **{
+                    key: record["attacks"][name].get(key) for key in ("outcome", "distance", "trace", "canary", "error")
+                },
+                "correct": True,
+                "random_found": (record["random_reach"] or -math.inf) > self.threshold,
+            }
+            for record in self.planted_records
+            if record["attacks"].get(name, {"outcome": "not_planted"})["outcome"] != "not_planted"
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examiner:
+    """Runs attacks on the samples of a diagnosis."""
+
+    given: EvaluationInputs
+    settings: DiagnosisSettings
+    out: Path | None
+    worker: Worker
+
+    def examine(self, attack: Attack) -> Examined:
+        """Run an attack on the samples, and on problems planted in the first of them."""
+        ran = self.run(attack.name, attack)
+        if ran.error is not None or not self.settings.planted:
+            return Examined(ran=ran)
+        try:
+            result = self._plant(attack)
+        except AttackRefusedError:
+            raise
+        except AttackError as error:
+            return Examined(ran=replace(ran, error=str(error)))
+        except ModelError as error:
+            return Examined(ran=ran, error=str(error))
+        return Examined(
+            ran=ran,
+            planted=result.attacks[attack.name],
+            planted_records=result.records,
+            threshold=result.content["settings"]["kappa"],
+        )
+
+    def run(self, name: str, attack: Attack, *, epsilon: float | None = None) -> Ran:
+        """Run an attack on the samples; the threat model's epsilon where none is given."""
+        given, model = self.given, self.given.threat_model
+        epsilon = model.epsilon if epsilon is None else epsilon
+        arm = Arm(attack=attack, norm=model.norm, epsilon=epsilon, label=name)
+        (run,) = plan_runs([arm], plan_clean(given, batch_size=self.settings.batch_size, seed=self.settings.seed))
+        slack = replace(model, epsilon=epsilon).tolerance(given.inputs[0].numel())
+        found = Ran(name=name, attack=attack, epsilon=epsilon, slack=slack)
+        try:
+            outcomes = drive(run_all([run], out=self.out, progress=False, title=name), self.worker)
+        except AttackRefusedError:
+            raise
+        except AttackError as error:
+            return replace(found, error=str(error))
+        assert outcomes is not None
+        left = outcomes[run.key]
+        return replace(
+            found,
+            records=left.records,
+            curve=next((timing["curve"] for timing in left.timings if timing.get("curve")), ()),
+            seconds=left.total("seconds", "attack"),
+            passes={way: left.total("passes", way) for way in ("forward", "backward")},
+        )
+
+    def references(self) -> Iterator[Ran]:
+        """Other attacks on the same samples."""
+        settings = self.settings
+        attacks: dict[str, Attack] = {
+            RANDOM: RandomSearch(points=settings.random_points),
+            ONE_STEP: APGD(steps=1, start="input"),
+            ASCENT: APGD(steps=25, loss="margin"),
+        }
+        if self.given.inputs.dim() == 4:
+            attacks[SQUARE] = Square(queries=settings.queries)
+        for name, attack in attacks.items():
+            yield self.run(name, attack)
+
+    def larger(self, ran: Ran) -> Iterator[tuple[str, Ran]]:
+        """The same attack with twice the budget and without any, where it follows the budget and is fast enough."""
+        model = self.given.threat_model
+        if ran.attack.traits.minimum_norm or self.cost(ran) > self.settings.affordable:
+            return
+        values = self.given.inputs[0].numel()
+        whole = model.width * {"linf": 1.0, "l2": math.sqrt(values), "l1": float(values)}[model.norm]
+        for role, epsilon in zip(ROLES, (min(2 * model.epsilon, whole), whole), strict=True):
+            yield role, self.run(ran.name, ran.attack, epsilon=epsilon)
+
+    def cost(self, ran: Ran) -> float:
+        """Passes for each sample, backward ones counted twice."""
+        return (ran.passes.get("forward", 0) + 2 * ran.passes.get("backward", 0)) / max(len(ran.records), 1)
+
+    def _plant(self, attack: Attack) -> BinarizationResult:
+        given, settings, count = self.given, self.settings, min(self.settings.planted, len(self.given.ids))
+        own = hashlib.blake2b(f"{attack.name} {describe(attack)}".encode(), digest_size=5).hexdigest()
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", attack.name)[:60].strip("-.")
+        return binarization_test(
+            given.module,
+            [attack],
+            given.inputs[:count],
+            given.threat_model,
+            sample_ids=list(given.ids[:count]),
+            out=None if self.out is None else self.out / "binarization" / f"{name}-{own}",
+            seed=settings.seed,
+            judge_seed=settings.judge_seed,
+            inner_points=settings.inner_points,
+            layer=settings.layer,
+        )
+
+
+def robust_share(ran: Ran, correct: Sequence[bool]) -> tuple[int, int]:
+    """How many samples are robust as far as the attack shows, and how many of these it was not run on."""
+    robust = [index for index in range(len(ran.records)) if correct[index] and not ran.solved(index)]
+    return len(robust), sum(ran.records[index]["outcome"] in LOST for index in robust)

@@ -1,0 +1,20 @@
+"""Keywords of :class:`DiagnosisSettings`; written by .ci/generate_settings.py."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class DiagnosisOptions(TypedDict, total=False):
+    """Settings of a diagnosis; each may be left out."""
+
+    seed: int
+    judge_seed: int | None
+    planted: int
+    inner_points: int
+    layer: str | None
+    references: bool
+    queries: int
+    random_points: int
+    affordable: int
+    batch_size: int

@@ -1,0 +1,40 @@
+"""Settings of a diagnosis."""
+
+from __future__ import annotations
+
+from robust_ext.core.settings import setting, settings_class
+from robust_ext.engine.judge import JudgedSettings
+
+
+@settings_class
+class DiagnosisSettings(JudgedSettings):
+    """How much is spent on a diagnosis; the defaults take under a minute for a CIFAR-10 network on two cores."""
+
+    label = "a diagnosis"
+
+    planted: int = setting(
+        default=16, help="Samples of the short binarization test, at most; 0 for none.", minimum=0, maximum=1_000_000
+    )
+    inner_points: int = setting(default=199, help="Inner points of each of its problems.", minimum=1, maximum=1_000_000)
+    layer: str | None = setting(
+        default=None, help="Name of the linear layer that makes the logits; found when left out.", panel="model"
+    )
+    references: bool = setting(
+        default=True,
+        help="Compare with other attacks on the same samples: one gradient step, APGD on the margin, Square, random "
+        "points, and the attack itself with larger budgets.",
+    )
+    queries: int = setting(default=200, help="Queries of Square, for each sample.", minimum=1, maximum=1_000_000)
+    random_points: int = setting(default=100, help="Random points, for each sample.", minimum=1, maximum=1_000_000)
+    affordable: int = setting(
+        default=500,
+        help="Passes, backward ones counted twice, that an attack may take for each sample to be run with larger "
+        "budgets too.",
+        minimum=0,
+    )
+    batch_size: int = setting(
+        default=100,
+        help="Samples attacked at once. Results of attacks that draw random numbers depend on it.",
+        minimum=1,
+        panel="run",
+    )
