@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from robust_ext.cli.adaptation import AdaptationOptions
 from robust_ext.cli.loading import ThreatOptions
 from robust_ext.cli.options import command
 from robust_ext.core.settings import Settings, setting, settings_class
@@ -29,7 +30,9 @@ class DiagnoseOptions(Settings):
 
 
 @command(DiagnosisSettings, samples=32)
-def diagnose_command(run: ThreatOptions, own: DiagnoseOptions, settings: dict[str, Any]) -> None:
+def diagnose_command(
+    run: ThreatOptions, own: DiagnoseOptions, adapt: AdaptationOptions, settings: dict[str, Any]
+) -> None:
     """Find out whether an attack works on a model, and if not, why, and what to do.
 
     Exit status: 3 where something of high or medium weight was found, 0 where nothing was, 2 for errors.
@@ -39,8 +42,8 @@ def diagnose_command(run: ThreatOptions, own: DiagnoseOptions, settings: dict[st
     samples = run.load_samples(seed=settings["seed"])
     with run.context(samples):
         result = diagnose(
-            run.load_model(),
-            list(own.attack),
+            adapt.check(run.load_model()),
+            adapt.attacks(own.attack),
             samples.inputs,
             samples.labels,
             threat_model,

@@ -24,13 +24,13 @@ from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.binarization import BinarizationResult, binarization_test
+from robust_ext.evaluations.diagnosis.attaching import as_entry
+from robust_ext.evaluations.diagnosis.evidence import Entry
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 
 ONE_STEP, ASCENT, SQUARE, RANDOM = "one gradient step", "APGD on the margin", "Square", "random points"
 # The budgets beside epsilon: twice it, and the whole range of inputs.
 ROLES = ("larger", "unbounded")
-
-Entry = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +55,14 @@ class Ran:
 
     def entries(self, correct: Sequence[bool], random: Ran | None) -> list[Entry]:
         """Its records as indicators take them; ``random`` is what random points came to on the same samples."""
-        return [
-            {
-                "outcome": record["outcome"] if self.solved(index) or record["outcome"] != "found" else _BEYOND,
-                "distance": record["distance"],
-                "trace": record.get("trace"),
-                "correct": bool(correct[index]),
-                "canary": None,
-                "random_found": None if random is None else random.solved(index),
-                "error": record.get("error"),
-            }
-            for index, record in enumerate(self.records)
-        ]
-
-
-# A perturbation that an attack made as small as it could, and that is larger than the budget all the same.
-_BEYOND = "not_adversarial"
+        found = []
+        for index, record in enumerate(self.records):
+            hit = None if random is None else random.solved(index)
+            entry = as_entry(record, correct=bool(correct[index]), random_found=hit)
+            # A perturbation that was made as small as it could be, and is larger than the budget all the same.
+            beyond = record["outcome"] == "found" and not self.solved(index)
+            found.append({**entry, "outcome": "not_adversarial"} if beyond else entry)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +79,11 @@ class Examined:
     def planted_entries(self) -> list[Entry]:
         """The records of planted problems as indicators take them."""
         name = self.ran.attack.name
+        posed = [(record["attacks"].get(name), record["random_reach"]) for record in self.planted_records]
         return [
-            {
-                **{
-                    key: record["attacks"][name].get(key) for key in ("outcome", "distance", "trace", "canary", "error")
-                },
-                "correct": True,
-                "random_found": (record["random_reach"] or -math.inf) > self.threshold,
-            }
-            for record in self.planted_records
-            if record["attacks"].get(name, {"outcome": "not_planted"})["outcome"] != "not_planted"
+            as_entry(entry, correct=True, random_found=(reach or -math.inf) > self.threshold)
+            for entry, reach in posed
+            if entry is not None and entry["outcome"] != "not_planted"
         ]
 
 

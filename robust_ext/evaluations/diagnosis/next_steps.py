@@ -7,7 +7,7 @@ from typing import Any
 
 from robust_ext.core.printable import shell_words
 from robust_ext.engine.context import current_context
-from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
+from robust_ext.evaluations.diagnosis.finding import Finding
 
 # Options of this command that others lack or have other defaults of: with a value, and without one.
 _VALUED = ("--out", "--samples", "--planted", "--inner-points", "--queries", "--random-points", "--affordable")
@@ -31,35 +31,29 @@ def next_steps(likely: Finding | None, tried: Sequence[Mapping[str, Any]] | None
         ]
     confirmed = next((one for one in tried or () if one["confirmed"] and not one["remedy"]["evaluate"]), None)
     if confirmed is not None:
-        remedy = confirmed["remedy"]
         words = "A remedy is confirmed on these samples: run the full binarization test with it."
-        return [_step(words, "binarization", remedy["attack"], remedy["options"], remedy["view"])]
-    if tried is None and any(map(_runnable, likely.remedies)) and not refused:
-        return [_step("Run the remedies and see what they change.", "diagnose", None, ("--try-remedies",))]
+        return [_step(words, "binarization", confirmed)]
+    if tried is None and any(remedy.runnable for remedy in likely.remedies) and not refused:
+        return [_step("Run the remedies and see what they change.", "diagnose", trying=True)]
     return [_step("Mend what is named first, and run this again.", "diagnose")]
 
 
-def _runnable(remedy: Remedy) -> bool:
-    return remedy.runnable
-
-
-def _step(
-    words: str,
-    name: str,
-    attack: str | None = None,
-    options: Sequence[str] = (),
-    view: Mapping[str, Any] | None = None,
-) -> Step:
-    given = list(current_context().command)
-    if given[:1] == ["diagnose"]:
-        return {"words": words, "command": shell_words(["robust-ext", *_command(given, name, attack, options)])}
-    return {"words": words, "command": _code(name, attack, options, view or {})}
+def _step(words: str, name: str, confirmed: Mapping[str, Any] | None = None, *, trying: bool = False) -> Step:
+    """A step with the attack as a confirmed remedy has it; ``trying``: with all remedies run."""
+    given, text = list(current_context().command), None if confirmed is None else confirmed["text"]
+    if given[:1] != ["diagnose"]:
+        return {"words": words, "command": _code(name, confirmed, trying=trying)}
+    options = ["--try-remedies"] if trying else []
+    if confirmed is not None and text is None:
+        options = list(confirmed["remedy"]["options"])
+    return {"words": words, "command": shell_words(["robust-ext", *_command(given, name, text, options)])}
 
 
 def _command(given: Sequence[str], name: str, attack: str | None, options: Sequence[str]) -> list[str]:
     """The arguments of this command as those of another, with another attack and further options."""
     again = name == "diagnose"
-    without = {*(() if again else _VALUED), *(() if attack is None else ("--attack",))}
+    # The text of an attack says how it is adapted.
+    without = {*(() if again else _VALUED), *(() if attack is None else ("--attack", "--bpda", "--eot"))}
     kept, skipped = [name], False
     for argument in given[1:]:
         option = argument.partition("=")[0]
@@ -72,14 +66,14 @@ def _command(given: Sequence[str], name: str, attack: str | None, options: Seque
     return [*kept, *(() if attack is None else ("--attack", attack)), *options]
 
 
-def _code(name: str, attack: str | None, options: Sequence[str], view: Mapping[str, Any]) -> str:
+def _code(name: str, confirmed: Mapping[str, Any] | None, *, trying: bool) -> str:
     """A call of the public function."""
-    shown = "attack" if attack is None else repr(attack)
-    if view:
-        adapted = ", ".join(f"{key}={value!r}" for key, value in view.items())
-        shown = f"AdaptedAttack(attack=robust_ext.as_attack({shown}), {adapted})"
+    shown = "attack"
+    if confirmed is not None:
+        view = "".join(f", {key}={value!r}" for key, value in confirmed["remedy"]["view"].items())
+        adapted = f"robust_ext.attacks.adapted.AdaptedAttack(attack=robust_ext.as_attack(attack){view})"
+        shown = adapted if confirmed["text"] is None else repr(confirmed["text"])
     if name == "binarization":
         return f"robust_ext.binarization_test(model, {shown}, inputs, threat_model)"
-    function = name.replace("-", "_")
-    trying = ", try_remedies=True" if "--try-remedies" in options else ""
-    return f"robust_ext.{function}(model, {shown}, inputs, labels, threat_model{trying})"
+    more = ", try_remedies=True" if trying else ""
+    return f"robust_ext.{name.replace('-', '_')}(model, {shown}, inputs, labels, threat_model{more})"

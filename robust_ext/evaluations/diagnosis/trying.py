@@ -1,4 +1,7 @@
-"""Remedies, run on the same samples and seeds as the attack that they are for: what they change, and whether at all."""
+"""Remedies, run on the same samples and seeds as the attack that they are for: what they change, and whether at all.
+
+What an attack draws follows from its name, which it keeps.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import RobustExtError
 from robust_ext.evaluations.diagnosis.examining import Examined, Examiner, robust_share
 from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
+from robust_ext.evaluations.diagnosis.rewriting import call_of
 from robust_ext.registry.attack import as_attack
 
 # A remedy is confirmed where so many more samples or problems are solved with it, or where so large a share of the
 # rows come so much closer to another class, in units of the largest logit.
 _MORE_SOLVED, _SHARE, _CLOSER = 2, 0.9, 0.01
+# Test score at which nothing further is tried for an attack.
+_MENDED = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,41 +35,49 @@ class Trials:
     in_eval_mode: Callable[[], Examiner | None]  # One of the model in eval mode, where that can be evaluated
 
     def run(self, findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
-        """Try each remedy that can be run, once an attack; plain values, as in ``result.json``."""
-        seen = set[str]()
+        """Try the remedies that can be run, in order, until one makes an attack find what is planted; plain values."""
+        seen, mended = set[str](), set[str]()
         for finding in findings:
             names = list(self.attacks) if finding.attack is None else [finding.attack]
             for remedy in finding.remedies if finding.weight != "low" else ():
                 for name in names if self._runs(remedy) else ():
                     key = f"{name} {remedy.attack} {sorted(remedy.view.items())} {remedy.evaluate}"
-                    if key not in seen:
-                        seen.add(key)
-                        yield self._try(finding, remedy, name)
+                    if key in seen or name in mended:
+                        continue
+                    seen.add(key)
+                    entry = self._try(finding, remedy, name)
+                    if entry["confirmed"] and (entry["after"]["score"] or 0.0) >= _MENDED:
+                        mended.add(name)
+                    yield entry
 
     def _runs(self, remedy: Remedy) -> bool:
         """Whether a remedy can be run on the model, which may have to be mended first."""
         return remedy.evaluate or (remedy.runnable and self.examiner is not None)
 
     def _try(self, finding: Finding, remedy: Remedy, name: str) -> dict[str, Any]:
-        entry: dict[str, Any] = {"code": finding.code, "attack": name, "remedy": remedy.to_dict()}
+        entry: dict[str, Any] = {"code": finding.code, "attack": name, "remedy": remedy.to_dict(), "text": None}
         before = self.before.get(name)
         entry |= {"before": None if before is None else numbers(before, self.examiner), "after": None}
+        entry |= {"confirmed": False, "error": None}
         examiner = self.in_eval_mode() if remedy.evaluate else self.examiner
         if examiner is None:
-            return {**entry, "confirmed": False, "error": "the model cannot be evaluated in eval mode either"}
+            return {**entry, "error": "the model cannot be evaluated in eval mode either"}
         try:
-            after = examiner.examine(remedied(self.attacks[name], remedy))
+            attack = remedied(self.attacks[name], remedy)
+            call = call_of(attack)
+            entry["text"] = None if call is None else call.changed()
+            after = examiner.examine(attack.named(name))
         except RobustExtError as error:
-            return {**entry, "confirmed": False, "error": str(error)}
+            return {**entry, "error": str(error)}
         if after.ran.error is not None:
-            return {**entry, "confirmed": False, "error": after.ran.error}
-        return {**entry, "after": numbers(after, examiner), "confirmed": moved(before, after), "error": None}
+            return {**entry, "error": after.ran.error}
+        return {**entry, "after": numbers(after, examiner), "confirmed": moved(before, after)}
 
 
 def remedied(attack: Attack, remedy: Remedy) -> Attack:
-    """The attack as the remedy has it, under the same name, so that it draws the same random numbers."""
+    """The attack as the remedy has it."""
     base = attack if remedy.attack is None else as_attack(remedy.attack)
-    return (AdaptedAttack(attack=base, **remedy.view) if remedy.view else base).named(attack.name)
+    return AdaptedAttack(attack=base, **remedy.view) if remedy.view else base
 
 
 def evaluated(module: Any) -> Any:

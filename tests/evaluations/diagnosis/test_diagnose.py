@@ -121,6 +121,7 @@ FAULT = Finding(code="short_path", cause="Short.", remedies=(Remedy(words="Go on
 MODEL = Finding(code="train_mode", cause="Train.", remedies=(Remedy(words="Evaluate.", code="model.eval()"),))
 GIVEN = "diagnose --model m.py --attack A --eps=8/255 --out here --samples 9 --no-references --layer fc --attack=B"
 TRIED = {"confirmed": True, "remedy": FAULT.remedies[0].to_dict() | {"options": ["--eot", "8"]}}
+TEXT = "robust_ext:X(loss='a')"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,12 @@ TRIED = {"confirmed": True, "remedy": FAULT.remedies[0].to_dict() | {"options": 
     [
         (None, None, "binarization --model m.py --attack A --eps=8/255 --layer fc --attack=B"),
         (FAULT, None, f"{GIVEN} --try-remedies"),
-        (FAULT, [TRIED], "binarization --model m.py --eps=8/255 --layer fc --attack \"foolbox:X(loss='a')\" --eot 8"),
+        (FAULT, [TRIED | {"text": TEXT}], f'binarization --model m.py --eps=8/255 --layer fc --attack "{TEXT}"'),
+        (
+            FAULT,
+            [TRIED | {"text": None}],
+            "binarization --model m.py --attack A --eps=8/255 --layer fc --attack=B --eot 8",
+        ),
         (FAULT, [TRIED | {"confirmed": False}], GIVEN),
         (MODEL, None, GIVEN),
     ],
