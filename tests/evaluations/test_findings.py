@@ -1,15 +1,20 @@
 """Findings in the four evaluations: what is wrong, the layer, what to do; nothing where nothing is."""
 
+import io
 from collections import OrderedDict
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.datasets import load_digits
 from torch import nn
 
 from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, robust_accuracy
+from robust_ext.cli.loading import load_model
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.diagnosis import attaching
 from robust_ext.evaluations.diagnosis.attaching import Attacked, explain, find_causes
@@ -18,6 +23,7 @@ from robust_ext.evaluations.diagnosis.probes import ModelProbe
 from robust_ext.registry.attack import as_attack
 from robust_ext.reports import report_text
 
+ROOT = Path(__file__).parents[2]
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 FAST = {"inner_points": 100, "random_inner": 20, "random_corners": 20, "canaries": 2}
 SHORT = "foolbox:LinfPGD(steps=20, random_start=False)"
@@ -169,3 +175,43 @@ def test_budgets_of_an_attack_are_compared_and_told_apart():
     assert probed == [1]
     assert find_causes([run(0.1, missed), run(0.2, found)], ModelProbe) == []
     assert [one["outcome"] for one in run(0.05, found).within(0.05, range(20))] == ["not_adversarial"] * 20
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    """A published ResNet-20, and images of CIFAR-10 as JPEG files hold them; neither is part of the project."""
+    shared = ROOT.parent / "shared"
+    weights, images = shared / "models" / "cifar10_resnet20.safetensors", shared / "data" / "cifar10" / "test_jpeg.npz"
+    if not weights.exists() or not images.exists():
+        pytest.skip("no ResNet-20 or no CIFAR-10 on this machine")
+    network = load_model(f"{ROOT / 'examples' / 'networks.py'}:resnet20", weights=str(weights))
+    held = np.load(images)
+    jpeg, offsets = held["jpeg"], held["offsets"]
+    files = (io.BytesIO(jpeg[offsets[row] : offsets[row + 1]].tobytes()) for row in range(12))
+    x = torch.stack([torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1) / 255 for file in files])
+    return network, x, torch.from_numpy(held["labels"][:12]).long()
+
+
+@pytest.mark.exhaustive
+def test_the_cause_is_told_on_a_resnet(resnet):
+    """Behind a rounding layer, in both evaluations, and with steps that do not reach the edge of the ball."""
+    network, x, y = resnet
+    rounded = nn.Sequential(OrderedDict(quantise=Rounded(), network=network)).eval()
+    few = {"inner_points": 99, "random_inner": 20, "random_corners": 20, "canaries": 2}
+    binarization = binarization_test(rounded, HEALTHY, x, replace(LINF, epsilon=8 / 255), **few)
+    assert "Most likely cause: The gradient at the input is exactly zero: quantise" in binarization.content["reason"]
+    assert "(--bpda quantise)" in binarization.content["reason"]
+    text = " ".join(str(robust_accuracy(rounded, HEALTHY, x, y, replace(LINF, epsilon=8 / 255))).split())
+    assert text.index("gradient at the input is exactly zero: quantise") < text.index("worst case")
+    mended = f"robust_ext:AdaptedAttack(attack='{HEALTHY}', bpda='quantise')"
+    assert binarization_test(rounded, mended, x, replace(LINF, epsilon=8 / 255), **few).score >= 0.95
+    assert robust_accuracy(rounded, mended, x, y, replace(LINF, epsilon=8 / 255)).robust_accuracy(8 / 255) <= 0.1
+    # Short of the edge of a ball that holds adversarial examples.
+    short = robust_accuracy(network, SHORT, x, y, replace(LINF, epsilon=1 / 255))
+    assert codes(short) == ["short_path"]
+    for words in ("20 steps x 0.0333 epsilon end at 0.667 epsilon", "rel_stepsize 0.125", "steps 80"):
+        assert words in " ".join(str(short).split())
+    (remedy, _) = short.content["findings"][0]["remedies"]
+    mended = robust_accuracy(network, remedy["attack"], x, y, replace(LINF, epsilon=1 / 255))
+    assert codes(mended) == []
+    assert mended.robust_accuracy(1 / 255) < short.robust_accuracy(1 / 255)

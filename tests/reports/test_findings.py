@@ -1,0 +1,77 @@
+"""Findings in words: sentences, commands that a shell takes apart again, what is left out."""
+
+import shlex
+
+import pytest
+
+from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
+from robust_ext.reports.findings import command, leading, lines, remedy, sentence, shared, subject
+
+
+def plain(**values):
+    return Finding(**{"code": "unmoved", "cause": "It stays.", **values}).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("finding", "words"),
+    [
+        ({}, "It stays."),
+        ({"cause": "It stays"}, "It stays."),
+        ({"evidence": ("First.", "Second.")}, "It stays. First."),
+        ({"samples": 3, "of": 4}, "It stays (3 of 4 samples)."),
+        ({"samples": 3, "of": 4, "evidence": ("In 3 of 4 samples",)}, "It stays. In 3 of 4 samples."),
+        ({"layer": "net.0", "samples": 0, "of": 4}, "It stays (0 of 4 samples, layer net.0)."),
+        ({"cause": "net.0 stays.", "layer": "net.0"}, "net.0 stays."),
+        ({"layer": ""}, "It stays."),
+    ],
+)
+def test_sentence(finding, words):
+    assert sentence(plain(**finding)) == words
+
+
+@pytest.mark.parametrize(
+    "attack", ["foolbox:LinfPGD(steps=20)", "robust_ext:AdaptedAttack(attack='a:B()', eot=8)", "a.py:f('$x', \"y\")"]
+)
+def test_a_command_is_what_a_shell_reads(attack):
+    found = command(Remedy(words="Do.", attack=attack, options=("--bpda", "net.quantise")).to_dict())
+    assert shlex.split(found) == ["--attack", attack, "--bpda", "net.quantise"]
+
+
+def test_remedies_in_words():
+    first, second, third = (
+        Remedy(words="Do.", options=("--eot", "8")),
+        Remedy(words="Take more."),
+        Remedy(words="Rest."),
+    )
+    assert remedy(plain()) == ""
+    assert remedy(plain(remedies=(second,))) == "Take more."
+    assert remedy(plain(remedies=(first, second, third))) == "Do (--eot 8); or take more."
+
+
+def test_what_leads_and_who_shares_it():
+    """The first of weight of each attack, and all about the model; attacks with one cause in one sentence."""
+    found = [
+        plain(code="zero_gradient", layer="0"),
+        *(plain(code="zero_gradient", layer="0", attack=name, cause=f"As of {name}.") for name in "abcd"),
+        plain(code="flat_loss", attack="a"),
+        plain(code="flat_loss", attack="e"),
+        plain(code="no_gradient", attack="f"),
+    ]
+    assert [one["attack"] for one in leading(found)] == [None, "a", "b", "c", "d", "e"]
+    groups = [(subject(names), finding["cause"]) for finding, names in shared(leading(found))]
+    assert groups == [("a, b, c and 1 more", "As of a."), ("e", "It stays.")]
+    assert shared(found[:1]) == [(found[0], [])]
+    assert subject([]) == "The model"
+
+
+def test_lines_hold_code_where_no_option_does_it():
+    code = "for step in steps:\n    go()\x1b[31m"
+    by_hand, by_option = Remedy(words="Go on.", code=code), Remedy(words="Go on.", code=code, options=("--eot", "8"))
+    assert lines([plain(attack="a", remedies=(by_hand,))]) == [
+        "Warning: a: It stays.",
+        "  Remedy: Go on.",
+        "    for step in steps:",
+        "        go()\\x1b[31m",
+    ]
+    assert lines([plain(attack="a", remedies=(by_option,))])[1:] == ["  Remedy: Go on (--eot 8)."]
+    assert lines([plain(code="no_gradient")]) == []
