@@ -29,7 +29,7 @@ from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_features import binarized_defense
 from robust_ext.models.bpda import BACKWARDS, BPDA
 from robust_ext.models.eot import EoT
-from robust_ext.models.layer_backward import LAYER_BACKWARDS, find_layer, other_backward
+from robust_ext.models.layer_backward import LAYER_BACKWARDS, find_layers, other_backward
 from robust_ext.models.stand_in import Bare, StandIn
 
 _FLAGS = {
@@ -59,7 +59,8 @@ class AdaptedAttack(Settings, Attack):
     bpda: str | None = setting(
         default=None,
         help="Name of a layer that gets another backward pass, as in ``model.named_modules()``, or the end of it "
-        '(``"net.quantise"``): that of the identity, or the one that ``gradient_mode`` names.',
+        '(``"net.quantise"``), or several with commas between them: that of the identity, or the one that '
+        "``gradient_mode`` names.",
     )
     gradient_mode: str = setting(
         default="identity",
@@ -166,18 +167,17 @@ class AdaptedAttack(Settings, Attack):
 
     @contextmanager
     def _other_backward(self, target: Target) -> Iterator[None]:
-        """The target's layer, or all of it, has another backward pass meanwhile, wherever it is called."""
+        """The target's layers, or all of it, have another backward pass meanwhile, wherever they are called."""
         mode = self.gradient_mode if self.gradient_mode in LAYER_BACKWARDS else "identity"
-        if self.bpda is None:
-            if mode == "identity" or binarized_defense(target.module) is not None:
-                yield
-                return
-            layer = target.module
-        else:
+        layers: dict[str, nn.Module] = {}
+        if self.bpda is not None:
             whole = target.module if target.defended is None else nn.ModuleList([target.module, target.defended])
-            layer = find_layer(whole, self.bpda, argument="bpda")
-        with other_backward(target.module, layer, mode, name=self.bpda or "the target"):
+            layers = find_layers(whole, self.bpda, argument="bpda")
+        elif mode != "identity" and binarized_defense(target.module) is None:
+            layers = {"": target.module}
+        with other_backward(target.module, layers, mode) as calls:
             yield
+        calls.check(layers)
 
     def _shown(self, target: Target, seed: int, *, deviation: float) -> Target:
         """What the attack is run on: the target itself where only a layer of it has another backward pass."""

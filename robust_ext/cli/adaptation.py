@@ -9,7 +9,7 @@ from typing import Any
 from robust_ext.attacks.adapted import AdaptedAttack, adaptation_words, adapted_text
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.evaluations.arms import Arm
-from robust_ext.models.layer_backward import find_layer
+from robust_ext.models.layer_backward import find_layers
 from robust_ext.registry.model import as_module
 
 
@@ -19,7 +19,8 @@ class AdaptationOptions(Settings):
 
     bpda: str | None = setting(
         default=None,
-        help="Name of a layer, as in named_modules(), that every attack sees with the gradient of the identity.",
+        help="Name of a layer, as in named_modules(), that every attack sees with the identity's gradient; several "
+        "with commas between them.",
         panel="attack",
     )
     eot: int = setting(
@@ -49,5 +50,5 @@ class AdaptationOptions(Settings):
     def check(self, model: object) -> object:
         """The model; InvalidArgumentError where it has no layer of this name, before any work is done."""
         if self.bpda is not None:
-            find_layer(as_module(model).module, self.bpda, argument="--bpda")
+            find_layers(as_module(model).module, self.bpda, argument="--bpda")
         return model

@@ -13,13 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.validation import check_integer
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.layer_backward import (
     LAYER_BACKWARDS,
-    find_layer,
+    find_layers,
     identity_vjp,
     other_backward,
     straight_through,
@@ -63,7 +63,8 @@ class BPDA(nn.Module):
     Args:
         forward: A function or module from ``(N, ...)`` to ``(N, ...)``, or a test-time defense.
         layer: Name of the module in ``forward`` that ``backward`` is for, as in ``named_modules()``, or the end of it;
-            all of ``forward`` when left out. ModelError where a forward pass does not call it.
+            or several with commas between them; all of ``forward`` when left out. ModelError where a forward pass does
+            not call it.
         backward: See above.
         steps: Defenses only: take the gradient from the defense with this many inner steps and the same draws. It costs
             that defense's forward pass besides the value's own; wrap ``defense.with_steps(k)`` to be rid of the
@@ -102,7 +103,7 @@ class BPDA(nn.Module):
         if layer is not None:
             if not isinstance(forward, nn.Module):
                 raise InvalidArgumentError("layer", layer, f"a module with layers, not {type(forward).__name__}")
-            find_layer(forward, layer)
+            find_layers(forward, layer)
         elif isinstance(forward, AdaptiveDefense):
             return
         if backward in _OF_DEFENSES or steps is not None or checkpoint:
@@ -121,7 +122,7 @@ class BPDA(nn.Module):
                 out: Tensor = self._run(x)
             return out
         if self.layer is not None and isinstance(self.wrapped, nn.Module):
-            return attach(partial(self._of_layer, self.wrapped, self.layer), x)
+            return attach(partial(self._of_layers, self.wrapped, self.layer), x)
         if self.backward == "straight_through":
             return attach(lambda inner: with_vjp(partial(straight_through, self._run), inner), x)
         if isinstance(self.wrapped, AdaptiveDefense):
@@ -133,16 +134,13 @@ class BPDA(nn.Module):
         run = self.wrapped.forward if isinstance(self.wrapped, AdaptiveDefense) else self.wrapped
         return run(x)
 
-    def _of_layer(self, network: nn.Module, name: str, x: Tensor) -> tuple[Tensor, VJP]:
-        # It is looked up at each call, so that copies of this module have their own.
-        other = partial(other_backward, network, find_layer(network, name), self.backward, name=name)
+    def _of_layers(self, network: nn.Module, names: str, x: Tensor) -> tuple[Tensor, VJP]:
+        # They are looked up at each call, so that copies of this module have their own.
+        layers = find_layers(network, names)
+        other = partial(other_backward, network, layers, self.backward)
         with other() as calls:
             value, pull = with_vjp(network, x)
-        if not calls.count:
-            raise ModelError(
-                f"layer {name!r}: a forward pass does not call it; name one that it calls (of compiled and scripted "
-                "networks, build the view of the network they were made of)"
-            )
+        calls.check(layers)
 
         def vjp(cotangent: Tensor) -> Sequence[Tensor | None]:
             # What is computed once more in the backward pass needs it there too.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,11 @@ from robust_ext.models.vjp import VJP, attach, with_vjp
 LAYER_BACKWARDS = ("identity", "straight_through")
 Backward = str | Callable[[Tensor], Tensor]
 _SHOWN = 6
+
+
+def find_layers(network: nn.Module, names: str, *, argument: str = "layer") -> dict[str, nn.Module]:
+    """The modules that names with commas between them are of, by name; see :func:`find_layer`."""
+    return {name.strip(): find_layer(network, name.strip(), argument=argument) for name in names.split(",")}
 
 
 def find_layer(network: nn.Module, name: str, *, argument: str = "layer") -> nn.Module:
@@ -47,35 +53,45 @@ def find_layer(network: nn.Module, name: str, *, argument: str = "layer") -> nn.
 
 @dataclass
 class Calls:
-    """How often a layer was called while it had another backward pass, and what its network was called for."""
+    """What was called inside :func:`other_backward`."""
 
-    count: int = 0
-    wanted: bool = False  # Whether the network was called with gradients enabled, whatever it does itself
+    network: int = 0  # How often
+    wanted: bool = False  # Whether the network is being called with gradients enabled, whatever it does itself
+    layers: Counter[str] = field(default_factory=Counter)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise ModelError where the network was called without calling one of these layers."""
+        unused = [name for name in names if not self.layers[name]]
+        if unused and self.network:
+            raise ModelError(
+                f"layer {unused[0]!r}: a forward pass does not call it; name one that it calls (of compiled and "
+                "scripted networks, attack the network they were made of)"
+            )
 
 
 @contextmanager
-def other_backward(network: nn.Module, layer: nn.Module, backward: Backward, *, name: str) -> Iterator[Calls]:
-    """Inside the block, a layer has another gradient; its values and all else of the network are the same.
+def other_backward(network: nn.Module, layers: Mapping[str, nn.Module], backward: Backward) -> Iterator[Calls]:
+    """Inside the block, layers have another gradient; their values and all else of the network are the same.
 
     Args:
-        network: What gradients are wanted of: where it is called for them, the layer has one inside ``no_grad`` too.
-        layer: Whoever calls it, and from wherever; the network itself, or a part of it.
-        backward: ``"identity"``: the gradient of its output is that of its input, of the same shape.
+        network: What gradients are wanted of: where it is called for them, the layers have one inside ``no_grad`` too.
+        layers: By name, whoever calls them, and from wherever: the network itself, or parts of it.
+        backward: ``"identity"``: the gradient of a layer's output is that of its input, of the same shape.
             ``"straight_through"``: its operations have those of :class:`StraightThrough`. A function or module: its
             gradient at the input.
-        name: For error texts.
     """
     calls = Calls()
 
     def enter(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before, calls.wanted = calls.wanted, torch.is_grad_enabled()
+        calls.network += 1
         try:
             return original(*args, **kwargs)
         finally:
             calls.wanted = before
 
-    def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        calls.count += 1
+    def run(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        calls.layers[name] += 1
         given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.requires_grad]
         if not given or not (calls.wanted or torch.is_grad_enabled()):
             return original(*args, **kwargs)
@@ -84,7 +100,11 @@ def other_backward(network: nn.Module, layer: nn.Module, backward: Backward, *, 
                 return straight_through(original, *args, **kwargs)
             return _approximated(original, backward, args, kwargs, name)
 
-    with _forward_of(network, enter), _forward_of(layer, run):
+    with ExitStack() as stack:
+        if layers:
+            stack.enter_context(_forward_of(network, enter))
+        for name, layer in layers.items():
+            stack.enter_context(_forward_of(layer, partial(run, name)))
         yield calls
 
 
@@ -112,7 +132,7 @@ def straight_through(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
         out = function(*args, **kwargs)
     if isinstance(out, Tensor) and not out.requires_grad:
         raise ModelError(
-            "BPDA: no gradient passes straight through, as it is lost to integers, comparisons, numpy, inference_mode "
+            "BPDA: no gradient passes straight through, as it is lost to indices, comparisons, numpy, inference_mode "
             "or compiled code; choose the identity, of a layer around them, or a differentiable substitute"
         )
     return out
