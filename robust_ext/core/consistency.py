@@ -51,8 +51,14 @@ def check_consistency(
         InconsistentModelError: Something of this is not so; the text names which, and what to do.
     """
     low, high = bounds
-    ramp = torch.linspace(low, high, inputs[0].numel(), device=inputs.device).clamp(low, high).view_as(inputs[:1])
-    probes = torch.cat([inputs[torch.arange(_ROWS, device=inputs.device) % len(inputs)], ramp])
+    ramp = (
+        torch.linspace(low, high, inputs[0].numel(), device=inputs.device)
+        .clamp(low, high)
+        .view_as(inputs[:1])
+        .to(inputs)
+    )
+    rows = torch.arange(_ROWS, device=inputs.device) % len(inputs)
+    probes = torch.cat([inputs[rows], ramp.view_as(inputs[:1]).to(inputs)])
     # Nothing that draws disturbs the caller's random numbers.
     with torch.no_grad(), seeded_globals(0):
         first = _logits(module, probes, argument)

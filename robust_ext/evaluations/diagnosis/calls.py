@@ -1,4 +1,4 @@
-"""Calls of modules, kept so that they can be made again."""
+"""Calls of modules and operations, kept so that they can be made again."""
 
 from __future__ import annotations
 
@@ -10,32 +10,20 @@ from torch import Tensor, nn
 
 
 @dataclass(eq=False)
-class Call:
-    """A call of a module.
+class Operation:
+    """A call of an operation or module.
 
     Attributes:
-        name: As in ``named_modules()``; empty for the module itself.
-        module: The module that was called.
-        args: Its positional arguments, tensors detached and copied.
+        name: Of the operation; of a module as in ``named_modules()``, empty for the model itself.
+        function: What was called.
+        args: Positional arguments, tensors detached and copied.
         kwargs: Likewise.
-        leaf: Whether it called no other module.
-        same_shape: Whether it returned one tensor of the shape of its one argument.
-        finite: Whether all values were finite in its arguments, and in what it returned.
-        operations: Names of the operations in its own ``forward``, in order.
-        gradient: Norms ``(N,)`` of the gradient at its output, in float64; None where none arrived.
-        grad_mode: Whether gradients were wanted where it was called.
     """
 
     name: str
-    module: nn.Module
+    function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    leaf: bool = True
-    same_shape: bool = False
-    finite: tuple[bool, bool] = (True, True)
-    operations: list[str] = field(default_factory=list)
-    gradient: Tensor | None = None
-    grad_mode: bool = True
 
     @property
     def points(self) -> list[Tensor]:
@@ -43,10 +31,35 @@ class Call:
         return tensors((self.args, self.kwargs))
 
     def again(self, points: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """What the module returns for these arguments in place of its own; the floating point tensors of it."""
+        """What it returns for these arguments in place of its own; the floating point tensors of it."""
         given = iter(self.points if points is None else points)
         args, kwargs = mapped(lambda _: next(given).clone(), (self.args, self.kwargs))
-        return tensors(self.module(*args, **kwargs))
+        return tensors(self.function(*args, **kwargs))
+
+
+@dataclass(eq=False)
+class Call(Operation):
+    """A call of a module.
+
+    Attributes:
+        module: The module that was called.
+        leaf: Whether it called no other module.
+        same_shape: Whether it returned one tensor of the shape of its one argument.
+        finite: Whether all values were finite in its arguments, and in what it returned.
+        operations: Names of the operations in its own ``forward``, in order.
+        inline: Those of them that a gradient goes through, where it is no leaf.
+        gradient: Norms ``(N,)`` of the gradient at its output, in float64; None where none arrived.
+        grad_mode: Whether gradients were wanted where it was called.
+    """
+
+    module: nn.Module
+    leaf: bool = True
+    same_shape: bool = False
+    finite: tuple[bool, bool] = (True, True)
+    operations: list[str] = field(default_factory=list)
+    inline: list[Operation] = field(default_factory=list)
+    gradient: Tensor | None = None
+    grad_mode: bool = True
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from robust_ext.evaluations.diagnosis.calls import Call, Place, copied, tensors
+from robust_ext.evaluations.diagnosis.calls import Call, Operation, Place, copied, tensors
 
 # What takes a number or an array out of a tensor, and its graph with it.
 _LEAVING = ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__")
@@ -82,8 +82,11 @@ class Trace(TorchFunctionMode):
         """Run an operation, and note what it did to the graph."""
         name = operation_name(func)
         inputs = [one for one in tensors((args, kwargs)) if one.requires_grad]
+        kept = None
         if self._stack and inputs:
             self._adopt(inputs, "")
+            with torch._C.DisableTorchFunction():
+                kept = Operation(name, func, *copied((args, kwargs or {})))
         try:
             out = func(*args, **(kwargs or {}))
         except Exception:
@@ -92,6 +95,8 @@ class Trace(TorchFunctionMode):
         outputs = tensors(out)
         if self._stack and (outputs or isinstance(out, Tensor) or name in _LEAVING):
             self._note(name, inputs, outputs)
+            if kept is not None and outputs:
+                self._stack[-1].inline.append(kept)
         return out
 
     def cut(self) -> Cut | None:
@@ -105,21 +110,23 @@ class Trace(TorchFunctionMode):
             self._stack[-1].leaf = False
         with torch._C.DisableTorchFunction():
             copies = copied((args, kwargs))
-        call = Call(self._names[id(module)], module, copies[0], copies[1], grad_mode=torch.is_grad_enabled())
-        self._stack.append(call)
+        name, wanted = self._names[id(module)], torch.is_grad_enabled()
+        self._stack.append(Call(name, module, copies[0], copies[1], module=module, grad_mode=wanted))
 
     def leave(self, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         """Note that a module returned."""
-        while self._stack:
-            # Calls above it raised, and their error was caught inside.
-            call = self._stack.pop()
-            if call.module is module:
-                break
-        self._stack.append(call)
+        while self._stack and self._stack[-1].module is not module:
+            # It raised, and its error was caught inside.
+            self._stack.pop()
+        if not self._stack:
+            return
+        call = self._stack[-1]
         found = [one for one in tensors(output) if one.requires_grad]
         self._adopt(found, "")
         self._stack.pop()
         self.calls.append(call)
+        if call.leaf:
+            call.inline.clear()
         with torch._C.DisableTorchFunction():
             returned = tensors(output)
             call.same_shape = [one.shape for one in call.points] == [one.shape for one in returned]

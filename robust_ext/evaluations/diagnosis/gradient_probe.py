@@ -23,10 +23,10 @@ from robust_ext.evaluations.diagnosis.layers import (
     measure_gradients,
 )
 from robust_ext.evaluations.diagnosis.output_probe import named
-from robust_ext.evaluations.diagnosis.secants import Secants
 
+_WIDE = 16
 # Rows beyond this share count: a unit may be dead for a row of a healthy network.
-_SHARE = 0.05
+_SHARE = 0.1
 # The logit difference that cross-entropy has gradients at.
 _MARGIN = 10.0
 
@@ -59,13 +59,14 @@ def probe_gradients(
 
     Args:
         module: From inputs to logits.
-        inputs: ``(N, ...)``.
+        inputs: ``(N, ...)``; the first 16 are used at most.
         labels: int64 ``(N,)``.
         rows: How many rows are looked at layer by layer.
         seed: Of directions and draws.
         random: Whether the module is; each pass then gets the same draws.
         softmax: Where the model takes the softmax that it returns; its own saturation is no further fault.
     """
+    inputs, labels = inputs[:_WIDE], labels[:_WIDE]
     with seeded_globals(seed) if random else nullcontext():
         gradient, logits, error = _passed(module, inputs, labels)
     order = torch.arange(len(inputs), device=inputs.device)
@@ -74,15 +75,15 @@ def probe_gradients(
         order = sound.long().argsort(stable=True)
     few, aims = inputs[order[:rows]], labels[order[:rows]]
     with traced(module, len(few)) as trace, seeded_globals(seed) if random else nullcontext():
-        own, _, error = _passed(module, few, aims)
-    root, measured, faults = measure_gradients(module, few, trace, random=random, seed=seed)
+        own = _passed(module, few, aims)[0]
+    measured, faults = measure_gradients(module, few, trace, random=random, seed=seed)
     excused = None if softmax is None else softmax.call.name
     faults = [fault for fault in faults if fault.call.name != excused]
     findings: list[Finding] = []
-    if error is not None or gradient is None or own is None:
+    if gradient is None:
         findings.append(_cut_finding(trace, faults, error))
-    else:
-        findings += _row_findings(gradient, own, trace, faults, excused, root)
+    elif own is not None:
+        findings += _row_findings(gradient, own, trace, faults, excused)
     if not findings:
         findings += _fault_findings(faults)
     if logits is not None and gradient is not None:
@@ -132,7 +133,7 @@ def _cut_finding(trace: Trace, faults: list[Fault], error: Exception | None) -> 
 
 
 def _row_findings(
-    gradient: Tensor, own: Tensor, trace: Trace, faults: list[Fault], excused: str | None, root: Secants | None
+    gradient: Tensor, own: Tensor, trace: Trace, faults: list[Fault], excused: str | None
 ) -> Iterator[Finding]:
     """Rows whose gradient is zero or not finite, with the place where it became so."""
     for zero in (False, True):
@@ -142,10 +143,12 @@ def _row_findings(
         killed = killer(trace, few.cpu(), zero=zero)
         silent = [fault.call for fault in faults if fault.code == "zero_gradient"]
         call = killed.place.call if killed is not None else silent[0] if silent else None
-        if call is not None and call.name == excused and zero:
+        # A layer that stops a few rows' gradients because it is saturated is reported as such.
+        milder = any(fault.call is call and fault.code != "zero_gradient" for fault in faults)
+        if zero and call is not None and (call.name == excused or (milder and not bool(rows.all()))):
             continue
-        if zero and root is not None and root.silent and root.flat and call is None:
-            cause = "The logits do not depend on the input."
+        if zero and call is None:
+            cause = "The gradient at the input is exactly zero, and no module stops it."
         elif zero:
             cause = f"The gradient at the input is exactly zero: {named(call)} stops it."
         else:
@@ -173,18 +176,22 @@ def _fault_findings(faults: list[Fault]) -> Iterator[Finding]:
         smoothed = (remedies.SMOOTHED,) if fault.code == "wrong_gradient" else ()
         yield Finding(
             code=fault.code,
-            cause=f"{named(fault.call)} {_WORDS[fault.code]}.",
+            cause=f"{_place(fault)} {_WORDS[fault.code]}.",
             evidence=(_measured(fault),),
             layer=fault.call.name,
             remedies=(remedies.around(fault.call), *smoothed),
         )
 
 
+def _place(fault: Fault) -> str:
+    return f"{fault.operation} in {named(fault.call)}" if fault.operation else named(fault.call)
+
+
 def _measured(fault: Fault) -> str:
     one = fault.found
     steep = "" if one.steepness is None else f", {one.steepness:.3g} times as steep nearby as over the large ones"
     return (
-        f"{named(fault.call)}: gradient and differences are {one.small:.0%} apart over small steps, {one.large:.0%} "
+        f"{_place(fault)}: gradient and differences are {one.small:.0%} apart over small steps, {one.large:.0%} "
         f"over large ones{steep}; healthy layers: under 10%."
     )
 

@@ -17,7 +17,7 @@ from robust_ext.evaluations.diagnosis.cut_operations import Killed, Trace
 from robust_ext.evaluations.diagnosis.secants import Function, Secants, secants
 
 # A saturated layer counts where the error of the whole network's gradient is above this, over so many directions.
-_SUFFERS, _DIRECTIONS = 0.05, 8
+_SUFFERS, _DIRECTIONS = 0.05, 6
 _REPEATS = 4
 _AGAIN, _ALONE = 1e-6, 1e-4
 
@@ -60,16 +60,18 @@ class Fault:
         code: Of :data:`robust_ext.evaluations.diagnosis.finding.CODES`.
         call: Of the module.
         found: What was measured of it.
+        operation: Which of its operations it is; empty where it is the whole.
     """
 
     code: str
     call: Call
     found: Secants
+    operation: str = ""
 
 
 def measure_gradients(
     module: nn.Module, inputs: Tensor, trace: Trace, *, random: bool, seed: int
-) -> tuple[Secants | None, list[tuple[Call, Secants]], list[Fault]]:
+) -> tuple[list[tuple[Call, Secants]], list[Fault]]:
     """Compare gradients and differences of a network and of its layers.
 
     Args:
@@ -80,29 +82,41 @@ def measure_gradients(
         seed: Of directions and draws.
 
     Returns:
-        Those of the network, None where they cannot be measured; those of calls of modules: leaves, and where none is
-        at fault those with operations of their own, up to the first that is; and the faults.
+        What was measured of calls of leaves; and the faults, where no leaf is at fault that of the innermost module
+        which is by operations of its own.
     """
     measure = partial(_measure, draws=random, seed=seed)
-    whole = partial(measure, lambda points: [module(points[0])], [inputs])
-    root = whole()
     found = []
     for call in first_calls(trace):
         if call.leaf and call.points and (one := measure(call.again, call.points)) is not None:
             found.append((call, one))
-    if not any(one.fault for _, one in found) and root is not None and root.fault:
-        for call in first_calls(trace):
-            if not call.leaf and call.operations and (one := measure(call.again, call.points)) is not None:
-                found.append((call, one))
-                if one.fault:
-                    break
     faults = [Fault(one.fault, call, one) for call, one in found if one.fault]
-    if any(fault.code == "saturated_layer" for fault in faults):
+    if faults and any(fault.code != "saturated_layer" for fault in faults):
+        return found, faults
+    inline = any(call.operations for call in trace.calls if not call.leaf)
+    whole = None
+    if faults or inline:
+        whole = measure(lambda points: [module(points[0])], [inputs], directions=_DIRECTIONS)
+    if whole is None or (not whole.silent and max(whole.small, whole.large) < _SUFFERS):
         # Softmax attention that decides, for one, is no fault where the network as a whole does not suffer.
-        more = whole(directions=_DIRECTIONS)
-        if more is not None and not more.silent and more.large < _SUFFERS:
-            faults = [fault for fault in faults if fault.code != "saturated_layer"]
-    return root, found, faults
+        return found, []
+    return found, faults or _inline(trace, measure, whole)
+
+
+def _inline(trace: Trace, measure: Callable[..., Secants | None], whole: Secants) -> list[Fault]:
+    """The innermost module at fault by what it computes beside calling others."""
+    for call in first_calls(trace):
+        if call.leaf or not call.operations:
+            continue
+        one = measure(call.again, call.points) if whole.fault else None
+        if one is not None and one.fault:
+            return [Fault(one.fault, call, one)]
+        for operation in call.inline:
+            one = measure(operation.again, operation.points)
+            # A detach may be harmless beside what is not detached; whether it is shows in the module as a whole.
+            if one is not None and one.fault and not one.silent:
+                return [Fault(one.fault, call, one, operation.name)]
+    return []
 
 
 def layer_reports(trace: Trace, found: Sequence[tuple[Call, Secants]], faults: Sequence[Fault]) -> list[LayerReport]:

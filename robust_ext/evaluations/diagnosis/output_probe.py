@@ -25,7 +25,7 @@ from robust_ext.models.adaptive import AdaptiveDefense
 
 # As AutoAttack tests it.
 _PROBABILITY = 1e-5
-_CHANGED = 1e-5
+_ANY_SIZE = Remedy(words="Let the model take batches of any size of inputs in the bounds.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +119,25 @@ def _watched(module: nn.Module, few: Tensor) -> Trace | Finding:
         try:
             module(given)
         except Exception as error:
-            call = trace.running
-            return Finding(
-                code="crashed",
-                cause=f"The model raises on {len(few)} inputs.",
-                evidence=(f"{type(error).__name__} in {named(call)}: {error}",),
-                layer=None if call is None else call.name,
-            )
+            return _crashed_finding(module, few, trace, error) or trace
     return trace
+
+
+def _crashed_finding(module: nn.Module, few: Tensor, trace: Trace, error: Exception) -> Finding | None:
+    """What a model raised; None where it raises under the trace only, as code that looks at its caller may."""
+    try:
+        with torch._C.DisableTorchFunction():
+            module(few.clone())
+    except Exception:
+        call = trace.running
+        return Finding(
+            code="crashed",
+            cause=f"The model raises on {len(few)} inputs.",
+            evidence=(f"{type(error).__name__} in {named(call)}: {error}",),
+            layer=None if call is None else call.name,
+            remedies=(_ANY_SIZE,),
+        )
+    return None
 
 
 def _mode_findings(module: nn.Module, few: Tensor, trace: Trace, seed: int) -> Iterator[Finding]:
@@ -167,7 +178,12 @@ def _changed_finding(call: Call) -> Finding:
 
 def _inconsistent_finding(found: InconsistentModelError, trace: Trace, rows: int) -> Finding:
     if found.kind in ("raises", "shape"):
-        return Finding(code="crashed", cause="The model does not take batches of any size.", evidence=(str(found),))
+        return Finding(
+            code="crashed",
+            cause="The model does not take batches of any size.",
+            evidence=(str(found),),
+            remedies=(_ANY_SIZE,),
+        )
     random = found.kind == "random"
     calls = random_calls(trace) if random else batch_calls(trace, rows)
     where = ", ".join(named(call) for call in calls[:5]) or "the model"

@@ -81,15 +81,22 @@ def probe_model(
         >>> found.code, found.layer
         ('probabilities', '1')
     """
-    inputs, labels = inputs[:_WIDE].detach(), labels[:_WIDE].detach()
-    findings = list(_data_findings(inputs, threat_model))
     with _undisturbed(module, seed):
+        # Copies, which can have gradients where the given ones were made in inference mode.
+        inputs, labels = inputs[:_WIDE].clone(), labels[:_WIDE].clone()
+        findings = list(_data_findings(inputs, threat_model))
         outputs = probe_outputs(module, inputs, labels, bounds=threat_model.bounds, rows=rows, seed=seed)
         findings += outputs.findings
         gradients = Gradients()
         if outputs.logits is not None:
             gradients = probe_gradients(
-                module, inputs, labels, rows=rows, seed=seed, random=outputs.random, softmax=outputs.softmax
+                module,
+                inputs,
+                labels.clamp(0, outputs.logits.shape[1] - 1),
+                rows=rows,
+                seed=seed,
+                random=outputs.random,
+                softmax=outputs.softmax,
             )
         findings += gradients.findings
         if any(one.code == "non_finite_gradient" for one in gradients.findings) and outputs.only_minus_infinite:

@@ -9,22 +9,27 @@ import torch
 from torch import Tensor
 
 Function = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+_Tensors = list[Tensor]
 
 # Steps in units of the root mean square of an input: nearly a tangent; what an attack makes; across a coarse step.
-_SMALL, _BETWEEN, _LARGE, _WIDE = 1e-3, 1e-2, 0.1, 1.0
+_SMALL, _LARGE, _WIDE = 1e-3, 0.1, 1.0
 _SMALL_HALF, _LARGE_HALF = 0.1, 0.3
+_JITTER = 0.1
+# Of a value, where none is below 0: how far a large step goes at most is a tenth of it.
+_INSIDE = 5.0
 # Differences below this many roundings of the values are rounding.
 _ROUNDINGS = 30
-_WRONG, _AGREES, _STEEPER = 0.4, 0.25, 1.1
+# Errors of healthy layers are below .3, even where they are clamped; those of layers at fault above .5.
+_WRONG, _SATURATED, _AGREES, _JUMPS = 0.4, 0.5, 0.2, 0.55
+_TRANSPOSED = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class Secants:
     """The gradient of a function beside its differences.
 
-    For a difference ``v`` along a direction, ``r`` is the part of ``v`` that the gradient predicts (1 where it predicts
-    all of it, 0 where it is zero, or has nothing to do with it), and the error ``|1 - r| / (1 + |r|)``: 0 for a right
-    gradient, .33 for one twice too large, 1 for none or one of the wrong sign.
+    The error of a step is ``|p - v| / (|p| + |v|)`` for the differences ``v`` along directions and what the gradient
+    predicts, ``p``: 0 for a right gradient, .33 for one twice too large, 1 for none or one of the wrong sign.
 
     Attributes:
         small: Error for a step of .001 of the input's root mean square.
@@ -32,7 +37,6 @@ class Secants:
         wide: Error for a step of 1; None where the others need no third.
         steepness: Slope of the small step / slope of the large one: about 1 for a smooth function, more where values
             jump; None where the latter does not change the value.
-        jumps: Whether values jump between points where the gradient is right: a step of .01 is steeper than both.
         silent: Whether the gradient is exactly zero, or there is none.
         flat: Whether no step changes the value.
     """
@@ -41,7 +45,6 @@ class Secants:
     large: float
     wide: float | None
     steepness: float | None
-    jumps: bool
     silent: bool
     flat: bool
 
@@ -53,9 +56,12 @@ class Secants:
             return None
         if self.silent:
             return "zero_gradient"
-        if self.large > _WRONG:
-            return "wrong_gradient" if self.jumps or self.small > _WRONG else "saturated_layer"
-        return None
+        if self.large > _WRONG and self.small > _WRONG:
+            return "wrong_gradient"
+        if self.large <= _SATURATED or self.wide is None:
+            return None
+        # Where values jump (k winners), the gradient is right nearby and of some use from afar, not where it saturates.
+        return "wrong_gradient" if self.wide < _JUMPS else "saturated_layer"
 
 
 def secants(
@@ -65,29 +71,25 @@ def secants(
 
     Args:
         function: From tensors to tensors of any shapes, the same ones at each call; it may change what it gets.
-        points: Floating point tensors, where it is differentiated.
+        points: Floating point tensors, near which it is differentiated.
         generator: On the CPU, for directions.
         directions: How many.
     """
-    leaves = [point.detach().clone().requires_grad_() for point in points]
+    leaves = [_jittered(point, generator).requires_grad_() for point in points]
     with torch.enable_grad():
         outputs = list(function([leaf.clone() for leaf in leaves]))
-    probe = _Probe(function, leaves, outputs)
-    drawn = [[_signs(point, generator) * _scale(point) for point in leaves] for _ in range(directions)]
+    drawn = [[_direction(point, generator) for point in leaves] for _ in range(directions)]
+    probe = _Probe(function, leaves, outputs, drawn, generator)
     half = any(one.dtype in (torch.float16, torch.bfloat16) for one in (*leaves, *outputs))
-    small = probe.measure(drawn, _SMALL_HALF if half else _SMALL)
-    large = probe.measure(drawn, _LARGE_HALF if half else _LARGE)
-    suspect = large.error > _WRONG
-    wide = probe.measure(drawn, _WIDE) if suspect else None
-    between = probe.measure(drawn, _BETWEEN).slope if suspect and not half else 0.0
-    silent = not any(bool(one.any()) for one in probe.pull([_signs(output, generator) for output in outputs]))
+    small = probe.measure(_SMALL_HALF if half else _SMALL)
+    large = probe.measure(_LARGE_HALF if half else _LARGE)
+    wide = probe.measure(_WIDE) if large.error > _WRONG else None
     return Secants(
         small=small.error,
         large=large.error,
         wide=None if wide is None else wide.error,
         steepness=small.slope / large.slope if large.slope else None,
-        jumps=between > _STEEPER * max(small.slope, large.slope),
-        silent=silent,
+        silent=probe.silent,
         flat=not small.slope and not large.slope,
     )
 
@@ -99,49 +101,84 @@ class _Measured:
 
 
 class _Probe:
-    """A function with the graph of its value at one point."""
+    """A function with the graph of its value at one point, and directions from there."""
 
-    def __init__(self, function: Function, leaves: list[Tensor], outputs: list[Tensor]) -> None:
-        self._function, self._leaves, self._outputs = function, leaves, outputs
+    def __init__(
+        self, function: Function, leaves: _Tensors, outputs: _Tensors, drawn: list[_Tensors], generator: torch.Generator
+    ) -> None:
+        self._function, self._leaves, self._outputs, self._drawn = function, leaves, outputs, drawn
         squares = [float(torch.finfo(one.dtype).eps * one.detach().double().norm()) ** 2 for one in outputs]
         self._rounding = _ROUNDINGS * sum(squares) ** 0.5
+        weights = [_signs(output, generator) for output in outputs]
+        gradients = self._pull(weights)
+        self.silent = not any(bool(one.any()) for one in gradients)
+        self._tangents = self._pushed(weights, gradients)
 
-    def measure(self, drawn: list[list[Tensor]], step: float) -> _Measured:
+    def measure(self, step: float) -> _Measured:
         """Error and slope, over directions, for a step."""
-        length, predicted = 0.0, 0.0
-        for directions in drawn:
+        apart = predicted = found = 0.0
+        for number, directions in enumerate(self._drawn):
             change = self._change(directions, step)
-            squared = sum(float(one.square().sum()) for one in change)
-            if squared**0.5 <= self._rounding:
+            length = _inner(change, change)
+            if length**0.5 <= self._rounding:
                 continue
-            gradients = self.pull([one.to(output) for one, output in zip(change, self._outputs, strict=True)])
-            length += squared
-            predicted += 2 * step * sum(_inner(g, d) for g, d in zip(gradients, directions, strict=True))
-        if not length:
+            found += length
+            if self._tangents is None:
+                # The gradient in the direction of the change: what it has across it is not seen.
+                pulled = self._pull([one.to(output) for one, output in zip(change, self._outputs, strict=True)])
+                part = 2 * step * _inner(pulled, directions) / length
+                predicted, apart = predicted + part**2 * length, apart + (1 - part) ** 2 * length
+            else:
+                tangents = [2 * step * one for one in self._tangents[number]]
+                difference = [one - other for one, other in zip(tangents, change, strict=True)]
+                predicted, apart = predicted + _inner(tangents, tangents), apart + _inner(difference, difference)
+        if not found:
             return _Measured(0.0, 0.0)
-        part = predicted / length
-        return _Measured(abs(1 - part) / (1 + abs(part)), length**0.5 / step)
+        return _Measured(apart**0.5 / (predicted**0.5 + found**0.5), found**0.5 / step)
 
-    def pull(self, weights: list[Tensor]) -> list[Tensor]:
-        """The gradient at the point; zero where none comes back, or where it is not finite."""
-        wanted = [
-            (output, weight) for output, weight in zip(self._outputs, weights, strict=True) if output.requires_grad
+    def _pushed(self, weights: _Tensors, gradients: _Tensors) -> list[_Tensors] | None:
+        """Derivatives along the directions, by differentiating the backward pass, which is linear in what it gets.
+
+        None where it cannot be differentiated, as where it leaves the graph itself.
+        """
+        cotangents = [torch.zeros_like(output, requires_grad=True) for output in self._outputs]
+        try:
+            pulled = self._pull(cotangents, create_graph=True)
+            if not any(one.requires_grad for one in pulled):
+                return None
+            pushed = [self._differentiated(pulled, cotangents, directions) for directions in self._drawn]
+        except RuntimeError:
+            return None
+        for directions, tangents in zip(self._drawn, pushed, strict=True):
+            one, other = _inner(tangents, weights), _inner(gradients, directions)
+            if abs(one - other) > _TRANSPOSED * (_inner(tangents, tangents) * _inner(weights, weights)) ** 0.5:
+                return None
+        return pushed
+
+    def _differentiated(self, pulled: _Tensors, cotangents: _Tensors, directions: _Tensors) -> _Tensors:
+        pairs = [(one, way) for one, way in zip(pulled, directions, strict=True) if one.requires_grad]
+        values, ways = zip(*pairs, strict=True)
+        found = torch.autograd.grad(values, cotangents, ways, allow_unused=True, retain_graph=True)
+        return [
+            torch.zeros_like(like, dtype=torch.float64) if one is None else one.double().nan_to_num(0, 0, 0)
+            for one, like in zip(found, cotangents, strict=True)
         ]
-        if not wanted:
+
+    def _pull(self, weights: _Tensors, *, create_graph: bool = False) -> _Tensors:
+        """The gradient at the point; zero where none comes back, or where it is not finite."""
+        pairs = [(one, weight) for one, weight in zip(self._outputs, weights, strict=True) if one.requires_grad]
+        if not pairs:
             return [torch.zeros_like(leaf) for leaf in self._leaves]
+        outputs, cotangents = zip(*pairs, strict=True)
         found = torch.autograd.grad(
-            [output for output, _ in wanted],
-            self._leaves,
-            [weight for _, weight in wanted],
-            allow_unused=True,
-            retain_graph=True,
+            outputs, self._leaves, cotangents, allow_unused=True, retain_graph=True, create_graph=create_graph
         )
         return [
             torch.zeros_like(leaf) if one is None else one.nan_to_num(0, 0, 0)
             for one, leaf in zip(found, self._leaves, strict=True)
         ]
 
-    def _change(self, directions: list[Tensor], step: float) -> list[Tensor]:
+    def _change(self, directions: _Tensors, step: float) -> _Tensors:
         """How the value changes from a step back to a step ahead, in float64."""
         with torch.no_grad():
             behind, ahead = (
@@ -151,14 +188,26 @@ class _Probe:
             return [(b.double() - a.double()).nan_to_num(0, 0, 0) for a, b in zip(behind, ahead, strict=True)]
 
 
-def _inner(one: Tensor, other: Tensor) -> float:
-    return float((one.double() * other.double()).sum())
-
-
-def _scale(point: Tensor) -> float:
-    return float(point.detach().double().square().mean().sqrt()) or 1.0
+def _inner(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    return sum(float((one.double() * other.double()).sum()) for one, other in zip(some, others, strict=True))
 
 
 def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
-    drawn = torch.randint(0, 2, like.shape, generator=generator).mul_(2).sub_(1)
-    return drawn.to(like)
+    return torch.randint(0, 2, like.shape, generator=generator).mul_(2).sub_(1).to(like)
+
+
+def _direction(point: Tensor, generator: torch.Generator) -> Tensor:
+    """Signs of the size of the point's values; those that are not finite, as in a mask, do not count."""
+    signs, values = _signs(point, generator), point.detach()
+    finite = values[values.isfinite()].double()
+    scale = float(finite.square().mean().sqrt()) if len(finite) else 0.0
+    if scale and bool((finite >= 0).all()):
+        # A logarithm or root may follow: values stay above 0.
+        return signs * (_INSIDE * values.nan_to_num(0, 0, 0)).clamp(max=scale)
+    return signs * (scale or 1.0)
+
+
+def _jittered(point: Tensor, generator: torch.Generator) -> Tensor:
+    """A point beside it, as inputs often lie on kinks (zeros in front of a ReLU), where there is no one gradient."""
+    share = torch.rand(point.shape, generator=generator).to(point)
+    return point.detach() + _JITTER * share * _direction(point, generator)

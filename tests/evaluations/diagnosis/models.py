@@ -173,6 +173,12 @@ FAULTS = {
     "zero backward": (lambda: inserted(0, Apply(Zero.apply)), "zero_gradient", "0"),
     "opposite backward": (lambda: inserted(2, Apply(Opposite.apply)), "wrong_gradient", "2"),
     "steep sigmoid": (lambda: inserted(1, Apply(lambda u: torch.sigmoid(500 * u))), "saturated_layer", "1"),
+    "steep sigmoid in the model's forward": (
+        lambda: Own(lambda x: torch.sigmoid(500 * (x - 0.45))),
+        "saturated_layer",
+        "",
+    ),
+    "k winners in the model's forward": (lambda: Own(winners), "wrong_gradient", ""),
     "logits x 1000": (lambda: large(1000), "saturated_loss", None),
     "softmax": (lambda: inserted(8, nn.Softmax(1)), "probabilities", "8"),
     "log softmax": (lambda: Own(after=lambda z: z.log_softmax(1)), "probabilities", ""),
