@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from robust_ext.engine.outcomes import LOST
-from robust_ext.evaluations.diagnosis import remedies
+from robust_ext.evaluations.diagnosis import remedies, step_remedies
 from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, share, typical
 from robust_ext.evaluations.diagnosis.finding import Finding
 from robust_ext.evaluations.diagnosis.gradients import MOSTLY
@@ -169,7 +169,7 @@ def stopped_early(case: Case) -> Finding | None:
     One call alone may end so by chance; that is ruled out where calls differ in length, where the attack is set to take
     far more steps, or where several samples were solved at once, at the end of a path that had not come to its own.
     """
-    traced = [one for one in case.samples if one.traced and one.count("batch_queries") > 1]
+    traced = [one for one in case.samples if one.traced]
     solved = [one for one in traced if one.known("adversarial_at") is not None]
     ended = [one for one in solved if one.count("adversarial_at") >= one.count("batch_queries") - 2]
     lengths = {one.count("batch_queries") for one in solved}
@@ -177,7 +177,7 @@ def stopped_early(case: Case) -> Finding | None:
     together = [one for one in others if one.known("batch_queries") in lengths]
     if not solved or len(ended) < len(solved) or not case.enough(together) or len(solved) > len(together):
         return None
-    planned = remedies.steps_of(case.attack)
+    planned = step_remedies.steps_of(case.attack)
     short = planned is not None and all(2 * length < planned for length in lengths)
     under_way = sum(one.far < NEAR_EDGE for one in together) >= MOSTLY * len(together)
     at_once = under_way and len(solved) >= REPAIRED and min(lengths) >= SEARCH

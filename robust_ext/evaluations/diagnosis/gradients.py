@@ -31,13 +31,14 @@ def model_at_fault(case: Case) -> Finding | None:
         return None
     seen = [one for one in (zero_gradient(case), saturated_loss(case), cut_gradient(case)) if one is not None]
     evidence = (*fault.evidence, *(line for one in seen for line in one.evidence))
-    found = remedies.of_model(fault, case.attack)
+    scale = typical(case.unsolved, lambda one: one.known("scale")) or 0.0
+    found = remedies.of_model(fault, case.attack, scale=scale)
     return case.finding(fault.code, fault.cause, case.unsolved, *evidence, remedies=found, layer=fault.layer)
 
 
 def cut_gradient(case: Case) -> Finding | None:
-    """Gradients were wanted, and none arrived at the input."""
-    if not case.attack.traits.gradients:
+    """Gradients were wanted, and none arrived at the input; a probe of the model, where there is one, knows better."""
+    if not case.attack.traits.gradients or case.probe is not None:
         return None
     rows = case.showing(lambda one: one.count("graphs") > 0 and one.count("gradients") == 0)
     if not case.enough(rows):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from robust_ext.evaluations.diagnosis import remedies
+from robust_ext.evaluations.diagnosis import remedies, step_remedies
 from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, typical
 from robust_ext.evaluations.diagnosis.finding import Finding
 from robust_ext.evaluations.diagnosis.gradients import MOSTLY
@@ -109,7 +109,7 @@ def short_path(case: Case) -> Finding | None:
         f"The path is too short to reach where adversarial examples are: {takes} {ends}.",
         rows,
         f"{case.part(rows)} were moved by {takes}; they {ends}. To cross the ball and come back takes 2.5 epsilon.",
-        remedies=remedies.for_length(case.attack, steps=steps, step=step, threat_model=case.threat_model),
+        remedies=step_remedies.for_length(case.attack, steps=steps, step=step, threat_model=case.threat_model),
     )
 
 
@@ -140,7 +140,7 @@ def step_too_large(case: Case) -> Finding | None:
         rows,
         f"In {case.part(rows)} gradients turned against the one before {turns:.0%} of "
         f"the time, and the last margin lay {number(drop)} below the best.",
-        remedies=remedies.for_step(case.attack, steps=steps, threat_model=case.threat_model),
+        remedies=step_remedies.for_step(case.attack, steps=steps, threat_model=case.threat_model),
     )
 
 
@@ -159,7 +159,7 @@ def still_improving(case: Case) -> Finding | None:
         rows,
         f"In {case.part(rows)} the best margin gained {number(late)} in the last tenth "
         f"of the queries, where the largest logit is {number(typical(rows, lambda one: one.scale) or 0)}.",
-        remedies=remedies.for_more_steps(case.attack, steps=steps),
+        remedies=step_remedies.for_more_steps(case.attack, steps=steps),
     )
 
 

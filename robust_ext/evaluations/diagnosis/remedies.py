@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from robust_ext.attacks.base import Attack, CallableAttack
+from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
-from robust_ext.evaluations.diagnosis.rewriting import (
-    ABSOLUTE,
-    EPSILONS,
-    MARGIN_LOSSES,
-    RELATIVE,
-    STEPS,
-    UNIT_SPACE,
-    AttackCall,
-    call_of,
-)
+from robust_ext.evaluations.diagnosis.rewriting import EPSILONS, MARGIN_LOSSES, call_of
 
-# All steps together, in epsilons: across the ball, and half a radius more, as Madry et al. (2018) take.
-TRAVEL = 2.5
 # Draws that are averaged over: where gradients are noise, fewer leave them so.
 DRAWS = 16
 # Largest logit at which cross-entropy and its gradient are well apart from 0.
@@ -34,17 +21,11 @@ _BLACK_BOX = Remedy(
 )
 
 
-def of_model(fault: Finding, attack: Attack) -> tuple[Remedy, ...]:
-    """What to do about a fault of the model so that this attack gets past it."""
-    if fault.code in ("train_mode", "batch_dependent"):
-        return (Remedy(words="Put the model into eval mode.", code="model.eval()", evaluate=True),)
-    if fault.code == "random_output":
-        return (_averaged(),)
+def of_model(fault: Finding, attack: Attack, *, scale: float) -> tuple[Remedy, ...]:
+    """What to do about a fault of the model so that this attack gets past it; ``scale`` is the largest logit."""
     if fault.code == "saturated_loss":
-        return for_loss(attack)
-    if fault.code in ("cut_gradient", "zero_gradient", "non_finite_gradient", "wrong_gradient", "saturated_layer"):
-        return (*fault.remedies, _BLACK_BOX) if fault.remedies else for_layer(fault.layer, attack)
-    return fault.remedies
+        return for_loss(attack, scale=scale)
+    return fault.remedies or for_layer(fault.layer, attack)
 
 
 def for_layer(layer: str | None, attack: Attack) -> tuple[Remedy, ...]:
@@ -64,7 +45,7 @@ def for_layer(layer: str | None, attack: Attack) -> tuple[Remedy, ...]:
     return bpda, _blurred(attack), _BLACK_BOX
 
 
-def for_loss(attack: Attack, *, scale: float | None = None) -> tuple[Remedy, ...]:
+def for_loss(attack: Attack, *, scale: float) -> tuple[Remedy, ...]:
     """The loss is flat: one that is not, or smaller logits."""
     found = []
     call = call_of(attack)
@@ -74,7 +55,7 @@ def for_loss(attack: Attack, *, scale: float | None = None) -> tuple[Remedy, ...
                 words = "Raise the difference of logits, which does not saturate."
                 found.append(Remedy(words=words, attack=call.changed(**{name: value})))
                 break
-    temperature = max(2.0, _rounded((scale or 100.0) / SMALL_LOGIT))
+    temperature = max(2.0, _rounded(scale / SMALL_LOGIT))
     words = f"Divide the logits by {temperature:g}, which changes no prediction, so that the loss has a gradient."
     cooled = _viewed(words, attack, code=f"model = lambda x: model(x) / {temperature:g}", temperature=temperature)
     margin = Remedy(
@@ -85,52 +66,6 @@ def for_loss(attack: Attack, *, scale: float | None = None) -> tuple[Remedy, ...
         + ("\n# Foolbox: override get_loss_fn of the attack" if call and call.scope == "foolbox" else ""),
     )
     return *found, cooled, margin
-
-
-def for_length(attack: Attack, *, steps: int, step: float, threat_model: ThreatModel) -> tuple[Remedy, ...]:
-    """Too few steps, or too small ones: ``step`` in epsilons."""
-    call = call_of(attack)
-    planned = _planned(call) or steps
-    relative, more = _rounded(TRAVEL / planned, 4), _round_steps(TRAVEL / step)
-    found = []
-    larger = _step_setting(call, relative, threat_model)
-    if call is not None and larger:
-        name, value = next(iter(larger.items()))
-        found.append(Remedy(words=f"Take larger steps: {name} {value:g}.", attack=call.changed(**larger)))
-    if call is not None and (setting := call.first(STEPS)) is not None:
-        found.append(Remedy(words=f"Take more steps: {setting} {more}.", attack=call.changed(**{setting: more})))
-    if not found:
-        words = f"Take steps of {relative:g} epsilon (2.5 epsilon over the steps), or {more} steps."
-        code = f"step_size = {TRAVEL:g} * epsilon / {planned}  # or {more} steps of {step:.3g} epsilon"
-        found.append(Remedy(words=words, code=code))
-    return tuple(found)
-
-
-def for_step(attack: Attack, *, steps: int, threat_model: ThreatModel) -> tuple[Remedy, ...]:
-    """Steps leap over the ball: ``steps`` is how many were taken."""
-    call = call_of(attack)
-    planned = _planned(call) or steps
-    relative = min(_rounded(TRAVEL / planned, 4), 0.25)
-    smaller = _step_setting(call, relative, threat_model)
-    found = []
-    if call is not None and smaller:
-        name, value = next(iter(smaller.items()))
-        found.append(Remedy(words=f"Take smaller steps: {name} {value:g}.", attack=call.changed(**smaller)))
-    else:
-        code = f"step_size = {relative:g} * epsilon  # 2.5 epsilon over the steps, and at most a quarter"
-        found.append(Remedy(words=f"Take steps of {relative:g} epsilon.", code=code))
-    found.append(_schedule(planned))
-    return tuple(found)
-
-
-def for_more_steps(attack: Attack, *, steps: int) -> tuple[Remedy, ...]:
-    """It was still improving when it ended."""
-    call = call_of(attack)
-    name = None if call is None else call.first(STEPS)
-    more = 4 * (_planned(call) or steps)
-    if call is not None and name is not None:
-        return Remedy(words=f"Take more steps: {name} {more}.", attack=call.changed(**{name: more})), _schedule(more)
-    return Remedy(words=f"Take more steps, {more} say.", code=f"steps = {more}"), _schedule(more)
 
 
 def for_flat(attack: Attack) -> tuple[Remedy, ...]:
@@ -233,38 +168,6 @@ def flag_of(attack: Attack, name: str) -> bool:
     return any(place.get(name) is True for place in places)
 
 
-def steps_of(attack: Attack) -> int | None:
-    """How many steps it is set to take; None where that is not known."""
-    if isinstance(attack, CallableAttack):
-        try:
-            parameters = inspect.signature(attack.function).parameters
-        except (TypeError, ValueError):
-            return None
-        found = next((parameters[name].default for name in STEPS if name in parameters), None)
-        return found if isinstance(found, int) else None
-    return _planned(call_of(attack))
-
-
-def _planned(call: AttackCall | None) -> int | None:
-    name = None if call is None else call.first(STEPS)
-    value = None if call is None or name is None else call.value(name)
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def _step_setting(call: AttackCall | None, relative: float, threat_model: ThreatModel) -> dict[str, Any]:
-    """The change of settings that makes the step ``relative`` epsilons; empty where there is no such setting."""
-    if call is None:
-        return {}
-    absolute = call.first(ABSOLUTE)
-    name = call.first(RELATIVE)
-    if name is not None and (absolute is None or call.settings.get(absolute) is None):
-        return {name: relative}
-    if absolute is None:
-        return {}
-    width = threat_model.width if call.scope in UNIT_SPACE else 1.0
-    return {absolute: _rounded(relative * threat_model.epsilon / width, 4)}
-
-
 def _viewed(words: str, attack: Attack, *, code: str = "", options: Sequence[str] = (), **view: Any) -> Remedy:
     """The attack on another view of the model: as a text where the attack has one."""
     call = call_of(attack)
@@ -277,29 +180,10 @@ def _projected(attack: Attack) -> Remedy:
     return _viewed("Move what it returns to the nearest point in ball and bounds.", attack, projected=True)
 
 
-def _averaged() -> Remedy:
-    return Remedy(
-        words=f"Average over {DRAWS} draws of the model for each gradient (EoT).",
-        options=("--eot", str(DRAWS)),
-        code=f"model = robust_ext.EoT(model, draws={DRAWS})",
-        view={"eot": DRAWS},
-    )
-
-
 def _blurred(attack: Attack) -> Remedy:
     words = f"Average the gradient over {DRAWS} points nearby (noise of {BLUR:g} epsilon)."
     return _viewed(words, attack, noise=BLUR, eot=DRAWS)
 
 
-def _schedule(steps: int) -> Remedy:
-    return Remedy(words="Let the step follow the progress (APGD).", attack=f"robust_ext:APGD(steps={max(steps, 50)})")
-
-
-def _rounded(value: float, digits: int = 1) -> float:
-    return float(f"{value:.{digits}g}")
-
-
-def _round_steps(steps: float) -> int:
-    """Up to a multiple of ten; small numbers to the next."""
-    unit = 10 if steps > 10 else 1
-    return math.ceil(steps / unit - 1e-9) * unit
+def _rounded(value: float) -> float:
+    return float(f"{value:.1g}")
