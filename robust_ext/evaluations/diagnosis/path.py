@@ -43,6 +43,16 @@ def toward_label(case: Case) -> Finding | None:
     if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
         return None
     fall = typical(rows, lambda one: one.count("first") - one.count("last")) or 0.0
+    elsewhere = [one for one in rows if one.count("other_label") > MOSTLY * one.count("gradients")]
+    if case.enough(elsewhere):
+        return case.finding(
+            "predicted_labels",
+            "It attacks other labels than those it is given: the loss on its way is that of other classes.",
+            elsewhere,
+            f"In {case.part(elsewhere)} most gradients are those of cross-entropy for another label, and the margin "
+            f"(highest other logit less the label's) fell by {number(fall)}.",
+            remedies=remedies.for_labels(case.attack),
+        )
     targeted = remedies.flag_of(case.attack, "targeted")
     aims = " Its setting targeted is on: the label that it is given is then the class it aims at." if targeted else ""
     return case.finding(

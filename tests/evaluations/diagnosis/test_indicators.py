@@ -43,6 +43,7 @@ SYMPTOMS = {
     "turns at small steps": ({"trace": {"step": 0.1, "turns": 0.9}}, None),
     "no gain": ({"trace": {"best": -8.0}}, "flat_loss"),
     "downhill": ({"trace": {"best": -8.0, "last": -10.0}}, "toward_label"),
+    "downhill for others": ({"trace": {"best": -8.0, "last": -10.0, "other_label": 40}}, "predicted_labels"),
     "best forgotten": ({"trace": {"adversarial_at": 12, "best": 1.0}}, "best_not_returned"),
     "by rounding alone": ({"trace": {"adversarial_at": 12, "best": 1e-6}}, None),
     "inputs returned": (
