@@ -79,6 +79,11 @@ def subject(names: Sequence[str]) -> str:
     return ", ".join(map(plain, names[:_NAMED])) + (f" and {more} more" if more > 0 else "") or "The model"
 
 
+def sentences(findings: Iterable[Finding]) -> list[str]:
+    """A sentence for the model and for each attack, where there is something wrong."""
+    return [f"{subject(names)}: {plain(sentence(finding))}" for finding, names in shared(leading(findings))]
+
+
 def lines(findings: Iterable[Finding]) -> list[str]:
     """A warning for the model and for each attack, with its remedy; the other findings are left to the page."""
     found = []

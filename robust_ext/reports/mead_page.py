@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from robust_ext.reports import mead_plots, mead_views
+from robust_ext.reports import findings, mead_plots, mead_views
 from robust_ext.reports.mead_views import Group, Row
 from robust_ext.reports.wording import percent, plain
 
@@ -42,7 +42,7 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "columns": [None, *mead_views.objectives(result)],
         "styles": styles,
         "heat_scale": [colour(share / 100) for share in range(0, 101, 10)],
-        "notes": mead_views.notes(result),
+        "notes": [*mead_views.notes(result), *findings.sentences(result.get("findings", ()))],
         "summary_plot": mead_plots.summary_plot(result),
         "cost_plot": mead_plots.cost_plot(result),
         "FEW": mead_views.FEW,

@@ -52,16 +52,10 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "colours": [(attack["name"], _style(number)[0]) for number, attack in enumerate(result["attacks"])],
         "medians": [_median(attack["distances"]) for attack in result["attacks"]],
         "rests_on": _rests_on(result),
-        "above": _above(result),
+        "above": findings.sentences(result.get("findings", ())),
         "meaning": _meaning(result),
         "strongest": min(result["attacks"], key=lambda attack: attack["difference"]["mean"]),
     }
-
-
-def _above(result: Mapping[str, Any]) -> list[str]:
-    """What weakens attacks, in sentences that stand above the numbers on the page."""
-    weak = findings.shared(findings.leading(result.get("findings", ())))
-    return [f"{findings.subject(names)}: {findings.sentence(finding)}" for finding, names in weak]
 
 
 def _meaning(result: Mapping[str, Any]) -> list[str]:
@@ -77,8 +71,8 @@ def _meaning(result: Mapping[str, Any]) -> list[str]:
     whom = "The one attack that was run is" if number == 1 else f"All {number} attacks that were run are"
     return [
         f"{whom} weakened by this: robust accuracy, the worst case too, is an upper bound that may lie far above what "
-        "is left, and no evidence of robustness. Apply the remedies, and add an attack that needs no gradients, as in "
-        "--attack robust_ext:Square."
+        "is left, and no evidence of robustness. Apply the remedies, and add an attack that needs no gradients "
+        "(robust_ext:Square)."
     ]
 
 

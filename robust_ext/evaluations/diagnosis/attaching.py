@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from torch import Tensor, nn
 
@@ -22,12 +23,13 @@ from robust_ext.evaluations.diagnosis.probes import ModelProbe, probe_model
 from robust_ext.reports.findings import remedy, sentence
 
 Probe = Callable[[], ModelProbe]
+_Key = tuple[str | None, str, str | None]
 
 PROBED = 32
 """Samples that are handed to the probes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Attacked:
     """What one run of an attack left of its samples.
 
@@ -97,20 +99,12 @@ def find_causes(attacked: Sequence[Attacked], probe: Probe, *, compared: bool = 
     The model is probed only where an attack failed or shows a symptom. With ``compared``, attacks are compared with
     each other at each budget, and with themselves at a larger one.
     """
-    others = [finding for epsilon in _budgets(attacked) for finding in _compare(attacked, epsilon)] if compared else []
-    found = [*others, *(finding for one in attacked for finding in one.faults())]
+    others = list(chain.from_iterable(_compare(attacked, epsilon) for epsilon in _budgets(attacked) if compared))
+    found = [*others, *chain.from_iterable(one.faults() for one in attacked)]
     if most_likely(found) is None and not any(one.failed for one in attacked):
         return ranked(found)
-    probed, runs = probe(), Counter(one.name for one in attacked)
-    found = [*probed.findings, *others]
-    for one in attacked:
-        at = f"At epsilon {one.threat_model.epsilon:.4g}."
-        more = (at,) if runs[one.name] > 1 else ()
-        found += [replace(finding, evidence=(*finding.evidence, *more)) for finding in one.faults(probed)]
-    once = dict[tuple[str | None, str, str | None], Finding]()
-    for finding in ranked(found):
-        once.setdefault((finding.attack, finding.code, finding.layer), finding)
-    return list(once.values())
+    probed = probe()
+    return _once([*probed.findings, *others], {one: one.faults(probed) for one in attacked})
 
 
 def prober(module: nn.Module, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, seed: int) -> Probe:
@@ -132,6 +126,27 @@ def explain(findings: Iterable[Finding], name: str) -> str:
     plain = likely.to_dict()
     todo = remedy(plain)
     return f"Most likely cause: {sentence(plain)}{f' Remedy: {todo}' if todo else ''}"
+
+
+def _once(found: Sequence[Finding], faults: Mapping[Attacked, Sequence[Finding]]) -> list[Finding]:
+    """All findings, ranked; of one attack, code and layer the first, with the budgets at which it shows."""
+    runs = Counter[str | None](one.name for one in faults)
+    budgets, once = dict[_Key, list[float]](), dict[_Key, Finding]()
+    for one, mine in faults.items():
+        for finding in mine:
+            budgets.setdefault(_key(finding), []).append(one.threat_model.epsilon)
+    for finding in ranked([*found, *chain.from_iterable(faults.values())]):
+        once.setdefault(_key(finding), finding)
+    return [
+        replace(finding, evidence=(*finding.evidence, f"At epsilon {', '.join(f'{at:.4g}' for at in budgets[key])}."))
+        if key in budgets and runs[key[0]] > 1
+        else finding
+        for key, finding in once.items()
+    ]
+
+
+def _key(finding: Finding) -> _Key:
+    return finding.attack, finding.code, finding.layer
 
 
 def _budgets(attacked: Sequence[Attacked]) -> list[float]:
