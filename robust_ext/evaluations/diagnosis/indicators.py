@@ -62,10 +62,10 @@ def find_attack_faults(
     found = [finding for rule in _CANDIDATES if (finding := rule(case)) is not None]
     first = _first((gradients.model_at_fault, path.toward_label, *_GRADIENTS), case)
     if first is not None:
+        if first.code in ("toward_label", "predicted_labels"):
+            # Then misclassified samples end in their label's class too.
+            found = [one for one in found if one.code != "predicted_labels"]
         found.append(first)
-    if first is not None and first.code == "toward_label":
-        # Then misclassified samples end in their label's class too.
-        found = [one for one in found if one.code != "predicted_labels"]
     if (first is None or not shown_by_most(first)) and (way := _first(_WAYS, case)) is not None:
         found.append(way)
     if (note := gradients.no_gradient(case)) is not None:
