@@ -109,5 +109,8 @@ def _attack_table(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     refused = [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]
     refused = ["", "Not usable here:", *refused] if refused else []
-    others = "Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv."
+    others = (
+        "Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv; and any of them "
+        "with BPDA and EoT, robust_ext:AdaptedAttack(attack='...', bpda='LAYER', eot=8)."
+    )
     return "\n".join([*table([header, *usable], words=range(5), width=1000), *refused, "", others])

@@ -411,3 +411,47 @@ def test_models_and_attacks_of_any_kind_travel():
     result = robust_accuracy(Mine().eval(), [attack, "art:FastGradientMethod"], X, Y, THREAT_MODEL, isolate=True)
     assert result.content["attacks"][0]["outcomes"]["not_adversarial"] == 10
     assert counted == [], "it was run on a copy"
+
+
+ROUNDED = """
+import torch
+from robust_ext.demo.network import digits_network
+
+class Quantise(torch.nn.Module):
+    def forward(self, x):
+        return (x * 8).round() / 8
+
+def make():
+    return torch.nn.Sequential(Quantise(), digits_network()).eval()
+
+def attack(model, x, y, epsilon):
+    points = x.clone()
+    for _ in range(15):
+        points.requires_grad_()
+        (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(model(points), y), points)
+        points = (x + (points.detach() + epsilon / 5 * gradient.sign() - x).clamp(-epsilon, epsilon)).clamp(0, 1)
+    return points
+"""
+
+
+@pytest.mark.exhaustive
+def test_an_attack_that_is_code_is_adapted_in_its_own_process(tmp_path):
+    """By a text that names both, and with the options of the command."""
+    file, out = tmp_path / "mine.py", tmp_path / "out"
+    file.write_text(ROUNDED)
+    text = f"{file}:attack"
+    data = ["--model", f"{file}:make", "--data", "digits", "--samples", "12", "--eps", "0.3", "--no-progress"]
+    run = [sys.executable, "-m", "robust_ext.cli", "robust-accuracy", *data]
+    adapted = f"both=robust_ext:AdaptedAttack(attack='{text}', bpda='0', eot=2)"
+    more = ["--jobs", "2", "--out", str(out / "a")]
+    subprocess.run([*run, "--attack", f"plain={text}", "--attack", adapted, *more], check=True)
+    subprocess.run([*run, "--attack", f"mine={text}", "--bpda", "0", "--out", str(out / "b")], check=True)
+    found = {}
+    for folder in ("a", "b"):
+        for attack in json.loads((out / folder / "result.json").read_text())["attacks"]:
+            found[attack["name"]] = attack["robust_accuracy"][0]["robust_accuracy"], attack["passes"]
+    assert [score for score, _ in found.values()] == [pytest.approx(1.0, abs=0.17), 0.0, 0.0]
+    assert list(found) == ["plain", "both", "mine through BPDA 0"]
+    assert all(passes == found["plain"][1] for _, passes in found.values())
+    (stated,) = out.glob("b/**/run.json")
+    assert "mine.py" in stated.read_text()
