@@ -13,6 +13,7 @@ import robust_ext
 from robust_ext.cli import app as cli
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.diagnosis.finding import Finding
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -96,7 +97,8 @@ def test_documented_keys_are_those_of_a_result(inputs, tmp_path):
     content = json.loads((tmp_path / "result.json").read_text())
     first_columns = [line.split("|")[1] for line in RESULTS.splitlines() if line.startswith("| `")]
     documented = {name for cell in first_columns for name in re.findall(r"`(\w+)(?:\[\])?`", cell)}
-    assert documented == set(content) | set(content["attacks"][0])
+    finding = Finding(code="unmoved", cause="").to_dict()
+    assert documented == set(content) | set(content["attacks"][0]) | set(finding)
 
 
 @pytest.mark.parametrize("broken", [False, True])
