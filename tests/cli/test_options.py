@@ -21,11 +21,13 @@ from robust_ext.demo.network import digits_network
 from robust_ext.engine.context import current_context
 from robust_ext.evaluations.adaptive import AdaptiveSettings
 from robust_ext.evaluations.binarization import BinarizationSettings
+from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 from robust_ext.evaluations.mead import MeadSettings
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 
 COMMANDS = {
     "binarization": ("binarization", "binarization_test", BinarizationSettings),
+    "diagnose": ("diagnose", "diagnose", DiagnosisSettings),
     "mead": ("mead", "mead", MeadSettings),
     "robust-accuracy": ("robust_accuracy", "robust_accuracy", RobustAccuracySettings),
     "test-time": ("adaptive", "evaluate_defense", AdaptiveSettings),
@@ -47,11 +49,19 @@ OTHERS = {
         "calibration_samples",
         *ADAPTING,
     ),
+    "diagnose": ("attack", "eps", "norm", "try_remedies", *ADAPTING),
     "mead": ("detector", "suite", "arm", "allow_code", *TRAINING, *ADAPTING),
     "robust-accuracy": ("attack", "eps", "norm", *ADAPTING),
     "test-time": ("defense", "defense_weights", "surrogate", "eps", "norm"),
 }
 """The options that are no settings of an evaluation; each is named in a test below."""
+
+
+class Result(str):
+    """What is printed of a result, and what the exit status follows from."""
+
+    findings = ()
+
 
 GROUP = typer.main.get_command(cli.app)
 
@@ -86,7 +96,7 @@ def invoke(monkeypatch, files):
 
         def evaluation(*positional, **keywords):
             calls.append(SimpleNamespace(positional=positional, context=current_context(), **keywords))
-            return "the result"
+            return Result("the result")
 
         monkeypatch.setattr(importlib.import_module(f"robust_ext.cli.{module}"), function, evaluation)
         own = {
@@ -95,6 +105,7 @@ def invoke(monkeypatch, files):
                 *("--detector", f"{files / 'mine.py'}:Unsure", "--train-samples", "50"),
                 *("--calibration-samples", "40", "--samples", "8", "--no-progress"),
             ],
+            "diagnose": ["--attack", "a:b", "--eps", "8/255"],
             "robust-accuracy": ["--attack", "a:b", "--eps", "0.2,8/255"],
             "test-time": ["--defense", "hd", "--eps", "8/255"],
         }[command]
@@ -146,7 +157,7 @@ def test_every_option_is_in_a_test_here(command):
 def test_model_and_data_options(command, invoke, files):
     call = invoke(command)
     inputs, origin = call.positional[2], call.context.origin
-    assert len(inputs) == {"mead": 8, "robust-accuracy": 100}.get(command, 64)
+    assert len(inputs) == {"mead": 8, "robust-accuracy": 100, "diagnose": 32}.get(command, 64)
     assert float(inputs.min()) == 0.0
     assert (origin["model"], origin["data"]) == ("digits", "digits-test, order random")
     assert (call.out, call.output) == (None, "the result\n")
@@ -164,6 +175,15 @@ def test_model_and_data_options(command, invoke, files):
     assert call.context.origin["model"].endswith("w.safetensors")
     assert (call.out, call.progress) == (files / "run", False)
     assert "report.html hold the details." in call.output
+
+
+def test_options_of_a_diagnosis(invoke):
+    call = invoke("diagnose")
+    assert (call.positional[1], call.try_remedies) == (["a:b"], False)
+    own = ["--attack", "foolbox:FGSM()", "--norm", "l2", "--try-remedies", "--eot", "8"]
+    call = invoke("diagnose", *own)
+    assert list(call.positional[1]) == ["a:b through EoT 8", "foolbox:FGSM() through EoT 8"]
+    assert (call.positional[4], call.try_remedies) == (ThreatModel(norm="l2", epsilon=8 / 255), True)
 
 
 def test_options_of_binarization(invoke):

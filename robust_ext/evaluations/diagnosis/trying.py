@@ -118,7 +118,7 @@ def _solved(examined: Examined | None) -> int:
     """How many samples and planted problems an attack solved; none where it raised or was not run."""
     if examined is None or examined.ran.error is not None:
         return 0
-    planted = sum(entry["outcome"] == "found" for entry in examined.planted_entries)
+    planted: int = sum(entry["outcome"] == "found" for entry in examined.planted_entries)
     return planted + sum(map(examined.ran.solved, range(len(examined.ran.records))))
 
 
