@@ -8,14 +8,14 @@ from typer.testing import CliRunner
 
 from robust_ext.cli import app as cli
 
-BASE = "diagnose --model digits --data digits --eps 0.1 --no-progress --samples 12 --planted 6 --inner-points 30"
-SIZES = "--queries 10 --random-points 10 --in-process"
+BASE = "diagnose --model digits --data digits --eps 0.1 --no-progress --samples 8 --planted 4 --inner-points 20"
+SIZES = "--queries 5 --random-points 5 --in-process --no-references"
 
 
 @pytest.mark.parametrize(
     ("attack", "status", "words"),
     [
-        ("robust_ext:APGD(steps=30,loss='margin')", 0, "None of the known causes applies"),
+        ("robust_ext:APGD(steps=20,loss='margin')", 0, "None of the known causes applies"),
         ("robust_ext:ObjectivePGD(steps=10,step_size=0.005)", 3, "The likely cause: "),
     ],
 )

@@ -44,7 +44,7 @@ def make_content(
     return {
         "kind": "diagnosis",
         "likely": None if likely is None else likely.to_dict(),
-        "reason": _reason(likely, attacks),
+        "reason": _reason(likely, attacks, tried or ()),
         "samples": len(inputs),
         "clean_accuracy": probe.clean_accuracy if given is None else float(given.correct.mean()),
         "norm": threat_model.norm,
@@ -110,11 +110,12 @@ def _ran(ran: Ran, correct: Sequence[bool]) -> dict[str, Any]:
     }
 
 
-def _reason(likely: Finding | None, attacks: Sequence[Mapping[str, Any]]) -> str:
-    """The diagnosis in a sentence."""
+def _reason(likely: Finding | None, attacks: Sequence[Mapping[str, Any]], tried: Sequence[Mapping[str, Any]]) -> str:
+    """The diagnosis in a sentence; a cause is confirmed where its own remedy was tried and changed something."""
     if likely is not None:
         of = "" if likely.attack is None or len(attacks) == 1 else f" of {likely.attack}"
-        return f"The likely cause{of}: {likely.cause}"
+        confirmed = any(one["confirmed"] for one in tried if one["code"] == likely.code)
+        return f"The {'confirmed' if confirmed else 'likely'} cause{of}: {likely.cause}"
     if any(attack["verdict"] == "failed" for attack in attacks):
         return "None of the known causes applies, and the attack misses planted examples all the same."
     return "None of the known causes applies."

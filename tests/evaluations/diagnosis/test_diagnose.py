@@ -69,8 +69,9 @@ def test_numbers_are_those_of_the_evaluations():
 
 
 def test_what_goes_on_in_a_folder_ends_the_same(tmp_path):
-    results = [diagnose(attacks={"crawl": crawl}, out=tmp_path) for _ in range(2)]
-    assert essence(results[0]) == essence(results[1]) == essence(diagnose(attacks={"crawl": crawl}))
+    given = {"attacks": {"crawl": crawl}, "references": False}
+    results = [diagnose(**given, out=tmp_path) for _ in range(2)]
+    assert essence(results[0]) == essence(results[1]) == essence(diagnose(**given))
     assert results[1].content["attacks"][0]["seconds"] == results[0].content["attacks"][0]["seconds"]
     assert (tmp_path / "report.html").exists()
 
@@ -108,7 +109,10 @@ def test_remedies_are_tried_on_the_same_samples():
     weak = "robust_ext:ObjectivePGD(steps=20, step_size=0.002)"
     result = diagnose(attacks=weak, try_remedies=True)
     tried = result.content["tried"]
-    assert tried
+    assert tried[0]["confirmed"]
+    assert tried[-1]["after"]["score"] >= 0.95, "nothing is tried after what lets the attack find what is planted"
+    assert all((entry["after"]["score"] or 0) < 0.95 for entry in tried[:-1])
+    assert str(result).startswith("The confirmed cause: ")
     for entry in tried:
         if entry["remedy"]["attack"] is not None and entry["after"] is not None:
             alone = robust_ext.robust_accuracy(
@@ -143,3 +147,22 @@ def test_what_to_run_next(likely, tried, expected):
     with run_context(RunContext(command=GIVEN.split())):
         steps = next_steps(likely, tried, refused=False)
     assert steps[0]["command"] == f"robust-ext {expected}"
+
+
+SLOW = {
+    "foolbox": "foolbox:LinfPGD(steps=20, rel_stepsize=0.02)",
+    "ART": "art:ProjectedGradientDescent(max_iter=20, eps_step=0.002)",
+    "torchattacks": "torchattacks:PGD(steps=20, alpha=0.002)",
+    "adv-lib": "adv_lib:pgd_linf(steps=20, absolute_step_size=0.002)",
+    "function": f"{__file__}:crawl",
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("attack", SLOW.values(), ids=SLOW)
+def test_attacks_of_every_library(attack, isolate):
+    result = diagnose(attacks=attack, isolate=isolate, try_remedies=True)
+    assert result.likely.code == "short_path"
+    # A function of the user's has no settings that are known here.
+    assert attack == SLOW["function"] or result.content["tried"][0]["confirmed"]
