@@ -74,4 +74,4 @@ def logits_of(call: Call | None) -> tuple[Remedy, ...]:
 def finite(call: Call | None) -> tuple[Remedy, ...]:
     """Gradients that are finite."""
     words = "Keep arguments of square roots, norms and logarithms away from 0, or leave the logarithm's softmax out."
-    return Remedy(words=words, code="x = (x + 1e-12).sqrt()"), around(call)
+    return around(call), Remedy(words=words, code="x = (x + 1e-12).sqrt()")

@@ -20,7 +20,10 @@ _INSIDE = 5.0
 # Differences below this many roundings of the values are rounding.
 _ROUNDINGS = 30
 # Errors of healthy layers are below .3, even where they are clamped; those of layers at fault above .5.
-_WRONG, _SATURATED, _AGREES, _JUMPS = 0.4, 0.5, 0.2, 0.55
+_WRONG, _SATURATED, _AGREES = 0.4, 0.5, 0.2
+# k winners: .62 to .83; steep sigmoids: up to .24, softmax: .45.
+_ALIKE = 0.53
+_SMOOTH = (0.8, 1.25)
 _TRANSPOSED = 0.01
 
 
@@ -35,6 +38,7 @@ class Secants:
         small: Error for a step of .001 of the input's root mean square.
         large: Error for a step of .1.
         wide: Error for a step of 1; None where the others need no third.
+        alike: Cosine of ``p`` and ``v`` for that step.
         steepness: Slope of the small step / slope of the large one: about 1 for a smooth function, more where values
             jump; None where the latter does not change the value.
         silent: Whether the gradient is exactly zero, or there is none.
@@ -44,6 +48,7 @@ class Secants:
     small: float
     large: float
     wide: float | None
+    alike: float | None
     steepness: float | None
     silent: bool
     flat: bool
@@ -56,12 +61,14 @@ class Secants:
             return None
         if self.silent:
             return "zero_gradient"
-        if self.large > _WRONG and self.small > _WRONG:
-            return "wrong_gradient"
-        if self.large <= _SATURATED or self.wide is None:
+        if self.alike is None or self.large <= (_WRONG if self.small > _WRONG else _SATURATED):
             return None
+        smooth = self.steepness is not None and _SMOOTH[0] < self.steepness < _SMOOTH[1]
+        if smooth and self.small > _WRONG:
+            # The differences agree, with one another and not with the gradient.
+            return "wrong_gradient"
         # Where values jump (k winners), the gradient is right nearby and of some use from afar, not where it saturates.
-        return "wrong_gradient" if self.wide < _JUMPS else "saturated_layer"
+        return "wrong_gradient" if self.alike > _ALIKE else "saturated_layer"
 
 
 def secants(
@@ -88,6 +95,7 @@ def secants(
         small=small.error,
         large=large.error,
         wide=None if wide is None else wide.error,
+        alike=None if wide is None else wide.alike,
         steepness=small.slope / large.slope if large.slope else None,
         silent=probe.silent,
         flat=not small.slope and not large.slope,
@@ -98,6 +106,7 @@ def secants(
 class _Measured:
     error: float
     slope: float
+    alike: float = 0.0
 
 
 class _Probe:
@@ -115,8 +124,8 @@ class _Probe:
         self._tangents = self._pushed(weights, gradients)
 
     def measure(self, step: float) -> _Measured:
-        """Error and slope, over directions, for a step."""
-        apart = predicted = found = 0.0
+        """Error, slope and cosine, over directions, for a step."""
+        shared = predicted = found = 0.0
         for number, directions in enumerate(self._drawn):
             change = self._change(directions, step)
             length = _inner(change, change)
@@ -126,15 +135,16 @@ class _Probe:
             if self._tangents is None:
                 # The gradient in the direction of the change: what it has across it is not seen.
                 pulled = self._pull([one.to(output) for one, output in zip(change, self._outputs, strict=True)])
-                part = 2 * step * _inner(pulled, directions) / length
-                predicted, apart = predicted + part**2 * length, apart + (1 - part) ** 2 * length
+                product = 2 * step * _inner(pulled, directions)
+                shared, predicted = shared + product, predicted + product**2 / length
             else:
                 tangents = [2 * step * one for one in self._tangents[number]]
-                difference = [one - other for one, other in zip(tangents, change, strict=True)]
-                predicted, apart = predicted + _inner(tangents, tangents), apart + _inner(difference, difference)
+                shared, predicted = shared + _inner(tangents, change), predicted + _inner(tangents, tangents)
         if not found:
             return _Measured(0.0, 0.0)
-        return _Measured(apart**0.5 / (predicted**0.5 + found**0.5), found**0.5 / step)
+        apart, together = max(predicted - 2 * shared + found, 0.0) ** 0.5, (predicted * found) ** 0.5
+        error = apart / (predicted**0.5 + found**0.5)
+        return _Measured(error, found**0.5 / step, shared / together if together else 0.0)
 
     def _pushed(self, weights: _Tensors, gradients: _Tensors) -> list[_Tensors] | None:
         """Derivatives along the directions, by differentiating the backward pass, which is linear in what it gets.
