@@ -106,11 +106,12 @@ def _kind(
     mine, theirs = _gradients(attack, entries), _gradients(other, left)
     if transfers:
         return "transfer_wins"
-    if mine == 0:
+    # Without steps to be misled on, losing to another is no symptom.
+    if mine <= SINGLE_STEP:
         return None
     if theirs == 0:
         return "gradient_free_wins"
-    return "single_step_wins" if theirs <= SINGLE_STEP < mine else None
+    return "single_step_wins" if theirs <= SINGLE_STEP else None
 
 
 def _larger_budget_less(name: str, entries: Sequence[Entry], larger: Sequence[Entry]) -> list[Finding]:
