@@ -95,8 +95,8 @@ class _Attached(torch.autograd.Function):
     def forward(ctx: Any, compute: Callable[..., tuple[Tensor, VJP]], *inputs: Tensor) -> Tensor:
         detached = [tensor.detach() for tensor in inputs]
         value, ctx.vjp = compute(*detached)
-        # An output must not be its own input under another name.
-        return value.clone() if any(value is tensor for tensor in detached) else value
+        # An output must not be its own input under another name, and not of inference mode.
+        return value.clone() if value.is_inference() or any(value is tensor for tensor in detached) else value
 
     @staticmethod
     @once_differentiable

@@ -65,7 +65,16 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+QUICK = ("foolbox", "function")
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(attack, id=name, marks=() if name in QUICK else pytest.mark.exhaustive)
+        for name, attack in ATTACKS.items()
+    ],
+)
 def test_attacks_of_any_library_get_through_a_layer_by_its_name(attack):
     inputs, labels = load_dataset("digits").take(range(20))
     made = as_attack(attack)
@@ -79,7 +88,7 @@ def test_attacks_of_any_library_get_through_a_layer_by_its_name(attack):
     assert passes[0] == passes[1] == passes[2] or attack == ATTACKS["art"]
 
 
-@pytest.mark.parametrize("batching", ["full", "any"])
+@pytest.mark.parametrize("batching", [pytest.param("full", marks=pytest.mark.exhaustive), "any"])
 def test_the_same_attack_is_tested(batching):
     inputs, _ = load_dataset("digits").take(range(8))
     found = as_attack(pgd)

@@ -33,6 +33,12 @@ class ByNumpy(nn.Module):
         return torch.from_numpy(np.round(x.detach().numpy() * 4) / 4)
 
 
+class Inferred(nn.Module):
+    def forward(self, x):
+        with torch.inference_mode():
+            return (x * 4).round() / 4
+
+
 class WithoutGradients(nn.Module):
     @torch.no_grad()
     def forward(self, x):
@@ -61,7 +67,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["called", "forward", "held", "without gradients", "checkpointed"])
-@pytest.mark.parametrize("layer", [Rounded(), ByNumpy(), nn.Sequential(Rounded(), Rounded())])
+@pytest.mark.parametrize("layer", [Rounded(), ByNumpy(), Inferred(), nn.Sequential(Rounded(), Rounded())])
 def test_the_gradient_is_that_of_the_network_without_the_layer(layer, way):
     net, x = Net(layer, way).eval(), data()
     view, kept = BPDA(net, layer="quantise"), dict(vars(layer))
@@ -188,7 +194,13 @@ def by_table(x):
 
 def test_what_has_no_gradient_straight_through_is_an_error():
     x = data().requires_grad_()
-    for lost in (ByNumpy(), lambda x: (x > 0.5).double(), lambda x: x.argmax(1, keepdim=True).double(), by_table):
+    for lost in (
+        ByNumpy(),
+        Inferred(),
+        lambda x: (x > 0.5).double(),
+        lambda x: x.argmax(1, keepdim=True).double(),
+        by_table,
+    ):
         with pytest.raises(ModelError, match="no gradient passes straight through"):
             BPDA(lost, backward="straight_through")(x)
 
