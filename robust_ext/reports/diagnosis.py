@@ -109,7 +109,14 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     for attack in result["attacks"]:
         if attack["not_planted"] is not None:
             found.append(f"{plain(attack['name'])}: no binarization test: {plain(attack['not_planted'])}")
+        if not (attack["larger"] or attack["error"] or attack["kind"] == "minimum norm" or not result["references"]):
+            words = "was not run with larger budgets: it takes more passes a sample than --affordable allows."
+            found.append(f"{plain(attack['name'])} {words}")
         found.append(rests_on(attack, result["samples"], plain(attack["name"])))
+    named = {finding["code"] for finding in result["findings"]}
+    for finding in result["model"]["probe"]["findings"]:
+        if finding["code"] not in named:
+            found.append(f"The attacks got past what a probe of the model shows: {plain(findings.sentence(finding))}")
     found += [f"Warning: {plain(warning)}" for warning in result["warnings"]]
     return [note for note in found if note]
 

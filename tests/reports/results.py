@@ -245,6 +245,7 @@ def make_diagnosis(*names, **changes):
         return {
             "name": name,
             "description": f"{name}(steps={place})",
+            "kind": "fixed epsilon",
             "epsilon": 0.125,
             "robust_accuracy": 0.75 - place / 8,
             "interval": [0.4, 0.9],
@@ -280,7 +281,7 @@ def make_diagnosis(*names, **changes):
             place,
             **planted,
             not_planted=None,
-            larger={role: ran(name, place + more) for more, role in enumerate(("larger", "unbounded"), 1)},
+            larger={role: ran(name, place + more) for more, role in enumerate(("larger", "unbounded"), 1) if not place},
             reach=[0.625, 0.6875, 1.0],
         )
         for place, name in enumerate(names)
@@ -300,7 +301,7 @@ def make_diagnosis(*names, **changes):
             "inputs": [0.0, 1.0],
             "logits": [-41.5, 31.25],
             "mode": "eval",
-            "probe": {"findings": [], "layers": layers},
+            "probe": {"findings": [{**FINDINGS[2], "code": "saturated_layer"}], "layers": layers},
         },
         "attacks": [*attacks, raised],
         "references": [ran("Square", 3)],

@@ -99,6 +99,7 @@ def _ran(ran: Ran, correct: Sequence[bool]) -> dict[str, Any]:
     return {
         "name": ran.name,
         "description": describe(ran.attack),
+        "kind": ran.attack.traits.kind,
         "epsilon": ran.epsilon,
         "robust_accuracy": robust / count if count else None,
         "interval": None if interval is None else list(interval),

@@ -10,6 +10,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.diagnosis.comparisons import compare_attacks
 from robust_ext.evaluations.diagnosis.examining import RANDOM, ROLES, Examined, Examiner, Ran
 from robust_ext.evaluations.diagnosis.finding import Finding
+from robust_ext.evaluations.diagnosis.gradients import MISLEADING
 from robust_ext.evaluations.diagnosis.indicators import find_attack_faults
 from robust_ext.evaluations.diagnosis.probes import ModelProbe
 from robust_ext.evaluations.diagnosis.remedies import for_crash
@@ -49,10 +50,13 @@ class Examination:
 
 
 def find(examination: Examination, probe: ModelProbe, *, threat_model: ThreatModel) -> list[Finding]:
-    """Findings about the model, about each attack, and from comparing it with others."""
-    found, examiner = list(probe.findings), examination.examiner
+    """Findings about the model, about each attack, and from comparing it with others.
+
+    What spoils gradients of the model is one where an attack did not get past it.
+    """
+    found, examiner = list[Finding](), examination.examiner
     if examiner is None:
-        return found
+        return list(probe.findings)
     correct, random = examiner.given.correct.tolist(), examination.references.get(RANDOM)
     ran = dict[str, Ran]()
     for name, examined in examination.attacks.items():
@@ -86,4 +90,6 @@ def find(examination: Examination, probe: ModelProbe, *, threat_model: ThreatMod
         judged=list(ran),
         **budgets,
     )
-    return found
+    codes = {finding.code for finding in found}
+    past = () if codes & {"crashed", *MISLEADING} else MISLEADING
+    return [*(finding for finding in probe.findings if finding.code not in past), *found]

@@ -38,6 +38,13 @@ def raising(model, x, y):
     raise AssertionError
 
 
+class Rounding(nn.Module):
+    """Sixteen levels."""
+
+    def forward(self, x):
+        return (x * 15).round() / 15
+
+
 class Cut(nn.Module):
     """Attacks get no gradient of it."""
 
@@ -83,6 +90,16 @@ def test_an_attack_that_raises_is_a_finding(model, codes):
     assert [finding.code for finding in result.findings] == codes
     assert result.content["attacks"][0]["error"].startswith("mine: ")
     assert "raised" in str(result)
+
+
+def test_what_attacks_get_past_is_no_cause():
+    """Rounding stops gradients, and an attack that takes none finds all that is planted."""
+    network = nn.Sequential(Rounding(), NETWORK).eval()
+    free = diagnose(network, "robust_ext:Square(queries=600)", references=False)
+    assert free.content["attacks"][0]["score"] >= 0.95
+    assert free.likely is None
+    assert "got past" in str(free)
+    assert diagnose(network, references=False).likely.code == "zero_gradient"
 
 
 def test_a_model_that_cannot_be_evaluated_is_a_finding():
