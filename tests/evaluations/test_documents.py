@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import ThreatModel, evaluate_defense, mead, robust_accuracy
+from robust_ext import ThreatModel, diagnose, evaluate_defense, mead, robust_accuracy
 from robust_ext.evaluations.mead import load_suite
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,6 +45,15 @@ def test_robust_accuracy_and_adaptive_defenses(subject):
     assert documented("adaptive_defenses.md", "key") == set(content)
     for part in ("static", "defended"):
         assert documented("adaptive_defenses.md", "key of an attack") == set(content[part]["attacks"][0])
+
+
+def test_diagnosis(subject):
+    network, x, y = subject
+    content = diagnose(network, "robust_ext:APGD(steps=2)", x, y, LINF, inner_points=9, queries=2).to_dict()
+    section = (DOCS / "results.md").read_text(encoding="utf-8").split("## Diagnosis")[1].split("\n## ")[0]
+    tables = [part for part in section.split("\n\n") if part.startswith("| key")]
+    keys = [{name for line in part.splitlines()[2:] for name in names(line.split("|")[1])} for part in tables]
+    assert keys == [set(content), set(content["attacks"][0])]
 
 
 def test_mead(subject):
