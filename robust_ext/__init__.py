@@ -3,6 +3,7 @@
 import logging
 
 from robust_ext._version import __version__ as __version__
+from robust_ext.attacks.adapted import AdaptedAttack as AdaptedAttack
 from robust_ext.attacks.base import Attack as Attack
 from robust_ext.core.errors import AttackError as AttackError
 from robust_ext.core.errors import AttackRefusedError as AttackRefusedError
