@@ -108,6 +108,8 @@ class Trace(TorchFunctionMode):
         """Note that a module is called."""
         if self._stack:
             self._stack[-1].leaf = False
+            # What no operation made, such as functions with a backward pass of their own, is the caller's.
+            self._adopt([one for one in tensors((args, kwargs)) if one.requires_grad], "")
         with torch._C.DisableTorchFunction():
             copies = copied((args, kwargs))
         name, wanted = self._names[id(module)], torch.is_grad_enabled()

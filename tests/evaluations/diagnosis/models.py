@@ -171,6 +171,7 @@ FAULTS = {
         "",
     ),
     "zero backward": (lambda: inserted(0, Apply(Zero.apply)), "zero_gradient", "0"),
+    "zero backward in the model's forward": (lambda: Own(Zero.apply), "zero_gradient", ""),
     "opposite backward": (lambda: inserted(2, Apply(Opposite.apply)), "wrong_gradient", "2"),
     "steep sigmoid": (lambda: inserted(1, Apply(lambda u: torch.sigmoid(500 * u))), "saturated_layer", "1"),
     "steep sigmoid in the model's forward": (
