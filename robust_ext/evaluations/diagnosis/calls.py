@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -60,6 +61,14 @@ class Call(Operation):
     inline: list[Operation] = field(default_factory=list)
     gradient: Tensor | None = None
     grad_mode: bool = True
+
+    def look_at_shape(self) -> None:
+        """Set ``same_shape``, of a call that did not return where a gradient was wanted."""
+        try:
+            with torch.no_grad():
+                self.same_shape = [one.shape for one in self.again()] == [one.shape for one in self.points]
+        except Exception:
+            self.same_shape = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from robust_ext.core.random import seeded_globals
 from robust_ext.evaluations.diagnosis import model_remedies as remedies
-from robust_ext.evaluations.diagnosis.calls import Place
+from robust_ext.evaluations.diagnosis.calls import Call, Place
 from robust_ext.evaluations.diagnosis.cut_operations import Trace, traced
 from robust_ext.evaluations.diagnosis.finding import Finding
 from robust_ext.evaluations.diagnosis.layers import (
@@ -77,13 +77,12 @@ def probe_gradients(
     with traced(module, len(few)) as trace, seeded_globals(seed) if random else nullcontext():
         own = _passed(module, few, aims)[0]
     measured, faults = measure_gradients(module, few, trace, random=random, seed=seed)
-    excused = None if softmax is None else softmax.call.name
-    faults = [fault for fault in faults if fault.call.name != excused]
+    faults = [fault for fault in faults if not _excused(softmax, fault.call, fault.operation or "softmax")]
     findings: list[Finding] = []
     if gradient is None:
         findings.append(_cut_finding(trace, faults, error))
     elif own is not None:
-        findings += _row_findings(gradient, own, trace, faults, excused)
+        findings += _row_findings(gradient, own, trace, faults, softmax)
     if not findings:
         findings += _fault_findings(faults)
     if logits is not None and gradient is not None:
@@ -122,18 +121,20 @@ def _cut_finding(trace: Trace, faults: list[Fault], error: Exception | None) -> 
         how = "switches gradients off (no_grad)" if off else f"cuts the graph by {what}"
         cause = f"No gradient comes back to the input: {named(call)} {how}."
         evidence = ["The logits have no graph that leads to the input."]
+    if call is not None and error is not None:
+        call.look_at_shape()
     evidence += [_measured(fault) for fault in faults if call is not None and fault.call.name == call.name]
     return Finding(
         code="cut_gradient",
         cause=cause,
         evidence=tuple(evidence),
         layer=None if call is None else call.name,
-        remedies=(remedies.around(call),),
+        remedies=remedies.around(call),
     )
 
 
 def _row_findings(
-    gradient: Tensor, own: Tensor, trace: Trace, faults: list[Fault], excused: str | None
+    gradient: Tensor, own: Tensor, trace: Trace, faults: list[Fault], softmax: Place | None
 ) -> Iterator[Finding]:
     """Rows whose gradient is zero or not finite, with the place where it became so."""
     for zero in (False, True):
@@ -145,7 +146,9 @@ def _row_findings(
         call = killed.place.call if killed is not None else silent[0] if silent else None
         # A layer that stops a few rows' gradients because it is saturated is reported as such.
         milder = any(fault.call is call and fault.code != "zero_gradient" for fault in faults)
-        if zero and call is not None and (call.name == excused or (milder and not bool(rows.all()))):
+        if zero and milder and not bool(rows.all()):
+            continue
+        if zero and killed is not None and _excused(softmax, killed.place.call, killed.place.operation):
             continue
         if zero and call is None:
             cause = "The gradient at the input is exactly zero, and no module stops it."
@@ -162,8 +165,13 @@ def _row_findings(
             samples=int(rows.sum()),
             of=len(rows),
             layer=None if call is None else call.name,
-            remedies=(remedies.around(call),) if zero else remedies.finite(call),
+            remedies=remedies.around(call) if zero else remedies.finite(call),
         )
+
+
+def _excused(softmax: Place | None, call: Call, operation: str) -> bool:
+    """Whether something is the softmax of the outputs, which has a finding of its own."""
+    return softmax is not None and call.name == softmax.call.name and (call.leaf or "softmax" in operation)
 
 
 def _bad(gradient: Tensor, zero: bool) -> Tensor:
@@ -173,13 +181,12 @@ def _bad(gradient: Tensor, zero: bool) -> Tensor:
 
 def _fault_findings(faults: list[Fault]) -> Iterator[Finding]:
     for fault in faults:
-        smoothed = (remedies.SMOOTHED,) if fault.code == "wrong_gradient" else ()
         yield Finding(
             code=fault.code,
             cause=f"{_place(fault)} {_WORDS[fault.code]}.",
             evidence=(_measured(fault),),
             layer=fault.call.name,
-            remedies=(remedies.around(fault.call), *smoothed),
+            remedies=remedies.around(fault.call),
         )
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from robust_ext.evaluations.diagnosis.calls import Call
 from robust_ext.evaluations.diagnosis.finding import Remedy
-
-_DRAWS = 20
+from robust_ext.evaluations.diagnosis.remedies import BLUR, DRAWS
 
 EVAL = Remedy(words="Put the model into eval mode before it is attacked.", code="model.eval()", evaluate=True)
 EOT = Remedy(
-    words=f"Average gradients over draws (EoT), here {_DRAWS}; take more until the result no longer changes.",
-    options=("--eot", str(_DRAWS)),
-    code=f"model = robust_ext.EoT(model, draws={_DRAWS})",
-    view={"eot": _DRAWS},
+    words=f"Average gradients over draws (EoT), here {DRAWS}; take more until the result no longer changes. "
+    "Evaluate the model as a random defense (evaluate_defense).",
+    options=("--eot", str(DRAWS)),
+    code=f"model = robust_ext.EoT(model, draws={DRAWS})",
+    view={"eot": DRAWS},
 )
 CLONE = Remedy(
     words="Begin the model's forward with a copy, or use functions that return a new tensor.", code="x = x.clone()"
@@ -20,27 +20,33 @@ CLONE = Remedy(
 ROW_WISE = Remedy(words="Take statistics and scales that do not come from the batch.")
 SMOOTHED = Remedy(
     words="Average gradients over noisy inputs, which sees across jumps.",
-    options=("--eot", str(_DRAWS)),
-    view={"eot": _DRAWS, "noise": 0.5},
+    options=("--eot", str(DRAWS)),
+    view={"eot": DRAWS, "noise": BLUR},
 )
 
 
-def around(call: Call | None) -> Remedy:
-    """BPDA at a module: the identity's gradient in place of its own."""
+def around(call: Call | None) -> tuple[Remedy, ...]:
+    """Other gradients for a module: the identity's where it keeps the shape, else those its operations would have."""
     if call is not None and call.name and call.same_shape:
-        return Remedy(
+        identity = Remedy(
             words=f"Give {call.name} the gradient of the identity (BPDA), or that of a smooth function like it.",
             options=("--bpda", call.name),
             code=f'model = robust_ext.BPDA(model, layer="{call.name}")',
             view={"bpda": call.name},
         )
+        return identity, SMOOTHED
     layer = "" if call is None or not call.name else f'layer="{call.name}", '
     view = {} if call is None or not call.name else {"bpda": call.name}
-    return Remedy(
+    straight = Remedy(
         words="Give operations like rounding or detach inside it the gradient of the identity (straight-through).",
         code=f'model = robust_ext.BPDA(model, {layer}backward="straight_through")',
         view={**view, "gradient_mode": "straight_through"},
     )
+    module = Remedy(
+        words="Make a module of the operation, and give it the gradient of a smooth function like it (BPDA).",
+        code="self.step = robust_ext.BPDA(step, backward=smooth_step)",
+    )
+    return straight, SMOOTHED, module
 
 
 def cooled(temperature: float) -> Remedy:
@@ -60,18 +66,19 @@ MARGIN = Remedy(
 )
 
 
-def logits_of(call: Call | None) -> tuple[Remedy, ...]:
-    """Logits in place of probabilities."""
+def logits_of(call: Call | None, *, logarithms: bool) -> tuple[Remedy, ...]:
+    """Logits in place of probabilities; evaluations take their logarithms, so these can be attacked otherwise."""
     words = "Let the model return its logits: leave out the softmax at its end."
     if call is None or not call.name or not call.same_shape or not call.leaf:
         return (Remedy(words=words),)
     *parents, last = call.name.split(".")
     owner = ".".join(["model", *parents])
     code = f'setattr({owner}, "{last}", torch.nn.Identity())'
-    return Remedy(words=words, code=code), around(call)
+    returned = Remedy(words=words, code=code)
+    return (returned, around(call)[0]) if logarithms else (returned,)
 
 
 def finite(call: Call | None) -> tuple[Remedy, ...]:
     """Gradients that are finite."""
     words = "Keep arguments of square roots, norms and logarithms away from 0, or leave the logarithm's softmax out."
-    return around(call), Remedy(words=words, code="x = (x + 1e-12).sqrt()")
+    return *around(call), Remedy(words=words, code="x = (x + 1e-12).sqrt()")

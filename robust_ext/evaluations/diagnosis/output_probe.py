@@ -25,6 +25,7 @@ from robust_ext.models.adaptive import AdaptiveDefense
 
 # As AutoAttack tests it.
 _PROBABILITY = 1e-5
+_NAMED = ("probabilities", "logarithms of probabilities")
 _ANY_SIZE = Remedy(words="Let the model take batches of any size of inputs in the bounds.")
 
 
@@ -150,7 +151,7 @@ def _mode_findings(module: nn.Module, few: Tensor, trace: Trace, seed: int) -> I
         cause="The model is in train mode, in which it computes something else than in eval mode.",
         evidence=(f"In train mode and with other outputs there: {shown}.",),
         layer=calls[0].name,
-        remedies=(remedies.EVAL, remedies.EOT),
+        remedies=(remedies.EVAL,),
     )
 
 
@@ -219,8 +220,8 @@ def _probabilities(logits: Tensor) -> str | None:
     if rows.shape[1] < 2 or not bool((rows <= 1 + _PROBABILITY).all()):
         return None
     if bool((rows >= -_PROBABILITY).all()) and bool(((rows.sum(1) - 1).abs() < _PROBABILITY).all()):
-        return "probabilities"
-    return "logarithms of probabilities" if bool((rows.logsumexp(1).abs() < _PROBABILITY).all()) else None
+        return _NAMED[0]
+    return _NAMED[1] if bool((rows.logsumexp(1).abs() < _PROBABILITY).all()) else None
 
 
 def _probability_findings(what: str | None, softmax: Place | None) -> Iterator[Finding]:
@@ -232,5 +233,5 @@ def _probability_findings(what: str | None, softmax: Place | None) -> Iterator[F
         cause=f"The model returns {what}, not logits: losses of attacks take a softmax of their own, and are flat.",
         evidence=("In each row, values or their exponentials lie between 0 and 1 and sum to 1.",),
         layer=None if call is None else call.name,
-        remedies=remedies.logits_of(call),
+        remedies=remedies.logits_of(call, logarithms=what != _NAMED[0]),
     )

@@ -1,0 +1,224 @@
+"""Secants by closed forms; places of operations, cuts and dead nodes in traced passes."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from robust_ext.evaluations.diagnosis.cut_operations import traced
+from robust_ext.evaluations.diagnosis.secants import secants
+from tests.evaluations.diagnosis.models import Apply, Opposite, X, Zero, rounded, winners
+
+U = torch.randn(4, 200, generator=torch.Generator().manual_seed(0))
+
+
+def compared(function, *points, seed=0):
+    return secants(lambda given: [function(*given)], points or (U,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("factor", [0.001, 0.5, 2.0, 10.0])
+def test_a_gradient_of_another_size_has_the_error_of_its_factor(factor, dtype):
+    found = compared(lambda x: factor * x + (1 - factor) * x.detach(), U.to(dtype))
+    expected = abs(1 - factor) / (1 + factor)
+    assert found.small == pytest.approx(expected, abs=1e-3)
+    assert found.large == pytest.approx(expected, abs=1e-3)
+    assert found.steepness == pytest.approx(1, abs=1e-3)
+    assert found.fault == ("wrong_gradient" if expected > 0.4 else None)
+
+
+def test_a_parabola_has_no_error_and_a_cube_that_of_its_curvature():
+    assert compared(torch.square).large < 1e-3
+    found = compared(lambda x: x**3, torch.ones(4, 50))
+    # The point lies at up to 1.1, moved by .1 of it: ((p + h)^3 - (p - h)^3) / 2 h = 3 p^2 + h^2.
+    assert found.large == pytest.approx(0.01 / 6, rel=0.3)
+
+
+FAULTY = {
+    "zero": (lambda x: Zero.apply(x), "zero_gradient"),
+    "opposite": (lambda x: Opposite.apply(x), "wrong_gradient"),
+    "detached": (torch.detach, "zero_gradient"),
+    "rounded": (rounded, "zero_gradient"),
+    "k winners": (winners, "wrong_gradient"),
+    "few winners": (lambda x: winners(x, 0.05), "wrong_gradient"),
+    "steep sigmoid": (lambda x: torch.sigmoid(500 * x), "saturated_layer"),
+    "steep tanh": (lambda x: torch.tanh(200 * x), "saturated_layer"),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", FAULTY)
+def test_faulty_functions_are_named(name, seed):
+    function, fault = FAULTY[name]
+    assert compared(function, seed=seed).fault == fault
+
+
+SOUND = {
+    "ReLU": torch.relu,
+    "ReLU of zeros": lambda x: torch.relu(torch.relu(x)),
+    "GELU": nn.functional.gelu,
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "hard sigmoid": nn.functional.hardsigmoid,
+    "softmax": lambda x: (3 * x).softmax(1),
+    "tanh": lambda x: torch.tanh(5 * x),
+    "norm": lambda x: x / x.norm(dim=1, keepdim=True),
+    "rounding with the identity's gradient": lambda x: x + (rounded(x) - x).detach(),
+    "constant": lambda x: torch.ones_like(x),
+    "pairs": lambda x: x[:, :100] * x[:, 100:],
+    "maximum": lambda x: nn.functional.max_pool1d(x, 4),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_functions_have_no_fault(name, seed):
+    found = compared(SOUND[name], seed=seed)
+    assert found.fault is None
+    assert found.large < 0.3 or "identity" in name
+
+
+@pytest.mark.parametrize("function", [torch.log, torch.sqrt, torch.reciprocal], ids=lambda one: one.__name__)
+def test_values_that_must_be_positive_stay_so(function):
+    found = compared(function, U.abs() + 1e-3)
+    assert found.fault is None
+    assert found.large < 0.3
+
+
+def test_zeros_in_front_of_a_kink_are_looked_at_beside_it():
+    sparse = torch.where(torch.rand(U.shape, generator=torch.Generator().manual_seed(1)) < 0.9, 0.0, U)
+    assert compared(torch.relu, sparse).large < 0.3
+
+
+def test_backward_passes_that_cannot_be_differentiated_are_followed_backwards():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, factor):
+            ctx.factor = factor
+            return 2 * x
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, gradient):
+            return ctx.factor * gradient, None
+
+    assert compared(lambda x: Once.apply(x, 2.0)).fault is None
+    assert compared(lambda x: Once.apply(x, -2.0)).fault == "wrong_gradient"
+    assert compared(lambda x: Once.apply(x, 0.0)).fault == "zero_gradient"
+
+
+def test_several_inputs_and_outputs_of_any_shape():
+    found = secants(
+        lambda given: [given[0] @ given[1], given[1].sum()],
+        [torch.rand(3, 5), torch.rand(5, 2, dtype=torch.float32)],
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert found.large < 1e-3
+    assert not found.silent
+
+
+class Net(nn.Module):
+    """A module with a step of its own between two others."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.first, self.second, self.step = nn.Linear(64, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 3)), step
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        return self.second(self.step(self.first(x.flatten(1))))
+
+
+def by_own_function(x):
+    return Zero.apply(x) + x.detach().mean() * 0
+
+
+CUTS = {
+    "detach": (torch.detach, "detach", False),
+    "data": (lambda x: x.data + 1, "data", False),
+    "item": (lambda x: torch.full_like(x, x.sum().item()), "item", False),
+    "argmax": (lambda x: nn.functional.one_hot(x.argmax(1), 16).float(), "argmax", False),
+    "comparison": (lambda x: (x > 0).float(), "gt", False),
+    "no_grad": (torch.no_grad()(lambda x: x * 2), "mul", True),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["in the forward", "in a module"])
+@pytest.mark.parametrize("name", CUTS)
+def test_the_operation_that_cuts_the_graph(name, inside):
+    step, operation, off = CUTS[name]
+    net = Net(Apply(step) if inside else step)
+    x = X[:4].clone().requires_grad_()
+    with traced(net, 4) as trace:
+        assert not net(x).requires_grad
+    cut = trace.cut()
+    assert (cut.place.call.name, cut.place.operation, cut.graph_off) == ("step" if inside else "", operation, off)
+
+
+def test_operations_outside_the_path_are_no_cut():
+    def step(x):
+        scale = x.detach().abs().max()
+        assert x.argmax() >= 0
+        return x / scale
+
+    net = Net(step)
+    with traced(net, 4) as trace:
+        out = net(X[:4].clone().requires_grad_())
+    assert out.requires_grad
+    assert trace.cut() is None
+    assert {cut.place.operation for cut in trace.cuts} >= {"detach", "argmax"}
+
+
+@pytest.mark.parametrize(
+    ("step", "zero", "operation", "node"),
+    [
+        (rounded, True, "round", "RoundBackward0"),
+        (by_own_function, True, "", "ZeroBackward"),
+        (lambda x: (x * 0).sqrt(), False, "sqrt", "SqrtBackward0"),
+    ],
+    ids=["round", "own function", "square root"],
+)
+def test_the_node_that_stops_a_gradient(step, zero, operation, node):
+    net = Net(Apply(step))
+    x = X[:4].clone().requires_grad_()
+    with traced(net, 4) as trace:
+        net(x).sum().backward()
+    found = [one for one in trace.killed if one.zero == zero]
+    places = {(one.place.call.name, one.node) for one in found}
+    assert places == {("step", node)}
+    assert all(bool(one.rows.all()) for one in found)
+    assert operation in {one.place.operation for one in found} | {""}
+
+
+def test_gradient_norms_are_those_of_the_layers():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5, bias=False), nn.Linear(5, 1, bias=False)).requires_grad_(False)
+    x = X[:4].clone().requires_grad_()
+    with traced(net, 4) as trace:
+        net(x).sum().backward()
+    found = {call.name: call.gradient for call in trace.calls}
+    assert torch.allclose(found["1"].float(), net[2].weight.norm().expand(4))
+    assert torch.allclose(found["2"], torch.ones(4, dtype=torch.float64))
+    assert torch.allclose(found["0"].float(), (net[2].weight @ net[1].weight).norm().expand(4), rtol=1e-4)
+    assert math.isclose(float(x.grad[0].norm()), float(found["0"][0]), rel_tol=1e-4)
+
+
+def test_errors_that_are_caught_inside_leave_the_names_right():
+    def raising(_x):
+        raise ValueError
+
+    class Tries(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.broken, self.sound = Apply(raising), Apply(torch.detach)
+
+        def forward(self, x):
+            try:
+                return self.broken(x)
+            except ValueError:
+                return self.sound(x)
+
+    net = Tries()
+    with traced(net, 4) as trace:
+        net(X[:4].clone().requires_grad_())
+    assert trace.cut().place.call.name == "sound"
+    assert [call.name for call in trace.calls] == ["sound", ""]
