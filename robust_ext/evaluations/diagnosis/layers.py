@@ -109,7 +109,8 @@ def _inline(trace: Trace, measure: Callable[..., Secants | None], whole: Secants
         if call.leaf or not call.operations:
             continue
         one = measure(call.again, call.points) if whole.fault else None
-        if one is not None and one.fault:
+        # Far from a point a healthy network of some depth is another function: only a single operation saturates.
+        if one is not None and one.fault not in (None, "saturated_layer"):
             return [Fault(one.fault, call, one)]
         for operation in call.inline:
             one = measure(operation.again, operation.points)
