@@ -37,8 +37,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.evaluations.subjects import Noisy, Pattern, Rounding, Unsure, rounded, spread
 
 RESULTS = Path(__file__).with_name("fixed_seed_results.json")
-# Times, words, and what depends on where the package is.
+# Times, words, statistics of queries, and what depends on where the package is.
 LEFT_OUT = {"seconds", "versions", "settings", "description", "attack", "reason", "origin", "seed", "kind"}
+LEFT_OUT |= {"findings", "trace"}
 EPSILON = {"linf": 0.15, "l2": 1.0, "l1": 4.0}
 # Searches and trainings in which rounding grows: the same on one machine and one thread, not on another machine.
 SENSITIVE = ("LinearRegion", "linear region")
