@@ -7,7 +7,7 @@ from robust_ext.evaluations.diagnosis import remedies, step_remedies
 from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, share, typical
 from robust_ext.evaluations.diagnosis.finding import Finding
 from robust_ext.evaluations.diagnosis.gradients import MOSTLY
-from robust_ext.evaluations.diagnosis.path import FLAT, NEAR_EDGE, PINNED, scaled, walked
+from robust_ext.evaluations.diagnosis.path import FLAT, NEAR_EDGE, PINNED, TURNS, scaled, walked
 
 # As a verdict counts them: two canaries that are moved into the class of their label are no chance.
 REPAIRED = 2
@@ -29,8 +29,7 @@ def predicted_labels(case: Case) -> Finding | None:
     posed = sum(entry.get("canary") is not None for entry in case.entries)
     wrong = [one for one in case.samples if one.entry.get("correct") is False]
     mended = [one for one in wrong if one.outcome == "not_adversarial"]
-    returned = case.showing(_turned_back)
-    turned = returned if case.enough(returned) and len(returned) >= MOSTLY * len(case.unsolved) else []
+    turned = _turned_back(case)
     if repaired < REPAIRED and (len(mended) < REPAIRED or len(mended) < MOSTLY * len(wrong)) and not turned:
         return None
     evidence = []
@@ -58,10 +57,20 @@ def predicted_labels(case: Case) -> Finding | None:
     )
 
 
-def _turned_back(one: Sample) -> bool:
-    """Whether the loss was that of the label, and of another one once the prediction had changed."""
-    other = share(one.count("other_label"), one.count("gradients"))
-    return one.known("adversarial_at") is not None and OTHER_LABEL < other < 1 - OTHER_LABEL
+def _turned_back(case: Case) -> list[Sample]:
+    """Samples whose gradients turned to and fro once they were adversarial, where that is for another label's loss.
+
+    Of two classes it cannot be seen whose loss it is: then other samples have to show it.
+    """
+
+    def for_another_label(one: Sample) -> bool:
+        other = share(one.count("other_label"), one.count("gradients"))
+        return one.known("adversarial_at") is not None and OTHER_LABEL < other < 1 - OTHER_LABEL
+
+    lost = case.showing(lambda one: one.known("adversarial_at") is not None)
+    turned = [one for one in lost if one.count("turns") > TURNS]
+    shown = sum(map(for_another_label, case.samples))
+    return turned if case.enough(turned) and len(turned) >= MOSTLY * len(lost) and shown >= REPAIRED else []
 
 
 def wrong_bounds(case: Case) -> Finding | None:

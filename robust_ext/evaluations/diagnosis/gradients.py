@@ -58,7 +58,8 @@ def zero_gradient(case: Case) -> Finding | None:
 
     def shows(one: Sample) -> bool:
         gradients = one.count("gradients")
-        return gradients > 0 and one.count("zero") - one.count("zero_loss") >= MOSTLY * gradients
+        stopped = gradients > 0 and one.count("zero") - one.count("zero_loss") >= MOSTLY * gradients
+        return stopped and not _saturated(one)
 
     rows = case.showing(shows)
     if not case.enough(rows):
@@ -82,18 +83,17 @@ def saturated_loss(case: Case) -> Finding | None:
 
     def shows(one: Sample) -> bool:
         gradients = one.count("gradients")
-        queries = one.count("queries")
-        if gradients == 0 or one.count("zero_loss") < MOSTLY * gradients:
+        if gradients == 0 or one.count("zero") < MOSTLY * gradients:
             return False
-        leaves = case.minimum_norm or one.count("outside") >= MOSTLY * queries
-        return not leaves or one.count("saturated") >= MOSTLY * queries
+        leaves = case.minimum_norm or one.count("outside") >= MOSTLY * one.count("queries")
+        return _saturated(one) or (not leaves and one.count("zero_loss") >= MOSTLY * gradients)
 
     rows = case.showing(shows)
     if not case.enough(rows):
         return None
     scale = typical(rows, lambda one: one.known("scale")) or 0.0
     margin = typical(rows, lambda one: one.known("first")) or 0.0
-    saturated = sum(one.count("saturated") >= MOSTLY * one.count("queries") for one in rows)
+    saturated = sum(map(_saturated, rows))
     why = (
         f"The largest logit is {number(scale)}, and the label's lies {number(-margin)} above all others: beyond 16.6 "
         "the gradient of cross-entropy is exactly 0 in float32."
@@ -104,7 +104,7 @@ def saturated_loss(case: Case) -> Finding | None:
         "saturated_loss",
         "The loss is flat: its gradient by the logits is exactly zero, before it reaches the network.",
         rows,
-        f"In {case.part(rows)} at least half of the gradients were zero at the logits already.",
+        f"In {case.part(rows)} at least half of the gradients were exactly zero.",
         why,
         remedies=remedies.for_loss(case.attack, scale=max(scale, -margin)),
     )
@@ -137,3 +137,8 @@ def no_gradient(case: Case) -> Finding | None:
         case.unsolved,
         f"{number(typical(rows, lambda one: one.known('queries')) or 0)} queries a sample, none with a gradient.",
     )
+
+
+def _saturated(one: Sample) -> bool:
+    """Whether cross-entropy, of logits or of their logarithms, was flat at most of its points."""
+    return one.count("saturated") >= MOSTLY * one.count("queries") > 0
