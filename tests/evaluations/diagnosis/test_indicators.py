@@ -58,7 +58,9 @@ SYMPTOMS = {
     "out of bounds": ({"outcome": "out_of_bounds", "trace": {"outside": 41}}, "wrong_bounds"),
     "held in other bounds": ({"trace": {"low": 0.3, "high": 0.7}}, "wrong_bounds"),
     "moved from the bounds": ({"trace": {"low": 0.1}}, None),
-    "predictions attacked": ({"trace": {"adversarial_at": 9, "best": 1.0, "other_label": 15, "turns": 0.8}}, "predicted_labels"),
+    "predictions attacked": (
+        {"trace": {"adversarial_at": 9, "best": 1.0, "other_label": 15, "turns": 0.8}}, "predicted_labels"
+    ),
     "NaN returned": ({"outcome": "not_finite", "distance": None}, "crashed"),
     "never came back": ({"outcome": "timed_out", "distance": None, "trace": None}, "crashed"),
     "no gradient wanted": ({"trace": {"graphs": 0, "gradients": 0, "zero": None, "late": 3.0}}, None),
