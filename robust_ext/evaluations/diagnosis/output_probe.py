@@ -36,7 +36,7 @@ class Outputs:
     Attributes:
         findings: What is wrong with them.
         logits: ``(N, K)``, detached; None where there are none.
-        random: Whether the same rows give other ones.
+        random: Whether the same rows give other ones, in the mode that the module was in.
         softmax: Where the softmax was taken that the model returns; None where it does not.
         only_minus_infinite: Whether those that are not finite are all minus infinity.
     """
@@ -56,27 +56,26 @@ def named(call: Call | None) -> str:
     return f"{call.name} ({kind})" if call.name else f"the model itself ({kind}.forward)"
 
 
-def probe_outputs(
-    module: nn.Module, inputs: Tensor, labels: Tensor, *, bounds: tuple[float, float], rows: int, seed: int
-) -> Outputs:
+def probe_outputs(module: nn.Module, inputs: Tensor, *, bounds: tuple[float, float], rows: int, seed: int) -> Outputs:
     """Look at mode and outputs of a module, which is in eval mode afterwards where its mode is at fault.
 
     Args:
         module: From inputs to logits.
         inputs: ``(N, ...)``.
-        labels: int64 ``(N,)``.
         bounds: Of inputs.
         rows: How many rows are looked at layer by layer.
         seed: Of draws.
     """
     few = inputs[:rows]
     findings: list[Finding] = []
+    random = False
     with torch.no_grad():
         trace = _watched(module, few)
         if isinstance(trace, Finding):
             return Outputs(findings=(trace,))
         findings += _mode_findings(module, few, trace, seed)
         if findings:
+            random = _is_random(_inconsistency(_Copying(module), inputs, bounds))
             trace = _watched(module.eval(), few)
             if isinstance(trace, Finding):
                 return Outputs(findings=(*findings, trace))
@@ -94,7 +93,7 @@ def probe_outputs(
     return Outputs(
         findings=tuple(findings),
         logits=logits,
-        random=inconsistent is not None and inconsistent.kind == "random",
+        random=random or _is_random(inconsistent),
         softmax=softmax,
         only_minus_infinite=not bool((logits.isnan() | logits.isposinf()).any()),
     )
@@ -120,17 +119,17 @@ def _watched(module: nn.Module, few: Tensor) -> Trace | Finding:
         try:
             module(given)
         except Exception as error:
-            return _crashed_finding(module, few, trace, error) or trace
-    return trace
+            failed = error
+        else:
+            return trace
+    return _crashed_finding(module, few, trace.running, failed) or trace
 
 
-def _crashed_finding(module: nn.Module, few: Tensor, trace: Trace, error: Exception) -> Finding | None:
-    """What a model raised; None where it raises under the trace only, as code that looks at its caller may."""
+def _crashed_finding(module: nn.Module, few: Tensor, call: Call | None, error: Exception) -> Finding | None:
+    """What a model raised; None where it raises under a trace only, as code that looks at its caller may."""
     try:
-        with torch._C.DisableTorchFunction():
-            module(few.clone())
+        module(few.clone())
     except Exception:
-        call = trace.running
         return Finding(
             code="crashed",
             cause=f"The model raises on {len(few)} inputs.",
@@ -167,6 +166,10 @@ def _inconsistency(module: nn.Module, inputs: Tensor, bounds: tuple[float, float
     return None
 
 
+def _is_random(found: InconsistentModelError | None) -> bool:
+    return found is not None and found.kind == "random"
+
+
 def _changed_finding(call: Call) -> Finding:
     return Finding(
         code="changes_input",
@@ -185,7 +188,7 @@ def _inconsistent_finding(found: InconsistentModelError, trace: Trace, rows: int
             evidence=(str(found),),
             remedies=(_ANY_SIZE,),
         )
-    random = found.kind == "random"
+    random = _is_random(found)
     calls = random_calls(trace) if random else batch_calls(trace, rows)
     where = ", ".join(named(call) for call in calls[:5]) or "the model"
     what = "the same rows again" if random else "other rows beside a row"

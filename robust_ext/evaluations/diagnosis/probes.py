@@ -38,7 +38,7 @@ class ModelProbe:
         findings: What is wrong, the worst first.
         clean_accuracy: Share of the rows looked at that are classified right; None where there are no logits.
         layers: The modules that were called, in the order in which they returned.
-        random: Whether the same rows give other logits.
+        random: Whether the same rows give other logits, in the mode that the model is in.
         rows: How many rows accuracy and gradients are of.
         largest_logit: Largest absolute logit; None where there are no logits.
     """
@@ -85,7 +85,7 @@ def probe_model(
         # Copies, which can have gradients where the given ones were made in inference mode.
         inputs, labels = inputs[:_WIDE].clone(), labels[:_WIDE].clone()
         findings = list(_data_findings(inputs, threat_model))
-        outputs = probe_outputs(module, inputs, labels, bounds=threat_model.bounds, rows=rows, seed=seed)
+        outputs = probe_outputs(module, inputs, bounds=threat_model.bounds, rows=rows, seed=seed)
         findings += outputs.findings
         gradients = Gradients()
         if outputs.logits is not None:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from robust_ext import ThreatModel
+from robust_ext.core.target import Counted, PassCounter
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.diagnosis.probes import probe_model
-from tests.evaluations.diagnosis.models import FAULTS, HEALTHY, Apply, X, Y, inserted
+from tests.evaluations.diagnosis.models import FAULTS, HEALTHY, Apply, X, Y, inserted, rounded, seeded
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
@@ -29,9 +30,101 @@ def test_each_fault_is_named_first_with_its_layer(name):
     assert found[0].remedies
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+# Importing checkpoints takes two seconds.
+SLOW = [pytest.param(name, marks=pytest.mark.exhaustive if name == "checkpoint" else ()) for name in HEALTHY]
+
+
+@pytest.mark.parametrize("name", SLOW)
 def test_healthy_models_have_no_findings(name):
     assert probed(HEALTHY[name]()).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "random"),
+    [
+        ("dropout on", True),
+        ("noise", True),
+        ("random resize", True),
+        ("batch norm in train mode", False),
+        ("detach", False),
+    ],
+)
+def test_whether_a_model_is_random_in_the_mode_it_is_in(name, random):
+    assert probed(FAULTS[name][0]()).random == random
+
+
+def counted(model):
+    return Counted(model, PassCounter())
+
+
+WRAPPERS = {
+    "sequential": (nn.Sequential, "0."),
+    "counted": (counted, "module."),
+    "double": (nn.Module.double, ""),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_models_in_others_and_of_other_types(name):
+    wrap, prefix = WRAPPERS[name]
+    inputs = X.double() if name == "double" else X
+    assert probed(wrap(digits_network()), inputs).findings == ()
+    (found,) = probed(wrap(inserted(0, Apply(rounded))), inputs).findings
+    assert (found.code, found.layer) == ("zero_gradient", f"{prefix}0")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_no_fault(dtype):
+    class Half(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model.to(dtype)
+
+        def forward(self, x):
+            return self.model(x.to(dtype)).float()
+
+    assert probed(Half(digits_network())).findings == ()
+    assert [one.code for one in probed(Half(inserted(0, Apply(rounded)))).findings] == ["zero_gradient"]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_few_rows(rows):
+    assert probed(digits_network(), X[:rows], Y[:rows]).findings == ()
+    assert probed(FAULTS["detach"][0](), X[:rows], Y[:rows]).findings[0].layer == "2"
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 2, 2), (1, 2, 3, 2)])
+def test_inputs_of_any_shape(shape):
+    inputs, labels = (
+        torch.rand(5, *shape, generator=torch.Generator().manual_seed(0)),
+        torch.zeros(5, dtype=torch.int64),
+    )
+    size = inputs[0].numel()
+    make = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(size, 9), nn.Tanh(), nn.Linear(9, 2)))
+    assert probed(make(), inputs, labels).findings == ()
+    assert probed(nn.Sequential(Apply(rounded), make()), inputs, labels).findings[0].code == "zero_gradient"
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_caller_without_gradients(context):
+    sound, faulty = digits_network(), inserted(0, Apply(rounded))
+    with context():
+        assert probed(sound, X.clone()).findings == ()
+        assert probed(faulty, X.clone()).findings[0].code == "zero_gradient"
+
+
+def test_modules_that_are_called_twice_and_results_that_go_nowhere():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.relu = digits_network(), nn.ReLU()
+
+        def forward(self, x):
+            logits = self.net(self.relu(self.relu(x)))
+            self.shown = logits.detach().argmax(1), logits.detach().softmax(1).max().item()
+            return logits
+
+    assert probed(Model().eval()).findings == ()
 
 
 def test_accuracy_is_that_of_the_rows():
