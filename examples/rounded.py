@@ -1,6 +1,8 @@
 """The digits network behind a layer that rounds its inputs, and that plain attacks fail on for want of a gradient.
 
-robust-ext diagnose --model examples/rounded.py:make --data digits --eps 0.1 --attack "foolbox:LinfPGD(steps=20)"
+robust-ext diagnose --model examples/rounded.py:make --data digits --eps 0.1 \
+    --attack "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)" \
+    --try-remedies
 """
 
 from collections import OrderedDict

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,22 @@ def test_the_first_screen_is_the_demonstration(tmp_path):
     assert without_seconds(done.output.split("\n\n")[0]) == without_seconds(shown)
     content = json.loads((tmp_path / "result.json").read_text())
     assert [attack["verdict"] for attack in content["attacks"]] == ["passed", "failed", "failed", "failed"]
+
+
+@pytest.mark.exhaustive
+def test_the_diagnosis_is_what_is_shown(monkeypatch):
+    """Its cause, and the remedy with its numbers, in the README and on its page."""
+    monkeypatch.chdir(ROOT)
+    pages = (README, (ROOT / "docs" / "diagnosis.md").read_text(encoding="utf-8"))
+    commands = {re.findall(r"```bash\nrobust-ext (diagnose .*?)```", page, re.DOTALL)[0] for page in pages}
+    done = CliRunner().invoke(cli.app, [*shlex.split(commands.pop().replace("\\\n", " ")), "--no-progress"])
+    assert done.exit_code == 3, done.output
+    for page in pages:
+        (shown,) = re.findall(r"```text\n(The confirmed cause.*?)```", page, re.DOTALL)
+        first, tried = shown.splitlines()[0], shown.split("...\n")[-1]
+        assert first in done.stdout
+        assert tried in done.stdout
+    assert not commands, "both show the same command"
 
 
 def test_commands_name_what_exists():
