@@ -15,6 +15,7 @@ from torch import nn
 
 from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, robust_accuracy
 from robust_ext.cli.loading import load_model
+from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.diagnosis import attaching
 from robust_ext.evaluations.diagnosis.attaching import Attacked, explain, find_causes
@@ -22,6 +23,7 @@ from robust_ext.evaluations.diagnosis.finding import Finding, Remedy, ranked
 from robust_ext.evaluations.diagnosis.probes import ModelProbe
 from robust_ext.registry.attack import as_attack
 from robust_ext.reports import report_text
+from tests.evaluations.subjects import Unsure
 
 ROOT = Path(__file__).parents[2]
 LINF = ThreatModel(norm="linf", epsilon=0.1)
@@ -107,6 +109,18 @@ def test_a_failed_verdict_states_its_cause(rounding, digits):
     assert "Most likely cause: The gradient at the input is exactly zero: quantise" in result.content["reason"]
     assert "(--bpda quantise)" in result.content["reason"]
     assert str(result).count("Most likely cause") == 1
+
+
+def test_an_attack_that_does_not_know_the_detector_is_told_so(digits):
+    """It is no fault of its path that what it found is rejected, and none of one that knows the detector."""
+    attacks = [HEALTHY, "robust_ext:OrthogonalPGD(steps=60)"]
+    settings = {**FAST, "detector": Unsure, "detector_data": load_dataset("digits").take(range(60))[0]}
+    result = binarization_test(digits_network(), attacks, digits[0], replace(LINF, epsilon=0.15), **settings)
+    blind, knowing = result.content["attacks"]
+    assert (blind["verdict"], knowing["verdict"]) != ("passed", "failed")
+    assert "Most likely cause: it does not know the detector. Remedy: Take an attack that does" in blind["reason"]
+    assert "cause" not in knowing["reason"]
+    assert result.content["findings"] == []
 
 
 def test_robust_accuracy_warns_above_its_numbers(rounding, digits):

@@ -18,6 +18,7 @@ from robust_ext.evaluations.binarization.summary import decided_after, summarise
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason, pair_verdict
 from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.diagnosis.attaching import (
+    OF_LABELS,
     PROBED,
     Attacked,
     Probe,
@@ -30,6 +31,11 @@ from robust_ext.evaluations.diagnosis.finding import WEIGHTS
 from robust_ext.evaluations.diagnosis.probes import ModelProbe
 from robust_ext.models.features import LayerInput
 
+# What a failure comes to that nothing else explains.
+_BLIND = (
+    "Most likely cause: it does not know the detector. Remedy: Take an attack that does (--attack "
+    "robust_ext:OrthogonalPGD), or show it the detector as a class (--exposure reject)."
+)
 # Of a sample that an attack was not run on.
 _NOTHING = {"outcome": "not_planted"}
 
@@ -45,10 +51,14 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
         entries = [record["attacks"][name] for record in mine if name in record["attacks"]]
         attempted.append((name, [entry for entry in entries if entry["outcome"] != "not_planted"]))
         causes.append(_attacked(name, run, mine, failed=attacks[-1]["verdict"] == "failed"))
-    findings = find_causes(causes, _probe(run))
+    detecting = run.defense is not None
+    # Where a detector decides too, an attack may miss what another finds without a fault of its own.
+    findings = find_causes(causes, _probe(run), compared=not detecting)
+    findings = [finding for finding in findings if not detecting or finding.code not in OF_LABELS]
     for entry in attacks:
         if entry["verdict"] == "failed":
-            entry["reason"] += f" {explain(findings, entry['name'])}"
+            blind = _BLIND if detecting and not _knows_detector(entry["name"], run) else ""
+            entry["reason"] += f" {explain(findings, entry['name'], otherwise=blind)}"
     return {
         "kind": "binarization",
         "verdict": overall([attack["verdict"] for attack in attacks]),
@@ -100,6 +110,12 @@ def _probe(run: BinarizationRun) -> Probe:
         return prober(network, inputs, labels, threat_model=run.settings.threat_model, seed=run.settings.seed)()
 
     return probe
+
+
+def _knows_detector(name: str, run: BinarizationRun) -> bool:
+    """Whether an attack is shown the detector, or takes it into account of itself."""
+    traits = run.attacks[name].traits
+    return traits.detector or traits.references or run.settings.exposure != "classifier"
 
 
 def _of_both(contents: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -25,6 +25,9 @@ from robust_ext.reports.findings import remedy, sentence
 Probe = Callable[[], ModelProbe]
 _Key = tuple[str | None, str, str | None]
 
+OF_LABELS = ("predicted_labels", "toward_label", "best_not_returned", "stopped_early", "still_improving", "flat_loss")
+"""Findings about attacks on the label's logit, which attacks on a detector or with another objective are not."""
+
 PROBED = 32
 """Samples that are handed to the probes."""
 
@@ -113,13 +116,16 @@ def prober(module: nn.Module, inputs: Tensor, labels: Tensor, *, threat_model: T
     return partial(probe_model, module, *some, threat_model=threat_model, seed=seed)
 
 
-def explain(findings: Iterable[Finding], name: str) -> str:
-    """The most likely cause why an attack of this name failed and its remedy, or what to run where none is known."""
+def explain(findings: Iterable[Finding], name: str, *, otherwise: str = "") -> str:
+    """The most likely cause why an attack of this name failed and its remedy.
+
+    Where none of the known causes applies it is ``otherwise``, or what to run next.
+    """
     found = list(findings)
     likely = most_likely(one for one in found if one.attack == name)
     likely = most_likely(one for one in found if one.attack is None) if likely is None else likely
     if likely is None:
-        return (
+        return otherwise or (
             "None of the known causes applies. Next: look at the attack alone (robust-ext diagnose), and compare it "
             "with others (--attack robust_ext:APGD --attack robust_ext:Square)."
         )

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 
 from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun
-from robust_ext.evaluations.diagnosis.attaching import find_causes, of_arm, prober
+from robust_ext.evaluations.diagnosis.attaching import OF_LABELS, find_causes, of_arm, prober
 from robust_ext.evaluations.diagnosis.finding import Finding
-
-# Findings about attacks on the label's logit.
-_OF_LABELS = ("predicted_labels", "toward_label", "best_not_returned", "stopped_early", "still_improving", "flat_loss")
 
 
 def find_faults(run: ScoredRun, left: Sequence[Outcome[ArmRun]]) -> list[Finding]:
@@ -25,4 +22,4 @@ def find_faults(run: ScoredRun, left: Sequence[Outcome[ArmRun]]) -> list[Finding
         for name, one in ran.items()
         if one.run.adaptive_to is not None or one.run.arms[0].objective not in (None, "ace")
     }
-    return [one for one in found if one.attack not in others or one.code not in _OF_LABELS]
+    return [one for one in found if one.attack not in others or one.code not in OF_LABELS]
