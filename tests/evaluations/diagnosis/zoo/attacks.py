@@ -1,0 +1,85 @@
+"""Attacks by hand, right and wrong; functions of this module, so that processes of their own can be given them."""
+
+import torch
+from torch import nn
+
+
+def _gradient(loss, x):
+    return torch.autograd.grad(loss, x)[0]
+
+
+def _project(points, x, epsilon, bounds=(0, 1)):
+    return (x + (points - x).clamp(-epsilon, epsilon)).clamp(*bounds)
+
+
+def pgd(
+    model,
+    x,
+    y,
+    *,
+    epsilon,
+    steps=41,
+    step=0.1,
+    sign=1,
+    targeted=False,
+    bounds=(0, 1),
+    labels="given",
+    stop=None,
+    projected=True,
+):
+    """Sign-gradient PGD on cross-entropy from the clean input; its settings after ``step`` are its faults.
+
+    Args:
+        model: From inputs to logits.
+        x: Inputs.
+        y: Labels.
+        epsilon: Budget.
+        steps: How many.
+        step: Relative to epsilon.
+        sign: -1 to descend where it should climb.
+        targeted: Whether the labels are taken for classes to aim at.
+        bounds: What it clamps to.
+        labels: Those ``"given"``, or those that are ``"predicted"`` at each step.
+        stop: The share of rows that may be fooled before all stop; None for never.
+        projected: Whether it returns to the ball.
+    """
+    points = x.clone()
+    for _ in range(steps):
+        points.requires_grad_(True)
+        logits = model(points)
+        if not logits.requires_grad:
+            return x
+        if stop is not None and (logits.argmax(1) != y).float().mean() > stop:
+            break
+        aim = logits.argmax(1) if labels == "predicted" else y
+        gradient = _gradient(nn.functional.cross_entropy(logits, aim, reduction="sum"), points)
+        points = points.detach() + (-sign if targeted else sign) * step * epsilon * gradient.sign()
+        points = _project(points, x, epsilon if projected else torch.inf, bounds)
+    return points.detach()
+
+
+def swinging(model, x, y, *, epsilon, steps=40, keep="last"):
+    """Climbs where a point is classified right and goes back towards the input where it is not, as DDN does.
+
+    Args:
+        model: From inputs to logits.
+        x: Inputs.
+        y: Labels.
+        epsilon: Budget.
+        steps: How many.
+        keep: What it returns: the ``"last"`` point, or the ``"best"`` one.
+    """
+    points, best = x.clone(), x.clone()
+    for number in range(steps):
+        points.requires_grad_(True)
+        logits = model(points)
+        fooled = logits.argmax(1) != y
+        best[fooled] = points.detach()[fooled]
+        gradient = _gradient(nn.functional.cross_entropy(logits, y, reduction="sum"), points)
+        ahead = _project(points.detach() + 0.1 * epsilon * gradient.sign(), x, epsilon)
+        back = x + 0.8 * (points.detach() - x)
+        points = torch.where(fooled.view(-1, 1, 1, 1), back, ahead)
+        if number == steps - 1:
+            found = model(points).argmax(1) != y
+            best[found] = points[found]
+    return points if keep == "last" else best

@@ -1,0 +1,86 @@
+"""Small trained networks for digits, into which a layer is put under a name."""
+
+from collections import OrderedDict
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+
+NAMES = ("conv1", "relu1", "conv2", "relu2", "flatten", "dense", "relu3", "head")
+
+
+class Classifier(nn.Module):
+    """A network whose layers have names: ``net.head`` makes the logits."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.net = nn.Sequential(OrderedDict(layers))
+        self.eval()
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@lru_cache
+def digits(count=16):
+    """Inputs of the test split with their labels, of those that the plain network gets right."""
+    data = load_dataset("digits")
+    inputs, labels = data.take(range(100))
+    right = digits_network()(inputs).argmax(1) == labels
+    return inputs[right][:count], labels[right][:count]
+
+
+def convolutional(*, before="conv1", **put):
+    """The demo's network, with layers by name in front of another: ``convolutional(quantise=Rounding())``."""
+    layers = list(zip(NAMES, digits_network(), strict=True))
+    place = NAMES.index(before) if before else len(layers)
+    layers[place:place] = put.items()
+    return Classifier(layers).requires_grad_(False)
+
+
+def scaled(factor, **after):
+    """The demo's network with larger logits, and with layers after them."""
+    network = convolutional(before=None, **after)
+    network.net.head.weight.mul_(factor)
+    network.net.head.bias.mul_(factor)
+    return network
+
+
+def training(network, name):
+    """The network with one layer in training mode."""
+    network.net.get_submodule(name).train()
+    return network
+
+
+def batch_normalised():
+    """The demo's network with a batch normalisation whose running statistics are those of digits."""
+    network, inputs = convolutional(before="relu1", norm=nn.BatchNorm2d(16)), digits()[0]
+    values = network.net.conv1(inputs)
+    norm = network.net.norm
+    norm.running_mean.copy_(values.mean((0, 2, 3)))
+    norm.running_var.copy_(values.var((0, 2, 3)))
+    # It changes nothing but how the values are computed.
+    norm.weight.copy_((norm.running_var + norm.eps).sqrt())
+    norm.bias.copy_(norm.running_mean)
+    return network
+
+
+@lru_cache
+def trained(name, layer, **settings):
+    """A network of one hidden layer, trained for a second with this activation."""
+    data = load_dataset("digits", split="train")
+    inputs, labels = data.take(range(len(data)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = nn.Flatten(), nn.Linear(64, 512), layer(**settings), nn.Linear(512, 10)
+        network = Classifier(zip(("flatten", "dense", name, "head"), layers, strict=True)).train()
+        optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+        for _ in range(4):
+            for batch in torch.randperm(len(inputs)).split(64):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(network(inputs[batch]), labels[batch]).backward()
+                optimizer.step()
+    return network.eval().requires_grad_(False)
