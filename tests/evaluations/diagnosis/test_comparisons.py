@@ -1,0 +1,88 @@
+"""Attacks against one another: who wins what, and what it means."""
+
+import pytest
+
+from robust_ext import as_attack
+from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.square import Square
+from robust_ext.evaluations.diagnosis.comparisons import compare_attacks
+from tests.evaluations.diagnosis.traces import entry
+
+MANY, FREE, SINGLE = {"gradients": 40}, {"graphs": 0, "gradients": 0}, {"gradients": 1}
+SOLVED = {"outcome": "found"}
+
+
+def left(solved, of=20, *, trace=None, **changes):
+    """An attack that solved the first samples."""
+    return [entry(trace=trace, **({**SOLVED, **changes} if number < solved else changes)) for number in range(of)]
+
+
+def codes(mine, theirs=(), **others):
+    """What is found about an attack, beside another one."""
+    entries = {"mine": mine, **({"theirs": theirs} if theirs else {})}
+    attacks = {"mine": APGD(), "theirs": others.pop("attack", APGD())}
+    found = compare_attacks(entries, attacks, judged=["mine"], **others)
+    assert all(one.attack == "mine" and one.samples <= one.of for one in found)
+    return [one.code for one in found]
+
+
+@pytest.mark.parametrize(
+    ("trace", "attack", "expected"),
+    [
+        (FREE, Square(), "gradient_free_wins"),
+        (FREE, APGD(), "gradient_free_wins"),
+        (SINGLE, APGD(), "single_step_wins"),
+        (MANY, APGD(), None),
+    ],
+)
+@pytest.mark.parametrize(("solved", "wins"), [(5, False), (7, False), (8, True), (20, True)])
+def test_a_weaker_kind_wins_by_three_samples_and_a_tenth(trace, attack, expected, solved, wins):
+    found = codes(left(5, trace=MANY), left(solved, trace=trace), attack=attack)
+    assert found == ([expected] if wins and expected else [])
+
+
+def test_one_step_is_not_to_blame_where_others_find_more():
+    assert codes(left(5, trace=SINGLE), left(20, trace=MANY)) == []
+    assert codes(left(5, trace=FREE), left(20, trace=FREE)) == []
+
+
+def test_transferred_examples_count_whatever_they_were_made_with():
+    mine, theirs = left(5, trace=MANY), left(12, trace=MANY)
+    assert codes(mine, theirs, transferred=["theirs"]) == ["transfer_wins"]
+    assert codes(mine, theirs) == []
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(2, []), (3, ["random_wins"])])
+def test_random_points_that_solve_what_the_attack_does_not(rows, expected):
+    mine = left(10)
+    for row in (0, *range(10, 10 + rows)):
+        # Of what the attack solved too nothing follows.
+        mine[row] = {**mine[row], "random_found": True}
+    assert codes(mine) == expected
+
+
+def test_samples_lost_with_a_larger_budget():
+    smaller = left(10)
+    assert codes(smaller, larger={"mine": left(10)}) == []
+    assert codes(smaller, larger={"mine": left(20)}) == []
+    # As many solved as before, but others.
+    assert codes(smaller, larger={"mine": left(10)[::-1]}) == ["larger_budget_less"]
+
+
+@pytest.mark.parametrize(("solved", "expected"), [(20, []), (15, []), (5, ["unbounded_fails"])])
+def test_no_budget_at_all(solved, expected):
+    assert codes(left(5), unbounded={"mine": left(solved)}) == expected
+
+
+def test_samples_that_were_misclassified_or_not_attacked_do_not_count():
+    mine = [*left(0, of=10, trace=MANY, correct=False), *left(0, of=10, trace=MANY, outcome="timed_out")]
+    assert codes(mine, left(20, trace=FREE), attack=Square()) == []
+
+
+def test_the_winner_is_a_remedy():
+    entries = {"mine": left(0, trace=MANY), "theirs": left(20, trace=FREE)}
+    attacks = {"mine": APGD(), "theirs": as_attack("robust_ext:Square(queries=300)")}
+    (found,) = compare_attacks(entries, attacks, judged=["mine"])
+    assert "theirs" in found.cause
+    assert found.remedies[0].attack == "robust_ext:Square(queries=300)"
+    assert found.evidence == ("20 of 20 samples that it did not solve were solved by theirs.",)
