@@ -50,7 +50,7 @@ class Killed:
     rows: Tensor
 
 
-class Trace(TorchFunctionMode):
+class PassTrace(TorchFunctionMode):
     """What happened in one pass; filled by :func:`traced`.
 
     Attributes:
@@ -210,7 +210,7 @@ class Trace(TorchFunctionMode):
 
 
 @contextmanager
-def traced(root: nn.Module, rows: int, *, watched: Tensor | None = None) -> Iterator[Trace]:
+def traced(root: nn.Module, rows: int, *, watched: Tensor | None = None) -> Iterator[PassTrace]:
     """Note what every module and operation inside does; hooks are taken off again.
 
     Args:
@@ -218,7 +218,7 @@ def traced(root: nn.Module, rows: int, *, watched: Tensor | None = None) -> Iter
         rows: Number of rows.
         watched: A tensor that should not change.
     """
-    trace = Trace(root, rows, watched)
+    trace = PassTrace(root, rows, watched)
     handles = []
     for module in root.modules():
         if not isinstance(module, torch.jit.ScriptModule):

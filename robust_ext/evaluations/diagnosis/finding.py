@@ -46,6 +46,7 @@ CODES: Mapping[str, str] = {
     "larger_budget_less": "medium",
     "unbounded_fails": "medium",
     "no_gradient": "low",
+    "log_probabilities": "low",
 }
 
 

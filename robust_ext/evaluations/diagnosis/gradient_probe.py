@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from robust_ext.core.random import seeded_globals
 from robust_ext.evaluations.diagnosis import model_remedies as remedies
 from robust_ext.evaluations.diagnosis.calls import Call, Place
-from robust_ext.evaluations.diagnosis.cut_operations import Trace, traced
+from robust_ext.evaluations.diagnosis.cut_operations import PassTrace, traced
 from robust_ext.evaluations.diagnosis.finding import Finding
 from robust_ext.evaluations.diagnosis.layers import (
     Fault,
@@ -108,7 +108,7 @@ def _passed(module: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor |
     return gradient, logits.detach(), None
 
 
-def _cut_finding(trace: Trace, faults: list[Fault], error: Exception | None) -> Finding:
+def _cut_finding(trace: PassTrace, faults: list[Fault], error: Exception | None) -> Finding:
     cut = trace.cut()
     place = (trace.failed or trace.last_node) if error is not None else None if cut is None else cut.place
     call = place.call if place is not None else trace.running or (faults[0].call if faults else None)
@@ -134,7 +134,7 @@ def _cut_finding(trace: Trace, faults: list[Fault], error: Exception | None) -> 
 
 
 def _row_findings(
-    gradient: Tensor, own: Tensor, trace: Trace, faults: list[Fault], softmax: Place | None
+    gradient: Tensor, own: Tensor, trace: PassTrace, faults: list[Fault], softmax: Place | None
 ) -> Iterator[Finding]:
     """Rows whose gradient is zero or not finite, with the place where it became so."""
     for zero in (False, True):

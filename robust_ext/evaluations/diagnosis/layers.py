@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.evaluations.diagnosis.calls import Call, Place, copied
-from robust_ext.evaluations.diagnosis.cut_operations import Killed, Trace
+from robust_ext.evaluations.diagnosis.cut_operations import Killed, PassTrace
 from robust_ext.evaluations.diagnosis.secants import Function, Secants, secants
 
 # A saturated layer counts where the error of the whole network's gradient is above this, over so many directions.
@@ -70,7 +70,7 @@ class Fault:
 
 
 def measure_gradients(
-    module: nn.Module, inputs: Tensor, trace: Trace, *, random: bool, seed: int
+    module: nn.Module, inputs: Tensor, trace: PassTrace, *, random: bool, seed: int
 ) -> tuple[list[tuple[Call, Secants]], list[Fault]]:
     """Compare gradients and differences of a network and of its layers.
 
@@ -103,7 +103,7 @@ def measure_gradients(
     return found, faults or _inline(trace, measure, whole)
 
 
-def _inline(trace: Trace, measure: Callable[..., Secants | None], whole: Secants) -> list[Fault]:
+def _inline(trace: PassTrace, measure: Callable[..., Secants | None], whole: Secants) -> list[Fault]:
     """The innermost module at fault by what it computes beside calling others."""
     for call in first_calls(trace):
         if call.leaf or not call.operations:
@@ -120,7 +120,9 @@ def _inline(trace: Trace, measure: Callable[..., Secants | None], whole: Secants
     return []
 
 
-def layer_reports(trace: Trace, found: Sequence[tuple[Call, Secants]], faults: Sequence[Fault]) -> list[LayerReport]:
+def layer_reports(
+    trace: PassTrace, found: Sequence[tuple[Call, Secants]], faults: Sequence[Fault]
+) -> list[LayerReport]:
     """All modules that were called, in the order in which they returned."""
     measured, codes = {id(call): one for call, one in found}, {id(fault.call): fault.code for fault in faults}
     reports = []
@@ -141,7 +143,7 @@ def layer_reports(trace: Trace, found: Sequence[tuple[Call, Secants]], faults: S
     return reports
 
 
-def first_calls(trace: Trace) -> Iterator[Call]:
+def first_calls(trace: PassTrace) -> Iterator[Call]:
     """The first call of each module, those inside a module before its own."""
     seen = set()
     for call in trace.calls:
@@ -150,7 +152,7 @@ def first_calls(trace: Trace) -> Iterator[Call]:
             yield call
 
 
-def killer(trace: Trace, rows: Tensor, *, zero: bool) -> Killed | None:
+def killer(trace: PassTrace, rows: Tensor, *, zero: bool) -> Killed | None:
     """Where the gradient of some rows (bool ``(N,)``) became zero, or not finite.
 
     Zero: the place nearest to the input, as branches may die harmlessly before. Not finite: the one nearest to the
@@ -160,17 +162,17 @@ def killer(trace: Trace, rows: Tensor, *, zero: bool) -> Killed | None:
     return found[-1 if zero else 0] if found else None
 
 
-def random_calls(trace: Trace) -> list[Call]:
+def random_calls(trace: PassTrace) -> list[Call]:
     """Leaves that return something else for the same arguments; else the innermost module that does."""
     return _differing(trace, _repeats_differ)
 
 
-def batch_calls(trace: Trace, rows: int) -> list[Call]:
+def batch_calls(trace: PassTrace, rows: int) -> list[Call]:
     """Leaves that return something else for a row alone than among others; else the innermost module that does."""
     return _differing(trace, partial(_row_alone_differs, rows=rows))
 
 
-def mode_calls(trace: Trace, seed: int) -> list[Call]:
+def mode_calls(trace: PassTrace, seed: int) -> list[Call]:
     """Modules in train mode that return something else in eval mode, for the same draws."""
     found = []
     for call in first_calls(trace):
@@ -179,12 +181,12 @@ def mode_calls(trace: Trace, seed: int) -> list[Call]:
     return found
 
 
-def first_not_finite(trace: Trace) -> Call | None:
+def first_not_finite(trace: PassTrace) -> Call | None:
     """The first module that returned values that are not finite for finite arguments."""
     return next((call for call in trace.calls if call.finite == (True, False)), None)
 
 
-def last_softmax(trace: Trace) -> Place | None:
+def last_softmax(trace: PassTrace) -> Place | None:
     """Where a softmax or its logarithm was taken last."""
     for call in reversed(trace.calls):
         for operation in reversed(call.operations):
@@ -214,7 +216,7 @@ def _measure(
         return None
 
 
-def _differing(trace: Trace, differs: Callable[[Call], bool]) -> list[Call]:
+def _differing(trace: PassTrace, differs: Callable[[Call], bool]) -> list[Call]:
     calls = list(first_calls(trace))
     leaves = [call for call in calls if call.leaf and _runs(partial(differs, call))]
     inner = (call for call in calls if not call.leaf and call.operations and _runs(partial(differs, call)))

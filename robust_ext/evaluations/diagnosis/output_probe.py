@@ -12,7 +12,7 @@ from robust_ext.core.consistency import check_consistency
 from robust_ext.core.errors import InconsistentModelError
 from robust_ext.evaluations.diagnosis import model_remedies as remedies
 from robust_ext.evaluations.diagnosis.calls import Call, Place
-from robust_ext.evaluations.diagnosis.cut_operations import Trace, traced
+from robust_ext.evaluations.diagnosis.cut_operations import PassTrace, traced
 from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
 from robust_ext.evaluations.diagnosis.layers import (
     batch_calls,
@@ -25,7 +25,6 @@ from robust_ext.models.adaptive import AdaptiveDefense
 
 # As AutoAttack tests it.
 _PROBABILITY = 1e-5
-_NAMED = ("probabilities", "logarithms of probabilities")
 _ANY_SIZE = Remedy(words="Let the model take batches of any size of inputs in the bounds.")
 
 
@@ -112,7 +111,7 @@ class _Copying(nn.Module):
         return out
 
 
-def _watched(module: nn.Module, few: Tensor) -> Trace | Finding:
+def _watched(module: nn.Module, few: Tensor) -> PassTrace | Finding:
     """A trace of a forward pass; what is wrong where it raises."""
     given = few.clone()
     with traced(module, len(few), watched=given) as trace:
@@ -140,7 +139,7 @@ def _crashed_finding(module: nn.Module, few: Tensor, call: Call | None, error: E
     return None
 
 
-def _mode_findings(module: nn.Module, few: Tensor, trace: Trace, seed: int) -> Iterator[Finding]:
+def _mode_findings(module: nn.Module, few: Tensor, trace: PassTrace, seed: int) -> Iterator[Finding]:
     calls = mode_calls(trace, seed)
     if not calls:
         return
@@ -180,7 +179,7 @@ def _changed_finding(call: Call) -> Finding:
     )
 
 
-def _inconsistent_finding(found: InconsistentModelError, trace: Trace, rows: int) -> Finding:
+def _inconsistent_finding(found: InconsistentModelError, trace: PassTrace, rows: int) -> Finding:
     if found.kind in ("raises", "shape"):
         return Finding(
             code="crashed",
@@ -201,7 +200,7 @@ def _inconsistent_finding(found: InconsistentModelError, trace: Trace, rows: int
     )
 
 
-def _infinite_findings(logits: Tensor, trace: Trace) -> Iterator[Finding]:
+def _infinite_findings(logits: Tensor, trace: PassTrace) -> Iterator[Finding]:
     rows = ~logits.isfinite().all(1)
     if not bool(rows.any()):
         return
@@ -218,23 +217,28 @@ def _infinite_findings(logits: Tensor, trace: Trace) -> Iterator[Finding]:
 
 
 def _probabilities(logits: Tensor) -> str | None:
-    """What logits are where they are none."""
+    """The code of what logits are where they are none."""
     rows = logits.double()
     if rows.shape[1] < 2 or not bool((rows <= 1 + _PROBABILITY).all()):
         return None
     if bool((rows >= -_PROBABILITY).all()) and bool(((rows.sum(1) - 1).abs() < _PROBABILITY).all()):
-        return _NAMED[0]
-    return _NAMED[1] if bool((rows.logsumexp(1).abs() < _PROBABILITY).all()) else None
+        return "probabilities"
+    return "log_probabilities" if bool((rows.logsumexp(1).abs() < _PROBABILITY).all()) else None
 
 
-def _probability_findings(what: str | None, softmax: Place | None) -> Iterator[Finding]:
-    if what is None:
+def _probability_findings(code: str | None, softmax: Place | None) -> Iterator[Finding]:
+    if code is None:
         return
-    call = None if softmax is None else softmax.call
+    call, logarithms = None if softmax is None else softmax.call, code == "log_probabilities"
+    cause = (
+        "The model returns logarithms of probabilities, not logits; losses of attacks are the same for them."
+        if logarithms
+        else "The model returns probabilities, not logits: losses of attacks take a softmax of their own, and are flat."
+    )
     yield Finding(
-        code="probabilities",
-        cause=f"The model returns {what}, not logits: losses of attacks take a softmax of their own, and are flat.",
+        code=code,
+        cause=cause,
         evidence=("In each row, values or their exponentials lie between 0 and 1 and sum to 1.",),
         layer=None if call is None else call.name,
-        remedies=remedies.logits_of(call, logarithms=what != _NAMED[0]),
+        remedies=remedies.logits_of(call, logarithms=logarithms),
     )

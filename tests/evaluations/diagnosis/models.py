@@ -182,7 +182,7 @@ FAULTS = {
     "k winners in the model's forward": (lambda: Own(winners), "wrong_gradient", ""),
     "logits x 1000": (lambda: large(1000), "saturated_loss", None),
     "softmax": (lambda: inserted(8, nn.Softmax(1)), "probabilities", "8"),
-    "log softmax": (lambda: Own(after=lambda z: z.log_softmax(1)), "probabilities", ""),
+    "log softmax": (lambda: Own(after=lambda z: z.log_softmax(1)), "log_probabilities", ""),
     "dropout on": (dropout_on, "train_mode", "7"),
     "dropout in train mode": (lambda: inserted(7, nn.Dropout(0.3)).train(), "train_mode", "7"),
     "batch norm in train mode": (batch_norm_on, "train_mode", "1"),
