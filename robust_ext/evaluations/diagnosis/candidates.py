@@ -1,4 +1,4 @@
-"""Faults of what an attack returned: unmoved, out of ball or bounds, not its best, or for other labels."""
+"""Faults of what an attack returned: the input, not its best, too early, or for other labels."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from robust_ext.evaluations.diagnosis import remedies, step_remedies
 from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, share, typical
 from robust_ext.evaluations.diagnosis.finding import Finding
 from robust_ext.evaluations.diagnosis.gradients import MOSTLY
-from robust_ext.evaluations.diagnosis.path import FLAT, NEAR_EDGE, PINNED, TURNS, scaled, walked
+from robust_ext.evaluations.diagnosis.path import FLAT, NEAR_EDGE, TURNS
 
 # As a verdict counts them: two canaries that are moved into the class of their label are no chance.
 REPAIRED = 2
 # Share of gradients for another label: an attack that aims has more, and others have none.
 OTHER_LABEL = 0.1
-# Rounding apart, in epsilons.
-BEYOND = 1.001
-# A candidate so far out was given another epsilon; one nearer was not projected.
-OTHER_SCALE = 3.0
-# Values that are no further apart, as a part of the bounds, are the same.
-SAME = 0.002
 # Fewest queries of a search that can be said to have stopped early.
 SEARCH = 5
 
@@ -71,81 +65,6 @@ def _turned_back(case: Case) -> list[Sample]:
     turned = [one for one in lost if one.count("turns") > TURNS]
     shown = sum(map(for_another_label, case.samples))
     return turned if case.enough(turned) and len(turned) >= MOSTLY * len(lost) and shown >= REPAIRED else []
-
-
-def wrong_bounds(case: Case) -> Finding | None:
-    """Candidates or queries lie within epsilon and out of the bounds."""
-    low, high = case.threat_model.bounds
-    returned = [one for one in case.unsolved if one.outcome == "out_of_bounds"]
-    queried = case.showing(
-        lambda one: (
-            one.count("outside") >= MOSTLY * one.count("queries") > 0
-            and one.count("reach") <= BEYOND
-            and not case.attack.traits.leaves_ball
-        )
-    )
-    rows = returned if case.enough(returned) else queried
-    if not case.enough(rows):
-        return _narrow_bounds(case)
-    what = "candidates" if rows is returned else "queries, within epsilon,"
-    return case.finding(
-        "wrong_bounds",
-        f"It works in other bounds than the valid inputs' [{low:g}, {high:g}].",
-        rows,
-        f"For {case.part(rows)} {what} lie out of [{low:g}, {high:g}].",
-        remedies=remedies.for_bounds(case.attack, case.threat_model.bounds),
-    )
-
-
-def _narrow_bounds(case: Case) -> Finding | None:
-    """The last queries all end at the same smallest or largest value, inside the bounds."""
-    (low, high), width, epsilon = case.threat_model.bounds, case.threat_model.width, case.threat_model.epsilon
-    # An image of one value, as black ones that some libraries return, ends nowhere.
-    rows = case.showing(lambda one: one.count("end") > 0 and one.known("low") != one.known("high"))
-    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
-        return None
-    ends = []
-    for name, bound in (("low", low), ("high", high)):
-        values = [one.count(name) for one in rows]
-        inside = abs(values[0] - bound) / width
-        # Inputs that touch the bound may all be moved away from it by epsilon.
-        natural = abs(inside - epsilon / width) < SAME and case.threat_model.norm == "linf"
-        if max(values) - min(values) < SAME * width and inside > SAME:
-            ends.append((values[0], natural))
-    # In other norms than linf many values stay as they are, and inputs may well share their smallest or largest.
-    if len(ends) < 2 and (case.threat_model.norm != "linf" or all(natural for _, natural in ends)):
-        return None
-    shown = " and ".join(number(value) for value, _ in ends)
-    return case.finding(
-        "wrong_bounds",
-        f"It works in other bounds than the valid inputs' [{low:g}, {high:g}].",
-        rows,
-        f"The last queries of {case.part(rows)} all end at {shown}.",
-        remedies=remedies.for_bounds(case.attack, case.threat_model.bounds),
-    )
-
-
-def left_ball(case: Case) -> Finding | None:
-    """Candidates lie beyond epsilon, of an attack that is given epsilon."""
-    if case.minimum_norm:
-        return None
-    rows = [one for one in case.unsolved if one.outcome == "beyond_epsilon"]
-    if not case.enough(rows):
-        return None
-    ratio = typical(rows, lambda one: one.distance) or 1.0
-    farthest = max(one.distance or 0.0 for one in rows)
-    straight = sum(map(walked, rows)) >= MOSTLY * len(rows)
-    alike = all(abs((one.distance or 0.0) / ratio - 1) < PINNED for one in rows)
-    if not straight and (alike or ratio > OTHER_SCALE):
-        return scaled(case, rows, ratio)
-    return case.finding(
-        "left_ball",
-        "It leaves the ball: nothing takes its points back within epsilon, in the threat model's norm.",
-        rows,
-        f"{case.part(rows)} came back beyond epsilon, at {number(ratio)} times it on "
-        f"the median and {number(farthest)} at most.",
-        remedies=remedies.for_ball(case.attack, case.threat_model),
-    )
 
 
 def best_not_returned(case: Case) -> Finding | None:

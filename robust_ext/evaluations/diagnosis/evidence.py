@@ -74,6 +74,12 @@ class Sample:
         return max(self.count("reach"), self.distance or 0.0)
 
     @property
+    def travel(self) -> float | None:
+        """The length of all steps together; None where steps are not known, or did not move."""
+        step = self.known("step")
+        return None if not step else step * self.count("gradients")
+
+    @property
     def scale(self) -> float:
         """Unit of margins: the largest logit met, as a magnitude."""
         return self.count("scale") or 1.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
-from robust_ext.evaluations.diagnosis import candidates, gradients, path
+from robust_ext.evaluations.diagnosis import ball, candidates, gradients, path
 from robust_ext.evaluations.diagnosis.evidence import Case, Entry, Probed
 from robust_ext.evaluations.diagnosis.finding import Finding, ranked, shown_by_most
 
@@ -23,13 +23,13 @@ _GRADIENTS: tuple[Rule, ...] = (
 )
 _CANDIDATES: tuple[Rule, ...] = (
     candidates.predicted_labels,
-    candidates.wrong_bounds,
-    candidates.left_ball,
+    ball.wrong_bounds,
+    ball.left_ball,
     candidates.crashed,
 )
 # The first that applies explains those after it, and gradients that are not what they should be all of these.
 _WAYS: tuple[Rule, ...] = (
-    path.epsilon_scale,
+    ball.epsilon_scale,
     path.step_too_large,
     candidates.best_not_returned,
     candidates.stopped_early,

@@ -9,12 +9,6 @@ from robust_ext.evaluations.diagnosis.gradients import MOSTLY
 
 # In epsilons. Adversarial points lie at the edge of the ball more often than not: a path that ends before is too short.
 NEAR_EDGE = 0.9
-# A ball that is smaller than the threat model's by less than this is no other scale, but a margin of safety.
-OTHER_BALL = 0.8
-# What all steps together may differ by from where they end, where they go straight there.
-STRAIGHT = 1.2
-# How far the samples' farthest points may differ, as a part of them, where all were held back at one distance.
-PINNED = 0.02
 # Parts of the largest logit that a margin has to gain, or lose, to mean anything, or has to stay below to be flat.
 GAIN, LOSS, FLAT = 0.01, 0.05, 1e-3
 # Part of its whole gain that the best margin makes in the last tenth of the queries: a tenth where it rises evenly all
@@ -63,42 +57,6 @@ def toward_label(case: Case) -> Finding | None:
         f"by {number(fall)} from the first to the last query, and was never above the first.",
         remedies=remedies.for_direction(case.attack),
     )
-
-
-def epsilon_scale(case: Case) -> Finding | None:
-    """All samples were held back at one distance well inside the ball, that steps would have gone beyond."""
-    if case.minimum_norm:
-        return None
-    rows = case.showing(lambda one: one.far > 0 and (one.outcome == "not_adversarial"))
-    far = sorted(one.far for one in rows)
-    if not case.enough(rows) or far[-1] > OTHER_BALL or far[-1] - far[0] > PINNED * far[-1]:
-        return None
-    if sum(map(held_back, rows)) < MOSTLY * len(rows):
-        return None
-    return scaled(case, rows, far[len(far) // 2])
-
-
-def scaled(case: Case, rows: list[Sample], ratio: float) -> Finding:
-    """The finding for an attack whose ball is ``ratio`` times the threat model's."""
-    epsilon = case.threat_model.epsilon
-    known = next((text for value, text in _SCALES if abs(ratio / value - 1) < 0.05), "")
-    where = "stay within" if ratio < 1 else "end at"
-    return case.finding(
-        "epsilon_scale",
-        f"It was given an epsilon of another scale: {number(ratio)} times that of the threat model{known}.",
-        rows,
-        f"{case.part(rows)} {where} {number(ratio)} epsilon, that is "
-        f"{number(ratio * epsilon)} where the threat model has {number(epsilon)}, however many steps they took.",
-        remedies=remedies.for_epsilon(case.attack, epsilon),
-    )
-
-
-_SCALES = (
-    (255.0, ", as where inputs are in [0, 255] for it"),
-    (1 / 255, ", as where it is divided by 255 twice"),
-    (2.0, ", as where inputs are in [-1, 1] for it"),
-    (0.5, ", as where inputs are in [-1, 1] here and in [0, 1] for it"),
-)
 
 
 def short_path(case: Case) -> Finding | None:
@@ -202,24 +160,6 @@ def flat_loss(case: Case) -> Finding | None:
     )
 
 
-def held_back(one: Sample) -> bool:
-    """Whether its steps would have gone farther than it came: something took it back."""
-    step, travel = one.known("step"), _travel(one)
-    return one.count("gradients") > 2 and (step == 0 or (travel or 0.0) > STRAIGHT * one.far)
-
-
-def walked(one: Sample) -> bool:
-    """Whether its steps, one after another, lead just where it came."""
-    travel = _travel(one)
-    return travel is not None and one.far / STRAIGHT < travel < STRAIGHT * one.far
-
-
-def _travel(one: Sample) -> float | None:
-    """The length of all steps together; None where steps are not known."""
-    step = one.known("step")
-    return None if not step else step * one.count("gradients")
-
-
 def _rises(one: Sample) -> bool:
     """Whether the best margin rose in the last tenth of the queries as it did before."""
     late, first, best = one.known("late"), one.known("first"), one.known("best")
@@ -231,7 +171,7 @@ def _rises(one: Sample) -> bool:
 
 
 def _falls_short(one: Sample) -> bool:
-    gradients, travel = one.count("gradients"), _travel(one)
+    gradients, travel = one.count("gradients"), one.travel
     if gradients < 1 or one.far == 0 or one.outcome != "not_adversarial":
         return False
     if travel is None:

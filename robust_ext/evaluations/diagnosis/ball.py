@@ -1,0 +1,144 @@
+"""Faults of where points lie: out of bounds or ball, or within those of another threat model."""
+
+from __future__ import annotations
+
+from robust_ext.evaluations.diagnosis import remedies
+from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, typical
+from robust_ext.evaluations.diagnosis.finding import Finding
+from robust_ext.evaluations.diagnosis.gradients import MOSTLY
+
+# A ball that is smaller than the threat model's by less than this is no other scale, but a margin of safety.
+OTHER_BALL = 0.8
+# What all steps together may differ by from where they end, where they go straight there.
+STRAIGHT = 1.2
+# How far the samples' farthest points may differ, as a part of them, where all were held back at one distance.
+PINNED = 0.02
+# Rounding apart, in epsilons.
+BEYOND = 1.001
+# A candidate so far out was given another epsilon; one nearer was not projected.
+OTHER_SCALE = 3.0
+# Values that are no further apart, as a part of the bounds, are the same.
+SAME = 0.002
+
+
+def wrong_bounds(case: Case) -> Finding | None:
+    """Candidates or queries lie within epsilon and out of the bounds."""
+    low, high = case.threat_model.bounds
+    returned = [one for one in case.unsolved if one.outcome == "out_of_bounds"]
+    queried = case.showing(
+        lambda one: (
+            one.count("outside") >= MOSTLY * one.count("queries") > 0
+            and one.count("reach") <= BEYOND
+            and not case.attack.traits.leaves_ball
+        )
+    )
+    rows = returned if case.enough(returned) else queried
+    if not case.enough(rows):
+        return _narrow_bounds(case)
+    what = "candidates" if rows is returned else "queries, within epsilon,"
+    return case.finding(
+        "wrong_bounds",
+        f"It works in other bounds than the valid inputs' [{low:g}, {high:g}].",
+        rows,
+        f"For {case.part(rows)} {what} lie out of [{low:g}, {high:g}].",
+        remedies=remedies.for_bounds(case.attack, case.threat_model.bounds),
+    )
+
+
+def _narrow_bounds(case: Case) -> Finding | None:
+    """The last queries all end at the same smallest or largest value, inside the bounds."""
+    (low, high), width, epsilon = case.threat_model.bounds, case.threat_model.width, case.threat_model.epsilon
+    # An image of one value, as black ones that some libraries return, ends nowhere.
+    rows = case.showing(lambda one: one.count("end") > 0 and one.known("low") != one.known("high"))
+    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+        return None
+    ends = []
+    for name, bound in (("low", low), ("high", high)):
+        values = [one.count(name) for one in rows]
+        inside = abs(values[0] - bound) / width
+        # Inputs that touch the bound may all be moved away from it by epsilon.
+        natural = abs(inside - epsilon / width) < SAME and case.threat_model.norm == "linf"
+        if max(values) - min(values) < SAME * width and inside > SAME:
+            ends.append((values[0], natural))
+    # In other norms than linf many values stay as they are, and inputs may well share their smallest or largest.
+    if len(ends) < 2 and (case.threat_model.norm != "linf" or all(natural for _, natural in ends)):
+        return None
+    shown = " and ".join(number(value) for value, _ in ends)
+    return case.finding(
+        "wrong_bounds",
+        f"It works in other bounds than the valid inputs' [{low:g}, {high:g}].",
+        rows,
+        f"The last queries of {case.part(rows)} all end at {shown}.",
+        remedies=remedies.for_bounds(case.attack, case.threat_model.bounds),
+    )
+
+
+def epsilon_scale(case: Case) -> Finding | None:
+    """All samples were held back at one distance well inside the ball, that steps would have gone beyond."""
+    if case.minimum_norm:
+        return None
+    rows = case.showing(lambda one: one.far > 0 and (one.outcome == "not_adversarial"))
+    far = sorted(one.far for one in rows)
+    if not case.enough(rows) or far[-1] > OTHER_BALL or far[-1] - far[0] > PINNED * far[-1]:
+        return None
+    if sum(map(_held_back, rows)) < MOSTLY * len(rows):
+        return None
+    return _scaled(case, rows, far[len(far) // 2])
+
+
+def left_ball(case: Case) -> Finding | None:
+    """Candidates lie beyond epsilon, of an attack that is given epsilon."""
+    if case.minimum_norm:
+        return None
+    rows = [one for one in case.unsolved if one.outcome == "beyond_epsilon"]
+    if not case.enough(rows):
+        return None
+    ratio = typical(rows, lambda one: one.distance) or 1.0
+    farthest = max(one.distance or 0.0 for one in rows)
+    straight = sum(map(_walked, rows)) >= MOSTLY * len(rows)
+    alike = all(abs((one.distance or 0.0) / ratio - 1) < PINNED for one in rows)
+    if not straight and (alike or ratio > OTHER_SCALE):
+        return _scaled(case, rows, ratio)
+    return case.finding(
+        "left_ball",
+        "It leaves the ball: nothing takes its points back within epsilon, in the threat model's norm.",
+        rows,
+        f"{case.part(rows)} came back beyond epsilon, at {number(ratio)} times it on "
+        f"the median and {number(farthest)} at most.",
+        remedies=remedies.for_ball(case.attack, case.threat_model),
+    )
+
+
+def _scaled(case: Case, rows: list[Sample], ratio: float) -> Finding:
+    """The finding for an attack whose ball is ``ratio`` times the threat model's."""
+    epsilon = case.threat_model.epsilon
+    known = next((text for value, text in _SCALES if abs(ratio / value - 1) < 0.05), "")
+    where = "stay within" if ratio < 1 else "end at"
+    return case.finding(
+        "epsilon_scale",
+        f"It was given an epsilon of another scale: {number(ratio)} times that of the threat model{known}.",
+        rows,
+        f"{case.part(rows)} {where} {number(ratio)} epsilon, that is "
+        f"{number(ratio * epsilon)} where the threat model has {number(epsilon)}, however many steps they took.",
+        remedies=remedies.for_epsilon(case.attack, epsilon),
+    )
+
+
+_SCALES = (
+    (255.0, ", as where inputs are in [0, 255] for it"),
+    (1 / 255, ", as where it is divided by 255 twice"),
+    (2.0, ", as where inputs are in [-1, 1] for it"),
+    (0.5, ", as where inputs are in [-1, 1] here and in [0, 1] for it"),
+)
+
+
+def _held_back(one: Sample) -> bool:
+    """Whether its steps would have gone farther than it came: something took it back."""
+    step, travel = one.known("step"), one.travel
+    return one.count("gradients") > 2 and (step == 0 or (travel or 0.0) > STRAIGHT * one.far)
+
+
+def _walked(one: Sample) -> bool:
+    """Whether its steps, one after another, lead just where it came."""
+    travel = one.travel
+    return travel is not None and one.far / STRAIGHT < travel < STRAIGHT * one.far
