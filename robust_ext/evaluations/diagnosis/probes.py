@@ -9,7 +9,7 @@ Athalye, Carlini and Wagner, "Obfuscated Gradients Give a False Sense of Securit
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,8 +116,15 @@ def probe_model(
 @contextmanager
 def _undisturbed(module: nn.Module, seed: int) -> Iterator[None]:
     """Weights, buffers, modes, hooks and random numbers are put back; gradients can be taken."""
-    with guarded(module), seeded_globals(seed), torch.inference_mode(False), torch.enable_grad():
+    with guarded(module), seeded_globals(seed), _uncompiled(module), torch.inference_mode(False), torch.enable_grad():
         yield
+
+
+def _uncompiled(module: nn.Module) -> AbstractContextManager[Any]:
+    """Compiled modules run as they were written, where torch can do that: hooks would be compiled again and again."""
+    stance = getattr(torch.compiler, "set_stance", None)
+    compiled = any(hasattr(part, "_orig_mod") for part in module.modules())
+    return stance("force_eager") if compiled and stance is not None else nullcontext()
 
 
 def _data_findings(inputs: Tensor, threat_model: ThreatModel) -> Iterator[Finding]:
