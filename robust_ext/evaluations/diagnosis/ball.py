@@ -120,7 +120,7 @@ def _scaled(case: Case, rows: list[Sample], ratio: float) -> Finding:
         rows,
         f"{case.part(rows)} {where} {number(ratio)} epsilon, that is "
         f"{number(ratio * epsilon)} where the threat model has {number(epsilon)}, however many steps they took.",
-        remedies=remedies.for_epsilon(case.attack, epsilon),
+        remedies=remedies.for_epsilon(case.attack, case.threat_model),
     )
 
 

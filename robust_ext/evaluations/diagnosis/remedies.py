@@ -8,7 +8,14 @@ from typing import Any
 from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
-from robust_ext.evaluations.diagnosis.rewriting import EPSILONS, MARGIN_LOSSES, call_of
+from robust_ext.evaluations.diagnosis.rewriting import (
+    ABSOLUTE,
+    EPSILONS,
+    MARGIN_LOSSES,
+    UNIT_SPACE,
+    AttackCall,
+    call_of,
+)
 
 # Draws that are averaged over: where gradients are noise, fewer leave them so.
 DRAWS = 16
@@ -85,17 +92,29 @@ def for_direction(attack: Attack) -> tuple[Remedy, ...]:
     return *found, mended, aimed
 
 
-def for_epsilon(attack: Attack, epsilon: float) -> tuple[Remedy, ...]:
+def for_epsilon(attack: Attack, threat_model: ThreatModel) -> tuple[Remedy, ...]:
     """It has an epsilon of its own."""
-    call = call_of(attack)
+    call, epsilon = call_of(attack), threat_model.epsilon
     name = None if call is None else next((name for name in EPSILONS if name in call.settings), None)
     if call is not None and name is not None:
         # Adapted libraries are given the threat model's; a function in a file is not.
-        text = call.changed(**{name: None if call.defaults is not None else epsilon})
+        text = call.changed(
+            **{name: None if call.defaults is not None else epsilon, **_step_along(call, name, threat_model)}
+        )
         return (Remedy(words=f"Leave {name} to the threat model.", attack=text),)
     code = f"def attack(model, x, y, epsilon): ...  # is given {epsilon:.4g}, in the units of the inputs"
     words = "Take epsilon from the threat model, in the units of the inputs."
     return Remedy(words=words, code=code), _projected(attack)
+
+
+def _step_along(call: AttackCall, name: str, threat_model: ThreatModel) -> dict[str, float]:
+    """A step within the epsilon that it was given was of that scale too: it stays the same part of epsilon."""
+    setting = call.first(ABSOLUTE)
+    given, step = call.settings[name], None if setting is None else call.settings.get(setting)
+    if setting is None or not isinstance(step, (int, float)) or not isinstance(given, (int, float)):
+        return {}
+    width = threat_model.width if call.scope in UNIT_SPACE else 1.0
+    return {setting: float(f"{step / given * threat_model.epsilon / width:.4g}")} if 0 < step <= given else {}
 
 
 def for_ball(attack: Attack, threat_model: ThreatModel) -> tuple[Remedy, ...]:
@@ -111,7 +130,7 @@ def for_ball(attack: Attack, threat_model: ThreatModel) -> tuple[Remedy, ...]:
     words = f"Project onto the {threat_model.norm} ball after each step, and clip to the bounds last."
     projected = Remedy(words=words, code=f"{project}\nx_adv = x_adv.clamp({low:g}, {high:g})")
     given = EPSILONS if (call := call_of(attack)) is not None and call.first(EPSILONS) in call.settings else ()
-    own = for_epsilon(attack, threat_model.epsilon)[:1] if given else ()
+    own = for_epsilon(attack, threat_model)[:1] if given else ()
     return *own, projected, _projected(attack)
 
 

@@ -46,6 +46,22 @@ def test_what_has_no_text_gets_none():
 
 
 @pytest.mark.parametrize(
+    ("text", "mended"),
+    [
+        # A step of that scale stays the same part of epsilon; one that is larger than the epsilon was of another.
+        ("torchattacks:PGD(eps=0.2/255, alpha=0.05/255)", {"alpha": 0.0125}),
+        ("torchattacks:PGD(eps=0.2/255, alpha=0.01)", {"alpha": 0.01}),
+        ("art:ProjectedGradientDescent(eps=8, eps_step=2, max_iter=7)", {"eps_step": 0.025, "max_iter": 7}),
+    ],
+)
+def test_epsilon_is_left_to_the_threat_model(text, mended):
+    # Of bounds that are 2 apart, of which torchattacks sees half.
+    ball = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
+    (remedy,) = remedies.for_epsilon(as_attack(text), ball)
+    assert parse_call(remedy.attack).arguments == mended
+
+
+@pytest.mark.parametrize(
     ("text", "steps", "step"),
     [
         ("foolbox:LinfPGD(steps=20)", "steps=80", "rel_stepsize=0.125"),
