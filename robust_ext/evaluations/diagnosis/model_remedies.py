@@ -20,7 +20,7 @@ CLONE = Remedy(
 ROW_WISE = Remedy(words="Take statistics and scales that do not come from the batch.")
 SMOOTHED = Remedy(
     words="Average gradients over noisy inputs, which sees across jumps.",
-    options=("--eot", str(DRAWS)),
+    code=f"robust_ext.AdaptedAttack(attack=attack, eot={DRAWS}, noise={BLUR:g})",
     view={"eot": DRAWS, "noise": BLUR},
 )
 

@@ -32,7 +32,9 @@ def of_model(fault: Finding, attack: Attack, *, scale: float) -> tuple[Remedy, .
     """What to do about a fault of the model so that this attack gets past it; ``scale`` is the largest logit."""
     if fault.code == "saturated_loss":
         return for_loss(attack, scale=scale)
-    return fault.remedies or for_layer(fault.layer, attack)
+    # With the attack at hand, what needs its text can be a command.
+    found = tuple(_blurred(attack) if "noise" in one.view else one for one in fault.remedies)
+    return found or for_layer(fault.layer, attack)
 
 
 def for_layer(layer: str | None, attack: Attack) -> tuple[Remedy, ...]:
