@@ -27,6 +27,9 @@ from robust_ext.evaluations.diagnosis.output_probe import named
 _WIDE = 16
 # Rows beyond this share count: a unit may be dead for a row of a healthy network.
 _SHARE = 0.1
+_STEEP = 1.25
+# How many layers are named.
+_SHOWN = 5
 # The logit difference that cross-entropy has gradients at.
 _MARGIN = 10.0
 
@@ -129,7 +132,7 @@ def _cut_finding(trace: PassTrace, faults: list[Fault], error: Exception | None)
         cause=cause,
         evidence=tuple(evidence),
         layer=None if call is None else call.name,
-        remedies=remedies.around(call),
+        remedies=remedies.around(call, [fault.call for fault in faults]),
     )
 
 
@@ -165,7 +168,7 @@ def _row_findings(
             samples=int(rows.sum()),
             of=len(rows),
             layer=None if call is None else call.name,
-            remedies=remedies.around(call) if zero else remedies.finite(call),
+            remedies=remedies.around(call, [fault.call for fault in faults]) if zero else remedies.finite(call),
         )
 
 
@@ -180,14 +183,22 @@ def _bad(gradient: Tensor, zero: bool) -> Tensor:
 
 
 def _fault_findings(faults: list[Fault]) -> Iterator[Finding]:
-    for fault in faults:
+    """One finding for the faults of a code, at the first of their layers."""
+    for code in dict.fromkeys(fault.code for fault in faults):
+        first, *others = [fault for fault in faults if fault.code == code]
+        more = f"; likewise {_listed(others)}" if others else ""
         yield Finding(
-            code=fault.code,
-            cause=f"{_place(fault)} {_WORDS[fault.code]}.",
-            evidence=(_measured(fault),),
-            layer=fault.call.name,
-            remedies=remedies.around(fault.call),
+            code=code,
+            cause=f"{_place(first)} {_WORDS[code]}{more}.",
+            evidence=(_measured(first),),
+            layer=first.call.name,
+            remedies=remedies.around(first.call, [fault.call for fault in faults]),
         )
+
+
+def _listed(faults: list[Fault]) -> str:
+    shown = ", ".join(_place(fault) for fault in faults[:_SHOWN])
+    return f"{shown} and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else shown
 
 
 def _place(fault: Fault) -> str:
@@ -196,10 +207,11 @@ def _place(fault: Fault) -> str:
 
 def _measured(fault: Fault) -> str:
     one = fault.found
-    steep = "" if one.steepness is None else f", {one.steepness:.3g} times as steep nearby as over the large ones"
+    jumps = one.steepness is not None and one.steepness > _STEEP
+    steep = f", and {one.steepness:.3g} times as steep nearby as over the large ones" if jumps else ""
     return (
         f"{_place(fault)}: gradient and differences are {one.small:.0%} apart over small steps, {one.large:.0%} "
-        f"over large ones{steep}; healthy layers: under 10%."
+        f"over large ones{steep}; healthy layers: under 30%."
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from robust_ext.evaluations.diagnosis.calls import Call
 from robust_ext.evaluations.diagnosis.finding import Remedy
 from robust_ext.evaluations.diagnosis.remedies import BLUR, DRAWS
@@ -25,14 +27,19 @@ SMOOTHED = Remedy(
 )
 
 
-def around(call: Call | None) -> tuple[Remedy, ...]:
-    """Other gradients for a module: the identity's where it keeps the shape, else those its operations would have."""
+def around(call: Call | None, others: Sequence[Call] = ()) -> tuple[Remedy, ...]:
+    """Other gradients for a module: the identity's where it keeps the shape, else those its operations would have.
+
+    ``others`` are at fault too, and keep theirs from coming back.
+    """
     if call is not None and call.name and call.same_shape:
+        named = [call.name, *(one.name for one in others if one.name and one.same_shape and one.name != call.name)]
+        layers = ",".join(named)
         identity = Remedy(
-            words=f"Give {call.name} the gradient of the identity (BPDA), or that of a smooth function like it.",
-            options=("--bpda", call.name),
-            code=f'model = robust_ext.BPDA(model, layer="{call.name}")',
-            view={"bpda": call.name},
+            words=f"Give {layers} the gradient of the identity (BPDA), or that of a smooth function like it.",
+            options=("--bpda", layers),
+            code=f'model = robust_ext.BPDA(model, layer="{layers}")',
+            view={"bpda": layers},
         )
         return identity, SMOOTHED
     layer = "" if call is None or not call.name else f'layer="{call.name}", '

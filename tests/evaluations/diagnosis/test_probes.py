@@ -12,7 +12,7 @@ from robust_ext import ThreatModel
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.diagnosis.probes import probe_model
-from tests.evaluations.diagnosis.models import FAULTS, HEALTHY, Apply, X, Y, inserted, rounded, seeded
+from tests.evaluations.diagnosis.models import FAULTS, HEALTHY, Apply, X, Y, inserted, rounded, seeded, winners
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
@@ -125,6 +125,17 @@ def test_modules_that_are_called_twice_and_results_that_go_nowhere():
             return logits
 
     assert probed(Model().eval()).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("step", "code"), [(rounded, "zero_gradient"), (winners, "wrong_gradient"), (torch.detach, "cut_gradient")]
+)
+def test_several_layers_at_fault_are_mended_together(step, code):
+    model = nn.Sequential(Apply(step), inserted(4, Apply(step))).eval()
+    (found,) = probed(model).findings
+    assert found.code == code
+    assert set(found.remedies[0].view["bpda"].split(",")) == {"0", "1.4"}
+    assert found.layer in ("0", "1.4")
 
 
 def test_accuracy_is_that_of_the_rows():
