@@ -23,6 +23,7 @@ CODES: Mapping[str, str] = {
     "wrong_gradient": "high",
     "saturated_layer": "high",
     "probabilities": "medium",
+    "log_probabilities": "low",
     "saturated_loss": "high",
     # Of the attack, from its queries and candidates
     "predicted_labels": "high",
@@ -46,7 +47,6 @@ CODES: Mapping[str, str] = {
     "larger_budget_less": "medium",
     "unbounded_fails": "medium",
     "no_gradient": "low",
-    "log_probabilities": "low",
 }
 
 
