@@ -23,7 +23,6 @@ from robust_ext.engine.trace import COLUMNS, Trace, no_values
 
 # Below this margin the largest probability rounds to 1 in float32, and cross-entropy and its gradient to 0.
 _SATURATED = -16.63
-_ORDERS = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}
 
 
 @dataclass(eq=False)
@@ -105,13 +104,13 @@ class Recorder:
         query.rows, query.number = rows, self._number(rows)
         labels = (self._labels if rows is None else self._labels[rows])[:, None]
         away = flat - (self._clean if rows is None else self._clean[rows])
-        distance = torch.linalg.vector_norm(away, ord=_ORDERS[self._threat_model.norm], dim=1)
-        distance = distance / self._threat_model.epsilon
+        distance = self._length(away)
         logits = logits.to(self._highest["best"])
         margin = logits.scatter(1, labels, -torch.inf).amax(1) - logits.gather(1, labels).squeeze(1)
         low, high = self._threat_model.bounds
         slack = 1e-6 * max(abs(low), abs(high))
-        least, most = flat.aminmax(dim=1)
+        # Along rows aminmax, like the linf norm of linalg, takes 15 times as long on a CPU.
+        least, most = flat.amin(1), flat.amax(1)
         inside = (distance <= self._limit) & (least >= low - slack) & (most <= high + slack)
         self._set("first", rows, margin, only=self._of(self._sums["queries"], rows) == 0)
         self._add("queries", rows, torch.ones_like(distance))
@@ -168,10 +167,16 @@ class Recorder:
             product = (query.direction * before.direction).sum(1)
             self._add("pairs", rows, torch.isfinite(product) & (product != 0))
             self._add("turned", rows, product < 0)
-            moved = torch.linalg.vector_norm(query.points - before.points, ord=_ORDERS[self._threat_model.norm], dim=1)
+            moved = self._length(query.points - before.points)
             before.direction = before.points = None
             if self._kept.due(query.number):
-                self._kept.add_step(query.number, rows, moved / self._threat_model.epsilon)
+                self._kept.add_step(query.number, rows, moved)
+
+    def _length(self, away: Tensor) -> Tensor:
+        """Of each row ``(n, D)``, in epsilons."""
+        norm, epsilon = self._threat_model.norm, self._threat_model.epsilon
+        length = away.abs().amax(1) if norm == "linf" else torch.linalg.vector_norm(away, ord=int(norm[1:]), dim=1)
+        return length / epsilon
 
     def _nearest(self, flat: Tensor) -> Tensor:
         """The row each point belongs to: that of the nearest input."""
@@ -203,8 +208,11 @@ class Recorder:
 
     def _set(self, name: str, rows: Tensor | None, values: Tensor, *, only: Tensor | None = None) -> None:
         latest = self._latest[name]
-        if only is not None:
-            values = torch.where(only, values, self._of(latest, rows))
+        if only is not None and rows is None:
+            values = torch.where(only, values, latest)
+        elif only is not None and rows is not None:
+            # A row may be there twice, once with a value to be kept.
+            rows, values = rows[only], values[only]
         put(latest, rows, values)
 
     @property
