@@ -25,7 +25,8 @@ class DiagnoseOptions(Settings):
         help="library:Name(key=value), module:callable or file.py:callable; repeatable.", panel="attack"
     )
     try_remedies: bool = setting(
-        default=False, help="Run the remedies that can be run on the same samples, and see what they change."
+        default=False,
+        help="Run remedies on the same samples, at most four for an attack, until one mends it, and see what changes.",
     )
 
 

@@ -71,7 +71,8 @@ def diagnose(
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
-        try_remedies: Run the remedies that can be run on the same samples and seeds, and see what they change.
+        try_remedies: Run remedies on the same samples and seeds, at most four for an attack, until one mends it, and
+            see what they change.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`DiagnosisSettings`.
 

@@ -6,6 +6,7 @@ What an attack draws follows from its name, which it keeps.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,8 @@ from robust_ext.registry.attack import as_attack
 # A remedy is confirmed where so many more samples or problems are solved with it, or where so large a share of the
 # rows come so much closer to another class, in units of the largest logit.
 _MORE_SOLVED, _SHARE, _CLOSER = 2, 0.9, 0.01
-# Test score at which nothing further is tried for an attack.
-_MENDED = 0.95
+# Test score at which nothing further is tried for an attack, and how many remedies are tried for it at most.
+_MENDED, _MOST = 0.95, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +37,16 @@ class Trials:
 
     def run(self, findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
         """Try the remedies that can be run, in order, until one makes an attack find what is planted; plain values."""
-        seen, mended = set[str](), set[str]()
+        seen, mended, counts = set[str](), set[str](), Counter[str]()
         for finding in findings:
             names = list(self.attacks) if finding.attack is None else [finding.attack]
             for remedy in finding.remedies if finding.weight != "low" else ():
                 for name in names if self._runs(remedy) else ():
                     key = f"{name} {remedy.attack} {sorted(remedy.view.items())} {remedy.evaluate}"
-                    if key in seen or name in mended:
+                    if key in seen or name in mended or counts[name] >= _MOST:
                         continue
                     seen.add(key)
+                    counts[name] += 1
                     entry = self._try(finding, remedy, name)
                     if entry["confirmed"] and (entry["after"]["score"] or 0.0) >= _MENDED:
                         mended.add(name)
