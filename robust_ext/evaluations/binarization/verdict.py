@@ -120,7 +120,7 @@ def _decide(
         )
     sure = sequential_decision(found, samples, threshold=bar, error_rate=settings.error_rate) == "above"
     doubt = "" if sure else f" (so few samples leave room for a true score below {bar:g})"
-    return "passed", f"{facts}. The attack finds what is there to be found in this model{doubt}."
+    return "passed", f"{facts}. The attack finds what was planted in this model{doubt}."
 
 
 def overall(verdicts: Sequence[str]) -> str:

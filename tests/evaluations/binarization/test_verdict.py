@@ -23,7 +23,7 @@ def judged(found, random_found, samples, *, planted=8, repaired=0, **options):
         # Rule 1: canaries come before everything else.
         (512, 0, 512, {"repaired": 2}, "failed", "predicted labels instead of the given ones"),
         (512, 0, 512, {"repaired": 8}, "failed", "moved 8 of 8 misclassified canaries"),
-        (512, 0, 512, {"repaired": 1}, "passed", "finds what is there"),
+        (512, 0, 512, {"repaired": 1}, "passed", "finds what was planted"),
         (0, 0, 0, {"repaired": 2}, "failed", "predicted labels"),
         (3, 0, 3, {"repaired": 2}, "failed", "predicted labels"),
         # Rule 2.
@@ -40,21 +40,21 @@ def judged(found, random_found, samples, *, planted=8, repaired=0, **options):
         (10, 0, 10, {"minimum_samples": 11}, "inconclusive", "use at least 11"),
         # Rule 4: exactly at the threshold is not below it.
         (18, 0, 20, {}, "failed", "A score below 0.95 means that the attack misses adversarial examples"),
-        (19, 0, 20, {}, "passed", "finds what is there"),
-        (95, 0, 100, {}, "passed", "finds what is there"),
+        (19, 0, 20, {}, "passed", "finds what was planted"),
+        (95, 0, 100, {}, "passed", "finds what was planted"),
         (94, 0, 100, {}, "failed", "A score below 0.95 means"),
         (30, 40, 100, {}, "failed", "no better than that of random search"),
         (40, 40, 100, {}, "failed", "no better than that of random search"),
         (45, 40, 100, {}, "failed", "hardly better than that of random search"),
         (90, 95, 100, {}, "failed", "no better than"),
-        (90, 0, 100, {"threshold": 0.9}, "passed", "finds what is there"),
+        (90, 0, 100, {"threshold": 0.9}, "passed", "finds what was planted"),
         # Rule 5: exactly at the maximum is not above it.
-        (100, 50, 100, {}, "passed", "finds what is there"),
+        (100, 50, 100, {}, "passed", "finds what was planted"),
         (100, 51, 100, {}, "inconclusive", "an R-ASR above 0.5 means that the planted examples are too easy"),
         (100, 11, 100, {"maximum_random_score": 0.1}, "inconclusive", "an R-ASR above 0.1"),
         (10, 5, 10, {}, "inconclusive", "an R-ASR whose interval overlaps that of the score"),
         (100, 95, 100, {"maximum_random_score": 1.0}, "inconclusive", "an R-ASR whose interval overlaps"),
-        (100, 90, 100, {"maximum_random_score": 1.0}, "passed", "finds what is there"),
+        (100, 90, 100, {"maximum_random_score": 1.0}, "passed", "finds what was planted"),
         # Rule 6, with the doubt that few samples leave.
         (10, 0, 10, {}, "passed", "so few samples leave room for a true score below 0.95"),
         (61, 0, 61, {}, "passed", "so few samples leave room"),
