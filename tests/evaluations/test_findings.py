@@ -111,6 +111,7 @@ def test_a_failed_verdict_states_its_cause(rounding, digits):
     assert str(result).count("Most likely cause") == 1
 
 
+@pytest.mark.exhaustive
 def test_an_attack_that_does_not_know_the_detector_is_told_so(digits):
     """It is no fault of its path that what it found is rejected, and none of one that knows the detector."""
     attacks = [HEALTHY, "robust_ext:OrthogonalPGD(steps=60)"]
