@@ -58,23 +58,19 @@ def zero_gradient(case: Case) -> Finding | None:
 
     def shows(one: Sample) -> bool:
         gradients = one.count("gradients")
-        return gradients > 0 and one.count("zero") - one.count("zero_loss") >= MOSTLY * gradients
+        stopped = gradients > 0 and one.count("zero") - one.count("zero_loss") >= MOSTLY * gradients
+        return stopped and not _saturated(one)
 
     rows = case.showing(shows)
     if not case.enough(rows):
         return None
     part = typical(rows, lambda one: share(one.count("zero"), one.count("gradients"))) or 0.0
-    # A softmax that is sure gives no gradient, though the model as a whole has one elsewhere.
-    known = () if case.probe is None else case.probe.findings
-    softmax = next((one for one in known if one.code == "probabilities"), None)
-    layer, found = (None, ()) if softmax is None else (softmax.layer, softmax.remedies)
     return case.finding(
         "zero_gradient",
         "The gradient at the input is exactly zero, though that of the loss by the logits is not: a layer stops it.",
         rows,
         f"In {case.part(rows)} {part:.0%} of the gradients were exactly zero.",
-        remedies=found or remedies.for_layer(None, case.attack),
-        layer=layer,
+        remedies=remedies.for_layer(None, case.attack),
     )
 
 
@@ -87,10 +83,10 @@ def saturated_loss(case: Case) -> Finding | None:
 
     def shows(one: Sample) -> bool:
         gradients = one.count("gradients")
-        if gradients == 0 or one.count("zero_loss") < MOSTLY * gradients:
+        if gradients == 0 or one.count("zero") < MOSTLY * gradients:
             return False
         leaves = case.minimum_norm or one.count("outside") >= MOSTLY * one.count("queries")
-        return not leaves or _saturated(one)
+        return _saturated(one) or (not leaves and one.count("zero_loss") >= MOSTLY * gradients)
 
     rows = case.showing(shows)
     if not case.enough(rows):
@@ -108,7 +104,7 @@ def saturated_loss(case: Case) -> Finding | None:
         "saturated_loss",
         "The loss is flat: its gradient by the logits is exactly zero, before it reaches the network.",
         rows,
-        f"In {case.part(rows)} at least half of the gradients were zero at the logits already.",
+        f"In {case.part(rows)} at least half of the gradients were exactly zero.",
         why,
         remedies=remedies.for_loss(case.attack, scale=max(scale, -margin)),
     )
@@ -144,5 +140,5 @@ def no_gradient(case: Case) -> Finding | None:
 
 
 def _saturated(one: Sample) -> bool:
-    """Whether cross-entropy was flat at most of its points."""
+    """Whether cross-entropy, of logits or of their logarithms, was flat at most of its points."""
     return one.count("saturated") >= MOSTLY * one.count("queries") > 0
