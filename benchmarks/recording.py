@@ -67,10 +67,13 @@ def cost(network: nn.Module, inputs: Tensor, threat_model: ThreatModel, *, round
     recorded = engine.record_queries
     seconds(recorded)
     least = {recorded: float("inf"), unrecorded: float("inf")}
-    for _ in range(rounds):
-        (without, plain), (took, found) = seconds(unrecorded), seconds(recorded)
-        assert torch.equal(plain, found), "the candidates are the same"
-        least = {recorded: min(took, least[recorded]), unrecorded: min(without, least[unrecorded])}
+    found = []
+    for number in range(rounds):
+        for context in (recorded, unrecorded) if number % 2 else (unrecorded, recorded):
+            took, candidates = seconds(context)
+            least[context] = min(took, least[context])
+            found.append(candidates)
+    assert all(torch.equal(one, found[0]) for one in found), "the candidates are the same"
     return least[recorded] / least[unrecorded]
 
 
