@@ -46,13 +46,16 @@ def row(fault: Fault) -> dict[str, Any]:
     }
 
 
-def remedy_words(trial: tuple[Any, float, float] | None) -> tuple[str, str]:
+def remedy_words(trial: tuple[Any, float | None, float] | None) -> tuple[str, str]:
     """The remedy and what it changes."""
     if trial is None:
-        return "code to change, or nothing that can be scored", ""
+        return "", ""
     remedy, before, after = trial
     shown = remedy if isinstance(remedy, str) else ", ".join(f"{key}={value!r}" for key, value in remedy.items())
-    return f"`{shown}`" if shown else "`model.eval()`", f"{before:.2f} → {after:.2f}"
+    return (
+        f"`{shown}`" if shown else "`model.eval()`",
+        f"{'refused' if before is None else f'{before:.2f}'} → {after:.2f}",
+    )
 
 
 def cases_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -92,7 +95,8 @@ def summary(rows: list[dict[str, Any]]) -> str:
     layered = [one for one in rows if one["fault"].layer]
     layers = sum(one["found"][1] == one["fault"].layer for one in layered)
     healthy = sum(not one["twin"] for one in rows)
-    mended = sum(one["trial"] is not None and one["trial"][1] < 0.5 and one["trial"][2] >= 0.95 for one in rows)
+    trials = [one["trial"] for one in rows if one["trial"] is not None and one["trial"][1] is not None]
+    mended = sum(before < 0.5 and after >= 0.95 for _, before, after in trials)
     return (
         f"{len(rows)} faults: {right} named rightly, {layers} of {len(layered)} layers among them; {healthy} of "
         f"{len(rows)} twins without a finding of weight; for {mended} a proposed remedy, run as printed, brings the "
@@ -116,7 +120,8 @@ def main() -> None:
     count = len(samples(FAULTS[0])[0])
     lines = [
         summary(rows),
-        f"On {count} samples each; a crash or a refusal counts as a score of 0.",
+        f"On {count} samples each. The second column holds what was measured without the diagnosis. A crash counts "
+        "as a score of 0; where no remedy stands, code has to be changed, or there is nothing to score.",
         "",
         *cases_table(rows),
         "",

@@ -137,7 +137,8 @@ _IN_MODEL = [
     ),
     Fault(
         name="log outputs",
-        code="saturated_loss",
+        code="zero_gradient",
+        layer="net.log",
         model=partial(_after, 20, layers.LogSoftmax, "log"),
         attack=TORCHATTACKS,
         harm="accuracy",
@@ -266,7 +267,7 @@ _PUBLISHED = [
         name="steps too small, ResNet-20",
         code="short_path",
         model=resnet,
-        attack="foolbox:LinfPGD(steps=20, rel_stepsize=0.02)",
+        attack="foolbox:LinfPGD(steps=20, rel_stepsize=0.005, random_start=False)",
         twin=SHORTER,
         threat_model=CIFAR,
         remedy=SHORTER,

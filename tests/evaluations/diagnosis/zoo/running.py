@@ -83,12 +83,13 @@ def first_cause(result):
 def best_trial(result):
     """Of the remedies of the first cause that were tried on planted problems the best: what it is, and the scores.
 
-    None where there is none; an attack that raised scored 0.
+    None where there is none. The score before is 0 of an attack that raised, and None of a model that is refused.
     """
     tried = [one for one in result.content["tried"] or [] if one["after"] and one["after"]["score"] is not None]
-    tried = [one for one in tried if one["code"] == first_cause(result)[0] and one["before"]]
+    tried = [one for one in tried if one["code"] == first_cause(result)[0]]
     if not tried:
         return None
     best = max(tried, key=lambda one: one["after"]["score"])
     remedy = best["remedy"]
-    return remedy["attack"] or remedy["view"], best["before"]["score"] or 0.0, best["after"]["score"]
+    before = None if best["before"] is None else best["before"]["score"] or 0.0
+    return remedy["attack"] or remedy["view"], before, best["after"]["score"]
