@@ -40,9 +40,8 @@ def test_a_fault_does_harm_and_its_twin_none(fault):
         assert measured["fault"] < 0.5
         assert measured["twin"] >= 0.95
         return
+    # The twin predicts the same, so that what is found on it is there.
     assert measured["fault"] >= measured["twin"] + 0.3
-    if fault.harm == "accuracy":
-        assert measured["fault"] >= measured["strong"] + 0.3
 
 
 @every(BY_NAME)
