@@ -12,6 +12,8 @@ from robust_ext.engine.trace import CURVE, LONGEST_CURVE, finite
 T = TypeVar("T")
 # Fewest queries of which a last tenth means something.
 _LATE = 10
+# The queries at the end that Pintor et al. (2022) look at.
+_RECENT = 10
 _MEANS = ("margin", "distance", "adversarial")
 
 
@@ -57,13 +59,19 @@ class Checkpoints:
 
     def late(self, queries: Tensor, best: Tensor) -> Tensor:
         """What the best margins ``(N,)`` gained in the last tenth of ``queries`` ``(N,)``; NaN where these are few."""
-        late = torch.full_like(best, torch.nan)
+        return self._gained(best, since=torch.where(queries >= _LATE, 0.9 * queries, 0.0))
+
+    def recent(self, queries: Tensor, best: Tensor) -> Tensor:
+        """What they gained in the last ten queries, in all where there are no more."""
+        return self._gained(best, since=(queries - _RECENT).clamp_min(1.0))
+
+    def _gained(self, best: Tensor, *, since: Tensor) -> Tensor:
+        """What the best margins gained since so many queries, or since the last checkpoint before; NaN without one."""
+        gained = torch.full_like(best, torch.nan)
         for number in sorted(self._best):
-            # The last checkpoint before that tenth is the one that stays.
-            before = (queries >= _LATE) & (number + 1 <= 0.9 * queries)
             earlier = self._best[number].double().cpu()
-            late = torch.where(before & torch.isfinite(earlier), best - earlier, late)
-        return late
+            gained = torch.where((number + 1 <= since) & torch.isfinite(earlier), best - earlier, gained)
+        return gained
 
     def median_step(self) -> Tensor:
         """The median movement of each row, float64 ``(N,)``; NaN where none is known."""

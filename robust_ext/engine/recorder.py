@@ -53,7 +53,7 @@ class Recorder:
             for name in (*sums, "outside", "unmoved", "pairs", "turned")
         }
         lowest = torch.full((count,), -torch.inf, device=device)
-        self._highest = {name: lowest.clone() for name in ("best", "scale", "reach")}
+        self._highest = {name: lowest.clone() for name in ("best", "scale", "reach", "fallen")}
         self._latest = {
             name: torch.full((count,), torch.nan, device=device)
             for name in ("first", "last", "end", "low", "high", "best_at", "adversarial_at")
@@ -123,6 +123,7 @@ class Recorder:
             self._set(name, rows, values)
         self._raise("scale", rows, logits.abs().amax(1))
         self._raise("reach", rows, distance)
+        self._raise("fallen", rows, -margin)
         counted = margin.where(inside, -torch.inf)
         number = torch.full_like(margin, query.number)
         self._set("best_at", rows, number, only=counted > self._of(self._highest["best"], rows))
@@ -230,7 +231,9 @@ class Recorder:
         for name in ("zero", "non_finite", "zero_loss", "other_label"):
             found[name] = found[name].where(found["gradients"] + found["zero_loss"] > 0, nan)
         found["turns"] = (found["turned"] / found["pairs"]).where(found["pairs"] > 0, nan)
-        found["late"], found["step"] = self._kept.late(found["queries"], found["best"]), self._kept.median_step()
+        found["late"] = self._kept.late(found["queries"], found["best"])
+        found["recent"] = self._kept.recent(found["queries"], found["best"])
+        found["lowest"], found["step"] = -found["fallen"], self._kept.median_step()
         found["batch_queries"] = nan.new_full((count,), float(found["queries"].max())) if count else nan
         values = torch.stack([found[name] for name in COLUMNS], 1) if count else no_values(0)
         return Trace(values=values, curve=self._kept.curve())

@@ -29,6 +29,8 @@ COLUMNS = (
     "best_at",  # Number of the query with the best margin, from 0
     "adversarial_at",  # Number of the first query in bounds and ball with a margin above 0
     "late",  # What the best margin gained in the last tenth of the queries
+    "recent",  # What it gained in the last ten queries
+    "lowest",  # Lowest margin of any query
     "scale",  # Largest logit met, as a magnitude
     "saturated",  # Queries at which cross-entropy is exactly 0 in float32
     "reach",  # Largest distance of a query from the input
@@ -40,7 +42,7 @@ COLUMNS = (
     "unmoved",  # Queries of the input itself
     "batch_queries",  # Most queries of any row in the same call
 )
-_PARTS = ("turns", "first", "best", "last", "late", "scale", "reach", "end", "low", "high", "step")
+_PARTS = ("turns", "first", "best", "last", "late", "recent", "lowest", "scale", "reach", "end", "low", "high", "step")
 _WHOLE = frozenset(COLUMNS) - frozenset(_PARTS)
 # Points of a curve; in a trace that comes from another process there are no more.
 LONGEST_CURVE = 64

@@ -72,7 +72,8 @@ def test_every_number_of_a_sign_attack_on_a_linear_network_in_closed_form():
         expected = {
             "queries": 21, "graphs": 20, "gradients": 20, "zero": 0, "non_finite": 0, "zero_loss": 0, "other_label": 0,
             "turns": 0.0, "first": start, "best": start + EPSILON * total, "last": start + EPSILON * total,
-            "adversarial_at": None, "late": 0.0, "scale": 9e4, "saturated": 0, "reach": 1.0, "end": 1.0, "step": 0.0,
+            "adversarial_at": None, "late": 0.0,
+            "recent": 0.0, "lowest": start, "scale": 9e4, "saturated": 0, "reach": 1.0, "end": 1.0, "step": 0.0,
             "outside": 0, "unmoved": 1, "batch_queries": 21,
         }  # fmt: skip
         measured = {name: value for name, value in row.items() if name not in ("best_at", "low", "high")}

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
+from robust_ext.attacks.transfer import Transfer
 from robust_ext.engine.outcomes import BROKEN, LOST
 from robust_ext.evaluations.diagnosis import remedies
 from robust_ext.evaluations.diagnosis.evidence import Entry
@@ -31,7 +33,6 @@ def compare_attacks(
     judged: Collection[str] | None = None,
     larger: Mapping[str, Sequence[Entry]] | None = None,
     unbounded: Mapping[str, Sequence[Entry]] | None = None,
-    transferred: Collection[str] = (),
 ) -> list[Finding]:
     """What attacks on the same samples, in the same order, show of one another; ranked.
 
@@ -41,14 +42,13 @@ def compare_attacks(
         judged: Names of those that findings are about, all where left out; the others are there to compare with.
         larger: What attacks left on the same samples at a larger budget.
         unbounded: The same where the budget is the whole range of inputs.
-        transferred: Names of those whose candidates were found on another model.
     """
     found: list[Finding] = []
     for name in entries_by_name if judged is None else judged:
         entries, attack = entries_by_name[name], attacks[name]
         found += _random_wins(name, attack, entries)
         others = {other: left for other, left in entries_by_name.items() if other != name}
-        found += _against(name, attack, entries, others, attacks, transferred)
+        found += _against(name, attack, entries, others, attacks)
         if larger is not None and name in larger:
             found += _larger_budget_less(name, entries, larger[name])
         if unbounded is not None and name in unbounded:
@@ -71,12 +71,11 @@ def _against(
     entries: Sequence[Entry],
     others: Mapping[str, Sequence[Entry]],
     attacks: Mapping[str, Attack],
-    transferred: Collection[str],
 ) -> list[Finding]:
     """The strongest evidence of each kind."""
     best: dict[str, tuple[str, list[Entry]]] = {}
     for other, left in others.items():
-        code = _kind(attack, entries, attacks[other], left, transfers=other in transferred)
+        code = _kind(attack, entries, attacks[other], left)
         pairs = zip(entries, left, strict=True)
         rows = [mine for mine, theirs in pairs if _open(mine) and theirs["outcome"] in BROKEN]
         if code is not None and _enough(rows, entries) and len(rows) > len(best.get(code, ("", []))[1]):
@@ -103,16 +102,15 @@ _WINS = {
 }
 
 
-def _kind(
-    attack: Attack, entries: Sequence[Entry], other: Attack, left: Sequence[Entry], *, transfers: bool
-) -> str | None:
+def _kind(attack: Attack, entries: Sequence[Entry], other: Attack, left: Sequence[Entry]) -> str | None:
     """What it means where the other wins; None where it may."""
     mine, theirs = _gradients(attack, entries), _gradients(other, left)
-    if transfers:
-        return "transfer_wins"
     # Without steps to be misled on, losing to another is no symptom.
     if mine <= SINGLE_STEP:
         return None
+    if isinstance(other, Transfer) or (isinstance(other, AdaptedAttack) and other.noise > 0):
+        # Its gradients are those of another model: of networks it was given, or of the smoothed one.
+        return "transfer_wins"
     if theirs == 0:
         return "gradient_free_wins"
     return "single_step_wins" if theirs <= SINGLE_STEP else None

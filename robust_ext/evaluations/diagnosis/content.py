@@ -12,14 +12,19 @@ from robust_ext.core.statistics import proportion_interval
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import ISOLATED, current_context
 from robust_ext.engine.identity import describe, versions
+from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.diagnosis.examination import Examination
-from robust_ext.evaluations.diagnosis.examining import Examined, Ran, robust_share
+from robust_ext.evaluations.diagnosis.examining import ROLES, Examined, Ran, robust_share
 from robust_ext.evaluations.diagnosis.finding import Finding
 from robust_ext.evaluations.diagnosis.indicators import most_likely
+from robust_ext.evaluations.diagnosis.ioaf import ioaf, unstable_predictions
 from robust_ext.evaluations.diagnosis.next_steps import next_steps
 from robust_ext.evaluations.diagnosis.probes import ModelProbe
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+
+# The neighbourhood in which predictions are to be stable, as a share of the bounds' width, and the samples looked at.
+_NEAR, _FEW = 8 / 255, 4
 
 
 def make_content(
@@ -39,7 +44,8 @@ def make_content(
     given = None if examination.examiner is None else examination.examiner.given
     correct = [] if given is None else given.correct.tolist()
     likely = most_likely(findings)
-    attacks = [_attack(one, examination.larger[name], correct) for name, one in examination.attacks.items()]
+    unstable = None if given is None else _unstable(given, settings.seed)
+    attacks = [_attack(one, examination.larger[name], correct, unstable) for name, one in examination.attacks.items()]
     ran = [(name, one.ran.records) for name, one in examination.attacks.items()]
     return {
         "kind": "diagnosis",
@@ -76,7 +82,17 @@ def make_content(
     }
 
 
-def _attack(examined: Examined, larger: Mapping[str, Ran], correct: Sequence[bool]) -> dict[str, Any]:
+def _unstable(given: EvaluationInputs, seed: int) -> float:
+    """As the paper has it, in the neighbourhood of the paper."""
+    radius, model = _NEAR * given.threat_model.width, given.threat_model
+    return unstable_predictions(
+        given.module, given.inputs[:_FEW], given.labels[:_FEW], threat_model=model, radius=radius, seed=seed
+    )
+
+
+def _attack(
+    examined: Examined, larger: Mapping[str, Ran], correct: Sequence[bool], unstable: float | None
+) -> dict[str, Any]:
     """The numbers of an attack: on the samples, with larger budgets, and on planted problems."""
     planted = examined.planted or {}
     keys = ("score", "score_interval", "random_score", "verdict")
@@ -88,6 +104,11 @@ def _attack(examined: Examined, larger: Mapping[str, Ran], correct: Sequence[boo
         "not_planted": examined.error,
         "larger": {name: _ran(ran, correct) for name, ran in larger.items()},
         "reach": [value for value in reach if value is not None],
+        "ioaf": ioaf(
+            examined.ran.entries(correct, None),
+            unstable=unstable,
+            unbounded=larger[ROLES[1]].entries(correct, None) if ROLES[1] in larger else None,
+        ),
     }
 
 

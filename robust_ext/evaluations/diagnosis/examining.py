@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.random_search import RandomSearch
@@ -29,6 +30,7 @@ from robust_ext.evaluations.diagnosis.evidence import Entry
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 
 ONE_STEP, ASCENT, SQUARE, RANDOM = "one gradient step", "APGD on the margin", "Square", "random points"
+SMOOTHED = "APGD on the smoothed model"
 # The budgets beside epsilon: twice it, and the whole range of inputs.
 ROLES = ("larger", "unbounded")
 
@@ -147,6 +149,7 @@ class Examiner:
             RANDOM: RandomSearch(points=settings.random_points),
             ONE_STEP: APGD(steps=1, start="input"),
             ASCENT: APGD(steps=25, loss="margin"),
+            SMOOTHED: AdaptedAttack(attack=APGD(steps=10, loss="margin"), noise=0.5, eot=4),
         }
         if self.given.inputs.dim() == 4:
             attacks[SQUARE] = Square(queries=settings.queries)

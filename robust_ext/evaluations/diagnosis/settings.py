@@ -21,8 +21,8 @@ class DiagnosisSettings(JudgedSettings):
     )
     references: bool = setting(
         default=True,
-        help="Compare with other attacks on the same samples: one gradient step, APGD on the margin, Square, random "
-        "points, and the attack itself with larger budgets.",
+        help="Compare with other attacks on the same samples: one gradient step, APGD on the margin and on the "
+        "smoothed model, Square, random points, and the attack itself with larger budgets.",
     )
     queries: int = setting(default=200, help="Queries of Square, for each sample.", minimum=1, maximum=1_000_000)
     random_points: int = setting(default=100, help="Random points, for each sample.", minimum=1, maximum=1_000_000)

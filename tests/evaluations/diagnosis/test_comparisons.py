@@ -1,10 +1,13 @@
 """Attacks against one another: who wins what, and what it means."""
 
 import pytest
+from torch import nn
 
 from robust_ext import as_attack
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.square import Square
+from robust_ext.attacks.transfer import Transfer
 from robust_ext.evaluations.diagnosis.comparisons import compare_attacks
 from tests.evaluations.diagnosis.traces import entry
 
@@ -46,10 +49,19 @@ def test_one_step_is_not_to_blame_where_others_find_more():
     assert codes(left(5, trace=FREE), left(20, trace=FREE)) == []
 
 
-def test_transferred_examples_count_whatever_they_were_made_with():
-    mine, theirs = left(5, trace=MANY), left(12, trace=MANY)
-    assert codes(mine, theirs, transferred=["theirs"]) == ["transfer_wins"]
-    assert codes(mine, theirs) == []
+@pytest.mark.parametrize(
+    ("attack", "expected"),
+    [
+        (Transfer(surrogates={"static": nn.Linear(4, 3)}), ["transfer_wins"]),
+        (AdaptedAttack(attack=APGD(), noise=0.5, eot=4), ["transfer_wins"]),
+        (AdaptedAttack(attack=APGD(), temperature=2.0), []),
+        (APGD(), []),
+    ],
+)
+def test_examples_made_on_another_model_or_on_the_smoothed_one(attack, expected):
+    theirs = left(12, trace=MANY)
+    assert codes(left(5, trace=MANY), theirs, attack=attack) == expected
+    assert codes(left(5, trace=SINGLE), theirs, attack=attack) == []
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(2, []), (3, ["random_wins"])])
