@@ -13,8 +13,6 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 QUICK = ("noise",)
 # Nothing that is proposed for this one is enough; see docs/diagnosis.md.
 NOT_MENDED = ("k-winners",)
-# Named without the layer: what a probe finds there depends on how sure the network is.
-WITHOUT_LAYER = ("log outputs",)
 
 
 @pytest.fixture
@@ -47,7 +45,7 @@ def test_a_fault_does_harm_and_its_twin_none(fault):
 @every(BY_NAME)
 def test_a_fault_is_named_first_and_its_twin_is_healthy(fault):
     ill, healthy = diagnosed(fault, try_remedies=fault.name not in QUICK)
-    assert first_cause(ill) in ((fault.code, fault.layer), (fault.code, None) if fault.name in WITHOUT_LAYER else ())
+    assert first_cause(ill) == (fault.code, fault.layer)
     assert [(one.code, one.layer) for one in healthy.findings if one.weight != "low"] == []
 
 

@@ -137,8 +137,7 @@ _IN_MODEL = [
     ),
     Fault(
         name="log outputs",
-        code="zero_gradient",
-        layer="net.log",
+        code="saturated_loss",
         model=partial(_after, 20, layers.LogSoftmax, "log"),
         attack=TORCHATTACKS,
         harm="accuracy",
