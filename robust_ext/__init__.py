@@ -27,10 +27,10 @@ from robust_ext.evaluations.binarization import BinarizationResult as Binarizati
 from robust_ext.evaluations.binarization import BinarizationSettings as BinarizationSettings
 from robust_ext.evaluations.binarization import binarization_test as binarization_test
 from robust_ext.evaluations.binarization import plant as plant
-from robust_ext.evaluations.diagnosis.api import diagnose as diagnose
-from robust_ext.evaluations.diagnosis.finding import Finding as Finding
-from robust_ext.evaluations.diagnosis.result import DiagnosisResult as DiagnosisResult
-from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings as DiagnosisSettings
+from robust_ext.evaluations.causes.finding import Finding as Finding
+from robust_ext.evaluations.diagnosis import DiagnosisResult as DiagnosisResult
+from robust_ext.evaluations.diagnosis import DiagnosisSettings as DiagnosisSettings
+from robust_ext.evaluations.diagnosis import diagnose as diagnose
 from robust_ext.evaluations.mead import MeadResult as MeadResult
 from robust_ext.evaluations.mead import MeadSettings as MeadSettings
 from robust_ext.evaluations.mead import mead as mead

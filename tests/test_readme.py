@@ -14,7 +14,7 @@ import robust_ext
 from robust_ext.cli import app as cli
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.evaluations.diagnosis.finding import Finding
+from robust_ext.evaluations.causes.finding import Finding
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

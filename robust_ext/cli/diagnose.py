@@ -10,8 +10,7 @@ from robust_ext.cli.adaptation import AdaptationOptions
 from robust_ext.cli.loading import ThreatOptions
 from robust_ext.cli.options import command
 from robust_ext.core.settings import Settings, setting, settings_class
-from robust_ext.evaluations.diagnosis.api import diagnose
-from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+from robust_ext.evaluations.diagnosis import DiagnosisSettings, diagnose
 
 STATUS = 3
 """Exit status where something of high or medium weight was found."""

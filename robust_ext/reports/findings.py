@@ -1,6 +1,6 @@
 """Findings of the diagnosis in texts: what is wrong, by what evidence, and what to do, of their plain dicts.
 
-The dicts are those of :meth:`robust_ext.evaluations.diagnosis.finding.Finding.to_dict`; pages show them by the macro
+The dicts are those of :meth:`robust_ext.evaluations.causes.finding.Finding.to_dict`; pages show them by the macro
 ``findings`` of ``page.html.jinja``.
 """
 

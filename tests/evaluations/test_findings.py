@@ -17,10 +17,10 @@ from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, r
 from robust_ext.cli.loading import load_model
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.evaluations.diagnosis import attaching
-from robust_ext.evaluations.diagnosis.attaching import Attacked, explain, find_causes
-from robust_ext.evaluations.diagnosis.finding import Finding, Remedy, ranked
-from robust_ext.evaluations.diagnosis.probes import ModelProbe
+from robust_ext.evaluations.causes import attaching
+from robust_ext.evaluations.causes.attaching import Attacked, explain, find_causes
+from robust_ext.evaluations.causes.finding import Finding, Remedy, ranked
+from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.registry.attack import as_attack
 from robust_ext.reports import report_text
 from tests.evaluations.subjects import Unsure

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
+from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.reports.findings import command, leading, lines, remedy, sentence, shared, subject
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.adaptive.plan import EXPOSURES
 from robust_ext.evaluations.adaptive.protocol import StepRun
-from robust_ext.evaluations.diagnosis.attaching import Attacked, as_entry, broke_none, find_causes, prober
-from robust_ext.evaluations.diagnosis.finding import Finding, ranked
-from robust_ext.evaluations.diagnosis.probes import ModelProbe
+from robust_ext.evaluations.causes.attaching import Attacked, as_entry, broke_none, find_causes, prober
+from robust_ext.evaluations.causes.finding import Finding, ranked
+from robust_ext.evaluations.causes.probes import ModelProbe
 
 
 def find_faults(ran: Sequence[Outcome[StepRun]]) -> list[Finding]:

@@ -16,8 +16,7 @@ from robust_ext.engine.store import Record
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason, pair_verdict
-from robust_ext.evaluations.caveats import attack_warnings
-from robust_ext.evaluations.diagnosis.attaching import (
+from robust_ext.evaluations.causes.attaching import (
     OF_LABELS,
     PROBED,
     Attacked,
@@ -27,8 +26,9 @@ from robust_ext.evaluations.diagnosis.attaching import (
     find_causes,
     prober,
 )
-from robust_ext.evaluations.diagnosis.finding import WEIGHTS
-from robust_ext.evaluations.diagnosis.probes import ModelProbe
+from robust_ext.evaluations.causes.finding import WEIGHTS
+from robust_ext.evaluations.causes.probes import ModelProbe
+from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.models.features import LayerInput
 
 # What a failure comes to that nothing else explains.

@@ -27,12 +27,12 @@ from robust_ext.engine.inputs import as_attacks, bounded_module, prepare_inputs
 from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.task import Worker
+from robust_ext.evaluations.causes.finding import Finding, ranked
+from robust_ext.evaluations.causes.probes import probe_model
 from robust_ext.evaluations.diagnosis.content import make_content
 from robust_ext.evaluations.diagnosis.examination import Examination, find
 from robust_ext.evaluations.diagnosis.examining import Examiner
-from robust_ext.evaluations.diagnosis.finding import Finding, ranked
 from robust_ext.evaluations.diagnosis.options import DiagnosisOptions
-from robust_ext.evaluations.diagnosis.probes import probe_model
 from robust_ext.evaluations.diagnosis.result import DiagnosisResult
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 from robust_ext.evaluations.diagnosis.trying import Trials, evaluated

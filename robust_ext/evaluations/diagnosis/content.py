@@ -13,14 +13,14 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import ISOLATED, current_context
 from robust_ext.engine.identity import describe, versions
 from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.causes.indicators import most_likely
+from robust_ext.evaluations.causes.ioaf import ioaf, unstable_predictions
+from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.diagnosis.examination import Examination
 from robust_ext.evaluations.diagnosis.examining import ROLES, Examined, Ran, robust_share
-from robust_ext.evaluations.diagnosis.finding import Finding
-from robust_ext.evaluations.diagnosis.indicators import most_likely
-from robust_ext.evaluations.diagnosis.ioaf import ioaf, unstable_predictions
 from robust_ext.evaluations.diagnosis.next_steps import next_steps
-from robust_ext.evaluations.diagnosis.probes import ModelProbe
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 
 # The neighbourhood in which predictions are to be stable, as a share of the bounds' width, and the samples looked at.

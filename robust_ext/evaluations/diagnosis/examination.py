@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
-from robust_ext.evaluations.diagnosis.comparisons import compare_attacks
+from robust_ext.evaluations.causes.comparisons import compare_attacks
+from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.causes.gradients import MISLEADING
+from robust_ext.evaluations.causes.indicators import find_attack_faults
+from robust_ext.evaluations.causes.probes import ModelProbe
+from robust_ext.evaluations.causes.remedies import for_crash
 from robust_ext.evaluations.diagnosis.examining import RANDOM, ROLES, Examined, Examiner, Ran
-from robust_ext.evaluations.diagnosis.finding import Finding
-from robust_ext.evaluations.diagnosis.gradients import MISLEADING
-from robust_ext.evaluations.diagnosis.indicators import find_attack_faults
-from robust_ext.evaluations.diagnosis.probes import ModelProbe
-from robust_ext.evaluations.diagnosis.remedies import for_crash
 
 
 @dataclass(frozen=True, kw_only=True)

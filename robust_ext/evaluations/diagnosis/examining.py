@@ -25,8 +25,8 @@ from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.binarization import BinarizationResult, binarization_test
-from robust_ext.evaluations.diagnosis.attaching import as_entry
-from robust_ext.evaluations.diagnosis.evidence import Entry
+from robust_ext.evaluations.causes.attaching import as_entry
+from robust_ext.evaluations.causes.evidence import Entry
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 
 ONE_STEP, ASCENT, SQUARE, RANDOM = "one gradient step", "APGD on the margin", "Square", "random points"

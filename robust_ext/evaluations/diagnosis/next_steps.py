@@ -7,7 +7,7 @@ from typing import Any
 
 from robust_ext.core.printable import shell_words
 from robust_ext.engine.context import current_context
-from robust_ext.evaluations.diagnosis.finding import Finding
+from robust_ext.evaluations.causes.finding import Finding
 
 # Options of this command that others lack or have other defaults of: with a value, and without one.
 _VALUED = ("--out", "--samples", "--planted", "--inner-points", "--queries", "--random-points", "--affordable")

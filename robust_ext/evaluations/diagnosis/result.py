@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from robust_ext.evaluations.diagnosis.finding import Finding
+from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.result import EvaluationResult
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import RobustExtError
+from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.evaluations.causes.rewriting import call_of
 from robust_ext.evaluations.diagnosis.examining import Examined, Examiner, robust_share
-from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
-from robust_ext.evaluations.diagnosis.rewriting import call_of
 from robust_ext.registry.attack import as_attack
 
 # A remedy is confirmed where so many more samples or problems are solved with it, or where so large a share of the

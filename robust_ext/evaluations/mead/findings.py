@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun
-from robust_ext.evaluations.diagnosis.attaching import OF_LABELS, find_causes, of_arm, prober
-from robust_ext.evaluations.diagnosis.finding import Finding
+from robust_ext.evaluations.causes.attaching import OF_LABELS, find_causes, of_arm, prober
+from robust_ext.evaluations.causes.finding import Finding
 
 
 def find_faults(run: ScoredRun, left: Sequence[Outcome[ArmRun]]) -> list[Finding]:

@@ -16,8 +16,8 @@ from robust_ext.engine.outcomes import BROKEN, LOST
 from robust_ext.engine.run import Outcome, spent
 from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun
+from robust_ext.evaluations.causes.attaching import find_causes, of_arm, prober
 from robust_ext.evaluations.caveats import attack_warnings
-from robust_ext.evaluations.diagnosis.attaching import find_causes, of_arm, prober
 from robust_ext.evaluations.result import framed
 
 

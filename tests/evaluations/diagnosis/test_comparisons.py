@@ -8,7 +8,7 @@ from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.square import Square
 from robust_ext.attacks.transfer import Transfer
-from robust_ext.evaluations.diagnosis.comparisons import compare_attacks
+from robust_ext.evaluations.causes.comparisons import compare_attacks
 from tests.evaluations.diagnosis.traces import entry
 
 MANY, FREE, SINGLE = {"gradients": 40}, {"graphs": 0, "gradients": 0}, {"gradients": 1}

@@ -9,7 +9,7 @@ from torch import nn
 import robust_ext
 from robust_ext import ThreatModel
 from robust_ext.engine.context import RunContext, run_context
-from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
+from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.evaluations.diagnosis.next_steps import next_steps
 from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK, essence
 

@@ -15,9 +15,9 @@ from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.task import Task, run_task
 from robust_ext.engine.verify import verify
-from robust_ext.evaluations.diagnosis.finding import CODES, Finding
-from robust_ext.evaluations.diagnosis.indicators import find_attack_faults, most_likely
-from robust_ext.evaluations.diagnosis.probes import ModelProbe
+from robust_ext.evaluations.causes.finding import CODES, Finding
+from robust_ext.evaluations.causes.indicators import find_attack_faults, most_likely
+from robust_ext.evaluations.causes.probes import ModelProbe
 from tests.evaluations.diagnosis.traces import LINF, entries, entry
 
 ALL = {"count": 10, "solved": 2}

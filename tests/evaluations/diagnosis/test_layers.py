@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.evaluations.diagnosis.cut_operations import traced
-from robust_ext.evaluations.diagnosis.secants import secants
+from robust_ext.evaluations.causes.cut_operations import traced
+from robust_ext.evaluations.causes.secants import secants
 from tests.evaluations.diagnosis.models import Apply, Opposite, X, Zero, rounded, winners
 
 U = torch.randn(4, 200, generator=torch.Generator().manual_seed(0))

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from robust_ext.engine.trace import COLUMNS
-from robust_ext.evaluations.diagnosis.finding import CODES
+from robust_ext.evaluations.causes.finding import CODES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
 

@@ -11,7 +11,7 @@ from torch import nn
 from robust_ext import ThreatModel
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.demo.network import digits_network
-from robust_ext.evaluations.diagnosis.probes import probe_model
+from robust_ext.evaluations.causes.probes import probe_model
 from tests.evaluations.diagnosis.models import FAULTS, HEALTHY, Apply, X, Y, inserted, rounded, seeded, winners
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)

@@ -11,11 +11,11 @@ from robust_ext.attacks.base import CallableAttack
 from robust_ext.core.specification import parse_call
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.outcomes import BROKEN
-from robust_ext.evaluations.diagnosis import remedies, step_remedies
-from robust_ext.evaluations.diagnosis.finding import Remedy
-from robust_ext.evaluations.diagnosis.indicators import find_attack_faults
-from robust_ext.evaluations.diagnosis.probes import ModelProbe
-from robust_ext.evaluations.diagnosis.rewriting import call_of
+from robust_ext.evaluations.causes import remedies, step_remedies
+from robust_ext.evaluations.causes.finding import Remedy
+from robust_ext.evaluations.causes.indicators import find_attack_faults
+from robust_ext.evaluations.causes.probes import ModelProbe
+from robust_ext.evaluations.causes.rewriting import call_of
 from tests.evaluations.diagnosis.test_indicators import attacked
 from tests.evaluations.diagnosis.traces import LINF
 

@@ -55,7 +55,7 @@ class Secants:
 
     @property
     def fault(self) -> str | None:
-        """A code of :data:`robust_ext.evaluations.diagnosis.finding.CODES`, or None."""
+        """A code of :data:`robust_ext.evaluations.causes.finding.CODES`, or None."""
         if self.flat or (self.wide is not None and self.wide < _AGREES and not self.silent):
             # A quantiser whose gradient is that of the identity is steep nearby and right across its steps.
             return None

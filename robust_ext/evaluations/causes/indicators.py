@@ -1,7 +1,7 @@
 """From what an attack left of each sample to what is wrong with it.
 
 Only samples that the model gets right and that the attack did not solve are evidence; each rule states how many show
-its fault, and how many have to is a constant of :mod:`robust_ext.evaluations.diagnosis.evidence`.
+its fault, and how many have to is a constant of :mod:`robust_ext.evaluations.causes.evidence`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
-from robust_ext.evaluations.diagnosis import ball, candidates, gradients, path
-from robust_ext.evaluations.diagnosis.evidence import Case, Entry, Probed
-from robust_ext.evaluations.diagnosis.finding import Finding, ranked, shown_by_most
+from robust_ext.evaluations.causes import ball, candidates, gradients, path
+from robust_ext.evaluations.causes.evidence import Case, Entry, Probed
+from robust_ext.evaluations.causes.finding import Finding, ranked, shown_by_most
 
 Rule = Callable[[Case], Finding | None]
 _GRADIENTS: tuple[Rule, ...] = (
@@ -53,7 +53,7 @@ def find_attack_faults(
     Args:
         name: How tables call it.
         attack: The attack, for its traits and for remedies in its own library's words.
-        entries: One a sample, see :data:`robust_ext.evaluations.diagnosis.evidence.Entry`.
+        entries: One a sample, see :data:`robust_ext.evaluations.causes.evidence.Entry`.
         threat_model: What it was given.
         probe: What is known of the model; a fault of the model that explains what the attack did not solve is named
             with its layer in place of what it made of the gradients.

@@ -3,7 +3,7 @@
 Sources of what is looked at: Croce and Hein's AutoAttack (``checks.py``: randomness, probabilities, zero gradients);
 Athalye, Carlini and Wagner, "Obfuscated Gradients Give a False Sense of Security" (2018), section 3; Carlini et al.,
 "On Evaluating Adversarial Robustness" (2019). The layer at fault is found as
-:mod:`robust_ext.evaluations.diagnosis.layers` has it.
+:mod:`robust_ext.evaluations.causes.layers` has it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from robust_ext.core.intact.guard import guarded
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.threat import ThreatModel
-from robust_ext.evaluations.diagnosis.finding import Finding, Remedy, ranked
-from robust_ext.evaluations.diagnosis.gradient_probe import Gradients, probe_gradients
-from robust_ext.evaluations.diagnosis.layers import LayerReport
-from robust_ext.evaluations.diagnosis.output_probe import probe_outputs
+from robust_ext.evaluations.causes.finding import Finding, Remedy, ranked
+from robust_ext.evaluations.causes.gradient_probe import Gradients, probe_gradients
+from robust_ext.evaluations.causes.layers import LayerReport
+from robust_ext.evaluations.causes.output_probe import probe_outputs
 
 # Rows of which predictions and gradients are looked at; the closer look is at a few of them.
 _WIDE = 32

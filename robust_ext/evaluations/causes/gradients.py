@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from robust_ext.evaluations.diagnosis import remedies
-from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, share, typical
-from robust_ext.evaluations.diagnosis.finding import Finding, ranked
+from robust_ext.evaluations.causes import remedies
+from robust_ext.evaluations.causes.evidence import Case, Sample, number, share, typical
+from robust_ext.evaluations.causes.finding import Finding, ranked
 
 # Half: an attack whose gradients are zero at fewer points gets away from them.
 MOSTLY = 0.5

@@ -7,8 +7,8 @@ from typing import Any
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
-from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
-from robust_ext.evaluations.diagnosis.rewriting import (
+from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.evaluations.causes.rewriting import (
     ABSOLUTE,
     EPSILONS,
     MARGIN_LOSSES,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.outcomes import BROKEN, LOST
-from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
+from robust_ext.evaluations.causes.finding import Finding, Remedy
 
 Entry = Mapping[str, Any]
 """What an attack left of a sample: ``outcome`` (:data:`robust_ext.engine.outcomes.OUTCOMES`), ``distance`` in units of
@@ -20,7 +20,7 @@ right, or None), ``canary`` (``"kept"``, ``"repaired"`` or None), ``random_found
 
 
 class Probed(Protocol):
-    """What the rules read of a probe of the model, see :mod:`robust_ext.evaluations.diagnosis.probes`."""
+    """What the rules read of a probe of the model, see :mod:`robust_ext.evaluations.causes.probes`."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:

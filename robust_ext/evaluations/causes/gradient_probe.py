@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from robust_ext.core.random import seeded_globals
-from robust_ext.evaluations.diagnosis import model_remedies as remedies
-from robust_ext.evaluations.diagnosis.calls import Call, Place
-from robust_ext.evaluations.diagnosis.cut_operations import PassTrace, traced
-from robust_ext.evaluations.diagnosis.finding import Finding
-from robust_ext.evaluations.diagnosis.layers import (
+from robust_ext.evaluations.causes import model_remedies as remedies
+from robust_ext.evaluations.causes.calls import Call, Place
+from robust_ext.evaluations.causes.cut_operations import PassTrace, traced
+from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.causes.layers import (
     Fault,
     LayerReport,
     killer,
     layer_reports,
     measure_gradients,
 )
-from robust_ext.evaluations.diagnosis.output_probe import named
+from robust_ext.evaluations.causes.output_probe import named
 
 _WIDE = 16
 # Rows beyond this share count: a unit may be dead for a row of a healthy network.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from robust_ext.evaluations.diagnosis import remedies
-from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, typical
-from robust_ext.evaluations.diagnosis.finding import Finding
-from robust_ext.evaluations.diagnosis.gradients import MOSTLY
+from robust_ext.evaluations.causes import remedies
+from robust_ext.evaluations.causes.evidence import Case, Sample, number, typical
+from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.causes.gradients import MOSTLY
 
 # A ball that is smaller than the threat model's by less than this is no other scale, but a margin of safety.
 OTHER_BALL = 0.8

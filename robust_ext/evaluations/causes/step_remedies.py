@@ -8,8 +8,8 @@ from typing import Any
 
 from robust_ext.attacks.base import Attack, CallableAttack
 from robust_ext.core.threat import ThreatModel
-from robust_ext.evaluations.diagnosis.finding import Remedy
-from robust_ext.evaluations.diagnosis.rewriting import ABSOLUTE, RELATIVE, STEPS, UNIT_SPACE, AttackCall, call_of
+from robust_ext.evaluations.causes.finding import Remedy
+from robust_ext.evaluations.causes.rewriting import ABSOLUTE, RELATIVE, STEPS, UNIT_SPACE, AttackCall, call_of
 
 # All steps together, in epsilons: across the ball, and half a radius more, as Madry et al. (2018) take.
 TRAVEL = 2.5

@@ -3,7 +3,7 @@
 Source: Pintor et al., "Indicators of Attack Failure: Debugging and Improving Optimization of Adversarial Examples"
 (2022), and its published code. Each is a share in [0, 1], 0 for a sound attack; the attack's loss is the negative of
 the margin (highest other logit less the label's), which is what decides. The findings of
-:mod:`robust_ext.evaluations.diagnosis.indicators` look at the same symptoms by rules that do not fire on sound attacks.
+:mod:`robust_ext.evaluations.causes.indicators` look at the same symptoms by rules that do not fire on sound attacks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from robust_ext.core.random import stream
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.outcomes import BROKEN, LOST
-from robust_ext.evaluations.diagnosis.evidence import Entry
+from robust_ext.evaluations.causes.evidence import Entry
 
 Trace = dict[str, Any]
 # What the running minimum of the loss, scaled to [0, 1], may still fall in the last ten queries.

@@ -13,10 +13,10 @@ from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.engine.outcomes import BROKEN, LOST
-from robust_ext.evaluations.diagnosis import remedies
-from robust_ext.evaluations.diagnosis.evidence import Entry
-from robust_ext.evaluations.diagnosis.finding import Finding, Remedy, ranked
-from robust_ext.evaluations.diagnosis.rewriting import call_of
+from robust_ext.evaluations.causes import remedies
+from robust_ext.evaluations.causes.evidence import Entry
+from robust_ext.evaluations.causes.finding import Finding, Remedy, ranked
+from robust_ext.evaluations.causes.rewriting import call_of
 
 # Sound attacks lose a sample to one another here and there: so many have to be lost, at least, and such a share of all.
 FEWEST, OF_ALL = 3, 0.1
@@ -37,7 +37,7 @@ def compare_attacks(
     """What attacks on the same samples, in the same order, show of one another; ranked.
 
     Args:
-        entries_by_name: What each attack left, see :data:`robust_ext.evaluations.diagnosis.evidence.Entry`.
+        entries_by_name: What each attack left, see :data:`robust_ext.evaluations.causes.evidence.Entry`.
         attacks: The attacks, for their traits.
         judged: Names of those that findings are about, all where left out; the others are there to compare with.
         larger: What attacks left on the same samples at a larger budget.

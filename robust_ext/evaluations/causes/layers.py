@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.random import seeded_globals, stream
-from robust_ext.evaluations.diagnosis.calls import Call, Place, copied
-from robust_ext.evaluations.diagnosis.cut_operations import Killed, PassTrace
-from robust_ext.evaluations.diagnosis.secants import Function, Secants, secants
+from robust_ext.evaluations.causes.calls import Call, Place, copied
+from robust_ext.evaluations.causes.cut_operations import Killed, PassTrace
+from robust_ext.evaluations.causes.secants import Function, Secants, secants
 
 # A saturated layer counts where the error of the whole network's gradient is above this, over so many directions.
 _SUFFERS, _DIRECTIONS = 0.05, 6
@@ -32,10 +32,10 @@ class LayerReport:
         leaf: Whether it called no other module.
         gradient_norm: Mean over rows of the gradient's norm at its output, of the logit difference; None without one.
         small: Error of its gradient for small steps, see
-            :class:`robust_ext.evaluations.diagnosis.secants.Secants`; None where it was not measured.
+            :class:`robust_ext.evaluations.causes.secants.Secants`; None where it was not measured.
         large: Likewise for larger steps.
         steepness: See there.
-        fault: A code of :data:`robust_ext.evaluations.diagnosis.finding.CODES`, or None.
+        fault: A code of :data:`robust_ext.evaluations.causes.finding.CODES`, or None.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Fault:
     """A module whose gradient is no use.
 
     Attributes:
-        code: Of :data:`robust_ext.evaluations.diagnosis.finding.CODES`.
+        code: Of :data:`robust_ext.evaluations.causes.finding.CODES`.
         call: Of the module.
         found: What was measured of it.
         operation: Which of its operations it is; empty where it is the whole.

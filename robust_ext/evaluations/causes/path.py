@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from robust_ext.evaluations.diagnosis import remedies, step_remedies
-from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, typical
-from robust_ext.evaluations.diagnosis.finding import Finding
-from robust_ext.evaluations.diagnosis.gradients import MOSTLY
+from robust_ext.evaluations.causes import remedies, step_remedies
+from robust_ext.evaluations.causes.evidence import Case, Sample, number, typical
+from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.causes.gradients import MOSTLY
 
 # In epsilons. Adversarial points lie at the edge of the ball more often than not: a path that ends before is too short.
 NEAR_EDGE = 0.9

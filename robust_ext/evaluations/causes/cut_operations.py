@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from robust_ext.evaluations.diagnosis.calls import Call, Operation, Place, copied, tensors
+from robust_ext.evaluations.causes.calls import Call, Operation, Place, copied, tensors
 
 # What takes a number or an array out of a tensor, and its graph with it.
 _LEAVING = ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__")

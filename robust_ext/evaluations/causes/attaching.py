@@ -15,11 +15,11 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.outcomes import BROKEN
 from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.arm_runs import ArmRun
-from robust_ext.evaluations.diagnosis.comparisons import compare_attacks
-from robust_ext.evaluations.diagnosis.evidence import Entry
-from robust_ext.evaluations.diagnosis.finding import Finding, ranked
-from robust_ext.evaluations.diagnosis.indicators import find_attack_faults, most_likely
-from robust_ext.evaluations.diagnosis.probes import ModelProbe, probe_model
+from robust_ext.evaluations.causes.comparisons import compare_attacks
+from robust_ext.evaluations.causes.evidence import Entry
+from robust_ext.evaluations.causes.finding import Finding, ranked
+from robust_ext.evaluations.causes.indicators import find_attack_faults, most_likely
+from robust_ext.evaluations.causes.probes import ModelProbe, probe_model
 from robust_ext.reports.findings import remedy, sentence
 
 Probe = Callable[[], ModelProbe]
@@ -40,7 +40,7 @@ class Attacked:
         name: How tables call the attack; runs with several budgets share it.
         attack: The attack.
         entries: One a sample, by its index, each as
-            :func:`robust_ext.evaluations.diagnosis.indicators.find_attack_faults` takes it.
+            :func:`robust_ext.evaluations.causes.indicators.find_attack_faults` takes it.
         threat_model: What it was given.
         failed: Whether it failed by the evaluation's own rules.
         budgets: The largest distance that counts at each epsilon that it is judged at.

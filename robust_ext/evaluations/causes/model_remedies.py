@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from robust_ext.evaluations.diagnosis.calls import Call
-from robust_ext.evaluations.diagnosis.finding import Remedy
-from robust_ext.evaluations.diagnosis.remedies import BLUR, DRAWS
+from robust_ext.evaluations.causes.calls import Call
+from robust_ext.evaluations.causes.finding import Remedy
+from robust_ext.evaluations.causes.remedies import BLUR, DRAWS
 
 EVAL = Remedy(words="Put the model into eval mode before it is attacked.", code="model.eval()", evaluate=True)
 EOT = Remedy(

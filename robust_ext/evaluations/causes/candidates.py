@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from robust_ext.engine.outcomes import LOST
-from robust_ext.evaluations.diagnosis import remedies, step_remedies
-from robust_ext.evaluations.diagnosis.evidence import Case, Sample, number, share, typical
-from robust_ext.evaluations.diagnosis.finding import Finding
-from robust_ext.evaluations.diagnosis.gradients import MOSTLY
-from robust_ext.evaluations.diagnosis.path import FLAT, NEAR_EDGE, TURNS
+from robust_ext.evaluations.causes import remedies, step_remedies
+from robust_ext.evaluations.causes.evidence import Case, Sample, number, share, typical
+from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.causes.gradients import MOSTLY
+from robust_ext.evaluations.causes.path import FLAT, NEAR_EDGE, TURNS
 
 # As a verdict counts them: two canaries that are moved into the class of their label are no chance.
 REPAIRED = 2

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from robust_ext.core.consistency import check_consistency
 from robust_ext.core.errors import InconsistentModelError
-from robust_ext.evaluations.diagnosis import model_remedies as remedies
-from robust_ext.evaluations.diagnosis.calls import Call, Place
-from robust_ext.evaluations.diagnosis.cut_operations import PassTrace, traced
-from robust_ext.evaluations.diagnosis.finding import Finding, Remedy
-from robust_ext.evaluations.diagnosis.layers import (
+from robust_ext.evaluations.causes import model_remedies as remedies
+from robust_ext.evaluations.causes.calls import Call, Place
+from robust_ext.evaluations.causes.cut_operations import PassTrace, traced
+from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.evaluations.causes.layers import (
     batch_calls,
     first_not_finite,
     last_softmax,
