@@ -112,7 +112,9 @@ def test_commands_name_what_exists():
 def test_documented_keys_are_those_of_a_result(inputs, tmp_path):
     robust_ext.binarization_test(digits_network(), PGD, inputs, LINF, inner_points=20, out=tmp_path)
     content = json.loads((tmp_path / "result.json").read_text())
-    first_columns = [line.split("|")[1] for line in RESULTS.splitlines() if line.startswith("| `")]
+    first_columns = [
+        line.split("|")[1] for line in RESULTS.split("## Diagnosis")[0].splitlines() if line.startswith("| `")
+    ]
     documented = {name for cell in first_columns for name in re.findall(r"`(\w+)(?:\[\])?`", cell)}
     finding = Finding(code="unmoved", cause="").to_dict()
     assert documented == set(content) | set(content["attacks"][0]) | set(finding)
