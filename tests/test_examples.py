@@ -74,7 +74,7 @@ def test_every_example_is_run_or_needs_files():
     assert scripts == {*EXAMPLES, *needy}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_recipes_on_a_resnet(tmp_path):
     weights = need("models", "cifar10_resnet20.safetensors")
     # Into the standard layout.

@@ -130,7 +130,7 @@ class Examiner:
             outcomes = drive(run_all([run], out=self.out, progress=False, title=name), self.worker)
         except AttackRefusedError:
             raise
-        except AttackError as error:
+        except (AttackError, ModelError) as error:
             return replace(found, error=str(error))
         assert outcomes is not None
         left = outcomes[run.key]
