@@ -141,10 +141,12 @@ class Recorder:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             gradient = gradient.detach()
             self._add("zero_loss", query.rows, (gradient == 0).all(1))
+            if gradient.shape[1] < 3:
+                # Of two entries each is alone, and which one is the label's cannot be seen.
+                return
             negative, positive = gradient < 0, gradient > 0
             below, above = negative.sum(1), positive.sum(1)
             lone = torch.where(below == 1, negative.int().argmax(1), positive.int().argmax(1))
-            # Of two entries each is alone, and which one is the label's cannot be seen.
             like_ce = ((below == 1) & (above > 1)) | ((above == 1) & (below > 1))
             labels = self._labels if query.rows is None else self._labels[query.rows]
             self._add("other_label", query.rows, like_ce & (lone != labels))
