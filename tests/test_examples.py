@@ -96,7 +96,7 @@ def test_published_networks_load_and_work():
         assert float((network(inputs).argmax(1) == labels).float().mean()) > 0.95
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
 def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
     """A network trained against l2 holds out where a plainly trained one falls."""
@@ -116,7 +116,7 @@ def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
     assert robust.robust_accuracy(0.5) > plain.robust_accuracy(0.5) + 0.08
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_networks_for_detectors_are_trained(tmp_path):
     """On fewer images than the script's default, so with less accuracy; the parts have fast tests of their own."""
     script = ROOT / "examples" / "train_detected.py"

@@ -126,7 +126,7 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_jobs_give_the_same_records(tmp_path, undisturbed):
     finish(start(tmp_path, "--jobs", "2"))
 
