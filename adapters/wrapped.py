@@ -143,13 +143,6 @@ def check_candidates(name: str, candidates: object) -> Tensor:
     return candidates.detach()
 
 
-def runner_up(target: Target, points: Tensor, labels: Tensor) -> Tensor:
-    """The class with the highest logit among all but the label's, int64 ``(N,)``; one query of the whole batch."""
-    with torch.no_grad():
-        logits: Tensor = target.module(points)
-    return logits.scatter(1, labels.view(-1, 1), -torch.inf).argmax(1)
-
-
 def _missing(name: str, error: ImportError) -> MissingDependencyError:
     package = DISTRIBUTIONS.get(error.name or "", error.name or "the package")
     return MissingDependencyError(f"{name}: {error}; pip install {package}")

@@ -29,9 +29,9 @@ from robust_ext.adapters.wrapped import (
     constructed,
     raised_inside,
     restore_failed,
-    runner_up,
     settings_of,
 )
+from robust_ext.attacks._common.rows import runner_up
 from robust_ext.attacks.base import draw_seed
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals

@@ -26,8 +26,8 @@ from robust_ext.adapters.wrapped import (
     constructed,
     raised_inside,
     restore_failed,
-    runner_up,
 )
+from robust_ext.attacks._common.rows import runner_up
 from robust_ext.attacks.base import Attack, draw_seed
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals

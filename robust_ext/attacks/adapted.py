@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.queried import best_queried
+from robust_ext.attacks._common.rows import runner_up
 from robust_ext.attacks.base import Attack, check_attack, draw_seed
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackRefusedError
@@ -157,7 +158,7 @@ class AdaptedAttack(Settings, Attack):
         return torch.cat(found)
 
     def _attacked(self, target: Target, inputs: Tensor, labels: Tensor, given: dict[str, Any]) -> Tensor:
-        aims, model = _second(target, inputs, labels) if self.aimed else labels, given["threat_model"]
+        aims, model = runner_up(target, inputs, labels) if self.aimed else labels, given["threat_model"]
         watch = best_queried(target.module, inputs, labels, model) if self.keep_best else nullcontext()
         with watch as best:
             found = run_attack(self.attack, target, inputs, aims, **given)
@@ -274,13 +275,6 @@ def _part(target: Target, rows: slice) -> Target:
         starting_points=None if starts is None else starts[rows],
         references=None if references is None else references[rows],
     )
-
-
-def _second(target: Target, inputs: Tensor, labels: Tensor) -> Tensor:
-    """The class with the largest logit of those that are not the label, ``(N,)``."""
-    with torch.no_grad():
-        logits: Tensor = target.module(inputs.clone())
-    return logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
 
 
 def _deviation(threat_model: ThreatModel, values: int) -> float:

@@ -89,8 +89,8 @@ def lines(findings: Iterable[Finding]) -> list[str]:
     found = []
     for finding, names in shared(leading(findings)):
         found += paragraph(f"Warning: {subject(names)}: {plain(sentence(finding))}")
-        if todo := remedy(finding):
-            found += [f"  {line}" for line in paragraph(f"Remedy: {plain(todo)}")]
+        if advice := remedy(finding):
+            found += [f"  {line}" for line in paragraph(f"Remedy: {plain(advice)}")]
             # Where no option of the command line does it, the lines for the user's own library.
             if not command(finding["remedies"][0]):
                 found += [f"    {printable(line)}" for line in finding["remedies"][0]["code"].splitlines()]

@@ -51,6 +51,11 @@ def query(target: Target, points: Tensor) -> Tensor:
     return logits
 
 
+def runner_up(target: Target, points: Tensor, labels: Tensor) -> Tensor:
+    """The class with the highest logit among all but the label's, int64 ``(N,)``; one query of the whole batch."""
+    return query(target, points).scatter(1, labels.view(-1, 1), -torch.inf).argmax(1)
+
+
 def gradient_of(value: Tensor, points: Tensor, missing: RobustExtError, *, keep: bool = False) -> Tensor:
     """The gradient of values ``(N,)`` with respect to their points ``(N, ...)``; NaN is taken for zero.
 

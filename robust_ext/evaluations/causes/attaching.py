@@ -130,8 +130,8 @@ def explain(findings: Iterable[Finding], name: str, *, otherwise: str = "") -> s
             "with others (--attack robust_ext:APGD --attack robust_ext:Square)."
         )
     plain = likely.to_dict()
-    todo = remedy(plain)
-    return f"Most likely cause: {sentence(plain)}{f' Remedy: {todo}' if todo else ''}"
+    advice = remedy(plain)
+    return f"Most likely cause: {sentence(plain)}{f' Remedy: {advice}' if advice else ''}"
 
 
 def _once(found: Sequence[Finding], faults: Mapping[Attacked, Sequence[Finding]]) -> list[Finding]:

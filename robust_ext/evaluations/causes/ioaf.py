@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.attacks._common.objectives import margin
 from robust_ext.core.random import stream
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.outcomes import BROKEN, LOST
@@ -87,18 +88,13 @@ def unstable_predictions(
     low, high = threat_model.bounds
     generator, total = stream(seed, "unstable predictions"), 0.0
     with torch.no_grad():
-        loss = _loss(module(inputs), labels)
+        loss = -margin(module(inputs), labels)
         for _ in range(_DRAWS):
             noise = torch.rand(inputs.shape, generator=generator).mul_(2).sub_(1).to(inputs)
-            near = _loss(module((inputs + radius * noise).clamp(low, high)), labels)
+            near = -margin(module((inputs + radius * noise).clamp(low, high)), labels)
             change = torch.where(loss == 0, 1.0, (near - loss).abs() / loss.abs())
             total += float(change.clamp_max(1).nan_to_num(1.0).mean())
     return total / _DRAWS
-
-
-def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    column = labels.view(-1, 1)
-    return logits.gather(1, column).squeeze(1) - logits.scatter(1, column, -torch.inf).amax(1)
 
 
 def _unavailable(trace: Trace) -> bool:

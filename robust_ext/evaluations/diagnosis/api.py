@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from typing_extensions import Unpack
@@ -93,11 +94,7 @@ def diagnose(
     """
     begun, checked = time.perf_counter(), make_settings(DiagnosisSettings, options, base=settings)
     module = bounded_module(model, threat_model)
-    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds).to(module_device(module))
-    if not len(inputs):
-        raise InvalidArgumentError("inputs", "no samples", "at least one sample")
-    labels = check_labels("labels", labels, samples=len(inputs)).to(inputs.device)
-    threat_model.check_resolution(inputs[0].numel())
+    inputs, labels = _check_samples(inputs, labels, threat_model, device=module_device(module))
     if current_context().jobs > 1:
         raise InvalidArgumentError("jobs", current_context().jobs, "1: a diagnosis is short, and runs in one process")
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
@@ -115,6 +112,17 @@ def diagnose(
             worker=worker,
         )
         return diagnosis.run(module, begun=begun, progress=progress, trying=try_remedies).saved(out)
+
+
+def _check_samples(
+    inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Inputs and labels on the device, at least one; what the model makes of them is for the probes."""
+    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds).to(device)
+    if not len(inputs):
+        raise InvalidArgumentError("inputs", "no samples", "at least one sample")
+    threat_model.check_resolution(inputs[0].numel())
+    return inputs, check_labels("labels", labels, samples=len(inputs)).to(device)
 
 
 @dataclass(frozen=True, kw_only=True)
