@@ -67,26 +67,58 @@ class NetworkTraining(Training):
         global generators, which are seeded for it and put back, unless ``seeded=False``: then they go on from the
         caller's seed. ``slower`` divides the learning rate. In the end the module is in eval mode, without gradients.
         """
-        check_rows(rows)
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.Adam(trained, lr=self.learning_rate / slower)
-        means = []
-        module.train()
-        seeds = seeded_globals(derive_seed(self.seed, "training")) if seeded else nullcontext()
-        with seeds, torch.inference_mode(False), torch.enable_grad():
-            for _ in range(self.epochs):
-                total = 0.0
-                # Batches of about the same size: one of a single row has no variance and no negatives.
-                for part in torch.tensor_split(torch.randperm(rows), max(rows // self.batch_size, 1)):
-                    value = loss(part)
-                    optimizer.zero_grad()
-                    torch.autograd.backward(value)
-                    optimizer.step()
-                    total += float(value.detach()) * len(part)
-                means.append(total / rows)
-        optimizer.zero_grad()
-        module.eval()
-        return means
+        return train_network(
+            module,
+            rows,
+            loss,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate / slower,
+            seed=derive_seed(self.seed, "training") if seeded else None,
+        )
+
+
+def train_network(
+    module: nn.Module,
+    rows: int,
+    loss: Callable[[Tensor], Tensor],
+    *,
+    epochs: int,
+    batch_size: int = 128,
+    learning_rate: float = 1e-3,
+    seed: int | None = None,
+) -> list[float]:
+    """Train the parameters that require gradients by Adam; return the mean loss of each pass.
+
+    Args:
+        module: In eval mode, without gradients, in the end.
+        rows: How many there are to train on, at least 2.
+        loss: From indices of at least 2 of them, int64 ``(n,)``, to a mean loss ``()``; it may draw.
+        epochs: Passes over the rows.
+        batch_size: Rows in a step.
+        learning_rate: Of Adam.
+        seed: Of the global generators, which are put back; None to go on from the caller's.
+    """
+    check_rows(rows)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=learning_rate)
+    means = []
+    module.train()
+    seeds = nullcontext() if seed is None else seeded_globals(seed)
+    with seeds, torch.inference_mode(False), torch.enable_grad():
+        for _ in range(epochs):
+            total = 0.0
+            # Batches of about the same size: one of a single row has no variance and no negatives.
+            for part in torch.tensor_split(torch.randperm(rows), max(rows // batch_size, 1)):
+                value = loss(part)
+                optimizer.zero_grad()
+                torch.autograd.backward(value)
+                optimizer.step()
+                total += float(value.detach()) * len(part)
+            means.append(total / rows)
+    optimizer.zero_grad()
+    module.eval()
+    return means
 
 
 def check_rows(rows: int) -> None:
