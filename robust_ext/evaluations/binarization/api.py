@@ -26,9 +26,10 @@ from robust_ext.engine.run import Outcome, run_all
 from robust_ext.engine.task import drive
 from robust_ext.evaluations.binarization.content import combine_tests, make_content
 from robust_ext.evaluations.binarization.defense import TESTS, Defense
+from robust_ext.evaluations.binarization.examples import load_examples
 from robust_ext.evaluations.binarization.options import BinarizationOptions
 from robust_ext.evaluations.binarization.preparation import counted_parts, prepare_detector
-from robust_ext.evaluations.binarization.protocol import BinarizationRun, load_examples
+from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.features import LayerInput

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,7 +10,6 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
@@ -26,15 +24,11 @@ from robust_ext.engine.trace import mean_curve
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
 from robust_ext.evaluations.binarization.calibration import calibrate
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
+from robust_ext.evaluations.binarization.examples import save_examples
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
-from robust_ext.evaluations.binarization.problems import Problems, fit, measure
-from robust_ext.evaluations.binarization.random_attack import random_reach
+from robust_ext.evaluations.binarization.posing import Clock, pose
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.summary import Sequential, decided_after
-from robust_ext.reports import Example
-
-# Samples of each attack that the report shows.
-_EXAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +129,15 @@ class BinarizationRun(Run):
     def work(self, rows: range, store: Store) -> Work[Block]:
         """Plant something for each of these samples, and run every undecided attack on it."""
         undecided, settings = self._undecided(store), self.settings
-        before, clock = self.features.counter.snapshot(), _Clock()
+        before, clock = self.features.counter.snapshot(), Clock()
         samples, defense = [self.ids[index] for index in rows], self.defense
         inputs = self.inputs[rows.start : rows.stop].to(self.device)
         drawn = None
         if defense is not None:
             drawn = [draw_accepted(x, id_, settings, defense) for x, id_ in zip(inputs, samples, strict=True)]
-        problems, reach, draws = self._pose(inputs, samples, drawn, clock)
+        parts = self.forward, self.readout, inputs, samples, drawn, settings, clock
+        posed = pose(*parts, defense=defense)
+        problems = posed.problems
         spent = self.features.counter.since(before)
         passes = {"forward": spent.forward, "backward": spent.backward}
         timing: dict[str, Any] = {"block": rows[0], "seconds": clock.seconds, "passes": passes, "attacks": {}}
@@ -153,7 +149,7 @@ class BinarizationRun(Run):
             done = results[name]
             timing["attacks"][name] = {"seconds": done.seconds, "passes": done.passes, "curve": mean_curve(done.curves)}
         if problems is not None and rows[0] == 0:
-            _save_examples(store, problems, results, settings.threat_model.bounds)
+            save_examples(store, problems, results, settings.threat_model.bounds)
         records: list[dict[str, Any]] = []
         plantings: Sequence[Drawn | None] = drawn or [None] * len(samples)
         for index, sample, planting in zip(rows, samples, plantings, strict=True):
@@ -162,8 +158,8 @@ class BinarizationRun(Run):
                 "index": index,
                 "sample": sample,
                 "separable": good,
-                "random_reach": reach[sample] if good else None,
-                "random_draws": draws.get(sample, 0),
+                "random_reach": posed.reach[sample] if good else None,
+                "random_draws": posed.draws.get(sample, 0),
                 "attacks": {name: of.records[sample] for name, of in results.items() if sample in of.records},
             }
             if planting is not None:
@@ -181,32 +177,6 @@ class BinarizationRun(Run):
             defense=self.defense,
         )
 
-    def _pose(
-        self, inputs: Tensor, samples: Sequence[int], drawn: Sequence[Drawn] | None, clock: _Clock
-    ) -> tuple[Problems | None, dict[int, float], dict[int, int]]:
-        """The problems that are separable; the random attack's reach and number of points, by id."""
-        usable = [row for row in range(len(samples)) if drawn is None or drawn[row].planted is not None]
-        if not usable:
-            return None, {}, {}
-        measured = measure(
-            self.forward,
-            inputs[usable],
-            [samples[row] for row in usable],
-            self.settings,
-            planted=None if drawn is None else _stacked([drawn[row].planted for row in usable]),
-            references=None if drawn is None else _stacked([drawn[row].references for row in usable]),
-        )
-        clock.stop("features")
-        fitted = fit(measured, self.readout, self.settings)
-        del measured
-        clock.stop("readout")
-        positions = [self.settings.boundary_position]
-        best, counts = random_reach(self.forward, [fitted], positions, self.settings, defense=self.defense)
-        clock.stop("random")
-        separable = fitted.select([row for row, good in enumerate(fitted.separable.tolist()) if good])
-        reach = dict(zip(fitted.samples, best[:, 0].tolist(), strict=True))
-        return separable, reach, dict(zip(fitted.samples, counts.tolist(), strict=True))
-
 
 class _PassesShown:
     """Rows sent forward, shown at the bar at most twice a second: a group can take long before it advances the bar."""
@@ -219,44 +189,3 @@ class _PassesShown:
         if not self._bar.disable and time.monotonic() - self._shown > 0.5:
             self._shown = time.monotonic()
             self._bar.set_postfix_str(f"{counter.forward:,} rows forward")
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.seconds = {"features": 0.0, "readout": 0.0, "random": 0.0}
-        self._start = time.perf_counter()
-
-    def stop(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] = now - self._start
-        self._start = now
-
-
-def _stacked(parts: Sequence[Tensor | None]) -> Tensor:
-    return torch.stack([part for part in parts if part is not None])
-
-
-def _save_examples(
-    store: Store, problems: Problems, results: Mapping[str, Attacked], bounds: tuple[float, float]
-) -> None:
-    """Keep examples for the report; those kept before are replaced."""
-    about: list[dict[str, Any]] = []
-    arrays: dict[str, Any] = {}
-    for name, result in results.items():
-        for row, sample in enumerate(problems.samples[:_EXAMPLES]):
-            arrays[f"clean{len(about)}"] = problems.inputs[row].cpu().numpy()
-            arrays[f"candidate{len(about)}"] = result.candidates[sample].cpu().numpy()
-            outcome = result.records[sample]["outcome"]
-            about.append({"attack": name, "sample": sample, "outcome": outcome, "bounds": bounds})
-    store.save("examples", about=np.array(json.dumps(about)), **arrays)
-
-
-def load_examples(store: Store) -> list[Example]:
-    """The examples that are kept; none where there are none."""
-    kept = store.load("examples")
-    if kept is None:
-        return []
-    return [
-        Example(**about | {"bounds": tuple(about["bounds"])}, clean=kept[f"clean{i}"], candidate=kept[f"candidate{i}"])
-        for i, about in enumerate(json.loads(str(kept["about"])))
-    ]

@@ -1,0 +1,78 @@
+"""From samples to posed problems: points are measured, readouts fitted, and random search shows how hard they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.evaluations.binarization.defense import Defense, Drawn
+from robust_ext.evaluations.binarization.forward import Forward
+from robust_ext.evaluations.binarization.problems import Problems, fit, measure
+from robust_ext.evaluations.binarization.random_attack import random_reach
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+
+
+class Clock:
+    """Seconds of the phases of posing problems."""
+
+    def __init__(self) -> None:
+        self.seconds = {"features": 0.0, "readout": 0.0, "random": 0.0}
+        self._start = time.perf_counter()
+
+    def stop(self, phase: str) -> None:
+        """End a phase, which began where the one before it ended."""
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._start
+        self._start = now
+
+
+@dataclass(frozen=True)
+class Posed:
+    """The problems of a group of samples; where random search came to in each, by id."""
+
+    problems: Problems | None  # Those that are separable; None where nothing could be drawn to be planted.
+    reach: dict[int, float]  # The best reach of the random points.
+    draws: dict[int, int]  # How many were drawn.
+
+
+def pose(
+    forward: Forward,
+    readout: nn.Module,
+    inputs: Tensor,
+    samples: Sequence[int],
+    drawn: Sequence[Drawn] | None,
+    settings: BinarizationSettings,
+    clock: Clock,
+    *,
+    defense: Defense | None = None,
+) -> Posed:
+    """Pose the problems of inputs ``(B, ...)`` with these ids; ``drawn`` is what to plant, where a detector decides."""
+    usable = [row for row in range(len(samples)) if drawn is None or drawn[row].planted is not None]
+    if not usable:
+        return Posed(None, {}, {})
+    measured = measure(
+        forward,
+        inputs[usable],
+        [samples[row] for row in usable],
+        settings,
+        planted=None if drawn is None else _stacked([drawn[row].planted for row in usable]),
+        references=None if drawn is None else _stacked([drawn[row].references for row in usable]),
+    )
+    clock.stop("features")
+    fitted = fit(measured, readout, settings)
+    del measured
+    clock.stop("readout")
+    positions = [settings.boundary_position]
+    best, counts = random_reach(forward, [fitted], positions, settings, defense=defense)
+    clock.stop("random")
+    separable = fitted.select([row for row, good in enumerate(fitted.separable.tolist()) if good])
+    reach = dict(zip(fitted.samples, best[:, 0].tolist(), strict=True))
+    return Posed(separable, reach, dict(zip(fitted.samples, counts.tolist(), strict=True)))
+
+
+def _stacked(parts: Sequence[Tensor | None]) -> Tensor:
+    return torch.stack([part for part in parts if part is not None])
