@@ -129,6 +129,13 @@ class CaseStudy(ABC):
         """
         return module
 
+    def judged(self, module: nn.Module, *, seed: int) -> nn.Module:
+        """What robust accuracy is judged by, from inputs to logits: the module itself, unless it is random.
+
+        Then it is one whose prediction is that of the majority or the mean of many seeded draws.
+        """
+        return module
+
     def detector(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> Detector | None:
         """The detector beside it, fitted on training inputs and labels and without a threshold; None without one."""
         return None

@@ -82,9 +82,14 @@ def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tu
         required = default is dataclasses.MISSING
         names = [option_name(name, info)] if "cli" in info.names else []
         panel = info.names.get("panel") or "test"
-        option = typer.Option(
-            *names, help=_words(info.help), rich_help_panel=panel.capitalize(), hidden=panel == HIDDEN
-        )
+        option: Any
+        if names and not names[0].startswith("-"):
+            # What has no dashes stands by itself on the command line.
+            option = typer.Argument(metavar=names[0], help=_words(info.help))
+        else:
+            option = typer.Option(
+                *names, help=_words(info.help), rich_help_panel=panel.capitalize(), hidden=panel == HIDDEN
+            )
         if typing.get_origin(kind) is tuple:
             kind, default = (list[str], default) if required else (list[str] | None, None)
         elif kind == int | str:

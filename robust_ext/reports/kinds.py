@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.files import make_folder, remove_drafts, replace_file
-from robust_ext.reports import adaptive, binarization, diagnosis, mead_page, mead_text, robust_accuracy
+from robust_ext.reports import adaptive, binarization, casestudies, diagnosis, mead_page, mead_text, robust_accuracy
 from robust_ext.reports.examples import Example
 from robust_ext.reports.page import render
 
@@ -30,6 +30,7 @@ _KINDS = {
     "binarization": _Kind(binarization.text, binarization.context, "binarization.html.jinja", "attack"),
     "mead": _Kind(mead_text.text, mead_page.context, "mead.html.jinja", "detector"),
     "robust_accuracy": _Kind(robust_accuracy.text, robust_accuracy.context, "robust_accuracy.html.jinja", "attack"),
+    "case_studies": _Kind(casestudies.text, casestudies.context, "casestudies.html.jinja"),
     "diagnosis": _Kind(diagnosis.text, diagnosis.context, "diagnosis.html.jinja"),
     "test_time": _Kind(adaptive.text, adaptive.context, "adaptive.html.jinja"),
 }

@@ -1,0 +1,125 @@
+"""Robust accuracy of a case study under one of its recipes, measured as its authors do and as it should be."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.base import Attack
+from robust_ext.casestudies.base import Recipe
+from robust_ext.core.random import derive_seed
+from robust_ext.core.target import Target
+from robust_ext.engine.code_digest import attack_code
+from robust_ext.engine.identity import describe
+from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.engine.run import Block, Outcome, Run
+from robust_ext.engine.store import Store
+from robust_ext.engine.task import Check, Task, Work
+from robust_ext.evaluations.arm_runs import draw_references
+from robust_ext.evaluations.binarization.defense import Defense
+
+# Samples attacked at once.
+_BATCH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeRun(Run):
+    """One recipe on the samples of a case study, with its detector or without."""
+
+    given: EvaluationInputs  # With the module that judges
+    shown: nn.Module  # The module that is attacked
+    attack: Attack
+    defense: Defense | None
+    seed: int
+
+    def work(self, rows: range, store: Store) -> Work[Block]:
+        """One task: the attack on these rows."""
+        given, defense = self.given, self.defense
+        inputs, labels = given.rows(rows)
+        target, module = self._target(rows, inputs), given.module
+        rejects = None
+        if defense is not None:
+            rejects = partial(defense.rejects, seed=derive_seed(self.seed, given.ids[rows[0]], "case study verdict"))
+        attempt = yield (
+            Task(
+                attack=self.attack,
+                target=target,
+                inputs=inputs,
+                labels=labels,
+                threat_model=given.threat_model,
+                stream=(self.seed, given.ids[rows[0]], "case study", self.attack.name),
+                counted=self.shown,
+                shared=(self.shown, *([] if defense is None else [defense.detector])),
+            ),
+            Check(module=module, name=self.attack.name, rejects=rejects),
+        )
+        found = attempt.verified
+        correct = [bool(value) for value in given.correct[rows.start : rows.stop]]
+        return Block.of(rows, given.ids, attempt, found.candidates, correct=correct)
+
+    def _target(self, rows: range, inputs: Tensor) -> Target:
+        given, defense = self.given, self.defense
+        target = Target(
+            module=self.shown,
+            bounds=given.bounds,
+            classes=given.logits.shape[1],
+            input_shape=tuple(inputs.shape[1:]),
+            device=inputs.device,
+        )
+        if defense is None:
+            return target
+        defended = defense.defended(self.shown)
+        references = None
+        if self.attack.traits.references:
+            references = draw_references(given, rows, detector=defense.detector, seed=self.seed)
+        if defense.exposure == "reject":
+            target = replace(target, module=defended, classes=target.classes + 1)
+        return replace(target, defended=defended, references=references)
+
+
+def plan_recipe(
+    recipe: Recipe,
+    attack: Attack,
+    given: EvaluationInputs,
+    *,
+    module: nn.Module,
+    defense: Defense | None,
+    identity: Mapping[str, Any],
+    key: str,
+    seed: int,
+) -> RecipeRun:
+    """The run of a recipe; in train mode, where it states so, everything happens on a copy in that mode."""
+    if recipe.train_mode:
+        module = copy.deepcopy(module).train()
+        with torch.no_grad():
+            logits = module(given.inputs)
+        given = replace(given, module=module, logits=logits)
+    return RecipeRun(
+        key=key,
+        title=key,
+        blocks=given.blocks(_BATCH),
+        identity={**identity, "attack": describe(attack), "attack_code": attack_code(attack), "seed": seed},
+        given=given,
+        shown=module,
+        attack=attack,
+        defense=defense,
+        seed=seed,
+    )
+
+
+def measured_accuracy(outcome: Outcome[RecipeRun]) -> dict[str, float]:
+    """Robust accuracy of candidates alone (``"claimed"``), and with clean errors as not robust (``"verified"``).
+
+    The first is what evaluations state that look at candidates only: an attack that corrects an error of the
+    classifier raises it. With a detector, a candidate that is rejected counts as robust.
+    """
+    records: Sequence[Mapping[str, Any]] = outcome.records
+    kept = [record["outcome"] != "found" for record in records]
+    sound = [record["correct"] and held for record, held in zip(records, kept, strict=True)]
+    return {"claimed": sum(kept) / len(kept), "verified": sum(sound) / len(sound)}
