@@ -1,0 +1,105 @@
+"""The run of case studies, on one that takes seconds: a network behind rounding, with and without BPDA."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from robust_ext.attacks.adapted import AdaptedAttack
+from robust_ext.attacks.apgd import APGD
+from robust_ext.casestudies import CaseStudy, Measurement, Published, Recipe, api
+from robust_ext.casestudies.networks import small_features
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.defenses.training.loop import train_network
+from robust_ext.reports import report_page, report_text
+
+
+class Quantised(CaseStudy):
+    """Inputs of 16 levels."""
+
+    title = "Rounded inputs"
+    source = "This file"
+    published = Published(claimed=0.9, true=0.0, weak_score="< 0.95")
+    causes = ("zero_gradient",)
+
+    def build(self, shape, classes):
+        return nn.Sequential(Rounding(), small_features(shape, 32), nn.Linear(32, classes))
+
+    def train(self, module, inputs, labels, *, seed):
+        def loss(rows):
+            return nn.functional.cross_entropy(module(inputs[rows]), labels[rows])
+
+        train_network(module, len(inputs), loss, epochs=3, learning_rate=3e-3, batch_size=64)
+
+    def measure(self, module, inputs, labels, threat_model, *, seed):
+        x = inputs[:8].clone().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(module(x).sum(), x)
+        share = float((gradient == 0).float().mean())
+        return Measurement(values={"zero gradients": share}, present=share == 1.0, words="All gradients are zero.")
+
+    def weak(self, threat_model):
+        return Recipe(attack="robust_ext:APGD(steps=5)", words="No BPDA.")
+
+    def right(self, threat_model):
+        return Recipe(
+            attack=AdaptedAttack(attack=APGD(steps=20), bpda="0"), words="The rounding is passed straight through."
+        )
+
+    settings: ClassVar = {"inner_points": 99}
+
+
+class Rounding(nn.Module):
+    """Sixteen levels."""
+
+    def forward(self, x):
+        return (x * 15).round() / 15
+
+
+@pytest.fixture
+def quantised(monkeypatch):
+    monkeypatch.setitem(api.CASE_STUDIES, "rounded", "Quantised")
+    monkeypatch.setattr(api, "load_case_study", lambda name: Quantised())
+
+
+def test_weak_recipe_flagged_and_right_one_passed(quantised, tmp_path):
+    result = api.run_case_studies(["rounded"], samples=30, images=600, out=tmp_path)
+    study = result.studies["rounded"]
+    weak, right = study["recipes"]["weak"], study["recipes"]["right"]
+    assert study["mechanism"]["present"]
+    assert (weak["verdict"], weak["flagged_by"], right["score"] >= 0.95) == ("failed", "score", True)
+    assert weak["robust_accuracy"]["claimed"] > right["robust_accuracy"]["verified"] + 0.2
+    assert "1 of 1 recipe of the authors flagged" in str(result)
+    kept = json.loads((tmp_path / "result.json").read_text())
+    assert report_text(kept) == str(result)
+    assert "Rounded inputs" in report_page(kept)
+    # Again, nothing is trained or attacked: the same result from what was kept, but for the time it took.
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("records.jsonl")}
+    again = api.run_case_studies(["rounded"], samples=30, images=600, out=tmp_path)
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+    assert again.studies["rounded"]["recipes"]["weak"]["score"] == weak["score"]
+
+
+def test_weights_of_other_data_are_not_used(quantised, tmp_path):
+    def weights(images):
+        api.run_case_studies(["rounded"], samples=4, images=images, out=tmp_path / str(images) / "x")
+        return (tmp_path / str(images) / "x" / "rounded" / "weights.safetensors").read_bytes()
+
+    kept = weights(300)
+    assert weights(200) != kept
+    study, folder = Quantised(), tmp_path / "300" / "x" / "rounded"
+    data = api.load_case_data("digits", root=None, samples=4, images=200, seed=0)
+    api.trained_defense(study, data, seed=0, folder=folder)
+    assert (folder / "weights.safetensors").read_bytes() != kept
+
+
+def test_refusals():
+    with pytest.raises(InvalidArgumentError, match=r"names: got 'nothing'"):
+        api.run_case_studies(["nothing"])
+    with pytest.raises(InvalidArgumentError, match=r"samples: got 500, expected less than the 500 test images"):
+        api.load_case_data("digits", root=None, samples=500, images=100, seed=0)
+    with pytest.raises(InvalidArgumentError, match="expected one that Rounded inputs has a budget for"):
+        api.case_threat_model(Quantised(), "imagenet")
