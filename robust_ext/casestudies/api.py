@@ -93,8 +93,9 @@ def run_case_studies(
                     bar=bar,
                 )
                 studies.append({"name": name, **one.run()})
-    settings = {"data": data, "samples": samples, "images": len(given.train_inputs)}
-    content = make_content(studies, settings=settings, seed=seed, seconds=time.perf_counter() - begun)
+    settings = {"data": data, "images": len(given.train_inputs)}
+    seconds = time.perf_counter() - begun
+    content = make_content(studies, samples=samples, settings=settings, seed=seed, seconds=seconds)
     return CaseStudyResult(content).saved(folder)
 
 

@@ -15,7 +15,7 @@ _TEST = ("score", "score_interval", "random_score", "random_score_interval", "sa
 
 
 def make_content(
-    studies: Sequence[Mapping[str, Any]], *, settings: Mapping[str, Any], seed: int, seconds: float
+    studies: Sequence[Mapping[str, Any]], *, samples: int, settings: Mapping[str, Any], seed: int, seconds: float
 ) -> dict[str, Any]:
     """Everything ``result.json`` holds."""
     return {
@@ -23,6 +23,7 @@ def make_content(
         "studies": list(studies),
         "flagged": sum(study["recipes"]["weak"]["flagged_by"] is not None for study in studies),
         "passed": sum(study["recipes"]["right"]["verdict"] == "passed" for study in studies),
+        "samples": samples,
         "settings": dict(settings),
         "versions": versions(),
         "seed": seed,
@@ -57,7 +58,14 @@ def study_entry(
     }
 
 
-_EMPTY: Mapping[str, Any] = {"verdict": "refused", "reason": "", "findings": [], **dict.fromkeys(_TEST), "tests": {}}
+_EMPTY: Mapping[str, Any] = {
+    "verdict": "refused",
+    "reason": "",
+    "findings": [],
+    "hardness": None,
+    "tests": {},
+    **dict.fromkeys(_TEST),
+}
 
 
 def binarization_entry(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def _summary(result: Mapping[str, Any]) -> str:
     number = len(result["studies"])
     return (
         f"{result['flagged']} of {count(number, 'recipe')} of the authors flagged, {result['passed']} of "
-        f"{count(number, 'right recipe')} passed; {count(result['settings']['samples'], 'sample')} each."
+        f"{count(number, 'right recipe')} passed; {count(result['samples'], 'sample')} each."
     )
 
 
@@ -157,7 +157,9 @@ def _random_plot(result: Mapping[str, Any]) -> str:
 def _hardness_plot(recipe: Mapping[str, Any], prefix: str) -> str:
     """Score and R-ASR against kappa, as in figure 3 of the paper; empty where nothing was judged at another one."""
     points = [
-        (1 - row["kappa"], row["score"], row["random_score"]) for row in recipe.get("hardness", ()) if row["kappa"] < 1
+        (1 - row["kappa"], row["score"], row["random_score"])
+        for row in recipe.get("hardness") or ()
+        if row["kappa"] < 1
     ]
     if len(points) < 2:
         return ""

@@ -327,3 +327,60 @@ def make_diagnosis(*names, **changes):
         "seconds": 30.5,
         **changes,
     }
+
+
+def make_case_studies(name):
+    """A result of two case studies: one whose authors' recipe fails, and one in which it runs on a random model."""
+    test = {
+        "verdict": "failed",
+        "reason": "It found 12 of 64 planted examples.",
+        "findings": FINDINGS,
+        "score": 0.1875,
+        "score_interval": [0.1, 0.3],
+        "random_score": 0.03125,
+        "random_score_interval": [0.0, 0.11],
+        "samples": 64,
+        "canaries": {"planted": 8, "repaired": 0},
+        "depth": None,
+        "depths": None,
+        "hardness": make_attack(name)["hardness"],
+        "tests": {},
+    }
+    weak = {
+        "attack": "robust_ext:APGD(steps=5)",
+        "words": "No BPDA.",
+        "robust_accuracy": {"claimed": 0.8125, "verified": 0.796875},
+        "refused": None,
+        "flagged_by": "score",
+        **test,
+    }
+    passed = {"verdict": "passed", "score": 1.0, "score_interval": [0.94, 1.0], "flagged_by": None, "depth": 4.0}
+    right = {**weak, "robust_accuracy": {"claimed": 0.1, "verified": 0.1}, **passed}
+    nothing = dict.fromkeys((*test, "flagged_by"))
+    refused = {**weak, **nothing, "verdict": "refused", "refused": "model: is random", "flagged_by": "refused"}
+    study = {
+        "name": "thermometer",
+        "title": name,
+        "source": "Buckman et al. 2018",
+        "notes": "The authors overwrite the sign of the gradient.",
+        "epsilon": 0.1,
+        "clean_accuracy": 0.953125,
+        "mechanism": {"values": {"zero gradients": 1.0}, "present": True, "words": "All gradients are zero."},
+        "published": {"claimed": 0.3, "true": 0.0, "weak_score": "< 0.95", "right_score": None},
+        "causes": ["zero_gradient"],
+        "recipes": {"weak": weak, "right": right},
+        "seconds": 12.5,
+    }
+    unseen = {**study["mechanism"], "present": False}
+    other = {"recipes": {"weak": {**refused, "tests": {}}, "right": right}, "mechanism": unseen, "title": f"Not {name}"}
+    return {
+        "kind": "case_studies",
+        "studies": [study, {**study, **other}],
+        "flagged": 2,
+        "passed": 2,
+        "samples": 64,
+        "settings": {"data": "digits", "images": 1297},
+        "versions": VERSIONS,
+        "seed": 0,
+        "seconds": 33.0,
+    }

@@ -21,6 +21,7 @@ from tests.reports.results import (
     FINDINGS,
     make_adaptive,
     make_attack,
+    make_case_studies,
     make_diagnosis,
     make_example,
     make_pair,
@@ -43,9 +44,10 @@ KINDS = {
     "robust_accuracy": lambda name: make_robust_accuracy(name, "ddn", findings=FINDINGS),
     "adaptive": lambda name: make_adaptive(name, "Square"),
     "diagnosis": lambda name: make_diagnosis(name, "ddn"),
+    "case_studies": make_case_studies,
 }
 FREE = re.compile(
-    "name|target|reason|attack|description|suite|defense|category|arm|group|detector|cause|evidence|layer|words|code"
+    "name|target|reason|attack|description|suite|defense|category|arm|group|detector|cause|evidence|layer|words|code|title|source|notes"
 )
 EXAMPLES = {"binarization": [make_example()], "mead": [make_example()]}
 
