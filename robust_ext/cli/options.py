@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -105,7 +105,7 @@ def _values(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
     for name, info, kind in _shown(cls):
         value = values[name]
         if typing.get_origin(kind) is tuple:
-            value = tuple(value or ())
+            value = _tuple(cls, name, typing.get_args(kind)[0], value)
         elif kind == int | str and re.fullmatch(r"[+-]?\d+", value):
             value = int(value)
         try:
@@ -114,6 +114,16 @@ def _values(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
             got = error.got if isinstance(error.got, str) else repr(error.got)
             raise InvalidArgumentError(option_name(name, info), got, error.expected) from None
     return found
+
+
+def _tuple(cls: type[Settings], name: str, kind: Any, texts: Sequence[str] | None) -> tuple[Any, ...]:
+    """The values of a repeatable option; of numbers, one text may hold several with commas between them."""
+    if not texts:
+        default = default_of(cls, name)
+        return () if default is dataclasses.MISSING else tuple(default)
+    if kind is not float:
+        return tuple(texts)
+    return tuple(number(name, part) for text in texts for part in text.split(","))
 
 
 def _shown(cls: type) -> Iterator[tuple[str, SettingInfo, Any]]:

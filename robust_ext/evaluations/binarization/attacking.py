@@ -42,6 +42,7 @@ class ProblemAttack:
     settings: BinarizationSettings
     canaries: frozenset[int] = frozenset()  # Ids of samples that are also posed with the wrong label.
     defense: Defense | None = None
+    depth: float | None = None  # Where the boundary lies beyond the planted points; None where the settings place it.
 
     def run(self, problems: Problems) -> Work[Attacked]:
         """Run the attack on separable problems, together where its treatment of rows allows, and verify candidates.
@@ -69,7 +70,7 @@ class ProblemAttack:
         survivors = count_planted(module, problems, defense=self.defense, seed=seed).tolist()
         references = _count_adversarial(module, problems.references, self.defense, seed).tolist()
         result.seconds["verify"] += time.perf_counter() - start
-        attempt = yield from self._attempt(module, problems, 0, "attack", result)
+        attempt = yield from self._attempt(module, problems, 0, self._purpose, result)
         checked = attempt.verified
         # The position along the direction follows from the logits, which the verification has anyway.
         along = ((checked.logits[:, 1] - checked.logits[:, 0]).double() / 2 / module.scale + module.threshold).cpu()
@@ -100,11 +101,16 @@ class ProblemAttack:
             found = "repaired" if outcome == "not_adversarial" else "kept"
             result.records[sample]["canary"] = found if attempt.error is None else "lost"
 
+    @property
+    def _purpose(self) -> str:
+        """Names the random stream of the attack."""
+        return "attack" if self.depth is None else f"depth {self.depth:g}"
+
     def _classifier(self, problems: Problems) -> BinarizedClassifier:
         settings = self.settings
         return problems.classifier(
             self.features,
-            position=settings.boundary_position,
+            position=settings.boundary_position if self.depth is None else self.depth,
             logit_scale=settings.logit_scale,
             batching="full" if self.attack.traits.batching == "full" else "any",
             norm=settings.threat_model.norm,

@@ -13,6 +13,7 @@ from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, versions
 from robust_ext.engine.run import Outcome, isolated
 from robust_ext.engine.store import Record
+from robust_ext.evaluations.binarization.depth_scores import witness_curve
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason, pair_verdict
@@ -64,6 +65,7 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
         "verdict": overall([attack["verdict"] for attack in attacks]),
         "reason": overall_reason(attacks),
         "attacks": attacks,
+        "witnesses": witness_curve(outcome.records, run.settings),
         "findings": [finding.to_dict() for finding in findings],
         "warnings": attack_warnings(attempted, consequence=", and count as not found"),
         "calibration": run.calibration,

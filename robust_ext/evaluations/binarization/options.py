@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 
@@ -10,6 +11,9 @@ class BinarizationOptions(TypedDict, total=False):
 
     seed: int
     judge_seed: int | None
+    depths: Sequence[float]
+    witness_steps: int
+    witness_queries: int
     layer: str | None
     inner_points: int
     boundary_points: int

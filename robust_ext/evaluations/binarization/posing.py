@@ -20,7 +20,7 @@ class Clock:
     """Seconds of the phases of posing problems."""
 
     def __init__(self) -> None:
-        self.seconds = {"features": 0.0, "readout": 0.0, "random": 0.0}
+        self.seconds = {"features": 0.0, "readout": 0.0, "random": 0.0, "witnesses": 0.0}
         self._start = time.perf_counter()
 
     def stop(self, phase: str) -> None:
@@ -67,7 +67,9 @@ def pose(
     del measured
     clock.stop("readout")
     positions = [settings.boundary_position]
-    best, counts = random_reach(forward, [fitted], positions, settings, defense=defense)
+    # On to the deepest problem that may be posed, so that its share of all of them is exact.
+    deepest = settings.depths[-1] if len(settings.depths) > 1 else 0.0
+    best, counts = random_reach(forward, [fitted], positions, settings, defense=defense, deepest=deepest)
     clock.stop("random")
     separable = fitted.select([row for row, good in enumerate(fitted.separable.tolist()) if good])
     reach = dict(zip(fitted.samples, best[:, 0].tolist(), strict=True))

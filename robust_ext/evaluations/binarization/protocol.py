@@ -24,11 +24,14 @@ from robust_ext.engine.trace import mean_curve
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
 from robust_ext.evaluations.binarization.calibration import calibrate
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
+from robust_ext.evaluations.binarization.depth import Deepest, pose_deeper
 from robust_ext.evaluations.binarization.examples import save_examples
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.posing import Clock, pose
+from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.summary import Sequential, decided_after
+from robust_ext.evaluations.binarization.witnesses import Witness, find_witnesses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,16 +140,13 @@ class BinarizationRun(Run):
             drawn = [draw_accepted(x, id_, settings, defense) for x, id_ in zip(inputs, samples, strict=True)]
         parts = self.forward, self.readout, inputs, samples, drawn, settings, clock
         posed = pose(*parts, defense=defense)
-        problems = posed.problems
+        problems, witnesses = posed.problems, self._witnesses(posed.problems, clock)
         spent = self.features.counter.since(before)
         passes = {"forward": spent.forward, "backward": spent.backward}
         timing: dict[str, Any] = {"block": rows[0], "seconds": clock.seconds, "passes": passes, "attacks": {}}
-        results: dict[str, Attacked] = {}
         # Where nothing can be planted in any sample of the group, there is nothing to attack.
-        for name in [] if problems is None else undecided:
-            assert problems is not None
-            results[name] = yield from self._posed(name).run(problems)
-            done = results[name]
+        results = {} if problems is None else (yield from self._attack(problems, undecided, witnesses))
+        for name, done in results.items():
             timing["attacks"][name] = {"seconds": done.seconds, "passes": done.passes, "curve": mean_curve(done.curves)}
         if problems is not None and rows[0] == 0:
             save_examples(store, problems, results, settings.threat_model.bounds)
@@ -162,11 +162,41 @@ class BinarizationRun(Run):
                 "random_draws": posed.draws.get(sample, 0),
                 "attacks": {name: of.records[sample] for name, of in results.items() if sample in of.records},
             }
+            if self.deep:
+                record["witnesses"] = {one.name: one.reach.get(sample) for one in witnesses}
             if planting is not None:
                 found = planting.planted is not None
                 record["planting"] = {"found": found, "source": planting.source, "tries": planting.tries}
             records.append(record)
         return Block(records=records, timing=timing)
+
+    @property
+    def deep(self) -> bool:
+        """Whether problems are posed beyond the planted points."""
+        return len(self.given.depths) > 1
+
+    def _witnesses(self, problems: Problems | None, clock: Clock) -> list[Witness]:
+        """What the project's own attacks find in the problems of a group."""
+        if problems is None or not problems.samples or not self.deep:
+            return []
+        found = list(find_witnesses(self.features, problems, self.settings, defense=self.defense))
+        clock.stop("witnesses")
+        return found
+
+    def _attack(
+        self, problems: Problems, names: Sequence[str], witnesses: Sequence[Witness]
+    ) -> Work[dict[str, Attacked]]:
+        """Run these attacks on the problems of a group, and then on deeper ones."""
+        attacks = {name: self._posed(name) for name in names}
+        results = {}
+        for name, attack in attacks.items():
+            results[name] = yield from attack.run(problems)
+        if self.deep:
+            known = Deepest()
+            for one in witnesses:
+                known.take(one.reach, one.points)
+            yield from pose_deeper(problems, attacks, results, known, self.given.depths[1:])
+        return results
 
     def _posed(self, name: str) -> ProblemAttack:
         return ProblemAttack(

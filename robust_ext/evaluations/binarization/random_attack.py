@@ -29,8 +29,11 @@ def random_reach(
     settings: BinarizationSettings,
     *,
     defense: Defense | None = None,
+    deepest: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Attack versions of the same B problems (other readouts) at random, each until all its versions are solved.
+
+    With ``deepest``, points are drawn until one reaches that deep too.
 
     A point solves a version when its reach is above the version's position and a detector does not reject it. Returns
     the best reach up to there, float64 ``(B, versions)``, minus infinity where a version is not separable and so not
@@ -62,7 +65,7 @@ def random_reach(
                     reach[hits[defense.rejects(points[hits], seed=seed)]] = -torch.inf
             best[group] = torch.maximum(best[group], reach.view(len(group), -1, len(problems)).amax(1))
             draws[group] += inner + corners
-        solved = (best > boundary) | ~separable
+        solved = (best > boundary.clamp_min(deepest)) | ~separable
         alive = [i for i in alive if not bool(solved[i].all())]
         if not alive:
             break

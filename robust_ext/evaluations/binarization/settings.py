@@ -7,12 +7,12 @@ from typing import Any
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.judge import JudgedSettings
+from robust_ext.evaluations.binarization.depth_settings import DepthSettings
 from robust_ext.models.readouts import READOUTS
 
 
 @settings_class
-class BinarizationSettings(JudgedSettings):
+class BinarizationSettings(DepthSettings):
     """How problems are built, attacked and judged; the defaults are those of the paper's appendix B.
 
     ``threat_model`` holds the norm, epsilon and bounds.

@@ -8,12 +8,16 @@ from typing import Any
 from robust_ext.core.statistics import sequential_decision
 from robust_ext.engine.outcomes import OUTCOMES
 from robust_ext.engine.store import Record
+from robust_ext.evaluations.binarization.depth_scores import score_depths, solved_depth
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import judge
 from robust_ext.evaluations.caveats import lost_words
 
 # Easier positions at which the same candidates are counted again, for the hardness curve.
 _KAPPAS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
+
+# Phases whose seconds all attacks of a run share.
+_SHARED = ("features", "readout", "random", "witnesses")
 
 
 def summarise_attack(
@@ -41,6 +45,7 @@ def summarise_attack(
         ),
         "not_planted": len(attacked) - len(planted),
     }
+    depths = score_depths(name, planted, settings)
     return {
         "name": name,
         "description": description,
@@ -56,6 +61,8 @@ def summarise_attack(
             inseparable=unplanted["not_separable"],
             unplanted=unplanted["not_planted"],
         ),
+        "depth": solved_depth(depths, settings),
+        "depths": depths,
         "samples": len(planted),
         **unplanted,
         "planted_points": {
@@ -74,7 +81,7 @@ def summarise_attack(
 def _cost(name: str, timings: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """Seconds by phase and passes of an attack, its share of the groups' preparation included."""
     own = [entry["attacks"][name] for entry in timings if name in entry["attacks"]]
-    seconds = {phase: sum(entry["seconds"][phase] for entry in timings) for phase in ("features", "readout", "random")}
+    seconds = {phase: sum(entry["seconds"][phase] for entry in timings) for phase in _SHARED}
     seconds |= {phase: sum(entry["seconds"][phase] for entry in own) for phase in ("attack", "verify")}
     both = [*timings, *own]
     return {

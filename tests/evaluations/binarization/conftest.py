@@ -26,9 +26,13 @@ def linf():
 
 @pytest.fixture
 def judged(network, linf):
-    """The numbers of the one attack that is tested, on the digits network and in the infinity ball if not on others."""
+    """The numbers of the one attack that is tested, on the digits network and in the infinity ball if not on others.
+
+    The test alone, without deeper problems.
+    """
 
     def run(attack, inputs, model=network, threat_model=linf, **settings):
+        settings = {"depths": (1,), **settings}
         (found,) = binarization_test(model, attack, inputs, threat_model, **settings).content["attacks"]
         return found
 

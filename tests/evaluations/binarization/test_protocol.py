@@ -53,7 +53,7 @@ def test_an_easy_test_is_inconclusive(digits, judged, pgd):
 def test_passes_are_counted_by_hand(network, digits, linf, pgd):
     """Every row through the network: points, random draws, planted and clean re-checks, attack, verification."""
     samples, inner, steps, canaries = 6, 30, 7, 2
-    settings = {"inner_points": inner, "canaries": canaries, "minimum_samples": 1}
+    settings = {"inner_points": inner, "canaries": canaries, "minimum_samples": 1, "depths": (1,)}
     result = binarization_test(network, pgd(steps=steps), digits[:samples], linf, **settings)
     draws = sum(record["random_draws"] for record in result.records)
     points, checks = samples * (1 + inner + 1), samples * 2
@@ -186,7 +186,7 @@ def test_result_holds_what_is_documented(tmp_path, network, digits, linf, pgd):
     assert all(isinstance(attack[key], int) for key in ("samples", "not_separable", "not_planted"))
     assert (set(attack["canaries"]), set(attack["passes"])) == ({"planted", "repaired"}, {"forward", "backward"})
     total = attack["seconds"].pop("total")
-    assert set(attack["seconds"]) == {"features", "readout", "attack", "random", "verify"}
+    assert set(attack["seconds"]) == {"features", "readout", "attack", "random", "verify", "witnesses"}
     assert total == pytest.approx(sum(attack["seconds"].values()))
     assert "<svg" in (tmp_path / "report.html").read_text()
     assert f"Verdict: {result.verdict.upper()}." in str(result)

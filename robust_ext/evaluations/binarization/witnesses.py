@@ -1,0 +1,134 @@
+"""Witnesses: points that prove a problem with a deeper boundary to have a solution.
+
+This project's own attacks look for them, on the judge's side: APGD (Croce and Hein 2020) up the reach itself, which
+goes on beyond any boundary, and Square (Andriushchenko et al. 2020), for models whose gradients mislead. What they
+return is verified like any candidate, through the whole network.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.base import Attack
+from robust_ext.attacks.square import Square
+from robust_ext.core.errors import AttackError
+from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.target import Target, frozen
+from robust_ext.engine.verify import verify
+from robust_ext.evaluations.binarization.defense import Defense
+from robust_ext.evaluations.binarization.depth_settings import DepthSettings
+from robust_ext.evaluations.binarization.problems import Problems
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.models.defended import SuccessMargin
+
+logger = logging.getLogger(__name__)
+
+# A detector's score margin is scaled to so much reach: where it is about to reject, it decides what is climbed.
+_STEEP = 100.0
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What one attack of the project found."""
+
+    name: str
+    reach: dict[int, float]  # Of the points that verified, by id.
+    points: dict[int, Tensor]  # (...), likewise.
+
+
+class BeyondBoundary(nn.Module):
+    """How far the rows of a full batch of problems lie beyond a position, as the logits ``(B, 2)`` of a classifier.
+
+    They are ``-+ (reach - position) / 2``, whatever shape the readout's own logits have: an attack on class 0 that
+    raises their difference goes on beyond every boundary.
+    """
+
+    def __init__(self, features: nn.Module, problems: Problems, position: float) -> None:
+        super().__init__()
+        self.features = features
+        self.position = position
+        self._problems = problems
+        self.training = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of inputs ``(B, ...)``, row by row those of the problems."""
+        rows = torch.arange(len(x), device=x.device)
+        past = self._problems.reach(self.features(x), rows) - self.position
+        return torch.stack([-past, past], 1).float() / 2
+
+
+def searchers(settings: DepthSettings, *, images: bool, detector: bool) -> list[Attack]:
+    """The attacks that look for witnesses."""
+    found: list[Attack] = []
+    if settings.witness_steps:
+        found.append(APGD(steps=settings.witness_steps, loss="margin"))
+    # Queries of a detector may each take many of the network's.
+    if settings.witness_queries and images and not detector:
+        found.append(Square(queries=settings.witness_queries, stop_early=False))
+    return found
+
+
+def find_witnesses(
+    features: nn.Module, problems: Problems, settings: BinarizationSettings, *, defense: Defense | None = None
+) -> Iterator[Witness]:
+    """Look for points of great reach in B problems, all at once; only what verifies is kept.
+
+    Verified means: in bounds and ball, beyond the test's own boundary through the whole network, and with a detector
+    not rejected.
+    """
+    inputs, sample = problems.inputs, problems.samples[0]
+    module = BeyondBoundary(features, problems, settings.boundary_position)
+    judge = settings.seed_of_judge
+    for attack in searchers(settings, images=inputs.dim() == 4, detector=defense is not None):
+        key = (judge, sample, "witness", attack.name, *(() if defense is None else (defense.test,)))
+        labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+        with frozen(module), seeded_globals(derive_seed(*key, "globals")):
+            target = Target(
+                module=module if defense is None else _success(module, defense, inputs),
+                bounds=settings.threat_model.bounds,
+                classes=2,
+                input_shape=tuple(inputs.shape[1:]),
+                device=inputs.device,
+            )
+            try:
+                points = attack.search(
+                    target, inputs, labels, threat_model=settings.threat_model, generator=stream(*key)
+                )
+            except AttackError as error:
+                # As where the model gives no gradients; there are others.
+                logger.info("no witness by %s: %s", attack.name, error)
+                continue
+            seed = derive_seed(*key, "verdict")
+            found = verify(
+                points,
+                inputs,
+                labels,
+                module=module,
+                threat_model=settings.threat_model,
+                attack=attack.name,
+                rejects=None if defense is None else partial(defense.rejects, seed=seed),
+            )
+        past = (found.logits[:, 1] - found.logits[:, 0]).double() + module.position
+        good = [row for row, outcome in enumerate(found.outcomes) if outcome == "found"]
+        yield Witness(
+            attack.name,
+            {problems.samples[row]: float(past[row]) for row in good},
+            {problems.samples[row]: found.candidates[row] for row in good},
+        )
+
+
+def _success(module: nn.Module, defense: Defense, inputs: Tensor) -> SuccessMargin:
+    """Two logits that are above each other where a point lies beyond the boundary and is not rejected."""
+    defended = defense.defended(module)
+    with torch.no_grad():
+        margins = defense.detector.score_margin(inputs)
+    usual = float(margins[torch.isfinite(margins)].abs().median()) if bool(torch.isfinite(margins).any()) else 1.0
+    defended.weight = _STEEP / max(usual, 1e-9)
+    return SuccessMargin(defended, 0)
