@@ -60,6 +60,7 @@ def _options(cls: type[Settings]) -> str:
     ]
     body = "\n".join(fields)
     imports = ["from collections.abc import Sequence"] if "Sequence[" in body else []
+    own = _own_classes(cls)
     literal = "Literal, TypedDict" if "Literal[" in body else "TypedDict"
     name = cls.__name__.removesuffix("Settings")
     lines = [
@@ -69,6 +70,7 @@ def _options(cls: type[Settings]) -> str:
         "",
         *imports,
         f"from typing import {literal}",
+        *(["", *own] if own else []),
         "",
         "",
         f"class {name}Options(TypedDict, total=False):",
@@ -77,6 +79,13 @@ def _options(cls: type[Settings]) -> str:
         body,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _own_classes(cls: type[Settings]) -> list[str]:
+    """Imports of this project's classes that a setting may be given as."""
+    kinds = {one for kind in setting_types(cls).values() for one in (kind, *typing.get_args(kind))}
+    own = [kind for kind in kinds if isinstance(kind, type) and kind.__module__.startswith("robust_ext.")]
+    return sorted(f"from {kind.__module__} import {kind.__name__}" for kind in own)
 
 
 def _annotation(kind: Any, info: SettingInfo) -> str:

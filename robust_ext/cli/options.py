@@ -92,7 +92,7 @@ def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tu
             )
         if typing.get_origin(kind) is tuple:
             kind, default = (list[str], default) if required else (list[str] | None, None)
-        elif kind == int | str:
+        elif str in typing.get_args(kind) and kind != str | None:
             kind = str
         default = inspect.Parameter.empty if required else default
         keyword = inspect.Parameter.KEYWORD_ONLY

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.core.validation import check_choice
+from robust_ext.models.readouts.base import Readout
+from robust_ext.models.readouts.linear import Logistic
 
 _ORDERS = {"linf": torch.inf, "l2": 2, "l1": 1}
 
@@ -21,7 +23,9 @@ _ORDERS = {"linf": torch.inf, "l2": 2, "l1": 1}
 class BinarizedClassifier(nn.Module):
     """Logits ``(M, 2)`` of rows that belong to N binarized problems.
 
-    Row m of problem i gets ``offset_i -+ scale_i ((features(x_m) - anchor_i) . weight_i - threshold_i)``.
+    Row m of problem i gets the readout's logits with the parameters of problem i; unless the readout has others, these
+    are ``offset_i -+ scale_i (score(features(x_m), parameters_i) - threshold_i)``, where the score of a linear one is
+    ``(features(x_m) - anchor_i) . weight_i``.
 
     Which problem a row belongs to follows from ``batching``. With ``"auto"``, a row is *known* where it is closer to a
     reference than half that reference's distance from the next one, in ``norm``: these balls are disjoint, and nothing
@@ -32,23 +36,22 @@ class BinarizedClassifier(nn.Module):
     N rows in another order, all of them far; and a row that has wandered into another reference's ball.
 
     Args:
-        features: From inputs ``(M, ...)`` to features ``(M, F)``; shared, not copied.
+        features: From inputs ``(M, ...)`` to features ``(M, *F)``; shared, not copied.
         references: The clean samples ``(N, ...)``.
-        weight: Directions ``(N, F)`` from class 0 to class 1.
-        anchor: Origins ``(N, F)``.
-        threshold: ``(N,)``, where class 1 begins along the direction.
-        scale: ``(N,)``, logits a unit of the direction.
+        threshold: ``(N,)``, the score above which class 1 begins.
+        scale: ``(N,)``, logits a unit of the score.
         offset: ``(N,)``, the middle of the logits.
+        readout: What makes scores and logits of features; a linear one where left out.
         batching: ``"full"``: every batch holds the N problems in order (checked by its size). ``"any"``: a row belongs
             to the reference nearest in ``norm``, however far. ``"auto"``: by place in full batches in order, else by
             the nearest reference, as above.
         norm: The threat model's, so that a row in the ball around its reference is known by it, see
             :func:`identifiable`.
+        **parameters: The readout's, each ``(N, ...)``; they become buffers of their names. A linear one has ``weight``
+            and ``anchor``.
     """
 
     references: Tensor
-    weight: Tensor
-    anchor: Tensor
     threshold: Tensor
     scale: Tensor
     offset: Tensor
@@ -59,27 +62,32 @@ class BinarizedClassifier(nn.Module):
         features: nn.Module,
         *,
         references: Tensor,
-        weight: Tensor,
-        anchor: Tensor,
         threshold: Tensor,
         scale: Tensor,
         offset: Tensor,
+        readout: Readout | None = None,
         batching: str = "any",
         norm: str = "l2",
+        **parameters: Tensor,
     ) -> None:
         super().__init__()
         self.batching = check_choice("batching", batching, ("full", "any", "auto"))
         self.norm = check_choice("norm", norm, NORMS)
         count = references.shape[0]
-        parts = {"weight": weight, "anchor": anchor, "threshold": threshold, "scale": scale, "offset": offset}
+        parts = {**parameters, "threshold": threshold, "scale": scale, "offset": offset}
         for name, part in parts.items():
             if part.shape[:1] != (count,):
                 raise InvalidArgumentError(name, f"shape {tuple(part.shape)}", f"{count} rows, one for each reference")
         self.features = features
+        self.readout = Logistic() if readout is None else readout
+        self.names = tuple(parameters)
         device = references.device
         self.register_buffer("references", references.detach().flatten(1))
         self.register_buffer("radii", cell_radii(references, self.norm) if batching == "auto" else None)
         for name, part in parts.items():
+            if hasattr(self, name):
+                taken = f"a parameter of the readout called {name!r}"
+                raise InvalidArgumentError(name, taken, "a name that no attribute of a binarized classifier has")
             # float32 would not keep classes apart that lie close together.
             self.register_buffer(name, part.detach().to(device, torch.float64))
         self.eval()
@@ -134,13 +142,22 @@ class BinarizedClassifier(nn.Module):
         return self.read(self.features(x), index)
 
     def read(self, features: Tensor, index: Tensor | None) -> Tensor:
-        """Logits ``(M, 2)`` of floating point features ``(M, F)``; ``index`` is what :meth:`problems` returned."""
-        names = ("weight", "anchor", "threshold", "scale", "offset")
-        parts = [getattr(self, name) for name in names]
-        weight, anchor, threshold, scale, offset = parts if index is None else [part[index] for part in parts]
-        along = ((features.double() - anchor) * weight).sum(1)
-        signed = scale * (along - threshold)
-        return torch.stack([offset - signed, offset + signed], 1).float()
+        """Logits ``(M, 2)`` of floating point features ``(M, *F)``; ``index`` is what :meth:`problems` returned."""
+        parts = [getattr(self, name) for name in (*self.names, "threshold", "scale", "offset")]
+        *own, threshold, scale, offset = parts if index is None else [part[index] for part in parts]
+        parameters = dict(zip(self.names, own, strict=True))
+        return self.readout.logits(features, parameters, threshold, scale, offset).float()
+
+    def scores(self, points: Tensor, logits: Tensor) -> Tensor:
+        """Scores, float64 ``(N,)``, of points ``(N, ...)`` in row order that have these logits ``(N, 2)``.
+
+        They follow from the logits, which whoever verifies points has anyway, unless the readout has logits of its own.
+        """
+        if type(self.readout).logits is Readout.logits:
+            return (logits[:, 1] - logits[:, 0]).double() / 2 / self.scale + self.threshold
+        with torch.no_grad():
+            features = self.features(points.to(self.references.dtype))
+            return self.readout.score(features, {name: getattr(self, name) for name in self.names})
 
 
 def cell_radii(references: Tensor, norm: str) -> Tensor:

@@ -24,6 +24,7 @@ from robust_ext.evaluations.binarization import BinarizationSettings
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 from robust_ext.evaluations.mead import MeadSettings
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
+from robust_ext.models.readouts import Readout
 
 COMMANDS = {
     "binarization": ("binarization", "binarization_test", BinarizationSettings),
@@ -78,6 +79,8 @@ def other_value(kind, info, default):
         value = "mine"
     elif kind == int | None:
         value = 3
+    elif kind == str | Readout:
+        value = "max-margin()"
     elif kind is float:
         upper = info.maximum if info.maximum is not None else info.below
         value = (default + upper) / 2 if upper is not None else default + 1.5

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.models.readouts import READOUTS, fit_directions
+from robust_ext.models.readouts.solver import KINDS, fit_directions
 
 
 def problem(seed, n, F, planted, shift):
@@ -73,7 +73,7 @@ def test_logistic_reaches_a_minimum(n):
     assert np.linalg.norm(w + x.T @ pull) < 1e-3 * np.linalg.norm(w)
 
 
-@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.lists(st.floats(-3, 3), min_size=3, max_size=3))
 def test_two_points_are_separated_along_their_difference(kind, a, b):
@@ -112,7 +112,7 @@ def test_maximum_margin_agrees_with_a_general_solver(seed, n, F):
     assert gap == pytest.approx(2 * scale / np.linalg.norm(solution.x[:-1]), rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_inseparable_data_end_in_a_direction(kind):
     generator = torch.Generator().manual_seed(0)
     rows, classes = torch.randn(1, 120, 2, generator=generator), torch.arange(120) % 2 == 0
@@ -124,7 +124,7 @@ def test_inseparable_data_end_in_a_direction(kind):
     assert found.converged.tolist() == [kind == "logistic"]
 
 
-@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("F", [3, 30])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e6 / 3])
 def test_constant_features_have_no_direction(kind, F, value):
@@ -134,7 +134,7 @@ def test_constant_features_have_no_direction(kind, F, value):
     torch.testing.assert_close(found.center, rows[:, 0])
 
 
-@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_features_that_do_not_vary_are_left_out(kind):
     rows, classes = problem(4, 50, 3, 2, 7.0)
     padded = torch.cat([rows, torch.full((50, 2), 0.1)], 1)
@@ -143,7 +143,7 @@ def test_features_that_do_not_vary_are_left_out(kind):
     assert cosine(alone, with_constants[:3].numpy()) > 0.99
 
 
-@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("F", [4, 60])
 def test_a_batch_gives_what_single_problems_give(kind, F):
     pairs = [problem(seed, 50, F, 3, 0.5 + 2 * seed) for seed in range(5)]
@@ -157,7 +157,7 @@ def test_a_batch_gives_what_single_problems_give(kind, F):
         assert bool(alone.converged[0]) == bool(together.converged[i])
 
 
-@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("F", [3, 30])
 def test_no_problems_have_no_directions(kind, F):
     found = fit_directions(torch.zeros(0, 11, F), torch.arange(11) >= 10, kind=kind)
@@ -165,7 +165,7 @@ def test_no_problems_have_no_directions(kind, F):
     assert (found.scale.shape, found.converged.shape) == ((0,), (0,))
 
 
-@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_number_spoils_no_other_problem(kind):
     rows, classes = problem(6, 30, 4, 2, 6.0)
     spoiled = rows.clone()
@@ -178,7 +178,7 @@ def test_what_is_no_number_spoils_no_other_problem(kind):
         torch.testing.assert_close(found.weight[i], alone.weight[0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", READOUTS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("factor", [1e-6, 1.0, 1e5])
 def test_units_and_origin_of_the_features_do_not_matter(kind, factor):
     rows, classes = problem(9, 40, 5, 2, 4.0)

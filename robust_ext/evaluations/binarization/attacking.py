@@ -72,9 +72,7 @@ class ProblemAttack:
         result.seconds["verify"] += time.perf_counter() - start
         attempt = yield from self._attempt(module, problems, 0, self._purpose, result)
         checked = attempt.verified
-        # The position along the direction follows from the logits, which the verification has anyway.
-        along = ((checked.logits[:, 1] - checked.logits[:, 0]).double() / 2 / module.scale + module.threshold).cpu()
-        reach = 1 + along / problems.gap.cpu()
+        reach = 1 + ((module.scores(checked.candidates, checked.logits) - problems.edge) / problems.gap).cpu()
         traces = [None] * len(problems.samples) if attempt.trace is None else attempt.trace.rows()
         if attempt.trace is not None:
             result.curves.append(attempt.trace.curve)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
+from robust_ext.models.readouts.base import Readout
+
 
 class BinarizationOptions(TypedDict, total=False):
     """Settings of the binarization test; each may be left out."""
@@ -21,7 +23,7 @@ class BinarizationOptions(TypedDict, total=False):
     gap: float
     kappa: float
     kappa_convention: Literal["paper", "reference"]
-    readout: Literal["logistic", "max-margin"]
+    readout: str | Readout
     C: float
     logit_scale: Literal["original", "unit"]
     exposure: Literal["classifier", "reject", "margin"]

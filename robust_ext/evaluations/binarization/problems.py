@@ -1,14 +1,16 @@
 """Binarized problems: points are drawn and measured, readouts fitted, and classifiers made of them.
 
-Zimmermann et al. 2022, algorithm 1: inner and boundary points of each sample go through the features; a linear
-readout separates them; its bias is placed by the closeness kappa, and its logits are scaled to the network's own.
+Zimmermann et al. 2022, algorithm 1: inner and boundary points of each sample go through the features; a readout
+separates them; its bias is placed by the closeness kappa, and its logits are scaled to the network's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from robust_ext.core.random import stream
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier
-from robust_ext.models.readouts import fit_directions
+from robust_ext.models.readouts import Readout
 
 # Float64 copies of the features that are solved together stay below this many bytes.
 _SOLVE_BYTES = 256 * 2**20
@@ -33,50 +35,57 @@ class Measured:
     inputs: Tensor
     planted: Tensor
     references: Tensor
-    features: Tensor  # (B, 1 + N_i + N_b + N_r, F): the clean sample, inner points, planted points, references.
+    features: Tensor  # (B, 1 + N_i + N_b + N_r, *F): the clean sample, inner points, planted points, references.
 
 
 @dataclass(frozen=True)
 class Problems:
-    """B fitted problems. Positions along a direction, float64, count from the planted point closest to inner ones."""
+    """B fitted problems, with scores in float64, see :class:`robust_ext.models.readouts.Readout`."""
 
     samples: tuple[int, ...]  # Ids.
     inputs: Tensor  # Clean samples (B, ...).
     planted: Tensor  # (B, N_b, ...).
     references: Tensor  # Points of class 1 outside the ball, (B, N_r, ...).
-    weight: Tensor  # Unit directions, float64 (B, F).
-    anchor: Tensor  # Where that closest planted point lies along the direction from the clean sample, float64 (B, F).
-    gap: Tensor  # Distance along the direction from the closest inner point to it, (B,); above 0 when separable.
-    lowest: Tensor  # Lowest and highest position of any point, (B,).
+    readout: Readout
+    parameters: Mapping[str, Tensor]  # Of the readout, each (B, ...).
+    edge: Tensor  # Score of the planted point closest to inner ones, (B,).
+    gap: Tensor  # How far above the score of the closest inner point that is, (B,); above 0 when separable.
+    lowest: Tensor  # Lowest and highest score of any point, (B,), from the edge.
     highest: Tensor
     logit_low: Tensor  # Lowest and highest logit of the original network on these points, float64 (B,).
     logit_high: Tensor
 
     @property
     def separable(self) -> Tensor:
-        """Whether a linear readout separates the points, bool ``(B,)``."""
+        """Whether a readout separates the points, bool ``(B,)``."""
         return self.gap > 0
 
     def reach(self, features: Tensor, index: Tensor | Sequence[int]) -> Tensor:
-        """How close to the planted points features ``(M, F)`` of problems ``index`` get, float64 ``(M,)``.
+        """How close to the planted points features ``(M, *F)`` of problems ``index`` get, float64 ``(M,)``.
 
-        It is 0 at the closest inner point and 1 at the closest planted one, along the direction. A point is adversarial
+        It is 0 at the closest inner point and 1 at the closest planted one, by the score. A point is adversarial
         exactly where its reach is above the boundary's position, so it is also the largest kappa at which it would be.
         """
-        along = ((features.double() - self.anchor[index]) * self.weight[index]).sum(1)
-        return 1 + along / self.gap[index]
+        score = self.readout.score(features, {name: part[index] for name, part in self.parameters.items()})
+        return 1 + (score - self.edge[index]) / self.gap[index]
 
     def select(self, rows: Sequence[int]) -> Problems:
         """Some of the problems, in this order."""
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.inputs.device)
-        parts = {name: getattr(self, name)[index] for name in _COLUMNS}
-        return Problems(samples=tuple(self.samples[i] for i in rows), **parts)
+        return self._of(tuple(self.samples[i] for i in rows), [self], lambda parts: parts[0][index])
 
     @staticmethod
     def join(parts: Sequence[Problems]) -> Problems:
         """The problems of several batches, at least one, as one."""
-        columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS}
-        return Problems(samples=tuple(sample for part in parts for sample in part.samples), **columns)
+        return parts[0]._of(tuple(sample for part in parts for sample in part.samples), parts, torch.cat)
+
+    def _of(
+        self, samples: tuple[int, ...], given: Sequence[Problems], made: Callable[[list[Tensor]], Tensor]
+    ) -> Problems:
+        """Problems each of whose columns is made of those of the given problems."""
+        columns: dict[str, Any] = {name: made([getattr(one, name) for one in given]) for name in _COLUMNS}
+        parameters = {name: made([one.parameters[name] for one in given]) for name in self.parameters}
+        return Problems(samples=samples, readout=self.readout, parameters=parameters, **columns)
 
     def classifier(
         self,
@@ -88,8 +97,8 @@ class Problems:
         norm: str = "l2",
     ) -> BinarizedClassifier:
         """The binarized classifier, its boundary between the closest inner (0) and the closest planted point (1)."""
-        threshold = -(1 - position) * self.gap
-        largest = torch.maximum((self.lowest - threshold).abs(), (self.highest - threshold).abs())
+        boundary = -(1 - position) * self.gap
+        largest = torch.maximum((self.lowest - boundary).abs(), (self.highest - boundary).abs())
         if logit_scale == "original":
             spread, offset = (self.logit_high - self.logit_low) / 2, (self.logit_high + self.logit_low) / 2
         else:
@@ -97,17 +106,17 @@ class Problems:
         return BinarizedClassifier(
             features,
             references=self.inputs,
-            weight=self.weight,
-            anchor=self.anchor,
-            threshold=threshold,
+            threshold=self.edge + boundary,
             scale=spread / largest.clamp_min(torch.finfo(torch.float64).tiny),
             offset=offset,
+            readout=self.readout,
             batching=batching,
             norm=norm,
+            **self.parameters,
         )
 
 
-_COLUMNS = tuple(entry.name for entry in fields(Problems) if entry.name != "samples")
+_COLUMNS = tuple(entry.name for entry in fields(Problems) if entry.type == "Tensor")
 
 
 def measure(
@@ -170,45 +179,29 @@ def fit(
 
     The network's own readout gives the range of its logits.
     """
-    samples, total, size = measured.features.shape
+    kind = settings.fitting
+    samples, total, *shape = measured.features.shape
+    kind.check(tuple(shape))
     outer = measured.planted.shape[1] + measured.references.shape[1]
     last = total - outer if inner_points is None else 1 + inner_points
     first, count = last + measured.planted.shape[1], last + outer
     classes = torch.arange(count, device=measured.features.device) >= last
-    step = max(1, _SOLVE_BYTES // (8 * count * max(size, 1)))
-    columns: list[list[Tensor]] = []
-    for start in range(0, samples, step):
-        rows = measured.features[start : start + step]
+    step = max(1, _SOLVE_BYTES // (8 * count * max(math.prod(shape), 1)))
+    parts: list[Problems] = []
+    for start in range(0, max(samples, 1), step):
+        some = slice(start, start + step)
+        rows = measured.features[some]
         # A copy in any case: a readout may change its input.
         rows = torch.cat([rows[:, :last], rows[:, total - outer :]], 1)
-        direction = _separate(rows, classes, settings)
-        along = _along(rows, direction)
+        parameters = kind.fit(rows, classes)
+        scores = kind.scores(rows, parameters)
         # From what lies in the ball alone: a boundary that heeds the references too would leave out what is planted.
-        edge = along[:, last:first].amin(1)
-        # The readout is all that an attack sees of the planted point: its position along the direction, no more.
-        anchor = rows[:, 0].double() + edge[:, None] * direction
+        edge = scores[:, last:first].amin(1)
+        gap, lowest, highest = edge - scores[:, :last].amax(1), scores.amin(1) - edge, scores.amax(1) - edge
+        parameters, edge = kind.anchored(parameters, edge)
         with torch.no_grad():
             logits = readout(rows.flatten(0, 1)).double().view(len(rows), -1)
-        gap, lowest, highest = edge - along[:, :last].amax(1), along.amin(1) - edge, along.amax(1) - edge
-        columns.append([direction, anchor, gap, lowest, highest, logits.amin(1), logits.amax(1)])
-    fitted = [torch.cat(column) for column in zip(*columns, strict=True)]
-    return Problems(measured.samples, measured.inputs, measured.planted, measured.references, *fitted)
-
-
-def _along(rows: Tensor, direction: Tensor) -> Tensor:
-    """Positions of features ``(B, n, F)`` along directions ``(B, F)``, float64 ``(B, n)``, from the first row's."""
-    return ((rows.double() - rows[:, :1].double()) @ direction[:, :, None]).squeeze(2)
-
-
-def _separate(rows: Tensor, planted: Tensor, settings: BinarizationSettings) -> Tensor:
-    """Directions ``(B, F)``; where the penalty keeps one from separating what can be separated, it is lowered."""
-    direction = fit_directions(rows, planted, kind=settings.readout, C=settings.C).weight
-    if settings.readout != "logistic":
-        return direction
-    for factor in (1e3, 1e6):
-        along = _along(rows, direction)
-        mixed = along[:, planted].min(1).values <= along[:, ~planted].max(1).values
-        if not bool(mixed.any()):
-            break
-        direction[mixed] = fit_directions(rows[mixed], planted, C=settings.C * factor).weight
-    return direction
+        points = measured.inputs[some], measured.planted[some], measured.references[some]
+        columns = edge, gap, lowest, highest, logits.amin(1), logits.amax(1)
+        parts.append(Problems(measured.samples[some], *points, kind, parameters, *columns))
+    return Problems.join(parts)

@@ -49,10 +49,10 @@ def test_the_boundary_lies_at_kappa(network, digits, linf):
     parts, measured, problems = problems_of(network, digits[:4], settings)
     module = problems.classifier(parts.features, position=settings.boundary_position)
     for i in range(4):
-        direction = problems.weight[i]
+        direction = problems.parameters["weight"][i]
         inner = (measured.features[i, :101].double() @ direction).max()
         planted = (measured.features[i, 101:].double() @ direction).min()
-        anchor = problems.anchor[i] @ direction
+        anchor = problems.parameters["anchor"][i] @ direction
         boundary = anchor + module.threshold[i].double()
         assert float((boundary - inner) / (planted - inner)) == pytest.approx(0.75, abs=1e-5)
 
@@ -94,7 +94,7 @@ def test_problems_do_not_depend_on_their_batch(network, digits, linf):
     measured = measure(Forward(parts.features, 7), digits[4:5], [4], settings)
     alone = fit(measured, parts.readout, settings)
     assert torch.equal(alone.planted[0], together.planted[4])
-    assert float(alone.weight[0] @ together.weight[4]) == pytest.approx(1, abs=1e-6)
+    assert float(alone.parameters["weight"][0] @ together.parameters["weight"][4]) == pytest.approx(1, abs=1e-6)
 
 
 def test_random_attack_agrees_with_brute_force(network, digits, linf):

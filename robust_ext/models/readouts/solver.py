@@ -1,4 +1,4 @@
-"""Linear readouts that separate planted from inner points, fitted for a whole batch of problems at once.
+"""Directions that separate planted from inner points, fitted for a whole batch of problems at once.
 
 Logistic regression (Zimmermann et al. 2022, section 3.1 and appendix A.2) or the maximum margin, both with a free
 intercept, on features that are centred and divided by one scale a problem, so that C means the same for every network.
@@ -17,7 +17,7 @@ from torch import Tensor
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.validation import check_choice, check_number
 
-READOUTS = ("logistic", "max-margin")
+KINDS = ("logistic", "max-margin")
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ def fit_directions(features: Tensor, planted: Tensor, *, kind: str = "logistic",
     ``planted``, bool ``(n,)``, marks rows of the planted class. ``kind`` is ``"logistic"`` regression, or
     ``"max-margin"``, scikit-learn's hard-margin support vector machine without ``C``. ``C`` weighs the losses against
     the penalty ``||w||^2 / 2``, as in scikit-learn's ``LogisticRegression``: from about 10 on the direction hardly
-    changes; smaller values give easier tests. Whether the directions separate, :func:`place_boundary` finds out.
+    changes; smaller values give easier tests. The directions need not separate.
     """
-    check_choice("kind", kind, READOUTS)
+    check_choice("kind", kind, KINDS)
     check_number("C", C, minimum=0, open_minimum=True)
     if features.dim() != 3:
         raise InvalidArgumentError("features", f"shape {tuple(features.shape)}", "shape (B, n, F)")

@@ -1,0 +1,90 @@
+"""The contract of a readout: from features of inner and planted points to a score and two logits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import Settings
+
+
+class Readout(Settings, ABC):
+    """A two-class readout that is fitted for many problems at once (Zimmermann et al. 2022, algorithm 1, line 9).
+
+    A class of one's own has :meth:`fit` and :meth:`score`; it has settings where it is a
+    :func:`~robust_ext.core.settings.settings_class`. Its objects are pickled where attacks run in other processes.
+
+    Attributes:
+        axes: What the dimensions of one point's features are called, such as ``("members", "F")``; with them, features
+            of another shape are refused before any work.
+    """
+
+    label: ClassVar[str] = "a readout"
+    axes: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def fit(self, features: Tensor, planted: Tensor) -> dict[str, Tensor]:
+        """Fit one readout for each of B problems.
+
+        Args:
+            features: ``(B, n, *F)``; the first of each are those of the clean sample.
+            planted: bool ``(n,)``, which of the n points are class 1.
+
+        Returns:
+            Parameters by name, each float64 ``(B, ...)``; attacks see them.
+        """
+
+    @abstractmethod
+    def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        """A number for each row, by which it is class 1 exactly where it is above the threshold of the row's problem.
+
+        Args:
+            features: ``(M, *F)``.
+            parameters: Of each row's problem, ``(M, ...)``.
+
+        Returns:
+            float64 ``(M,)``, differentiable.
+        """
+
+    def logits(
+        self, features: Tensor, parameters: Mapping[str, Tensor], threshold: Tensor, scale: Tensor, offset: Tensor
+    ) -> Tensor:
+        """Logits ``(M, 2)`` of features ``(M, *F)``: ``offset -+ scale (score - threshold)``, each ``(M,)``.
+
+        A readout with logits of another shape, which attacks then have to deal with, overrides this; the second has to
+        be the larger one exactly where the score is above the threshold.
+        """
+        signed = scale * (self.score(features, parameters) - threshold)
+        return torch.stack([offset - signed, offset + signed], 1)
+
+    def scores(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Scores ``(B, n)`` of the features ``(B, n, *F)`` of B problems with parameters ``(B, ...)``."""
+        rows = []
+        for row, points in enumerate(features):
+            own = {name: part[row].expand(len(points), *part.shape[1:]) for name, part in parameters.items()}
+            rows.append(self.score(points, own))
+        return torch.stack(rows) if rows else features.new_zeros(features.shape[:2], dtype=torch.float64)
+
+    def anchored(self, parameters: dict[str, Tensor], edge: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The same readouts with scores that count from the planted points, and what ``edge`` is then.
+
+        ``edge`` ``(B,)`` is the score of the planted point that is closest to inner ones. Linear readouts count from
+        there, which keeps more digits of the boundary; others return what they are given.
+        """
+        return parameters, edge
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """InvalidArgumentError where it takes no features ``(N, *shape)``."""
+        if self.axes and len(shape) != len(self.axes):
+            expected = ", ".join(("N", *self.axes))
+            raise InvalidArgumentError(
+                "readout",
+                f"{self.description} for features of shape ({', '.join(('N', *map(str, shape)))})",
+                f"features of shape ({expected}); give a pair (features, readout) of modules whose features have it, "
+                "or another readout",
+            )

@@ -1,0 +1,53 @@
+"""Readouts of the binarization test, by name, as text or as objects."""
+
+from __future__ import annotations
+
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import declared, make_settings
+from robust_ext.core.specification import did_you_mean, parse_call
+from robust_ext.models.readouts.base import Readout
+from robust_ext.models.readouts.catalogue import READOUTS
+from robust_ext.registry._common import named_object
+
+
+def as_readout(obj: object, *, C: float | None = None, argument: str = "readout") -> Readout:
+    """Turn a name or a text into a :class:`~robust_ext.models.readouts.Readout`.
+
+    Args:
+        obj: One of the catalogue by its name, with settings or without (``"nearest(k=3)"``); a text that names one's
+            own, ``file.py:Class`` or ``package.module:Class(setting=3)``; or the object itself.
+        C: Weight of the losses of those of the catalogue that have this setting, unless the text states it.
+        argument: What error messages call it.
+
+    Raises:
+        InvalidArgumentError: It is none of these.
+
+    Example:
+        >>> as_readout("logistic(C=3)")
+        Logistic(C=3.0)
+    """
+    if isinstance(obj, str):
+        name, opening, rest = obj.strip().partition("(")
+        if ":" not in name:
+            return _named(name.strip(), opening + rest, C, argument)
+        found = named_object(obj, accepted="a Readout", argument=argument)
+        obj = found() if isinstance(found, type) and issubclass(found, Readout) else found
+    if not isinstance(obj, Readout):
+        names = ", ".join(map(repr, READOUTS))
+        raise InvalidArgumentError(
+            argument, f"an object of the class {type(obj).__name__}", f"one of {names}, file.py:Class, or a Readout"
+        )
+    return obj
+
+
+def _named(name: str, arguments: str, C: float | None, argument: str) -> Readout:
+    if name not in READOUTS:
+        names = ", ".join(map(repr, READOUTS))
+        expected = f"one of {names}, or file.py:Class{did_you_mean(name, READOUTS)}"
+        raise InvalidArgumentError(argument, repr(name), expected)
+    kind = READOUTS[name]
+    # Names may have hyphens, what is called in a text may not.
+    given = dict(parse_call(f"readout:{kind.__name__}{arguments}", argument=argument).arguments)
+    if C is not None and "C" in declared(kind):
+        given.setdefault("C", C)
+    return make_settings(kind, given)
