@@ -7,6 +7,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -108,6 +109,9 @@ def _values(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
             value = _tuple(cls, name, typing.get_args(kind)[0], value)
         elif kind == int | str and re.fullmatch(r"[+-]?\d+", value):
             value = int(value)
+        elif kind == float | str:
+            with suppress(ValueError):
+                value = float(value)
         try:
             found[name] = check_setting(cls, name, info, value)
         except InvalidArgumentError as error:

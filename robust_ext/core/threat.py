@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -131,26 +131,46 @@ class ThreatModel:
             d = _rows(*shape, lambda row: _laplace(row, generator))
         return self._stretch(x, d)
 
-    def sample_corners(self, x: Tensor, count: int, *, generator: torch.Generator) -> Tensor:
+    def sample_corners(self, x: Tensor, count: int, *, generator: torch.Generator, radius: float = 1.0) -> Tensor:
         """Random extreme points: the hardest places to plant an adversarial example (section 4.3, appendix B).
 
         linf: corners of the cube, every value moved by epsilon up or down. l2: the points of the sphere in these
         directions. l1: vertices of ball and bounds together, one value after another moved as far as it can go until
         the budget is used up. All are clipped to the bounds, and lie at distance epsilon where the bounds leave room.
 
+        With a smaller ``radius`` they are those of the ball of ``radius`` x epsilon. In linf they are balanced there: a
+        value near a bound goes away from it so much more often that the mean of the clipped points is that of the
+        corners at epsilon, which their mean does not tell apart from these.
+
         Arguments and points are those of :meth:`sample_inner`.
         """
+        check_number("radius", radius, minimum=0, maximum=1, open_minimum=True)
+        ball, shape = replace(self, epsilon=radius * self.epsilon), (count, x.numel())
         if self.norm == "l1":
-            return self._vertices(x, count, generator)
-        signs = _signs((count, x.numel()), generator)
-        if self.norm == "linf":
-            return self._add(x, signs.mul_(self.epsilon))
-        return self._stretch(x, signs)
+            return ball._vertices(x, count, generator)
+        if self.norm == "linf" and radius < 1:
+            up = torch.rand(shape, generator=generator) < self._rising(x, radius)
+            return self._add(x, torch.where(up, ball.epsilon, -ball.epsilon))
+        signs = _signs(shape, generator)
+        return self._add(x, signs.mul_(self.epsilon)) if self.norm == "linf" else ball._stretch(x, signs)
 
     def _scale(self, values: int) -> float:
         """The largest norm of a sample of so many numbers in bounds."""
         growth: float = {"linf": 1.0, "l2": float(values) ** 0.5, "l1": float(values)}[self.norm]
         return max(abs(self.bounds[0]), abs(self.bounds[1])) * growth
+
+    def _rising(self, x: Tensor, radius: float) -> Tensor:
+        """Probability with which each value goes up in :meth:`sample_corners` of a smaller radius, (D,) in linf.
+
+        With room for ``u`` up and ``d`` down at epsilon, and ``u_r``, ``d_r`` at ``radius`` x epsilon, the mean
+        displacement ``p u_r - (1 - p) d_r`` is to be that of a fair coin at epsilon, ``(u - d) / 2``. It is half where
+        nothing is clipped, and ``1 / (2 radius)`` away from a bound that the value lies at.
+        """
+        up, down = (self._room(x, torch.tensor(sign)) for sign in (1.0, -1.0))
+        (u, d), (u_r, d_r) = (
+            (up.clamp_max(size), down.clamp_max(size)) for size in (self.epsilon, radius * self.epsilon)
+        )
+        return (((u - d) / 2 + d_r) / (u_r + d_r)).clamp_(0, 1).float()
 
     def _vertices(self, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
         drawn = _rows(count, 2 * x.numel(), lambda row: row.uniform_(generator=generator))

@@ -150,6 +150,29 @@ def test_l1_corners_are_vertices():
     np.testing.assert_allclose(abs(offsets(torch.tensor(points), x)).sum(1), 1.3, atol=1e-5)
 
 
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("radius", [0.95, 0.7])
+def test_smaller_linf_corners_have_the_mean_of_those_at_epsilon(bounds, radius):
+    """Where bounds clip too: the mean over all corners at epsilon is the middle of the clipped interval."""
+    epsilon = 0.3 * (bounds[1] - bounds[0])
+    threat_model = ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds)
+    x = torch.linspace(*bounds, 41)
+    points = offsets(threat_model.sample_corners(x, 4000, generator=generator(2), radius=radius), x)
+    assert abs(points).max() <= radius * epsilon + 1e-6
+    low, high = (np.clip(x.double().numpy() + side * epsilon, *bounds) - x.double().numpy() for side in (-1, 1))
+    np.testing.assert_allclose(points.mean(0), (low + high) / 2, atol=5 * epsilon / np.sqrt(4000))
+    fair = points[:, 20] > 0
+    assert abs(fair.mean() - 0.5) < 5 * 0.5 / np.sqrt(4000)
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_smaller_corners_are_those_of_the_smaller_ball(norm):
+    ball, smaller = (ThreatModel(norm=norm, epsilon=size) for size in (0.8, 0.8 * 0.75))
+    x = torch.rand(20, generator=generator(5))
+    points = ball.sample_corners(x, 30, generator=generator(), radius=0.75)
+    assert torch.equal(points, draw(smaller, "sample_corners", x, 30))
+
+
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("size", [1, 3, 17, 64])

@@ -18,6 +18,7 @@ class BinarizationOptions(TypedDict, total=False):
     witness_queries: int
     layer: str | None
     inner_points: int
+    inner: float | Literal["uniform"]
     boundary_points: int
     boundary: Literal["auto", "corners", "surface"]
     gap: float

@@ -161,9 +161,25 @@ def draw_inner(x: Tensor, sample: int, settings: BinarizationSettings, count: in
 
 def _inner_blocks(x: Tensor, sample: int, settings: BinarizationSettings, count: int) -> Iterator[Callable[[], Tensor]]:
     """Functions that draw the blocks of a sample's inner points."""
-    draw = partial(settings.threat_model.sample_inner, x, radius=1 - settings.gap)
     for block, size in _blocks(count):
-        yield partial(draw, count=size, generator=stream(settings.seed_of_judge, sample, "inner", block))
+        yield partial(_draw_block, x, sample, settings, block, size)
+
+
+def _draw_block(x: Tensor, sample: int, settings: BinarizationSettings, block: int, size: int) -> Tensor:
+    """The first ``size`` points of a block, the two kinds evenly mixed: of the first n, a share n are corners."""
+    ball, radius, key = settings.threat_model, 1 - settings.gap, (settings.seed_of_judge, sample)
+    corner = _evenly(settings.inner_corners, block * _BLOCK, size)
+    corners, uniform = int(corner.sum()), int((~corner).sum())
+    points = x.new_empty((size, *x.shape), dtype=torch.float32)
+    points[corner] = ball.sample_corners(x, corners, generator=stream(*key, "inner corners", block), radius=radius)
+    points[~corner] = ball.sample_inner(x, uniform, generator=stream(*key, "inner", block), radius=radius)
+    return points
+
+
+def _evenly(share: float, start: int, count: int) -> Tensor:
+    """Which of the points ``start`` to ``start + count`` are of the first kind, bool: evenly spread."""
+    upto = (torch.arange(start, start + count + 1, dtype=torch.float64) * share).floor()
+    return upto.diff() > 0
 
 
 def _blocks(count: int) -> Iterator[tuple[int, int]]:

@@ -42,6 +42,14 @@ class BinarizationSettings(DepthSettings):
         minimum=1,
         maximum=1_000_000,
     )
+    inner: float | str = setting(
+        default=0.5,
+        help="Share of the inner points that are corners of the smaller ball (l1: vertices, l2: sign directions), as "
+        'long as a planted corner; the others are uniform in it. ``"uniform"``: all of them, as in the paper.',
+        minimum=0,
+        maximum=1,
+        choices=("uniform",),
+    )
     boundary_points: int = setting(
         default=1, help="N_b, planted points of class 1 for each sample.", minimum=1, maximum=1_000_000
     )
@@ -192,6 +200,11 @@ class BinarizationSettings(DepthSettings):
     def corners(self) -> bool:
         """Whether points are planted in corners."""
         return self.boundary == "corners" or (self.boundary == "auto" and self.threat_model.norm == "linf")
+
+    @property
+    def inner_corners(self) -> float:
+        """Share of the inner points that are corners of the smaller ball."""
+        return 0.0 if isinstance(self.inner, str) else self.inner
 
     @property
     def boundary_position(self) -> float:

@@ -78,8 +78,24 @@ def test_logits_span_the_range_of_the_network(network, digits, linf):
     assert module.batching == "any"
 
 
-def test_points_do_not_depend_on_batch_order_or_number(digits, linf):
-    settings = BinarizationSettings(threat_model=linf, inner_points=600)
+@pytest.mark.parametrize("threat_model", THREATS, ids=lambda t: t.norm)
+@pytest.mark.parametrize(("inner", "share"), [("uniform", 0.0), (0.3, 0.3), (1.0, 1.0)])
+def test_a_share_of_the_inner_points_are_corners_of_the_smaller_ball(digits, threat_model, inner, share):
+    settings = BinarizationSettings(threat_model=threat_model, inner=inner, gap=0.2)
+    points = draw_inner(digits[3], 3, settings, 600)
+    assert ((points >= 0) & (points <= 1)).all()
+    clean = digits[3].expand_as(points)
+    assert (threat_model.distance(points, clean) <= 0.8 * threat_model.epsilon + 1e-5).all()
+    # A corner moves few values, or all alike where they are not clipped; the moves of a uniform point all differ.
+    moves = (points - clean).abs().flatten(1)
+    corners = torch.tensor([len(move[move > 1e-6].mul(1e4).round().unique()) < 20 for move in moves])
+    for count in (10, 100, 300, 600):
+        assert int(corners[:count].sum()) == int(share * count)
+
+
+@pytest.mark.parametrize("inner", ["uniform", 0.3, 1.0])
+def test_points_do_not_depend_on_batch_order_or_number(digits, linf, inner):
+    settings = BinarizationSettings(threat_model=linf, inner_points=600, inner=inner)
     many = draw_inner(digits[3], 3, settings, 600)
     assert torch.equal(draw_inner(digits[3], 3, settings, 300), many[:300])
     assert not torch.equal(draw_inner(digits[3], 4, settings, 300), many[:300])
