@@ -120,7 +120,7 @@ def numbers(values):
 
 # ---- The binarization test.
 
-QUICK = {"inner_points": 80, "random_inner": 20, "random_corners": 20, "canaries": 2, "minimum_samples": 5}
+QUICK = {"inner_points": 80, "random_inner": 20, "random_corners": 20, "canaries": 2}
 
 
 def binarization(attack, norm="linf", *, model=None, wide=False, **settings):

@@ -9,7 +9,7 @@ from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 
 digits = load_dataset("digits")
-inputs, _ = digits.take(digits.choose(32, seed=0))
+inputs, _ = digits.take(digits.choose(64, seed=0))
 
 classifier = PyTorchClassifier(
     digits_network(), loss=torch.nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1)

@@ -15,7 +15,7 @@ def fgsm(model, x, y, *, epsilon):
 
 
 digits = load_dataset("digits")
-inputs, _ = digits.take(digits.choose(32, seed=0))
+inputs, _ = digits.take(digits.choose(64, seed=0))
 threat_model = robust_ext.ThreatModel(norm="linf", epsilon=0.1)
 result = robust_ext.binarization_test(digits_network(), fgsm, inputs, threat_model)
 print(result)

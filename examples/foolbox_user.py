@@ -7,7 +7,7 @@ from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 
 digits = load_dataset("digits")
-inputs, _ = digits.take(digits.choose(32, seed=0))
+inputs, _ = digits.take(digits.choose(64, seed=0))
 
 model = foolbox.PyTorchModel(digits_network(), bounds=(0, 1), device="cpu")
 attacks = {"PGD": foolbox.attacks.LinfPGD(steps=40), "FGSM": foolbox.attacks.FGSM(random_start=False)}

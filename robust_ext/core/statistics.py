@@ -28,30 +28,15 @@ def upper_bound(hits: int, trials: int, *, error_rate: float = 0.05) -> float:
     return _upper(hits, trials, error_rate)
 
 
-def separating_trials(low: float, high: float, *, confidence: float = 0.95, most: int = 100_000) -> int | None:
-    """Trials of each at which the exact intervals of two proportions lie apart; None where ``most`` are too few.
-
-    About the fewest: proportions are rounded towards each other, to whole hits, so that a few less may do.
+def lower_bound(hits: int, trials: int, *, error_rate: float = 0.05) -> float:
+    """One-sided exact lower bound of a proportion: above it with probability ``1 - error_rate``; 0 without trials.
 
     Example:
-        >>> separating_trials(0.5, 1.0), separating_trials(0.5, 0.5)
-        (16, None)
+        >>> round(lower_bound(28, 28), 4), round(lower_bound(29, 29), 4)
+        (0.8985, 0.9019)
     """
-
-    def apart(trials: int) -> bool:
-        lower, upper = math.ceil(low * trials - 1e-9), math.floor(high * trials + 1e-9)
-        tail = (1 - confidence) / 2
-        return lower < upper and _upper(lower, trials, tail) < 1 - _upper(trials - upper, trials, tail)
-
-    for share in (low, high):
-        check_number("proportion", share, minimum=0, maximum=1)
-    if low >= high or not apart(most):
-        return None
-    few, enough = 0, most
-    while enough - few > 1:
-        middle = (few + enough) // 2
-        few, enough = (few, middle) if apart(middle) else (middle, enough)
-    return enough
+    _check(hits, trials, error_rate=error_rate)
+    return 1.0 - _upper(trials - hits, trials, error_rate)
 
 
 def _check(hits: int, trials: int, **share: float) -> None:

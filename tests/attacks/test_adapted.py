@@ -94,7 +94,7 @@ def test_the_same_attack_is_tested(batching):
     found = as_attack(pgd)
     found.traits = found.traits.__class__(batching=batching)
     adapted = AdaptedAttack(attack=found, bpda="quantise", eot=2)
-    small = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canaries": 2, "minimum_samples": 5}
+    small = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canaries": 2}
     model = ThreatModel(norm="linf", epsilon=0.1)
     result = binarization_test(Rounded().eval(), [found, adapted], inputs, model, kappa=0.9, **small)
     plain, other = result.content["attacks"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.statistics import proportion_interval, separating_trials, sequential_decision, upper_bound
+from robust_ext.core.statistics import lower_bound, proportion_interval, sequential_decision, upper_bound
 
 COUNTS = st.integers(1, 400).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
 
@@ -27,7 +27,7 @@ def test_intervals_are_beta_quantiles(counts, confidence):
 
 @settings(deadline=None)
 @given(COUNTS, st.sampled_from([0.01, 0.05, 0.5]))
-def test_upper_bounds_are_beta_quantiles(counts, error_rate):
+def test_one_sided_bounds_are_beta_quantiles(counts, error_rate):
     hits, trials = counts
     expected = stats.beta.ppf(1 - error_rate, hits + 1, trials - hits) if hits < trials else 1.0
     found = upper_bound(hits, trials, error_rate=error_rate)
@@ -35,29 +35,15 @@ def test_upper_bounds_are_beta_quantiles(counts, error_rate):
     # What the bound means: a rate there gives so few hits with just this probability.
     if hits < trials:
         assert stats.binom.cdf(hits, trials, found) == pytest.approx(error_rate, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "whole"), [(0.0, 1.0, 1), (0.5, 1.0, 2), (0.25, 0.75, 4), (0.9, 1.0, 10), (0.5, 0.6, 10)]
-)
-def test_intervals_of_so_many_trials_lie_apart(low, high, whole):
-    """Where both are whole hits, the beta quantiles lie apart from about the number found on."""
-
-    def apart(trials):
-        lower, upper = round(low * trials), round(high * trials)
-        ceiling, floor = (lower + 1, trials - lower), (upper, trials - upper + 1)
-        return stats.beta.ppf(0.975, *ceiling) < stats.beta.ppf(0.025, *floor)
-
-    found = separating_trials(low, high)
-    assert apart(-(-found // whole) * whole)
-    assert not any(apart(trials) for trials in range(whole, int(0.9 * found) - whole, whole))
-    assert separating_trials(low, high, most=found - 1) is None
-    assert separating_trials(high, low) is None
+    low = lower_bound(hits, trials, error_rate=error_rate)
+    assert low == pytest.approx(stats.beta.ppf(error_rate, hits, trials - hits + 1) if hits else 0.0, abs=1e-9)
+    if hits:
+        assert stats.binom.sf(hits - 1, trials, low) == pytest.approx(error_rate, abs=1e-6)
 
 
 def test_without_trials_nothing_is_known():
     assert proportion_interval(0, 0) is None
-    assert upper_bound(0, 0) == 1.0
+    assert (lower_bound(0, 0), upper_bound(0, 0)) == (0.0, 1.0)
     assert sequential_decision(0, 0, threshold=0.95) is None
 
 
@@ -179,7 +165,9 @@ def test_it_decides_rightly_when_the_rate_is_clear():
     assert wrong_rate(0.8, "below", runs=2000) > 0.99
 
 
-@pytest.mark.parametrize("call", [proportion_interval, upper_bound, partial(sequential_decision, threshold=0.5)])
+@pytest.mark.parametrize(
+    "call", [proportion_interval, lower_bound, upper_bound, partial(sequential_decision, threshold=0.5)]
+)
 def test_wrong_counts(call):
     for hits, trials, message in (
         (3, 2, r"hits: got 3, expected an integer of at least 0 and at most 2"),

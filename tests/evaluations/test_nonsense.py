@@ -26,7 +26,7 @@ def evaluate(name, *, epsilon=0.1, norm="linf", bounds=(0.0, 1.0), **keywords):
     model = network()
     y = model(X).argmax(1)
     if name == "binarization_test":
-        keywords = {"inner_points": 20, "minimum_samples": 0, "canaries": 0, **keywords}
+        keywords = {"inner_points": 20, "canaries": 0, **keywords}
         return robust_ext.binarization_test(model, ATTACK, X, threat_model, **keywords)
     if name == "mead":
         detector = keywords.pop("detectors", lambda x: x.flatten(1).std(1))

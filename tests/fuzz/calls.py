@@ -32,7 +32,7 @@ THREAT = ThreatModel(norm="linf", epsilon=0.1)
 
 def _binarization(**changed):
     given = {"model": network(), "attacks": ATTACK, "inputs": X, "threat_model": THREAT, **changed}
-    small = {"inner_points": 5, "random_inner": 1, "random_corners": 1, "canaries": 0, "minimum_samples": 0}
+    small = {"inner_points": 5, "random_inner": 1, "random_corners": 1, "canaries": 0}
     return robust_ext.binarization_test(**{**small, **given})
 
 

@@ -110,7 +110,7 @@ def _write_runs(folder):
             x,
             ThreatModel(norm="linf", epsilon=0.3),
             out=folder / name,
-            **{"inner_points": 10, "random_inner": 2, "random_corners": 2, "canaries": 0, "minimum_samples": 1},
+            **{"inner_points": 10, "random_inner": 2, "random_corners": 2, "canaries": 0},
         )
         if damage:
             (folder / name / "records.jsonl").write_bytes(damage)

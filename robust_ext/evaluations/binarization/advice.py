@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from robust_ext.core.statistics import separating_trials
+from robust_ext.evaluations.binarization.rules import Rules
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 # Above it kappa decides nothing, and from so many inner points on, more are too slow to measure to be advised.
@@ -40,20 +40,26 @@ def easier_to_plant(settings: BinarizationSettings, *, inseparable: int, unplant
     return " or ".join(ways) or "other inputs"
 
 
-def settle(found: int, random_found: int, samples: int, settings: BinarizationSettings, *, lost: int) -> str:
-    """What to change where random search finds too much of what the attack finds."""
-    ways = []
-    if settings.boundary_points > 1:
-        ways.append(_set("boundary_points", 1))
-    if settings.boundary_position < _CLOSE:
-        ways.append(_set("kappa", 0.999))
-    if not ways and settings.inner_points < _MANY:
-        ways.append(_set("inner_points", min(4 * (settings.inner_points + 1), _MANY)))
-    if random_found / samples <= settings.maximum_random_score:
-        needed = separating_trials(random_found / samples, found / samples, confidence=settings.confidence)
-        if needed is not None:
-            enough = more_samples(max(needed, settings.minimum_samples), planted=samples, lost=lost)
-            ways.insert(0, f"{enough}, if the scores stay as they are")
+def settle(found: int, random_found: int, samples: int, rules: Rules, *, lost: int) -> str:
+    """What to change where so many of the problems solved show neither a high enough rate nor a low enough R-ASR."""
+    settings, ways = rules.settings, []
+    easy = random_found / samples > settings.maximum_random_score
+    if not rules.proves_hard(random_found, samples):
+        if settings.boundary_points > 1:
+            ways.append(_set("boundary_points", 1))
+        if settings.boundary_position < _CLOSE:
+            ways.append(_set("kappa", 0.999))
+        if not ways and settings.inner_points < _MANY:
+            ways.append(_set("inner_points", min(4 * (settings.inner_points + 1), _MANY)))
+    both = " and R-ASR stays" if random_found else ""
+    needed = rules.needed(found, 0 if easy else random_found, samples)
+    enough = "" if needed is None else more_samples(needed, planted=samples, lost=lost)
+    if easy:
+        # No number of samples settles that; it may take more of them as well.
+        more = "" if rules.proves_rate(found, samples) or not enough else f", with {enough}"
+        return ("; or ".join(ways) or _COMPARE) + more
+    if enough:
+        ways.insert(0, f"{enough}, if it misses no more{both}")
     return "; or ".join(ways) or _COMPARE
 
 

@@ -48,7 +48,7 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
         mine = _until_decided(name, run, outcome.records)
         timings = [entry for entry in outcome.timings if entry["block"] < len(mine)]
         words = {"description": describe(attack), "target": current_context().target}
-        attacks.append(summarise_attack(name, mine, timings, run.settings, **words))
+        attacks.append(summarise_attack(name, mine, timings, run.settings, attacks=len(run.attacks), **words))
         entries = [record["attacks"][name] for record in mine if name in record["attacks"]]
         attempted.append((name, [entry for entry in entries if entry["outcome"] != "not_planted"]))
         causes.append(_attacked(name, run, mine, failed=attacks[-1]["verdict"] == "failed"))
@@ -133,7 +133,7 @@ def _until_decided(name: str, run: BinarizationRun, records: Sequence[Record]) -
     if not run.settings.sequential:
         return records
     groups = run.complete_groups(records)
-    number = decided_after(name, groups, run.settings)
+    number = decided_after(name, groups, run.rules)
     return records if number is None else [record for group in groups[:number] for record in group]
 
 

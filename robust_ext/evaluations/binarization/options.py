@@ -37,8 +37,8 @@ class BinarizationOptions(TypedDict, total=False):
     random_corners: int
     canaries: int
     threshold: float
+    proven_rate: float
     maximum_random_score: float
-    minimum_samples: int
     calibrate_on: int
     sequential: bool
     error_rate: float

@@ -29,6 +29,7 @@ from robust_ext.evaluations.binarization.examples import save_examples
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.posing import Clock, pose
 from robust_ext.evaluations.binarization.problems import Problems
+from robust_ext.evaluations.binarization.rules import Rules
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.summary import Sequential, decided_after
 from robust_ext.evaluations.binarization.witnesses import Witness, find_witnesses
@@ -91,10 +92,15 @@ class BinarizationRun(Run):
                 slot.fill(found)
         self.calibrations.append(slot.value)
 
+    @property
+    def rules(self) -> Rules:
+        """What counts of solved problems show."""
+        return Rules(self.settings, len(self.attacks))
+
     @cached_property
     def sequence(self) -> Sequential:
         """How far the sequential rule has come with each attack."""
-        return Sequential(list(self.attacks), self.given)
+        return Sequential(list(self.attacks), self.rules)
 
     def decided(self, store: Store) -> bool:
         """Whether the sequential rule has decided every attack."""
@@ -104,7 +110,7 @@ class BinarizationRun(Run):
         """Records and timings up to where the last attack was decided; all without the sequential rule."""
         groups: list[Sequence[Record]] = [store.block(rows) for rows in takewhile(store.holds, self.blocks)]
         if self.given.sequential:
-            groups = groups[: max(decided_after(name, groups, self.given) or len(groups) for name in self.attacks)]
+            groups = groups[: max(decided_after(name, groups, self.rules) or len(groups) for name in self.attacks)]
         records = [record for group in groups for record in group]
         timings = {entry["block"]: entry for entry in store.timings() if entry["block"] < len(records)}
         if current_context().shard[1] == 1:

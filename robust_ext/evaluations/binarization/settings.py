@@ -147,10 +147,19 @@ class BinarizationSettings(DepthSettings):
     )
     canaries: int = setting(default=8, help="Samples that are also posed with the wrong label.", minimum=0)
     threshold: float = setting(default=0.95, help="Test score that passes, in (0, 1).", above=0, below=1)
-    maximum_random_score: float = setting(
-        default=0.5, help="R-ASR above which a test is too easy to pass anything, in [0, 1].", minimum=0, maximum=1
+    proven_rate: float = setting(
+        default=0.9,
+        help="A pass needs samples that show a rate above it, with ``error_rate``, beside a score of the threshold; 0: "
+        "the score alone.",
+        minimum=0,
+        below=1,
     )
-    minimum_samples: int = setting(default=10, help="Planted problems below which nothing passes.", minimum=0)
+    maximum_random_score: float = setting(
+        default=0.5,
+        help="A pass needs samples that show an R-ASR of at most this, with ``error_rate``; 1: any.",
+        above=0,
+        maximum=1,
+    )
     calibrate_on: int = setting(
         default=0,
         help="Number of samples on which the hardness is calibrated first (section 4.3); 0 for no calibration.",
@@ -158,9 +167,15 @@ class BinarizationSettings(DepthSettings):
         cli=None,
     )
     sequential: bool = setting(
-        default=False, help="Stop drawing samples once each attack's score is above or below the threshold."
+        default=False, help="Stop drawing samples once they show of each attack that it fails or passes."
     )
-    error_rate: float = setting(default=0.05, help="Of that decision, in (0, .5).", above=0, below=0.5)
+    error_rate: float = setting(
+        default=0.05,
+        help="Of what samples show, in (0, .5): with several attacks, the probability that any of those passes whose "
+        "rate is not above ``proven_rate``.",
+        above=0,
+        below=0.5,
+    )
     confidence: float = setting(default=0.95, help="Of the intervals, in (0, 1).", above=0, below=1)
     batch_size: int | str = setting(
         default="auto",

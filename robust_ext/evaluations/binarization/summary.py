@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robust_ext.core.statistics import sequential_decision
 from robust_ext.engine.outcomes import OUTCOMES
 from robust_ext.engine.store import Record
 from robust_ext.evaluations.binarization.depth_scores import score_depths, solved_depth
+from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import judge
 from robust_ext.evaluations.caveats import lost_words
@@ -26,12 +26,13 @@ def summarise_attack(
     timings: Sequence[Record],
     settings: BinarizationSettings,
     *,
+    attacks: int,
     description: str,
     target: str,
 ) -> dict[str, Any]:
-    """Everything about one attack, as documented for ``result.json``, of records and timings of the same groups."""
+    """Everything about one of so many attacks, as documented for ``result.json``, of what the same groups left."""
     attacked = [record for record in records if name in record["attacks"]]
-    planted = [record for record in attacked if record["attacks"][name]["outcome"] != "not_planted"]
+    planted = _planted(name, records)
     mine = [record["attacks"][name] for record in planted]
     outcomes = {outcome: sum(entry["outcome"] == outcome for entry in mine) for outcome in OUTCOMES}
     posed = [entry["canary"] for entry in mine if entry["canary"] in ("kept", "repaired")]
@@ -54,8 +55,11 @@ def summarise_attack(
             outcomes["found"],
             random_found,
             len(planted),
-            **canaries,
+            planted=canaries["planted"],
+            repaired=canaries["repaired"],
             settings=settings,
+            attacks=attacks,
+            depths=_deeper(depths),
             non_finite=outcomes["non_finite_logits"],
             lost=lost_words(mine, of="problem"),
             inseparable=unplanted["not_separable"],
@@ -76,6 +80,19 @@ def summarise_attack(
         "hardness": hardness[-1:] if planting else hardness,
         **planting,
     }
+
+
+def _deeper(depths: Sequence[Mapping[str, Any]]) -> list[Solved]:
+    """What an attack solved beyond the planted points, of the problems that others proved."""
+    return [
+        Solved(
+            found=row["found_by_others"],
+            random_found=row["random_found_by_others"],
+            samples=row["problems_by_others"],
+            depth=row["depth"],
+        )
+        for row in depths[1:]
+    ]
 
 
 def _cost(name: str, timings: Sequence[Record]) -> dict[str, dict[str, Any]]:
@@ -133,37 +150,38 @@ def _reached(reach: float | None, position: float) -> bool:
 class Sequential:
     """The sequential rule for several attacks, told of groups of samples one after another, in order."""
 
-    def __init__(self, names: Sequence[str], settings: BinarizationSettings) -> None:
+    def __init__(self, names: Sequence[str], rules: Rules) -> None:
         self.groups = 0  # How many it was told of
         self.undecided = list(names)  # Attacks that need more
-        self._counts = dict.fromkeys(names, (0, 0))
-        self._settings = settings
+        self._counts = dict.fromkeys(names, (0, 0, 0))
+        self._rules = rules
 
     def add(self, group: Sequence[Record]) -> None:
         """Take in the next group."""
         self.groups += 1
         for name in list(self.undecided):
-            found, trials = self._counts[name]
+            found, random_found, trials = self._counts[name]
             planted = _planted(name, group)
             trials += len(planted)
-            found += sum(entry["outcome"] == "found" for entry in planted)
-            self._counts[name] = found, trials
-            limits = {"threshold": self._settings.threshold, "error_rate": self._settings.error_rate}
-            if sequential_decision(found, trials, **limits):
+            found += sum(record["attacks"][name]["outcome"] == "found" for record in planted)
+            position = self._rules.settings.boundary_position
+            random_found += sum(_reached(record["random_reach"], position) for record in planted)
+            self._counts[name] = found, random_found, trials
+            if self._rules.decided(found, random_found, trials):
                 self.undecided.remove(name)
 
 
-def decided_after(name: str, groups: Sequence[Sequence[Record]], settings: BinarizationSettings) -> int | None:
-    """After how many groups of samples, in order and without holes, an attack's score is decided; None while not."""
-    rule = Sequential([name], settings)
+def decided_after(name: str, groups: Sequence[Sequence[Record]], rules: Rules) -> int | None:
+    """After how many groups of samples, in order and without holes, an attack is decided; None while not."""
+    sequence = Sequential([name], rules)
     for group in groups:
-        rule.add(group)
-        if not rule.undecided:
-            return rule.groups
+        sequence.add(group)
+        if not sequence.undecided:
+            return sequence.groups
     return None
 
 
-def _planted(name: str, group: Sequence[Record]) -> list[Mapping[str, Any]]:
-    """What an attack did to the samples of a group in which something was planted."""
-    entries = [record["attacks"][name] for record in group if name in record["attacks"]]
-    return [entry for entry in entries if entry["outcome"] != "not_planted"]
+def _planted(name: str, group: Sequence[Record]) -> list[Record]:
+    """The samples of a group in which something was planted for an attack."""
+    attacked = [record for record in group if name in record["attacks"]]
+    return [record for record in attacked if record["attacks"][name]["outcome"] != "not_planted"]

@@ -1,11 +1,23 @@
 """From a score to a verdict, by stated rules, with the reason in a sentence.
 
-The rules, in order: (1) an attack that repairs at least two canaries attacks predicted labels, and fails; (2) without
-planted problems, nothing is concluded; (3) with fewer than ``minimum_samples``, the score fails only when its one-sided
-upper bound is below the threshold, and nothing passes; (4) a score below the threshold fails (the paper's rule, figure
-2); (5) an R-ASR above ``maximum_random_score``, or whose interval overlaps the score's, makes the test too easy to
-mean anything: inconclusive (section 4.3); (6) what is left passes. By rules 3 and 4 no attack fails that would not if
-the points counted at which the network's logits are not finite: inconclusive.
+The rules, in order:
+
+1. An attack that repairs at least two canaries attacks predicted labels, and fails (section 4.2).
+2. Without planted problems, nothing is known: inconclusive.
+3. A score below ``threshold`` fails (the paper's rule, figure 2): the attack misses what is there. It takes two misses,
+   because a single one may be chance; and where the score would not fail if the points counted at which the network's
+   logits are not finite, the network may be to blame: inconclusive.
+4. A pass is a statement about a rate, so samples must show that the rate is above ``proven_rate``; where they do not:
+   inconclusive.
+5. A pass means something only where random search finds little (section 4.3), so samples must show that its rate
+   (R-ASR) is at most ``maximum_random_score``. Where they do not, rules 4 and 5 are applied to deeper problems that
+   others than the attack proved, depth by depth; an attack that falls behind there fails. Where no depth is left:
+   inconclusive.
+6. What is left passes.
+
+:mod:`robust_ext.evaluations.binarization.rules` has what shows a rate. Going on to deeper problems needs no correction:
+an attack whose rate is too low at some depth passes at none beyond, unless it passes the test of its rate there.
+docs/binarization.md has how often each rule is wrong.
 """
 
 from __future__ import annotations
@@ -13,9 +25,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robust_ext.core.statistics import proportion_interval, separating_trials, sequential_decision, upper_bound
-from robust_ext.evaluations.binarization.advice import easier_to_plant, more_samples, settle
+from robust_ext.core.statistics import proportion_interval
+from robust_ext.evaluations.binarization.advice import easier_to_plant
 from robust_ext.evaluations.binarization.defense import TESTS
+from robust_ext.evaluations.binarization.reasons import behind, facts, missed, shown, unsettled
+from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 VERDICTS = ("passed", "failed", "inconclusive")
@@ -29,6 +43,8 @@ def judge(
     planted: int,
     repaired: int,
     settings: BinarizationSettings,
+    attacks: int = 1,
+    depths: Sequence[Solved] = (),
     non_finite: int = 0,
     lost: str = "",
     inseparable: int = 0,
@@ -36,13 +52,16 @@ def judge(
 ) -> dict[str, Any]:
     """The verdict with what it rests on: shares of planted problems solved, None without any, and exact intervals.
 
-    Of ``samples`` problems the attack solved ``found`` and the random attack (R-ASR) ``random_found``; of ``planted``
-    canaries, posed with the wrong label, the attack ``repaired`` some. In ``non_finite`` other problems it came to
-    points at which the network's logits are not finite; ``lost`` is how many it was not run on and why, in words. In
-    ``inseparable`` further samples no readout was found, in ``unplanted`` no planted point stayed adversarial.
+    Of ``samples`` problems the attack, one of so many ``attacks`` of the run, solved ``found`` and the random attack
+    (R-ASR) ``random_found``; ``depths`` has the same of greater depths, in order, of problems that others proved. Of
+    ``planted`` canaries, posed with the wrong label, the attack ``repaired`` some. In ``non_finite`` other problems it
+    came to points at which the network's logits are not finite; ``lost`` is how many it was not run on and why, in
+    words. In ``inseparable`` further samples no readout was found, in ``unplanted`` none of the planted points stayed
+    adversarial.
     """
     interval = proportion_interval(found, samples, confidence=settings.confidence)
     random_interval = proportion_interval(random_found, samples, confidence=settings.confidence)
+    rules, depth = Rules(settings, attacks), 1.0
     if repaired >= 2:
         verdict = "failed"
         reason = (
@@ -50,13 +69,13 @@ def judge(
             "attacks the model's predicted labels instead of the given ones, which repairs misclassified inputs and "
             "overstates robust accuracy."
         )
-    elif interval is None or random_interval is None:
+    elif not samples:
         easier = easier_to_plant(settings, inseparable=inseparable, unplanted=unplanted)
         reason = f"No example could be planted, so nothing is known about the attack. To settle it: {easier}."
         verdict = "inconclusive"
     else:
-        intervals, without = (interval, random_interval), inseparable + unplanted
-        verdict, reason = _decide(found, random_found, samples, non_finite, intervals, settings, without=without)
+        first = Solved(found=found, random_found=random_found, samples=samples, non_finite=non_finite)
+        verdict, reason, depth = _decide([first, *depths], rules, without=inseparable + unplanted)
     if non_finite:
         reason += (
             f" In {non_finite} of {samples} problems it came to points at which the network returns NaN or infinite "
@@ -67,6 +86,7 @@ def judge(
     return {
         "verdict": verdict,
         "reason": reason,
+        "verdict_depth": depth,
         "score": found / samples if samples else None,
         "score_interval": interval and list(interval),
         "random_score": random_found / samples if samples else None,
@@ -74,53 +94,22 @@ def judge(
     }
 
 
-def _decide(
-    found: int,
-    random_found: int,
-    samples: int,
-    non_finite: int,
-    intervals: tuple[tuple[float, float], tuple[float, float]],
-    settings: BinarizationSettings,
-    *,
-    without: int,
-) -> tuple[str, str]:
-    """Rules 3 to 6; in ``without`` further samples nothing was planted."""
-    interval, random_interval = intervals
-    # Where the network breaks down, the attack may not be to blame.
-    most = found + non_finite
-    score, random_score, bar = found / samples, random_found / samples, settings.threshold
-    facts = f"It found {found} of {samples} planted examples ({score:.2f}); random search found {random_score:.2f}"
-    if samples < settings.minimum_samples:
-        bound = upper_bound(most, samples, error_rate=settings.error_rate)
-        if bound < bar:
-            return "failed", f"{facts}. Even on so few samples a score of {bar:g} can be ruled out."
-        needed = settings.minimum_samples
-        if score >= bar:
-            needed = max(needed, separating_trials(random_score, score, confidence=settings.confidence) or 0)
-        few = f"{facts}. That is too few samples for a verdict; use at least {settings.minimum_samples}."
-        return "inconclusive", f"{few} To settle it: {more_samples(needed, planted=samples, lost=without)}."
-    if score < bar <= most / samples:
-        return "inconclusive", (
-            f"{facts}. Whether it misses more is hidden by a network that breaks down. To settle it: mend the network, "
-            "and run this again."
-        )
-    if score < bar:
-        better = "no" if score <= random_score else "hardly" if interval[0] <= random_interval[1] else ""
-        compared = f" and {better} better than that of random search" if better else ""
-        return "failed", (
-            f"{facts}. A score below {bar:g}{compared} means that the attack misses adversarial examples that exist, "
-            "so robustness measured with it cannot be trusted."
-        )
-    if random_score > settings.maximum_random_score or random_interval[1] >= interval[0]:
-        above = random_score > settings.maximum_random_score
-        why = f"above {settings.maximum_random_score:g}" if above else "whose interval overlaps that of the score"
-        return "inconclusive", (
-            f"{facts}: an R-ASR {why} means that the planted examples are too easy to find. To settle it: "
-            f"{settle(found, random_found, samples, settings, lost=without)}."
-        )
-    sure = sequential_decision(found, samples, threshold=bar, error_rate=settings.error_rate) == "above"
-    doubt = "" if sure else f" (so few samples leave room for a true score below {bar:g})"
-    return "passed", f"{facts}. The attack finds what was planted in this model{doubt}."
+def _decide(depths: Sequence[Solved], rules: Rules, *, without: int) -> tuple[str, str, float]:
+    """Rules 3 to 6: verdict, reason and the depth that decides; in ``without`` further samples nothing was planted."""
+    first, last = depths[0], depths[0]
+    if rules.fails(first.found, first.samples):
+        return *missed(first, rules), first.depth
+    for at in (first, *(deeper for deeper in depths[1:] if deeper.samples)):
+        if at is not first and rules.falls_behind(at.found, at.samples, depths=len(depths) - 1):
+            return "failed", behind(at, first), at.depth
+        proved, hard = rules.proves_rate(at.found, at.samples), rules.proves_hard(at.random_found, at.samples)
+        if proved and hard:
+            return "passed", f"{facts(at, first)}. {shown(at, rules)}", at.depth
+        last = at
+        if not proved:
+            break
+    lost = first.samples + without - last.samples
+    return "inconclusive", f"{facts(last, first)}{unsettled(last, rules, lost=lost)}", last.depth
 
 
 def overall(verdicts: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ import robust_ext
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError, SplitError
 
 L1 = robust_ext.ThreatModel(norm="l1", epsilon=4.0)
-QUICK = {"inner_points": 40, "random_inner": 10, "random_corners": 10, "canaries": 0, "minimum_samples": 1}
+QUICK = {"inner_points": 40, "random_inner": 10, "random_corners": 10, "canaries": 0}
 
 
 def run(network, inputs, threat_model, attack=lambda model, x, y: x, **settings):
@@ -108,7 +108,7 @@ def test_what_does_not_fit(arguments, error, message, network, digits, linf):
     ],
 )
 def test_useless_candidates_are_outcomes(change, outcome, network, digits, linf):
-    result = run(network, digits[:12], linf, attack=lambda model, x, y: change(x), minimum_samples=5)
+    result = run(network, digits[:12], linf, attack=lambda model, x, y: change(x))
     (attack,) = result.attacks.values()
     assert (attack["outcomes"][outcome], attack["score"], attack["verdict"]) == (12, 0.0, "failed")
 

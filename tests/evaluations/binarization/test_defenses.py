@@ -36,7 +36,7 @@ def by_bpda(**settings):
 
 def run(defense, *attacks, **settings):
     inputs, _ = load_dataset("digits").take(range(8))
-    small = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canaries": 2, "minimum_samples": 5}
+    small = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canaries": 2}
     return binarization_test(defense, list(attacks), inputs, LINF, kappa=0.9, **small, **settings)
 
 

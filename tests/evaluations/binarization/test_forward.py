@@ -97,7 +97,7 @@ def test_shared_layers_are_not_folded():
 
 def test_results_do_not_depend_on_folding(linf, pgd):
     network, inputs = Residual(), torch.rand(12, 3, 10, 10, generator=torch.Generator().manual_seed(1))
-    settings, found = {"forward_batch": 64, "inner_points": 50, "minimum_samples": 1}, []
+    settings, found = {"forward_batch": 64, "inner_points": 50}, []
     for fold in (True, False):
         result = robust_ext.binarization_test(network, pgd(), inputs, linf, fold=fold, **settings)
         found.append([(r["separable"], r["random_draws"], r["attacks"]) for r in result.records])

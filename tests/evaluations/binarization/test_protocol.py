@@ -53,7 +53,7 @@ def test_an_easy_test_is_inconclusive(digits, judged, pgd):
 def test_passes_are_counted_by_hand(network, digits, linf, pgd):
     """Every row through the network: points, random draws, planted and clean re-checks, attack, verification."""
     samples, inner, steps, canaries = 6, 30, 7, 2
-    settings = {"inner_points": inner, "canaries": canaries, "minimum_samples": 1, "depths": (1,)}
+    settings = {"inner_points": inner, "canaries": canaries, "depths": (1,)}
     result = binarization_test(network, pgd(steps=steps), digits[:samples], linf, **settings)
     draws = sum(record["random_draws"] for record in result.records)
     points, checks = samples * (1 + inner + 1), samples * 2
@@ -65,10 +65,11 @@ def test_passes_are_counted_by_hand(network, digits, linf, pgd):
 def test_sequential_stops_when_decided(network, digits, linf, pgd):
     inputs = torch.cat([digits, digits.flip(3), digits.flip(2)])
     attacks = {"strong": pgd(), "nothing": lambda model, x, y: x}
-    result = binarization_test(network, attacks, inputs, linf, sequential=True, inner_points=300)
+    result = binarization_test(network, attacks, inputs, linf, sequential=True, inner_points=300, maximum_random_score=0.7)
     strong, nothing = result.attacks["strong"], result.attacks["nothing"]
-    assert (nothing["samples"], strong["samples"], strong["verdict"]) == (8, 64, "passed")
-    assert "leave room" not in strong["reason"]
+    # Of two attacks, a perfect one needs 37 samples, in groups of eight.
+    assert (nothing["samples"], strong["samples"], strong["verdict"]) == (8, 40, "passed")
+    assert "its rate is above 0.9 (at error 0.05 shared by 2 attacks)" in strong["reason"]
     full = binarization_test(network, attacks["nothing"], inputs[:64], linf, batch_size=8, inner_points=300)
     assert [r["random_draws"] for r in full.records] == [r["random_draws"] for r in result.records]
 
@@ -164,7 +165,7 @@ def test_models_of_the_hosts_keep_their_preprocessing(digits, linf, pgd):
     }
     found = {}
     for name, model in models.items():
-        result = binarization_test(model, pgd(), digits[:8], linf, inner_points=60, minimum_samples=1)
+        result = binarization_test(model, pgd(), digits[:8], linf, inner_points=60)
         found[name] = [(r["attacks"]["attack"]["outcome"], r["random_draws"]) for r in result.records]
     assert found["torch"] == found["foolbox"] == found["art"]
     other = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
@@ -173,7 +174,7 @@ def test_models_of_the_hosts_keep_their_preprocessing(digits, linf, pgd):
 
 
 def test_result_holds_what_is_documented(tmp_path, network, digits, linf, pgd):
-    settings = {"inner_points": 60, "minimum_samples": 1, "out": tmp_path, "seed": 3}
+    settings = {"inner_points": 60, "out": tmp_path, "seed": 3}
     result = binarization_test(network, pgd(), digits[:8], linf, **settings)
     content = json.loads((tmp_path / "result.json").read_text())
     assert (content["kind"], content["seed"], content["verdict"]) == ("binarization", 3, result.verdict)

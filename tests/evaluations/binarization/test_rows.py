@@ -27,7 +27,7 @@ ATTACKS = {
 def test_same_verdict_together_and_alone(name, network, digits):
     text, norm = ATTACKS[name]
     threat_model = robust_ext.ThreatModel(norm=norm, epsilon=0.1 if norm == "linf" else 0.8)
-    settings = {"inner_points": 100, "minimum_samples": 1, "canaries": 0, "random_inner": 20, "random_corners": 20}
+    settings = {"inner_points": 100, "canaries": 0, "random_inner": 20, "random_corners": 20}
     attack = robust_ext.as_attack(text)
     together = robust_ext.binarization_test(network, attack, digits[:6], threat_model, **settings)
     alone, traits = robust_ext.as_attack(text), attack.traits

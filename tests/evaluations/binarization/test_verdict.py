@@ -6,15 +6,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from robust_ext.core.threat import ThreatModel
+from robust_ext.evaluations.binarization.rules import Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import VERDICTS, judge, overall, overall_reason, pair_verdict
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
 
-def judged(found, random_found, samples, *, planted=8, repaired=0, **options):
+def judged(found, random_found, samples, *, planted=8, repaired=0, attacks=1, depths=(), **options):
     rules = BinarizationSettings(threat_model=LINF, **options)
-    return judge(found, random_found, samples, planted=planted, repaired=repaired, settings=rules)
+    counts = {"planted": planted, "repaired": repaired, "attacks": attacks, "depths": depths}
+    return judge(found, random_found, samples, settings=rules, **counts)
 
 
 @pytest.mark.parametrize(
@@ -25,39 +27,43 @@ def judged(found, random_found, samples, *, planted=8, repaired=0, **options):
         (512, 0, 512, {"repaired": 8}, "failed", "moved 8 of 8 misclassified canaries"),
         (512, 0, 512, {"repaired": 1}, "passed", "finds what was planted"),
         (0, 0, 0, {"repaired": 2}, "failed", "predicted labels"),
-        (3, 0, 3, {"repaired": 2}, "failed", "predicted labels"),
         # Rule 2.
         (0, 0, 0, {}, "inconclusive", "No example could be planted"),
-        (0, 0, 0, {"minimum_samples": 0}, "inconclusive", "No example could be planted"),
-        # Rule 3: the upper bounds of 0 of 1 and 1 of 2 are .95 and .9747, that of 0 of 2 is .776.
-        (9, 0, 9, {}, "inconclusive", "too few samples for a verdict; use at least 10"),
-        (8, 0, 9, {}, "inconclusive", "too few samples"),
-        (0, 0, 1, {"threshold": 0.96}, "failed", "Even on so few samples a score of 0.96 can be ruled out"),
-        (0, 0, 1, {"threshold": 0.94}, "inconclusive", "too few samples"),
-        (0, 0, 2, {}, "failed", "can be ruled out"),
-        (1, 0, 2, {}, "inconclusive", "too few samples"),
-        (3, 0, 9, {}, "failed", "can be ruled out"),
-        (10, 0, 10, {"minimum_samples": 11}, "inconclusive", "use at least 11"),
-        # Rule 4: exactly at the threshold is not below it.
-        (18, 0, 20, {}, "failed", "A score below 0.95 means that the attack misses adversarial examples"),
-        (19, 0, 20, {}, "passed", "finds what was planted"),
-        (95, 0, 100, {}, "passed", "finds what was planted"),
+        # Rule 3: two misses, and exactly at the threshold is not below it.
+        (0, 0, 1, {}, "inconclusive", "leave room for a rate of 0.9 or less"),
+        (0, 0, 2, {}, "failed", "A score below 0.95"),
+        (1, 0, 2, {}, "inconclusive", "leave room"),
+        (18, 0, 19, {}, "inconclusive", "leave room"),
+        (38, 0, 40, {}, "inconclusive", "leave room"),
+        (37, 0, 39, {}, "failed", "A score below 0.95 means that the attack misses adversarial examples"),
+        (96, 0, 100, {}, "passed", "finds what was planted"),
         (94, 0, 100, {}, "failed", "A score below 0.95 means"),
         (30, 40, 100, {}, "failed", "no better than that of random search"),
         (40, 40, 100, {}, "failed", "no better than that of random search"),
         (45, 40, 100, {}, "failed", "hardly better than that of random search"),
-        (90, 95, 100, {}, "failed", "no better than"),
-        (90, 0, 100, {"threshold": 0.9}, "passed", "finds what was planted"),
-        # Rule 5: exactly at the maximum is not above it.
-        (100, 50, 100, {}, "passed", "finds what was planted"),
+        (90, 0, 100, {"threshold": 0.9, "proven_rate": 0.8}, "passed", "finds what was planted"),
+        # Rule 4: .9^28 = .052 and .9^29 = .047; with two attacks .9^35 = .0250 and .9^36 = .0225.
+        (28, 0, 28, {}, "inconclusive", "leave room for a rate of 0.9 or less (at error 0.05)"),
+        (29, 0, 29, {}, "passed", "its rate is at least 0.90 (at error 0.05), that of random search at most 0.10"),
+        (35, 0, 35, {"attacks": 2}, "inconclusive", "0.9 or less (at error 0.05 shared by 2 attacks)"),
+        (36, 0, 36, {"attacks": 2}, "passed", "its rate is at least 0.90 (at error 0.05 shared by 2 attacks)"),
+        (62, 0, 64, {}, "passed", "its rate is at least 0.90"),
+        (61, 0, 64, {}, "inconclusive", "leave room"),
+        (10, 0, 10, {"proven_rate": 0.0}, "passed", "its rate is at least 0.74"),
+        (9, 0, 10, {"proven_rate": 0.0}, "inconclusive", "leave room for a rate of 0.95 or less"),
+        # Rule 5: of 100, 41 show at most .497, 42 at most .507.
+        (100, 41, 100, {}, "passed", "that of random search at most 0.50"),
+        (100, 42, 100, {}, "inconclusive", "an R-ASR that the samples do not show to be at most 0.5"),
         (100, 51, 100, {}, "inconclusive", "an R-ASR above 0.5 means that the planted examples are too easy"),
-        (100, 11, 100, {"maximum_random_score": 0.1}, "inconclusive", "an R-ASR above 0.1"),
-        (10, 5, 10, {}, "inconclusive", "an R-ASR whose interval overlaps that of the score"),
-        (100, 95, 100, {"maximum_random_score": 1.0}, "inconclusive", "an R-ASR whose interval overlaps"),
-        (100, 90, 100, {"maximum_random_score": 1.0}, "passed", "finds what was planted"),
-        # Rule 6, with the doubt that few samples leave.
-        (10, 0, 10, {}, "passed", "so few samples leave room for a true score below 0.95"),
-        (61, 0, 61, {}, "passed", "so few samples leave room"),
+        (28, 20, 28, {}, "inconclusive", "or less (at error 0.05), and an R-ASR above 0.5 means"),
+        (100, 100, 100, {"maximum_random_score": 1.0}, "passed", "that of random search at most 1.00"),
+        # Sequential: a perfect attack needs 30 samples, among ten 52.
+        (29, 0, 29, {"sequential": True}, "inconclusive", "leave room for a rate of 0.9 or less"),
+        (30, 0, 30, {"sequential": True}, "passed", "its rate is above 0.9 (at error 0.05), that of random search"),
+        (51, 0, 51, {"sequential": True, "attacks": 10}, "inconclusive", "leave room"),
+        (52, 0, 52, {"sequential": True, "attacks": 10}, "passed", "its rate is above 0.9"),
+        (61, 0, 61, {"sequential": True, "proven_rate": 0.0}, "inconclusive", "leave room for a rate of 0.95"),
+        (62, 0, 62, {"sequential": True, "proven_rate": 0.0}, "passed", "its rate is above 0.95"),
     ],
 )
 def test_the_rules(found, random_found, samples, options, verdict, reason):
@@ -67,16 +73,53 @@ def test_the_rules(found, random_found, samples, options, verdict, reason):
     assert judgement["reason"].endswith(".")
 
 
+def row(found, random_found, samples, depth):
+    return Solved(found=found, random_found=random_found, samples=samples, depth=depth)
+
+
+@pytest.mark.parametrize(
+    ("deeper", "verdict", "depth", "reason"),
+    [
+        # Random search finds 40 of the 64 planted examples: deeper problems decide.
+        ([], "inconclusive", 1, "an R-ASR above 0.5 means"),
+        ([row(0, 0, 0, 2.0)], "inconclusive", 1, "an R-ASR above 0.5 means"),
+        ([row(60, 5, 60, 2.0)], "passed", 2, "(0.62) for a verdict, which is taken at depth 2: it found 60 of 60 exam"),
+        ([row(60, 30, 60, 2.0), row(40, 2, 40, 4.0)], "passed", 4, "finds what others find in this model"),
+        # At each depth up to that one its rate must be shown.
+        ([row(58, 30, 64, 2.0), row(50, 2, 50, 4.0)], "inconclusive", 2, "leave room for a rate of 0.9 or less"),
+        ([row(60, 30, 60, 2.0), row(20, 2, 20, 4.0)], "inconclusive", 4, "93 samples (--samples 93), if it misses no"),
+        # Missing some of what the best of all witnesses found is no failure; missing most of it is.
+        ([row(50, 5, 60, 2.0)], "inconclusive", 2, "leave room"),
+        ([row(20, 0, 60, 2.0)], "failed", 2, "It misses more than half of the adversarial examples that are known"),
+        ([row(60, 30, 60, 2.0), row(60, 25, 60, 4.0)], "inconclusive", 4, "do not show to be at most 0.5"),
+    ],
+)
+def test_deeper_problems_decide_where_those_planted_are_too_easy(deeper, verdict, depth, reason):
+    judgement = judged(64, 40, 64, depths=deeper)
+    assert (judgement["verdict"], judgement["verdict_depth"]) == (verdict, depth)
+    assert reason in judgement["reason"]
+    # What the planted problems decide stays decided.
+    assert judged(64, 0, 64, depths=deeper)["verdict"] == "passed"
+    assert judged(40, 40, 64, depths=deeper)["verdict"] == "failed"
+    assert judged(20, 20, 20, depths=deeper)["verdict"] == "inconclusive"
+
+
 @pytest.mark.parametrize(
     ("counts", "options", "advice"),
     [
-        # 10 problems are needed, and 8 of 10 samples could be planted.
-        ((8, 0, 8), {"inseparable": 1, "unplanted": 1}, "To settle it: 13 samples (--samples 13)."),
-        ((8, 4, 8), {}, "To settle it: 16 samples (--samples 16)."),
-        ((10, 5, 10), {}, "16 samples (--samples 16), if the scores stay as they are; or inner_points=4000 (--inner"),
-        ((10, 5, 10), {"inner_points": 5000}, "as they are; or inner_points=10000 (--inner-points 10000)."),
-        ((10, 5, 10), {"inner_points": 10_000}, "To settle it: 16 samples (--samples 16), if the scores stay as they"),
+        # 29 problems are needed, and 8 of 10 samples could be planted.
+        (
+            (8, 0, 8),
+            {"inseparable": 1, "unplanted": 1},
+            "To settle it: 37 samples (--samples 37), if it misses no more.",
+        ),
+        ((8, 4, 8), {}, "To settle it: inner_points=4000 (--inner-points 4000)."),
+        ((8, 1, 8), {}, "To settle it: 29 samples (--samples 29), if it misses no more and R-ASR stays"),
+        ((18, 0, 19), {}, "To settle it: 46 samples (--samples 46), if it misses no more."),
+        ((38, 0, 40), {}, "To settle it: 61 samples (--samples 61), if it misses no more."),
+        ((50, 0, 50), {"attacks": 10}, "To settle it: 51 samples (--samples 51), if it misses no more."),
         # Above the maximum no number of samples settles it, and a kappa of .999 is as good as one nearer to 1.
+        ((10, 6, 10), {}, "To settle it: inner_points=4000 (--inner-points 4000), with 29 samples (--samples 29)."),
         ((100, 51, 100), {}, "To settle it: inner_points=4000 (--inner-points 4000)."),
         ((100, 51, 100), {"kappa": 0.9}, "To settle it: kappa=0.999 (--kappa 0.999)."),
         ((100, 51, 100), {"boundary_points": 5}, "To settle it: boundary_points=1 (--boundary-points 1)."),
@@ -87,29 +130,22 @@ def test_the_rules(found, random_found, samples, options, verdict, reason):
     ],
 )
 def test_inconclusive_names_what_would_settle_it(counts, options, advice):
-    of_run = {key: options[key] for key in ("inseparable", "unplanted", "non_finite") if key in options}
+    of_run = {key: options[key] for key in ("inseparable", "unplanted", "non_finite", "attacks") if key in options}
     rules = BinarizationSettings(threat_model=LINF, **{key: options[key] for key in options.keys() - of_run})
     judgement = judge(*counts, planted=8, repaired=0, settings=rules, **of_run)
     assert judgement["verdict"] == "inconclusive"
     assert advice in judgement["reason"]
 
 
-@pytest.mark.parametrize("random_found", range(10))
-def test_as_many_samples_as_advised_settle_it(random_found):
-    """With these scores on so many samples, the verdict is no longer inconclusive."""
-    advised = judged(10, random_found, 10)["reason"].partition("--samples ")[2].partition(")")[0]
-    if random_found > 5:
-        assert not advised
-    elif advised:
-        number = int(advised)
-        assert judged(number, int(random_found * number / 10), number)["verdict"] == "passed"
-    else:
-        assert judged(10, random_found, 10)["verdict"] == "passed"
-
-
-@pytest.mark.parametrize(("samples", "sure"), [(61, False), (62, True), (512, True)])
-def test_doubt_ends_where_the_sequential_test_decides(samples, sure):
-    assert ("so few samples" not in judged(samples, 0, samples)["reason"]) == sure
+@pytest.mark.parametrize("sequential", [False, True])
+@pytest.mark.parametrize("random_found", range(6))
+def test_as_many_samples_as_advised_settle_it(random_found, sequential):
+    """With no more misses and this R-ASR on so many samples the attack passes, and on one sample less it does not."""
+    judgement = judged(11, random_found, 12, sequential=sequential)
+    number = int(judgement["reason"].partition("--samples ")[2].partition(")")[0])
+    for samples, verdict in ((number, "passed"), (number - 1, "inconclusive")):
+        random = -(-random_found * samples // 12)
+        assert judged(samples - 1, random, samples, sequential=sequential)["verdict"] == verdict
 
 
 def test_numbers_of_a_judgement():
@@ -125,33 +161,36 @@ def test_numbers_of_a_judgement():
     assert all(nothing[part] is None for part in parts)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(
     st.integers(0, 120).flatmap(lambda n: st.tuples(st.integers(0, n), st.integers(0, n), st.just(n))),
     st.integers(0, 3),
+    st.integers(1, 12),
+    st.booleans(),
 )
-def test_what_passes_has_earned_it(counts, repaired):
+def test_what_passes_has_earned_it(counts, repaired, attacks, sequential):
     found, random_found, samples = counts
-    judgement = judged(found, random_found, samples, repaired=repaired)
+    given_rules = {"repaired": repaired, "attacks": attacks, "sequential": sequential}
+    judgement = judged(found, random_found, samples, **given_rules)
     assert judgement["verdict"] in VERDICTS
     if judgement["verdict"] == "passed":
-        assert samples >= 10
         assert repaired < 2
         assert found / samples >= 0.95
-        assert random_found / samples <= 0.5
-        assert stats.beta.ppf(0.025, found, samples - found + 1) > stats.beta.ppf(
-            0.975, random_found + 1, samples - random_found
-        )
-    if repaired >= 2 or (samples >= 10 and found / samples < 0.95):
+        # At a rate of .9, and at an R-ASR of .5, counts like these are rare: those of the sequential rule rarer.
+        assert stats.binom.sf(found - 1, samples, 0.9) <= 0.05 / attacks
+        assert stats.binom.cdf(random_found, samples, 0.5) <= 0.05
+    if repaired >= 2 or (samples - found >= 2 and found / samples < 0.95):
         assert judgement["verdict"] == "failed"
-    # A stronger attack is never judged worse, an easier test never better.
+    # A stronger attack is never judged worse, an easier test or more attacks never better.
     rank = {"failed": 0, "inconclusive": 1, "passed": 2}
     if found < samples:
-        better = judged(found + 1, random_found, samples, repaired=repaired)
+        better = judged(found + 1, random_found, samples, **given_rules)
         assert rank[better["verdict"]] >= rank[judgement["verdict"]]
     if random_found < samples:
-        easier = judged(found, random_found + 1, samples, repaired=repaired)
+        easier = judged(found, random_found + 1, samples, **given_rules)
         assert rank[easier["verdict"]] <= rank[judgement["verdict"]]
+    more = judged(found, random_found, samples, **{**given_rules, "attacks": attacks + 1})
+    assert rank[more["verdict"]] <= rank[judgement["verdict"]]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""Sentences of a verdict: what was found, what it shows, and what would settle an inconclusive test."""
+
+from __future__ import annotations
+
+from math import ceil, floor
+
+from robust_ext.core.statistics import proportion_interval
+from robust_ext.evaluations.binarization.advice import settle
+from robust_ext.evaluations.binarization.rules import Rules, Solved
+
+
+def facts(at: Solved, first: Solved) -> str:
+    """What was found, without a full stop, beginning with why there where that is not at the planted points."""
+    score, random_score = f"{at.found / at.samples:.2f}", f"{at.random_found / at.samples:.2f}"
+    if at is first:
+        return f"It found {at.found} of {at.samples} planted examples ({score}); random search found {random_score}"
+    return (
+        f"It found {first.found} of {first.samples} planted examples, but random search found too many "
+        f"({first.random_found / first.samples:.2f}) for a verdict, which is taken at depth {at.depth:g}: it found "
+        f"{at.found} of {at.samples} examples that others prove there ({score}); random search found {random_score}"
+    )
+
+
+def missed(at: Solved, rules: Rules) -> tuple[str, str]:
+    """Verdict and reason where the score is below the threshold."""
+    words, bar, level = facts(at, at), rules.settings.threshold, rules.settings.confidence
+    # Where the network breaks down, the attack may not be to blame.
+    if not rules.fails(at.found + at.non_finite, at.samples):
+        return "inconclusive", (
+            f"{words}. Whether it misses more is hidden by a network that breaks down. To settle it: mend the network, "
+            "and run this again."
+        )
+    low, _ = proportion_interval(at.found, at.samples, confidence=level) or (0.0, 1.0)
+    _, high = proportion_interval(at.random_found, at.samples, confidence=level) or (0.0, 1.0)
+    better = "no" if at.found <= at.random_found else "hardly" if low <= high else ""
+    compared = f" and {better} better than that of random search" if better else ""
+    return "failed", (
+        f"{words}. A score below {bar:g}{compared} means that the attack misses adversarial examples that exist, "
+        "so robustness measured with it cannot be trusted."
+    )
+
+
+def behind(at: Solved, first: Solved) -> str:
+    """Why an attack fails that falls behind at a deeper depth."""
+    return (
+        f"{facts(at, first)}. It misses more than half of the adversarial examples that are known to exist there, so "
+        "robustness measured with it cannot be trusted."
+    )
+
+
+def shown(at: Solved, rules: Rules) -> str:
+    """The sentence of what a pass shows, rounded so that it claims no more."""
+    chosen, found = rules.settings, "was planted" if at.depth == 1 else "others find"
+    if chosen.sequential:
+        rate, most = f"above {chosen.proven_rate or chosen.threshold:g}", chosen.maximum_random_score
+    else:
+        rate = f"at least {floor(100 * rules.at_least(at.found, at.samples)) / 100:.2f}"
+        most = ceil(100 * rules.at_most(at.random_found, at.samples)) / 100
+    return (
+        f"The attack finds what {found} in this model: its rate is {rate}{_error(rules)}, that of random search at "
+        f"most {most:.2f}."
+    )
+
+
+def unsettled(at: Solved, rules: Rules, *, lost: int) -> str:
+    """The rest of the sentence where samples do not show enough, and what would settle it."""
+    chosen, random_score = rules.settings, at.random_found / at.samples
+    parts = []
+    if not rules.proves_rate(at.found, at.samples):
+        rate = chosen.proven_rate or chosen.threshold
+        parts.append(f"the samples leave room for a rate of {rate:g} or less{_error(rules)}")
+    if not rules.proves_hard(at.random_found, at.samples):
+        limit = f"{chosen.maximum_random_score:g}"
+        above = random_score > chosen.maximum_random_score
+        why = f"above {limit}" if above else f"that the samples do not show to be at most {limit}"
+        parts.append(f"an R-ASR {why} means that the planted examples are too easy to find")
+    return f": {', and '.join(parts)}. To settle it: {settle(at.found, at.random_found, at.samples, rules, lost=lost)}."
+
+
+def _error(rules: Rules) -> str:
+    """At which error, in brackets."""
+    among = f" shared by {rules.attacks} attacks" if rules.attacks > 1 else ""
+    return f" (at error {rules.settings.error_rate:g}{among})"

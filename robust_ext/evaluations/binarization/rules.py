@@ -1,0 +1,123 @@
+"""What counts of solved problems show about rates, and when they show enough.
+
+A pass claims two rates: the attack solves more than ``proven_rate`` of such problems, random search at most
+``maximum_random_score``. Each claim is tested on its own, and is wrong with probability at most ``error_rate``:
+
+- With a fixed number of samples by exact binomial bounds (Clopper and Pearson 1934).
+- With ``sequential`` by likelihood ratios that may be looked at after every sample
+  (:func:`robust_ext.core.statistics.sequential_decision`). Exact bounds at a sample that the results chose would be
+  wrong more often than they state.
+
+The verdict on several attacks is that of the best, and one of them passes by chance more easily than each: the error of
+an attack's rate is divided by their number (Bonferroni), so that *any* of the attacks with a rate of ``proven_rate`` or
+less passes with probability at most ``error_rate``. R-ASR is one number for all of them, and is not corrected. Nor is
+a pair of tests with a detector: a pass needs both, so it is wrong no more often than one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from robust_ext.core.statistics import lower_bound, sequential_decision, upper_bound
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+
+# The share of deeper problems, proved by others, below which an attack falls behind. It is not the threshold of planted
+# problems: those are drawn at random, these are what the best of all witnesses found.
+_BEHIND = 0.5
+# Numbers of samples above it are not advised.
+_MOST = 5000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solved:
+    """Problems at one depth, and how many of them were solved."""
+
+    found: int
+    random_found: int
+    samples: int
+    depth: float = 1.0
+    non_finite: int = 0  # Others in which the attack came to points at which the network's logits are not finite.
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of one attack, where so many ``attacks`` are tried in the run."""
+
+    settings: BinarizationSettings
+    attacks: int = 1
+
+    @property
+    def error_rate(self) -> float:
+        """Of what is claimed of one attack's rate."""
+        return self.settings.error_rate / self.attacks
+
+    def fails(self, found: int, samples: int) -> bool:
+        """Whether the score is below the threshold, by two misses or more: a single one may be chance."""
+        return samples - found >= 2 and found / samples < self.settings.threshold
+
+    def falls_behind(self, found: int, samples: int, *, depths: int) -> bool:
+        """Whether the attack is shown, at one of so many depths, to solve less than half of what others prove there."""
+        error_rate = self.error_rate / max(depths, 1)
+        if self.settings.sequential:
+            return sequential_decision(found, samples, threshold=_BEHIND, error_rate=error_rate) == "below"
+        return upper_bound(found, samples, error_rate=error_rate) < _BEHIND
+
+    def proves_rate(self, found: int, samples: int) -> bool:
+        """Whether the score is at least the threshold and shows a rate above ``proven_rate`` (no rate where that is 0).
+
+        With the sequential rule and a ``proven_rate`` of 0, it shows one above the threshold.
+        """
+        chosen = self.settings
+        if not samples or found / samples < chosen.threshold:
+            return False
+        if chosen.sequential:
+            rate = chosen.proven_rate or chosen.threshold
+            return sequential_decision(found, samples, threshold=rate, error_rate=self.error_rate) == "above"
+        return self.at_least(found, samples) > chosen.proven_rate or not chosen.proven_rate
+
+    def proves_hard(self, random_found: int, samples: int) -> bool:
+        """Whether R-ASR is shown to be at most ``maximum_random_score``; where that is 1, all is hard enough."""
+        chosen = self.settings
+        if chosen.maximum_random_score == 1:
+            return True
+        if chosen.sequential:
+            return self._random_decision(random_found, samples) == "below"
+        return self.at_most(random_found, samples) <= chosen.maximum_random_score
+
+    def at_least(self, found: int, samples: int) -> float:
+        """The lower bound of the attack's rate, for a number of samples that was fixed before."""
+        return lower_bound(found, samples, error_rate=self.error_rate)
+
+    def at_most(self, random_found: int, samples: int) -> float:
+        """The upper bound of R-ASR, likewise."""
+        return upper_bound(random_found, samples, error_rate=self.settings.error_rate)
+
+    def decided(self, found: int, random_found: int, samples: int) -> bool:
+        """The sequential rule: whether no more samples are needed.
+
+        They are not where the rate is shown to be below the threshold, or to be above ``proven_rate`` when R-ASR is
+        shown to lie on either side of its maximum as well.
+        """
+        bar = self.settings.threshold
+        if sequential_decision(found, samples, threshold=bar, error_rate=self.error_rate) == "below":
+            return True
+        return self.proves_rate(found, samples) and (
+            self.proves_hard(random_found, samples) or self._random_decision(random_found, samples) is not None
+        )
+
+    def needed(self, found: int, random_found: int, samples: int) -> int | None:
+        """The fewest samples that pass where the attack misses no more and R-ASR stays; None where too many."""
+        missed = samples - found
+        for number in range(max(samples, 1), _MOST + 1):
+            # R-ASR is rounded up to whole problems.
+            random = ceil(random_found * number / samples) if samples else 0
+            if self.proves_rate(number - missed, number) and self.proves_hard(random, number):
+                return number
+        return None
+
+    def _random_decision(self, random_found: int, samples: int) -> str | None:
+        chosen = self.settings
+        return sequential_decision(
+            random_found, samples, threshold=chosen.maximum_random_score, error_rate=chosen.error_rate
+        )
