@@ -65,7 +65,8 @@ def test_passes_are_counted_by_hand(network, digits, linf, pgd):
 def test_sequential_stops_when_decided(network, digits, linf, pgd):
     inputs = torch.cat([digits, digits.flip(3), digits.flip(2)])
     attacks = {"strong": pgd(), "nothing": lambda model, x, y: x}
-    result = binarization_test(network, attacks, inputs, linf, sequential=True, inner_points=300, maximum_random_score=0.7)
+    settings = {"inner_points": 300, "maximum_random_score": 0.9, "depths": (1,)}
+    result = binarization_test(network, attacks, inputs, linf, sequential=True, **settings)
     strong, nothing = result.attacks["strong"], result.attacks["nothing"]
     # Of two attacks, a perfect one needs 37 samples, in groups of eight.
     assert (nothing["samples"], strong["samples"], strong["verdict"]) == (8, 40, "passed")
