@@ -9,11 +9,12 @@ from typing import Any
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.engine.outcomes import LOST, OUTCOMES
 from robust_ext.reports import findings
+from robust_ext.reports.depth import depth_plots, depth_words
 from robust_ext.reports.plots import RANDOM, REST, SCORE, Bar, Curve, bar_plot, curve_plot
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import attack_title, interval, plain, seconds, share
 
-_HEADER = ("verdict", "attack", "test score", "R-ASR", "planted", "canaries", "seconds")
+_HEADER = ("verdict", "attack", "test score", "R-ASR", "depth", "planted", "canaries", "seconds")
 _VERDICTS = ("passed", "failed", "inconclusive")
 # The timed phases in the order in which a run goes through them.
 _PHASES = {
@@ -21,6 +22,7 @@ _PHASES = {
     "readout": ("Readout", SCORE),
     "attack": ("Attack", RANDOM),
     "random": ("Random attack", "#56b4e9"),
+    "witnesses": ("Witnesses", "#009e73"),
     "verify": ("Verification", REST),
 }
 # Along what settings were varied, what the points of a curve have in common, and its label.
@@ -30,9 +32,9 @@ _AXES = (("kappa", "inner_points", "{} inner points"), ("inner_points", "kappa",
 def text(result: Mapping[str, Any]) -> str:
     """A row an attack, or two where it went through the regular and the inverted test, and sentences below.
 
-    A row has the verdict, the test score and the random attack's success rate (R-ASR) with their intervals, the planted
-    problems, the canaries it repaired of those there were, and its seconds. The sentences are reasons, findings of the
-    diagnosis that no reason states, warnings and the verdict.
+    A row has the verdict, the test score and the random attack's success rate (R-ASR) with their intervals, the depth
+    up to which it solves what witnesses prove, the planted problems, the canaries it repaired of those there were, and
+    its seconds. The sentences are reasons, findings of the diagnosis that no reason states, warnings and the verdict.
     """
     _check(result)
     threshold = result["settings"]["threshold"]
@@ -64,6 +66,8 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "threshold": result["settings"]["threshold"],
         "score_plot": _score_plot(tests),
         "seconds_plot": _seconds_plot(tests),
+        "depths": list(depth_plots(tests)),
+        "depth_words": depth_words,
         "hardness": list(_hardness(tests)),
         "calibration": list(_calibration(tests)),
         "PHASES": _PHASES,
@@ -111,6 +115,7 @@ def _row(attack: Mapping[str, Any], threshold: float, one_target: bool) -> Line:
         plain(attack["name"]) if one_target else attack_title(attack),
         f"{share(attack['score'], threshold)} {interval(attack['score_interval'], decimals=2)}".rstrip(),
         f"{share(attack['random_score'], threshold)} {interval(attack['random_score_interval'], decimals=2)}".rstrip(),
+        depth_words(attack),
         str(attack["samples"]),
         f"{canaries['repaired']} of {canaries['planted']}" if canaries["planted"] else "-",
         seconds(attack["seconds"]["total"]),
@@ -145,7 +150,7 @@ def _seconds_plot(result: Mapping[str, Any]) -> str:
     rows = []
     for attack in result["attacks"]:
         taken = attack["seconds"]
-        parts = [(taken[phase], colour) for phase, (_, colour) in _PHASES.items()]
+        parts = [(taken.get(phase, 0.0), colour) for phase, (_, colour) in _PHASES.items()]
         rest = max(taken["total"] - sum(part for part, _ in parts), 0.0)
         words = f"{seconds(taken['total'])} s"
         rows.append((attack_title(attack), [Bar(parts=[*parts, (rest, "#e4e7eb")], words=words)]))

@@ -13,6 +13,7 @@ from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, versions
 from robust_ext.engine.run import Outcome, isolated
 from robust_ext.engine.store import Record
+from robust_ext.evaluations.binarization.depth_findings import find_behind
 from robust_ext.evaluations.binarization.depth_scores import witness_curve
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
@@ -27,10 +28,11 @@ from robust_ext.evaluations.causes.attaching import (
     find_causes,
     prober,
 )
-from robust_ext.evaluations.causes.finding import WEIGHTS
+from robust_ext.evaluations.causes.finding import WEIGHTS, ranked
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.models.features import LayerInput
+from robust_ext.reports.findings import remedy, sentence
 
 # What a failure comes to that nothing else explains.
 _BLIND = (
@@ -43,7 +45,7 @@ _NOTHING = {"outcome": "not_planted"}
 
 def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
     """Everything ``result.json`` holds of one test."""
-    run, attacks, attempted, causes = outcome.run, [], [], []
+    run, attacks, attempted, causes, behind = outcome.run, [], [], [], []
     for name, attack in run.attacks.items():
         mine = _until_decided(name, run, outcome.records)
         timings = [entry for entry in outcome.timings if entry["block"] < len(mine)]
@@ -52,14 +54,18 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
         entries = [record["attacks"][name] for record in mine if name in record["attacks"]]
         attempted.append((name, [entry for entry in entries if entry["outcome"] != "not_planted"]))
         causes.append(_attacked(name, run, mine, failed=attacks[-1]["verdict"] == "failed"))
+        behind.append(find_behind(attacks[-1], mine, run.attacks, run.settings))
     detecting = run.defense is not None
     # Where a detector decides too, an attack may miss what another finds without a fault of its own.
     findings = find_causes(causes, _probe(run), compared=not detecting)
     findings = [finding for finding in findings if not detecting or finding.code not in OF_LABELS]
-    for entry in attacks:
+    for entry, slower in zip(attacks, behind, strict=True):
         if entry["verdict"] == "failed":
             blind = _BLIND if detecting and not _knows_detector(entry["name"], run) else ""
             entry["reason"] += f" {explain(findings, entry['name'], otherwise=blind)}"
+        elif entry["verdict"] == "passed" and slower is not None:
+            entry["reason"] += f" {sentence(slower.to_dict())} {remedy(slower.to_dict())}"
+    findings = ranked([*findings, *(finding for finding in behind if finding is not None)])
     return {
         "kind": "binarization",
         "verdict": overall([attack["verdict"] for attack in attacks]),
@@ -160,6 +166,7 @@ def combine_tests(contents: Mapping[str, Mapping[str, Any]], described: Mapping[
         "reason": overall_reason(attacks),
         "attacks": attacks,
         "findings": _of_both(contents),
+        "witnesses": [{"test": test, **row} for test, one in contents.items() for row in one["witnesses"]],
         "warnings": [f"In the {test} test: {words}" for test, one in contents.items() for words in one["warnings"]],
         "settings": {**regular["settings"], **described},
     }

@@ -21,7 +21,7 @@ def score_depths(name: str, planted: Sequence[Record], settings: BinarizationSet
         return []
     rows = []
     for depth in settings.depths:
-        posed = [(record, outcome) for record in planted if (outcome := _outcome(name, record, depth)) is not None]
+        posed = [(record, outcome) for record in planted if (outcome := outcome_at(name, record, depth)) is not None]
         if not posed:
             break
         others = [pair for pair in posed if depth == 1 or _proved_by_others(name, pair[0], depth)]
@@ -82,7 +82,7 @@ def witness_curve(records: Sequence[Record], settings: BinarizationSettings) -> 
     return rows
 
 
-def _outcome(name: str, record: Record, depth: float) -> str | None:
+def outcome_at(name: str, record: Record, depth: float) -> str | None:
     """What became of a record's problem at a depth; None where none was posed to the attack."""
     entry = record["attacks"][name]
     outcomes = {one["depth"]: one["outcome"] for one in entry.get("depths", ())}

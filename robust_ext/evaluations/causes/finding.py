@@ -46,6 +46,7 @@ CODES: Mapping[str, str] = {
     "transfer_wins": "medium",
     "larger_budget_less": "medium",
     "unbounded_fails": "medium",
+    "falls_behind": "medium",
     "no_gradient": "low",
 }
 

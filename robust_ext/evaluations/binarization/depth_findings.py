@@ -1,0 +1,89 @@
+"""An attack that passes the test and falls behind where others go deeper: the finding, by a stated rule.
+
+The rule: an attack whose score at depth 1 passes falls behind at a deeper one if the one-sided exact upper bound of its
+rate, on the problems that witnesses *other than itself* prove to have a solution, is below one half. The bound's error
+rate is that of the run, divided by the number of deeper depths: an attack that finds half of what is there is told so
+with at most that probability, at any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from robust_ext.attacks.base import Attack
+from robust_ext.core.statistics import upper_bound
+from robust_ext.engine.store import Record
+from robust_ext.evaluations.binarization.depth_scores import outcome_at, witnesses_of
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.binarization.witnesses import searchers
+from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.evaluations.causes.rewriting import call_of
+from robust_ext.evaluations.causes.step_remedies import for_more_steps, steps_of
+
+BEHIND = 0.5
+"""Rate below which an attack falls behind."""
+
+
+def find_behind(
+    entry: Mapping[str, Any], records: Sequence[Record], attacks: Mapping[str, Attack], settings: BinarizationSettings
+) -> Finding | None:
+    """The finding about an attack, by its summary and records, at the shallowest depth at which it falls behind."""
+    deeper = [row for row in entry["depths"] if row["depth"] > 1]
+    if entry["depth"] is None or not deeper:
+        return None
+    error_rate = settings.error_rate / (len(settings.depths) - 1)
+    for row in deeper:
+        found, problems = row["found_by_others"], row["problems_by_others"]
+        if problems and upper_bound(found, problems, error_rate=error_rate) < BEHIND:
+            return _finding(entry["name"], row, records, attacks, settings)
+    return None
+
+
+def _finding(
+    name: str,
+    row: Mapping[str, Any],
+    records: Sequence[Record],
+    attacks: Mapping[str, Attack],
+    settings: BinarizationSettings,
+) -> Finding:
+    depth = row["depth"]
+    best, proved, found = _best_witness(name, depth, records)
+    solved, problems = row["found_by_others"], row["problems_by_others"]
+    seen = (
+        f"It passes, and solves {solved} of {problems} problems at depth {depth:g} that others prove to have a "
+        f"solution; random search solves {row['random_found_by_others']}."
+    )
+    ours = {attack.name: attack for attack in searchers(settings, images=True, detector=False)}
+    return Finding(
+        code="falls_behind",
+        cause=f"It finds {found / proved:.0%} of what {best} finds at depth {depth:g}.",
+        evidence=(seen,),
+        attack=name,
+        samples=problems - solved,
+        of=problems,
+        remedies=_remedies(attacks[name], best, attacks.get(best, ours.get(best))),
+    )
+
+
+def _best_witness(name: str, depth: float, records: Sequence[Record]) -> tuple[str, int, int]:
+    """Who else proves most problems of a depth, how many, and how many of them the attack solves."""
+    counts = dict[str, tuple[int, int]]()
+    for record in records:
+        outcome = outcome_at(name, record, depth)
+        if outcome is None:
+            continue
+        for witness, reach in witnesses_of(record).items():
+            if witness != name and reach > depth:
+                proved, found = counts.get(witness, (0, 0))
+                counts[witness] = proved + 1, found + (outcome == "found")
+    best = max(counts, key=lambda witness: counts[witness][0])
+    return best, *counts[best]
+
+
+def _remedies(attack: Attack, best: str, witness: Attack | None) -> tuple[Remedy, ...]:
+    call = None if witness is None else call_of(witness)
+    beside = f"Run {best} beside it, and count a sample as robust only where both fail."
+    steps = steps_of(attack)
+    more = () if steps is None else for_more_steps(attack, steps=steps)[:1]
+    return Remedy(words=beside, attack=None if call is None else call.changed()), *more
