@@ -26,7 +26,10 @@ def depth_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     groups = [attacks[start : start + _CURVES] for start in range(0, len(attacks), _CURVES)]
     for number, group in enumerate(groups):
         title = "" if len(groups) == 1 else f"Attacks {number * _CURVES + 1} to {number * _CURVES + len(group)}"
-        yield title, _plot(group, result["settings"].get("depths") or [], f"depth-{number}")
+        depths = {row["depth"] for attack in group for row in attack["depths"]} | {
+            *result["settings"].get("depths", ())
+        }
+        yield title, _plot(group, sorted(depths), f"depth-{number}")
 
 
 def _plot(attacks: Sequence[Mapping[str, Any]], depths: Sequence[float], prefix: str) -> str:

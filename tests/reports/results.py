@@ -82,6 +82,23 @@ def every_float(value):
     return {value} if isinstance(value, float) else set()
 
 
+def depth_row(depth, problems, found, random_found, by_others):
+    """An attack at one depth; ``by_others``: problems that others prove, those of them it solves, and random search."""
+    return {
+        "depth": depth,
+        "problems": problems,
+        "found": found,
+        "score": found / problems,
+        "score_interval": [max(found / problems - 0.1, 0), min(found / problems + 0.1, 1)],
+        "random_found": random_found,
+        "random_score": random_found / problems,
+        **dict(zip(("problems_by_others", "found_by_others", "random_found_by_others"), by_others, strict=True)),
+    }
+
+
+DEPTHS = [depth_row(1.0, 256, 157, 31, (256, 157, 31)), depth_row(2.0, 192, 48, 4, (160, 40, 3))]
+
+
 def make_attack(name, **changes):
     """The entry of one attack in a binarization test; ``changes`` replaces whole values."""
     entry = {
@@ -93,6 +110,8 @@ def make_attack(name, **changes):
         "random_score_interval": [0.0837, 0.1671],
         "verdict": "failed",
         "reason": "157 of 256 planted problems were solved.",
+        "depth": None,
+        "depths": DEPTHS,
         "samples": 256,
         "not_separable": 3,
         "not_planted": 7,
@@ -130,7 +149,7 @@ def make_result(attacks, **changes):
         "warnings": ["pgd: 5 of 256 samples: the attack's process ended."],
         "findings": [],
         "calibration": None,
-        "settings": {"norm": "linf", "epsilon": 8 / 255, "threshold": 0.95, "kappa": 0.999, "corners": True},
+        "settings": {"norm": "linf", "epsilon": 8 / 255, "threshold": 0.95, "kappa": 0.999, "depths": [1.0, 2.0, 4.0]},
         "isolated": True,
         "versions": VERSIONS,
         "seed": 20240501,

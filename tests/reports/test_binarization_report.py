@@ -3,8 +3,9 @@
 import pytest
 
 from robust_ext.reports import report_page
+from robust_ext.reports.depth import depth_words
 from tests.reports.pages import Page, plot, spans, svgs, words
-from tests.reports.results import CALIBRATION, make_attack, make_result
+from tests.reports.results import CALIBRATION, depth_row, make_attack, make_result
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -72,11 +73,11 @@ def test_one_and_many_attacks(count):
 def test_without_scores():
     nothing = dict.fromkeys(("score", "score_interval", "random_score", "random_score_interval"))
     seconds = dict.fromkeys(("features", "readout", "attack", "random", "verify", "total"), 0.0)
-    attack = make_attack("pgd", **nothing, hardness=[], verdict="inconclusive", samples=0, seconds=seconds)
+    attack = make_attack("pgd", **nothing, hardness=[], depths=[], verdict="inconclusive", samples=0, seconds=seconds)
     text = report_page(make_result([attack], verdict="inconclusive"))
     page = Page(text)
     assert page.data == []
-    assert page.row("pgd", "inconclusive")[:3] == ["-", "-", "0"]
+    assert page.row("pgd", "inconclusive")[:3] == ["-", "-", "-"]
     assert {"no score", "no R-ASR"} <= {word for svg in svgs(text) for word in words(svg)}
     assert "How hard was the test?" not in page.text
 
@@ -94,3 +95,19 @@ def test_missing_scores_leave_gaps_in_curves():
     hardness = [{"kappa": 0.9, "score": None, "random_score": None}, {"kappa": 1.0, "score": 0.1, "random_score": 0.1}]
     text = report_page(make_result([make_attack("pgd", score=None, hardness=hardness)]))
     assert [svg for svg in svgs(text) if "against 1 - kappa" in svg.get("aria-label", "")]
+
+
+def test_depths_of_attacks_beside_what_is_proved():
+    """Shares of all samples; where nothing was posed to an attack it solved nothing."""
+    strong = [depth_row(depth, n, n, 0, (n, n, 0)) for depth, n in ((1.0, 256), (2.0, 192), (4.0, 64))]
+    attacks = [make_attack("strong", depth=4.0, depths=strong), make_attack("weak"), make_attack("off", depths=[])]
+    text = report_page(make_result(attacks))
+    shown = words(plot(text, "Share of planted samples solved"))
+    assert {"proved by witnesses", "strong", "weak", "1", "2", "4"} <= set(shown)
+    assert "off" not in shown
+    page = Page(text)
+    assert [page.row(name, "failed")[2] for name in ("strong", "weak", "off")] == ["4+", "-", "-"]
+    assert page.row("weak", "2") == ["192", "48", "0.250 [0.150, 0.350]", "0.021", "160", "40"]
+    assert depth_words(make_attack("part", depth=2.0, depths=strong)) == "2"
+    none = report_page(make_result([make_attack("off", depths=[])]))
+    assert not [svg for svg in svgs(none) if "against the depth" in svg.get("aria-label", "")]

@@ -31,7 +31,7 @@ def test_missing_values_are_dashes():
     nothing = dict.fromkeys(("score", "score_interval", "random_score", "random_score_interval"))
     attack = make_attack("pgd", **nothing, verdict="inconclusive", samples=0, canaries={"planted": 0, "repaired": 0})
     row = report_text(make_result([attack])).splitlines()[2]
-    assert row.split() == ["inconclusive", "pgd", "-", "-", "0", "-", "87.0"]
+    assert row.split() == ["inconclusive", "pgd", "-", "-", "-", "0", "-", "87.0"]
 
 
 LONG = (
