@@ -18,7 +18,7 @@ from robust_ext.core.target import Counted
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.binarized import BinarizedClassifier
-from robust_ext.models.features import LayerInput, Split, split
+from robust_ext.models.features import LayerInput, Split, layer_names, split
 from robust_ext.models.row_rng import RowRNG
 
 _PROBLEM = "binarized problem"
@@ -47,7 +47,7 @@ class DefendedFeatures(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features ``(N, F)`` of inputs ``(N, ...)``."""
         found = self.defense.solution(x, seeds=self.defense.next_seeds(len(x)))
-        features: Tensor = LayerInput(_Readout(self.defense, found.state), f"defense.{self.layer}")(found.final)
+        features: Tensor = LayerInput(_Readout(self.defense, found.state), _inside(self.layer))(found.final)
         return features
 
     def extra_repr(self) -> str:
@@ -77,11 +77,11 @@ def split_defense(defense: AdaptiveDefense, inputs: Tensor, *, layer: str | None
     with torch.no_grad():
         found = held.solution(inputs, seeds=held.next_seeds(len(inputs)))
     try:
-        parts = split(_Readout(held, found.state), found.final, layer=None if layer is None else f"defense.{layer}")
+        parts = split(_Readout(held, found.state), found.final, layer=None if layer is None else _inside(layer))
     except SplitError as error:
         raise SplitError(f"{name}, at its end: {error}") from error
-    layer = parts.layer.removeprefix("defense.")
-    return Split(DefendedFeatures(defense, layer), parts.readout, layer)
+    layer = ",".join(name.removeprefix("defense.") for name in layer_names(parts.layer))
+    return Split(DefendedFeatures(defense, layer), parts.readout, layer, parts.shape)
 
 
 def binarized_defense(module: nn.Module) -> AdaptiveDefense | None:
@@ -143,8 +143,13 @@ class _Binarized(_Held):
         return Solution(found.final, found.iterates, {**found.state, _PROBLEM: index})
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        features = LayerInput(_Readout(self, state), f"defense.{self.layer}")(point)
+        features = LayerInput(_Readout(self, state), _inside(self.layer))(point)
         return self.binarized[0].read(features, state[_PROBLEM])
+
+
+def _inside(layer: str) -> str:
+    """Names of layers of a defense as those of a module that holds it."""
+    return ",".join(f"defense.{name}" for name in layer_names(layer))
 
 
 def _mixed(defense: AdaptiveDefense, mixin: Any) -> Any:

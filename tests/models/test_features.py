@@ -185,13 +185,13 @@ def test_a_pair_is_taken_as_it_is():
 
 def test_wrong_pairs():
     body, head = nn.Flatten().eval(), nn.Linear(16, 4).eval()
-    for wrong in ((body,), (body, head, head), (body, lambda x: x), (body, "head")):
+    for wrong in ((body,), (body, head, head), (body, 3), (body, "head")):
         with pytest.raises(InvalidArgumentError, match=r"^model: got .*, expected a pair \(features, readout\)"):
             split(wrong, INPUTS)
     with pytest.raises(InvalidArgumentError, match=r"^model: got function, expected a torch.nn.Module"):
         split(lambda x: x, INPUTS)
-    with pytest.raises(SplitError, match=r"^features: got shape \(3, 1, 4, 4\) for 3 inputs"):
-        split((nn.Identity().eval(), nn.Sequential(body, head).eval()), INPUTS)
+    with pytest.raises(SplitError, match=r"^features: got shape \(3,\) for 3 inputs, expected \(3, F\), or more"):
+        split((lambda x: x.flatten(1).sum(1), lambda z: torch.stack([z, -z], 1)), INPUTS)
     with pytest.raises(SplitError, match=r"^features: got tuple, expected a tensor"):
         split((Net(lambda _, x: (x.flatten(1), x)).eval(), Net(lambda _, pair: pair[0]).eval()), INPUTS)
     with pytest.raises(ModelError, match="is in train mode"):

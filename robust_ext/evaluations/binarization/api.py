@@ -57,8 +57,9 @@ def binarization_test(
     is run. One that misses what was planted cannot support a claim of robustness of this model.
 
     Args:
-        model: A torch module from inputs in bounds to logits, in eval mode; a pair of modules ``(features, readout)``;
-            a Foolbox model; an ART ``PyTorchClassifier``.
+        model: A torch module from inputs in bounds to logits, in eval mode; a pair ``(features, readout)`` of modules
+            or callables, with features of any shape that the readout of the settings takes; a Foolbox model; an ART
+            ``PyTorchClassifier``.
         attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
         inputs: Clean samples, float ``(N, ...)`` in bounds; the problems bring labels of their own.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
@@ -130,7 +131,7 @@ def _prepare(
     ids, named = check_ids(sample_ids, len(inputs)), as_attacks(attacks)
     for one in named.values():
         one.check(threat_model=threat_model, detector=detector is not None)
-    features, readout, device = counted_parts(model, inputs, threat_model, settings.layer, PassCounter())
+    features, readout, device = counted_parts(model, inputs, settings, PassCounter())
     identity = {
         **settings.to_dict(),
         "attacks": {name: describe(one) for name, one in named.items()},

@@ -150,7 +150,7 @@ def plant(model: object, inputs: Tensor, threat_model: ThreatModel, **options: U
     """
     checked = make_settings(BinarizationSettings, options, threat_model=threat_model)
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-    features, readout, device = counted_parts(model, inputs, threat_model, checked.layer, PassCounter())
+    features, readout, device = counted_parts(model, inputs, checked, PassCounter())
     forward = choose_forward(features, inputs[:2].to(device), rows=checked.forward_batch, fold=checked.fold)
     parts = []
     for start in range(0, len(inputs), checked.group_size):

@@ -9,7 +9,6 @@ from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import Counted, PassCounter, module_device
-from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.base import Detector, rejected
 from robust_ext.detectors.calibration import Calibration
 from robust_ext.engine.inputs import PROBES, bounded_module, check_model
@@ -17,24 +16,27 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.detectors import calibrate_detector, has_threshold
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_features import split_defense
-from robust_ext.models.features import split
+from robust_ext.models.features import as_parts, split
 from robust_ext.registry.detector import as_detector
 from robust_ext.registry.model import as_module
 
 
 def counted_parts(
-    model: object, inputs: Tensor, threat_model: ThreatModel, layer: str | None, counter: PassCounter
+    model: object, inputs: Tensor, settings: BinarizationSettings, counter: PassCounter
 ) -> tuple[Counted, nn.Module, torch.device]:
     """The network's features (counted) and readout, verified, and its device.
 
-    Models of no known kind or of other bounds raise InvalidArgumentError, those that cannot be split ModelError.
+    Models of no known kind or of other bounds, and features that the settings' readout does not take, raise
+    InvalidArgumentError, models that cannot be split ModelError.
     """
+    threat_model, layer = settings.threat_model, settings.layer
     if not len(inputs):
         raise InvalidArgumentError("inputs", "no samples", "at least one sample")
     whole: nn.Module
     module: nn.Module | tuple[nn.Module, nn.Module]
-    if isinstance(model, tuple) and all(isinstance(part, nn.Module) for part in model):
-        module, whole = model, nn.ModuleList(model)
+    pair = as_parts(model)
+    if pair is not None:
+        module, whole = pair, nn.ModuleList(pair)
     else:
         module = whole = bounded_module(model, threat_model)
     device = module_device(whole)
@@ -49,6 +51,7 @@ def counted_parts(
         parts = split_defense(module, probes, layer=layer)
     else:
         parts = split(module, probes, layer=layer)
+    settings.fitting.check(parts.shape)
     return Counted(parts.features, counter), parts.readout, device
 
 
@@ -59,7 +62,8 @@ def prepare_detector(
 
     Without a threshold and data, InvalidArgumentError; where it detects all of the inputs, ModelError.
     """
-    network = nn.Sequential(*model).eval() if isinstance(model, tuple) else as_module(model).module
+    pair = as_parts(model)
+    network = as_module(model).module if pair is None else nn.Sequential(*pair).eval()
     found, calibration = as_detector(detector, network, inputs=inputs[:PROBES]), None
     if not has_threshold(found):
         if data is None:

@@ -20,6 +20,7 @@ from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.readouts import Readout
+from robust_ext.models.readouts.checks import check_logits, fitted
 
 # Float64 copies of the features that are solved together stay below this many bytes.
 _SOLVE_BYTES = 256 * 2**20
@@ -66,8 +67,15 @@ class Problems:
         It is 0 at the closest inner point and 1 at the closest planted one, by the score. A point is adversarial
         exactly where its reach is above the boundary's position, so it is also the largest kappa at which it would be.
         """
-        score = self.readout.score(features, {name: part[index] for name, part in self.parameters.items()})
-        return 1 + (score - self.edge[index]) / self.gap[index]
+        index = torch.as_tensor(index, device=self.edge.device)
+        # Some readouts have many parameters, which every row gets a copy of.
+        size = sum(part[:1].numel() for part in self.parameters.values())
+        step = max(1, _SOLVE_BYTES // (8 * max(size, 1)))
+        scores = [
+            self.readout.score(rows, {name: part[own] for name, part in self.parameters.items()})
+            for rows, own in zip(torch.split(features, step), torch.split(index, step), strict=True)
+        ]
+        return 1 + (torch.cat(scores) - self.edge[index]) / self.gap[index]
 
     def select(self, rows: Sequence[int]) -> Problems:
         """Some of the problems, in this order."""
@@ -209,11 +217,11 @@ def fit(
         rows = measured.features[some]
         # A copy in any case: a readout may change its input.
         rows = torch.cat([rows[:, :last], rows[:, total - outer :]], 1)
-        parameters = kind.fit(rows, classes)
-        scores = kind.scores(rows, parameters)
+        parameters, scores = fitted(kind, rows, classes)
         # From what lies in the ball alone: a boundary that heeds the references too would leave out what is planted.
         edge = scores[:, last:first].amin(1)
         gap, lowest, highest = edge - scores[:, :last].amax(1), scores.amin(1) - edge, scores.amax(1) - edge
+        check_logits(kind, rows, parameters, scores, edge - (1 - settings.boundary_position) * gap, gap)
         parameters, edge = kind.anchored(parameters, edge)
         with torch.no_grad():
             logits = readout(rows.flatten(0, 1)).double().view(len(rows), -1)

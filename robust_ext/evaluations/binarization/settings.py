@@ -34,7 +34,10 @@ class BinarizationSettings(DepthSettings):
 
     threat_model: ThreatModel
     layer: str | None = setting(
-        default=None, help="Name of the linear layer that makes the logits; found when left out.", panel="model"
+        default=None,
+        help="Name of the linear layer that makes the logits; found when left out. "
+        "Before it, with commas, further layers may be named, whose inputs are features too.",
+        panel="model",
     )
     inner_points: int = setting(
         default=999,

@@ -1,0 +1,57 @@
+"""The readout by nearest neighbours: how far features are from inner points, and how far from planted ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from robust_ext.core.settings import setting, settings_class
+from robust_ext.models.readouts.base import Readout
+
+
+@settings_class
+class Nearest(Readout):
+    """The mean squared distance from the k nearest inner points minus that from the k nearest planted ones.
+
+    Where there are fewer than k of a kind, all of them count. A row is class 1 exactly where that difference is above
+    the threshold; with k of 1 and a threshold of 0 it is the class of the nearest point. Distances are squared, so that
+    the boundary is made of planes and what lies behind the planted point is class 1 too.
+
+    The readout holds the features of all points, also the planted ones', and shows them to attacks, as such a
+    classifier shows its training data.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("F",)
+
+    k: int = setting(default=5, help="Number of neighbours.", minimum=1, maximum=1_000_000)
+
+    def fit(self, features: Tensor, planted: Tensor) -> dict[str, Tensor]:
+        """``inner`` ``(B, n_0, F)`` and ``planted`` ``(B, n_1, F)``, of features ``(B, n, F)``."""
+        rows = features.double()
+        return {"inner": rows[:, ~planted], "planted": rows[:, planted]}
+
+    def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The difference of mean squared distances."""
+        return self._difference(features[:, None], parameters).squeeze(1)
+
+    def scores(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The same of the features ``(B, n, F)`` of B problems, one problem at a time."""
+        rows = [slice(row, row + 1) for row in range(len(features))]
+        found = [self._difference(features[row], {name: p[row] for name, p in parameters.items()}) for row in rows]
+        return torch.cat(found) if found else features.new_zeros(features.shape[:2], dtype=torch.float64)
+
+    def _difference(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        rows = features.double()
+        return self._distance(rows, parameters["inner"]) - self._distance(rows, parameters["planted"])
+
+    def _distance(self, rows: Tensor, points: Tensor) -> Tensor:
+        """Mean squared distance of rows ``(B, m, F)`` from the nearest of the points ``(B, n, F)``, ``(B, m)``."""
+        count = min(self.k, points.shape[1])
+        with torch.no_grad():
+            far = torch.cdist(rows, points, compute_mode="donot_use_mm_for_euclid_dist")
+            nearest = far.topk(count, dim=2, largest=False).indices
+        chosen = points.gather(1, nearest.flatten(1)[:, :, None].expand(-1, -1, points.shape[2]))
+        return (rows[:, :, None] - chosen.view(*nearest.shape, -1)).square().sum(3).mean(2)
