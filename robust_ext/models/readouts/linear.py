@@ -83,7 +83,7 @@ def separating_directions(features: Tensor, planted: Tensor, *, C: float, draws:
     points, planted = planted, planted.repeat_interleave(draws)
     direction = fit_directions(features, planted, C=C).weight
     for factor in (1e3, 1e6):
-        along = positions(features, direction, features[:, 0].double()).unflatten(1, (-1, draws)).mean(2)
+        along = positions(features, direction, features[:, 0].double()).view(len(features), -1, draws).mean(2)
         mixed = along[:, points].min(1).values <= along[:, ~points].max(1).values
         if not bool(mixed.any()):
             break
