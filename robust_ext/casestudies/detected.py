@@ -1,0 +1,101 @@
+"""What the case studies with a detector have in common: the network, and how a detector sees blind attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks.base import Attack
+from robust_ext.attacks.running import run_attack
+from robust_ext.casestudies.networks import small_features
+from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from robust_ext.defenses.training.loop import train_network
+from robust_ext.detectors.base import Detector
+
+_FEATURES = 256
+# Training images that are kept with the network, to fit its detector on.
+_KEPT = 600
+
+
+class DetectedNetwork(nn.Module):
+    """Features (layer ``"features"``), a linear layer, and some of the clean images that it was trained on."""
+
+    kept_inputs: Tensor
+    kept_labels: Tensor
+
+    def __init__(self, shape: Sequence[int], classes: int) -> None:
+        super().__init__()
+        self.features = small_features(shape, _FEATURES)
+        self.head = nn.Linear(_FEATURES, classes)
+        self.register_buffer("kept_inputs", torch.zeros(_KEPT, *shape))
+        self.register_buffer("kept_labels", torch.zeros(_KEPT, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, K)`` of ``(N, *shape)``."""
+        out: Tensor = self.head(self.features(x))
+        return out
+
+    def keep(self, inputs: Tensor, labels: Tensor) -> None:
+        """Keep the first training images, in turn where they are too few."""
+        rows = torch.arange(_KEPT, device=inputs.device) % len(inputs)
+        self.kept_inputs, self.kept_labels = inputs[rows].clone(), labels[rows].clone()
+
+
+def train_plainly(module: DetectedNetwork, inputs: Tensor, labels: Tensor, *, epochs: int = 0) -> None:
+    """Train by cross-entropy, and keep images; passes follow from the size of the images where left out."""
+
+    def loss(rows: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(module(inputs[rows]), labels[rows])
+
+    train_network(module, len(inputs), loss, epochs=epochs or passes(inputs, 30, 6), batch_size=32)
+    module.keep(inputs, labels)
+
+
+def passes(inputs: Tensor, small: int, large: int) -> int:
+    """Passes over the training images: of 8 x 8 there are few, and they cost little."""
+    return small if inputs[0].numel() < 200 else large
+
+
+def attacked(
+    module: nn.Module, attack: Attack, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
+) -> Tensor:
+    """Candidates ``(N, ...)`` of an attack on the classifier alone."""
+    with torch.no_grad():
+        classes = module(inputs[:1]).shape[1]
+    target = Target(
+        module=module,
+        bounds=threat_model.bounds,
+        classes=classes,
+        input_shape=tuple(inputs.shape[1:]),
+        device=inputs.device,
+    )
+    generator = stream(seed, 0, "attacked")
+    return run_attack(attack, target, inputs, labels, threat_model=threat_model, generator=generator)
+
+
+def misclassified(
+    module: nn.Module, attack: Attack, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
+) -> Tensor:
+    """Those candidates ``(M, ...)`` of an attack on the classifier alone that are misclassified."""
+    found = attacked(module, attack, inputs, labels, threat_model, seed=seed)
+    with torch.no_grad():
+        return found[module(found).argmax(1) != labels]
+
+
+def seen_by(detector: Detector, clean: Tensor, candidates: Tensor, *, seed: int) -> dict[str, float]:
+    """How a detector tells candidates ``(M, ...)`` from clean inputs ``(N, ...)``.
+
+    ``"AUROC"`` is the share of pairs in which the candidate scores higher (ties count half), ``"flagged"`` the share of
+    candidates above 95% of the clean scores; both are 0 where there are no candidates.
+    """
+    if not len(candidates):
+        return {"AUROC": 0.0, "flagged": 0.0}
+    with seeded_globals(derive_seed(seed, "seen by a detector")), torch.no_grad():
+        natural, scores = (detector.score(points) for points in (clean, candidates))
+    above = (scores[:, None] > natural).double() + (scores[:, None] == natural).double() / 2
+    limit = natural.quantile(0.95)
+    return {"AUROC": float(above.mean()), "flagged": float((scores > limit).double().mean())}
