@@ -9,7 +9,31 @@ from robust_ext.evaluations.binarization.advice import settle
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 
 
-def facts(at: Solved, first: Solved) -> str:
+def explain(verdict: str, at: Solved, first: Solved, rules: Rules, *, without: int) -> str:
+    """Why :meth:`Rules.decide` comes to this verdict at a depth, where ``first`` has the planted problems.
+
+    In ``without`` further samples nothing was planted.
+    """
+    begin = _facts(at, first)
+    if verdict == "passed":
+        return f"{begin}. {_shown(at, rules)}"
+    if verdict == "failed" and at is not first:
+        missed = "It misses more than half of the adversarial examples that are known to exist there"
+        return f"{begin}. {missed}, so robustness measured with it cannot be trusted."
+    if verdict == "failed":
+        return (
+            f"{begin}. A score below {rules.settings.threshold:g}{_compared(at, rules)} means that the attack misses "
+            "adversarial examples that exist, so robustness measured with it cannot be trusted."
+        )
+    if at is first and rules.fails(at.found, at.samples):
+        return (
+            f"{begin}. Whether it misses more is hidden by a network that breaks down. To settle it: mend the network, "
+            "and run this again."
+        )
+    return f"{begin}{_unsettled(at, rules, lost=first.samples + without - at.samples)}"
+
+
+def _facts(at: Solved, first: Solved) -> str:
     """What was found, without a full stop, beginning with why there where that is not at the planted points."""
     score, random_score = f"{at.found / at.samples:.2f}", f"{at.random_found / at.samples:.2f}"
     if at is first:
@@ -21,34 +45,16 @@ def facts(at: Solved, first: Solved) -> str:
     )
 
 
-def missed(at: Solved, rules: Rules) -> tuple[str, str]:
-    """Verdict and reason where the score is below the threshold."""
-    words, bar, level = facts(at, at), rules.settings.threshold, rules.settings.confidence
-    # Where the network breaks down, the attack may not be to blame.
-    if not rules.fails(at.found + at.non_finite, at.samples):
-        return "inconclusive", (
-            f"{words}. Whether it misses more is hidden by a network that breaks down. To settle it: mend the network, "
-            "and run this again."
-        )
+def _compared(at: Solved, rules: Rules) -> str:
+    """How little better a score is than that of random search, where it is little."""
+    level = rules.settings.confidence
     low, _ = proportion_interval(at.found, at.samples, confidence=level) or (0.0, 1.0)
     _, high = proportion_interval(at.random_found, at.samples, confidence=level) or (0.0, 1.0)
     better = "no" if at.found <= at.random_found else "hardly" if low <= high else ""
-    compared = f" and {better} better than that of random search" if better else ""
-    return "failed", (
-        f"{words}. A score below {bar:g}{compared} means that the attack misses adversarial examples that exist, "
-        "so robustness measured with it cannot be trusted."
-    )
+    return f" and {better} better than that of random search" if better else ""
 
 
-def behind(at: Solved, first: Solved) -> str:
-    """Why an attack fails that falls behind at a deeper depth."""
-    return (
-        f"{facts(at, first)}. It misses more than half of the adversarial examples that are known to exist there, so "
-        "robustness measured with it cannot be trusted."
-    )
-
-
-def shown(at: Solved, rules: Rules) -> str:
+def _shown(at: Solved, rules: Rules) -> str:
     """The sentence of what a pass shows, rounded so that it claims no more."""
     chosen, found = rules.settings, "was planted" if at.depth == 1 else "others find"
     if chosen.sequential:
@@ -62,7 +68,7 @@ def shown(at: Solved, rules: Rules) -> str:
     )
 
 
-def unsettled(at: Solved, rules: Rules, *, lost: int) -> str:
+def _unsettled(at: Solved, rules: Rules, *, lost: int) -> str:
     """The rest of the sentence where samples do not show enough, and what would settle it."""
     chosen, random_score = rules.settings, at.random_found / at.samples
     parts = []

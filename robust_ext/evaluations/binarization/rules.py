@@ -16,6 +16,7 @@ a pair of tests with a detector: a pass needs both, so it is wrong no more often
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -51,6 +52,26 @@ class Rules:
     def error_rate(self) -> float:
         """Of what is claimed of one attack's rate."""
         return self.settings.error_rate / self.attacks
+
+    def decide(self, depths: Sequence[Solved]) -> tuple[str, Solved]:
+        """The verdict on what was solved of planted problems and then at further depths, and where it is taken.
+
+        Rules 3 to 6 of :mod:`robust_ext.evaluations.binarization.verdict`.
+        """
+        first = last = depths[0]
+        if self.fails(first.found, first.samples):
+            # Where the network breaks down, the attack may not be to blame.
+            surely = self.fails(first.found + first.non_finite, first.samples)
+            return "failed" if surely else "inconclusive", first
+        for at in (first, *(deeper for deeper in depths[1:] if deeper.samples)):
+            if at is not first and self.falls_behind(at.found, at.samples, depths=len(depths) - 1):
+                return "failed", at
+            last, proved = at, self.proves_rate(at.found, at.samples)
+            if proved and self.proves_hard(at.random_found, at.samples):
+                return "passed", at
+            if not proved:
+                break
+        return "inconclusive", last
 
     def fails(self, found: int, samples: int) -> bool:
         """Whether the score is below the threshold, by two misses or more: a single one may be chance."""

@@ -28,7 +28,7 @@ from typing import Any
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.evaluations.binarization.advice import easier_to_plant
 from robust_ext.evaluations.binarization.defense import TESTS
-from robust_ext.evaluations.binarization.reasons import behind, facts, missed, shown, unsettled
+from robust_ext.evaluations.binarization.reasons import explain
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
@@ -75,7 +75,9 @@ def judge(
         verdict = "inconclusive"
     else:
         first = Solved(found=found, random_found=random_found, samples=samples, non_finite=non_finite)
-        verdict, reason, depth = _decide([first, *depths], rules, without=inseparable + unplanted)
+        verdict, at = rules.decide([first, *depths])
+        reason = explain(verdict, at, first, rules, without=inseparable + unplanted)
+        depth = at.depth
     if non_finite:
         reason += (
             f" In {non_finite} of {samples} problems it came to points at which the network returns NaN or infinite "
@@ -92,24 +94,6 @@ def judge(
         "random_score": random_found / samples if samples else None,
         "random_score_interval": random_interval and list(random_interval),
     }
-
-
-def _decide(depths: Sequence[Solved], rules: Rules, *, without: int) -> tuple[str, str, float]:
-    """Rules 3 to 6: verdict, reason and the depth that decides; in ``without`` further samples nothing was planted."""
-    first, last = depths[0], depths[0]
-    if rules.fails(first.found, first.samples):
-        return *missed(first, rules), first.depth
-    for at in (first, *(deeper for deeper in depths[1:] if deeper.samples)):
-        if at is not first and rules.falls_behind(at.found, at.samples, depths=len(depths) - 1):
-            return "failed", behind(at, first), at.depth
-        proved, hard = rules.proves_rate(at.found, at.samples), rules.proves_hard(at.random_found, at.samples)
-        if proved and hard:
-            return "passed", f"{facts(at, first)}. {shown(at, rules)}", at.depth
-        last = at
-        if not proved:
-            break
-    lost = first.samples + without - last.samples
-    return "inconclusive", f"{facts(last, first)}{unsettled(last, rules, lost=lost)}", last.depth
 
 
 def overall(verdicts: Sequence[str]) -> str:
