@@ -75,12 +75,16 @@ def other_value(kind, info, default):
         value = next(choice for choice in info.choices if choice != default)
     elif info.choices is not None and kind == tuple[str, ...]:
         return info.choices[:2], list(info.choices[:2])
+    elif kind == tuple[float, ...]:
+        return (1.0, 1.5, 3.0), ["1,3/2", "3"]
     elif kind == str | None:
         value = "mine"
     elif kind == int | None:
         value = 3
     elif kind == str | Readout:
         value = "max-margin()"
+    elif kind == float | str:
+        value = 0.25
     elif kind is float:
         upper = info.maximum if info.maximum is not None else info.below
         value = (default + upper) / 2 if upper is not None else default + 1.5

@@ -249,14 +249,21 @@ def test_nothing_that_is_sent_tells_what_is_planted(tmp_path, monkeypatch):
     real = messages.Pickled.dumps
     monkeypatch.setattr(messages.Pickled, "dumps", lambda self, obj: sent.append(real(self, obj)) or sent[-1])
     planted = []
-    from robust_ext.evaluations.binarization import problems
+    from robust_ext.evaluations.binarization import problems, protocol
 
-    draw = problems.draw_planted
+    find, draw = protocol.find_witnesses, problems.draw_planted
+
+    def find_and_note(*args, **settings):
+        for witness in find(*args, **settings):
+            planted.extend(witness.points.values())
+            yield witness
+
+    monkeypatch.setattr(protocol, "find_witnesses", find_and_note)
     monkeypatch.setattr(problems, "draw_planted", lambda *args: planted.append(draw(*args)) or planted[-1])
     out = tmp_path / "the run folder"
     result = binarization_test(digits_network(), ATTACKS, X, THREAT_MODEL, isolate=True, out=out, inner_points=60)
     seed, everything = result.content["settings"]["judge_seed"], b"".join(sent)
-    assert len(planted) == len(X)
+    assert len(planted) > 2 * len(X), "what is planted, and the witnesses of deeper problems"
     assert len(everything) > 100_000
     assert X[0].numpy().tobytes() in everything, "inputs are found in what is sent"
     for point in planted:

@@ -184,6 +184,8 @@ class Examiner:
             seed=settings.seed,
             judge_seed=settings.judge_seed,
             inner_points=settings.inner_points,
+            # The attack is compared with others on the samples themselves.
+            depths=(1,),
             layer=settings.layer,
         )
 

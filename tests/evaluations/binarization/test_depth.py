@@ -1,0 +1,195 @@
+"""Deeper problems: posed exactly where a verified point proves them solvable, by brute force over all corners."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import robust_ext
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.target import Counted, PassCounter
+from robust_ext.core.threat import ThreatModel
+from robust_ext.evaluations.binarization import BinarizationSettings, binarization_test, plant
+from robust_ext.evaluations.binarization.defense import Defense
+from robust_ext.evaluations.binarization.depth_findings import find_behind
+from robust_ext.evaluations.binarization.depth_scores import score_depths, solved_depth, witness_curve
+from robust_ext.evaluations.binarization.witnesses import find_witnesses
+from tests.evaluations.subjects import Pattern
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+TINY = {"inner_points": 20, "depths": (1, 1.25, 1.5, 4, 8), "canaries": 0, "seed": 3, "boundary": "surface"}
+TINY |= {"witness_steps": 10, "witness_queries": 30}
+APGD = "APGD-MARGIN"
+
+
+@pytest.fixture(scope="module")
+def linear():
+    """A linear model of six values, so that the deepest point of a ball clipped to the bounds is one of its corners."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(10, 1, 2, 3, generator=generator)
+    inputs[3:] = inputs[3:].round().clamp(0.03, 1)
+    readout = nn.Linear(6, 3)
+    nn.init.normal_(readout.weight, generator=generator)
+    return (nn.Flatten().eval(), readout.eval()), inputs
+
+
+def deepest_corners(problems):
+    """The largest reach over the 2^6 corners of each clipped ball, and the corner."""
+    best, points = [], []
+    for row, x in enumerate(problems.inputs):
+        low, high = (x - 0.1).clamp_min(0).flatten(), (x + 0.1).clamp_max(1).flatten()
+        choices = torch.tensor(list(itertools.product((0.0, 1.0), repeat=6)))
+        corners = low + choices * (high - low)
+        reach = problems.reach(corners, [row] * len(corners))
+        best.append(float(reach.max()))
+        points.append(corners[int(reach.argmax())].view_as(x))
+    return dict(zip(problems.samples, best, strict=True)), torch.stack(points)
+
+
+def sign_step(model, x, y, threat_model):
+    """The deepest point of a linear model."""
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), y, reduction="sum"), x)
+    return (x + threat_model.epsilon * gradient.sign()).clamp(*threat_model.bounds).detach()
+
+
+def stops_early(model, x, y, threat_model):
+    """The first adversarial point on the way there, of a hundred."""
+    end, found = sign_step(model, x, y, threat_model), x.clone()
+    for step in range(101):
+        open_rows = (model(found).argmax(1) == y).view(-1, 1, 1, 1)
+        found = torch.where(open_rows, x + step / 100 * (end - x), found)
+    return found
+
+
+def test_posed_where_brute_force_finds_a_deeper_corner(linear):
+    model, inputs = linear
+    brute, _ = deepest_corners(plant(model, inputs, LINF, **TINY).problems)
+    attacks = {"sign": sign_step, "early": stops_early, "nothing": lambda model, x, y: x}
+    result = binarization_test(model, attacks, inputs, LINF, **TINY)
+    for record in result.records:
+        deepest = brute[record["sample"]]
+        assert record["witnesses"][APGD] == pytest.approx(deepest, rel=1e-4)
+        assert record["witnesses"]["Square"] <= deepest * (1 + 1e-6)
+        assert record["attacks"]["sign"]["deepest"] == pytest.approx(deepest, rel=1e-4)
+        for name, entry in record["attacks"].items():
+            assert [row["depth"] for row in entry["depths"]] == [d for d in TINY["depths"][1:] if deepest > d]
+            expected = {"nothing": "not_run"}.get(name, "found")
+            assert {row["outcome"] for row in entry["depths"]} <= {expected}
+    early = [record["attacks"]["early"] for record in result.records if brute[record["sample"]] > 3]
+    assert early
+    for entry in early:
+        assert 1 < entry["reach"] < 1.5, "the test itself shows nothing of deeper problems"
+        assert entry["deepest"] > 1.5
+    proved = [sum(reach > depth for reach in brute.values()) for depth in TINY["depths"][1:]]
+    assert [row["proved"] for row in result.content["witnesses"]] == proved
+    assert proved[0] > proved[2] > 0
+    assert result.attacks["nothing"]["depth"] is None
+    assert result.attacks["sign"]["depth"] == result.attacks["sign"]["depths"][-1]["depth"]
+
+
+def test_a_reach_that_does_not_verify_proves_nothing(linear):
+    """Points out of the ball or the bounds lie deep, and are no witnesses."""
+    model, inputs = linear
+    _, corners = deepest_corners(plant(model, inputs, LINF, **TINY).problems)
+    far = {
+        "ball": (inputs + 3 * (corners - inputs)).clamp(0, 1),
+        "bounds": corners + torch.where(inputs > 0.5, 3.0, -3.0),
+    }
+    attacks = {name: lambda model, x, y, points=points: points for name, points in far.items()}
+    settings = {**TINY, "witness_steps": 0, "witness_queries": 0}
+    result = binarization_test(model, attacks, inputs, LINF, **settings)
+    assert {entry["outcome"] for record in result.records for entry in record["attacks"].values()} == {
+        "beyond_epsilon",
+        "out_of_bounds",
+    }
+    assert [row["proved"] for row in result.content["witnesses"]] == [0] * 4
+    assert all(len(attack["depths"]) == 1 for attack in result.attacks.values())
+
+
+def test_without_depths_nothing_else_changes(linear, tmp_path):
+    """What the test itself found is the same bit for bit, and goes on from a run folder."""
+    model, inputs = linear
+    settings = {**TINY, "batch_size": 4}
+    attacks = {"early": stops_early, "apgd": robust_ext.as_attack("robust_ext:APGD(steps=5)")}
+    deep, again = (binarization_test(model, attacks, inputs, LINF, out=tmp_path, **settings) for _ in range(2))
+    plain = binarization_test(model, attacks, inputs, LINF, **{**settings, "depths": (1,)})
+    assert deep.records == again.records
+    assert plain.content["witnesses"] == []
+    for first, second in zip(deep.records, plain.records, strict=True):
+        assert "witnesses" not in second
+        for name, entry in second["attacks"].items():
+            kept = {key: value for key, value in first["attacks"][name].items() if key not in ("depths", "deepest")}
+            assert kept == entry
+    for attack in plain.attacks.values():
+        assert (attack["depth"], attack["depths"], attack["seconds"]["witnesses"]) == (None, [], 0.0)
+        assert attack["passes"]["forward"] < deep.attacks[attack["name"]]["passes"]["forward"]
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_witnesses_are_not_rejected(network, digits, linf, inverted):
+    detector = Pattern(network)
+    detector.calibrate(digits[32:], false_positive_rate=0.3)
+    defense = Defense(detector=detector, inverted=inverted)
+    problems = plant(network, digits[:8], linf, inner_points=60).problems
+    settings = BinarizationSettings(threat_model=linf)
+    features = Counted(robust_ext.models.features.split(network, digits[:2]).features, PassCounter())
+    (witness,) = find_witnesses(features, problems, settings, defense=defense)
+    (blind, square) = find_witnesses(features, problems, settings)
+    assert (witness.name, blind.name, square.name) == (APGD, APGD, "Square")
+    assert len(witness.reach) >= 4
+    clean = dict(zip(problems.samples, problems.inputs, strict=True))
+    for sample, point in witness.points.items():
+        assert not bool(defense.rejects(point[None], seed=0))
+        assert bool(linf.contains(point[None], clean[sample][None]))
+        assert witness.reach[sample] > 0.999
+    assert sum(witness.reach.values()) > 0
+
+
+def left(outcome="found", *, deepest=None, depths=(), **witnesses):
+    """The record of one sample attacked by "mine"."""
+    entry = {"outcome": outcome, "deepest": deepest, "depths": [{"depth": d, "outcome": o} for d, o in depths]}
+    other = {"outcome": "found", "deepest": witnesses.pop("other", None), "depths": []}
+    return {"attacks": {"mine": entry, "other": other}, "random_reach": 0.5, "witnesses": witnesses}
+
+
+SOLVED = left(deepest=3.0, depths=[(2.0, "found")], square=2.5)
+MISSED = left(deepest=1.5, depths=[(2.0, "not_adversarial")], apgd=3.0, other=2.2)
+ALONE = left(deepest=2.5, depths=[(2.0, "found")])
+
+
+@pytest.mark.parametrize(
+    ("records", "by_others", "depth", "behind"),
+    [
+        ([SOLVED] * 12, (12, 12), 2.0, None),
+        ([SOLVED] * 2 + [MISSED] * 12, (14, 2), 1.0, "It finds 0% of what apgd finds at depth 2."),
+        ([SOLVED] * 6 + [MISSED] * 6, (12, 6), 1.0, None),
+        # What only the attack itself proves does not count for it.
+        ([ALONE] * 30 + [MISSED] * 12, (12, 0), 1.0, "It finds 0% of what apgd finds at depth 2."),
+        ([MISSED] * 4, (4, 0), 1.0, None),
+        ([left("not_adversarial")] * 3 + [MISSED] * 12, (12, 0), None, None),
+    ],
+)
+def test_who_falls_behind(records, by_others, depth, behind):
+    settings = BinarizationSettings(threat_model=LINF, depths=(1, 2))
+    rows = score_depths("mine", records, settings)
+    assert tuple(rows[1][key] for key in ("problems_by_others", "found_by_others")) == by_others
+    assert solved_depth(rows, settings) == depth
+    entry = {"name": "mine", "depth": depth, "depths": rows}
+    attack = robust_ext.as_attack("robust_ext:APGD(steps=5)")
+    finding = find_behind(entry, records, {"mine": attack}, settings)
+    assert (None if finding is None else finding.cause) == behind
+
+
+def test_the_witnesses_curve_counts_all():
+    settings = BinarizationSettings(threat_model=LINF, depths=(1, 2, 4))
+    curve = witness_curve([SOLVED, MISSED, ALONE, left("not_planted")], settings)
+    assert [(row["proved"], row["samples"]) for row in curve] == [(3, 4), (0, 4)]
+    assert curve[0]["by"] == {"apgd": 1, "mine": 2, "other": 1, "square": 1}
+
+
+@pytest.mark.parametrize("depths", [(), (2, 4), (1, 2, 2), (1, 4, 2), "1,2", 2, (1, float("nan")), (1, "a")])
+def test_depths_that_are_none(depths):
+    with pytest.raises(InvalidArgumentError, match="depths"):
+        BinarizationSettings(threat_model=LINF, depths=depths)
