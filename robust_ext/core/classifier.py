@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError, ModelError
 
 
 def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -17,8 +17,8 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
 
     Raises:
         InvalidArgumentError: ``module`` is not an ``nn.Module``.
-        ModelError: It is in train mode, raises on such inputs, returns no ``(n, K >= 2)`` finite float tensor, or
-            returns probabilities.
+        InconsistentModelError: It is in train mode.
+        ModelError: It raises on such inputs, returns no ``(n, K >= 2)`` finite float tensor, or returns probabilities.
     """
     if not isinstance(module, nn.Module):
         raise InvalidArgumentError("model", type(module).__name__, "a torch.nn.Module from inputs to logits")
@@ -28,9 +28,10 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
         name or type(part).__name__ for name, part in module.named_modules() if part.training and _behaves(part)
     ]
     if module.training or training:
-        raise ModelError(
+        raise InconsistentModelError(
             f"model: {', '.join(training[:3]) or type(module).__name__} is in train mode, where outputs may depend "
-            "on the batch or on chance; call model.eval() first"
+            "on the batch or on chance; call model.eval() first",
+            "train_mode",
         )
     try:
         with torch.no_grad():

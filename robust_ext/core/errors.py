@@ -39,7 +39,7 @@ class InconsistentModelError(ModelError):
 
     Args:
         text: What is wrong, and what to do.
-        kind: ``"raises"``, ``"shape"``, ``"changes_input"``, ``"random"`` or ``"batch"``.
+        kind: ``"raises"``, ``"shape"``, ``"changes_input"``, ``"random"``, ``"batch"`` or ``"train_mode"``.
         difference: The largest between logits that should be the same; None where none were compared.
         scale: The largest logit, likewise.
     """
