@@ -10,8 +10,10 @@ A pass claims two rates: the attack solves more than ``proven_rate`` of such pro
 
 The verdict on several attacks is that of the best, and one of them passes by chance more easily than each: the error of
 an attack's rate is divided by their number (Bonferroni), so that *any* of the attacks with a rate of ``proven_rate`` or
-less passes with probability at most ``error_rate``. R-ASR is one number for all of them, and is not corrected. Nor is
-a pair of tests with a detector: a pass needs both, so it is wrong no more often than one.
+less passes with probability at most ``error_rate``. R-ASR is one number for all of them; its error is divided by the
+number of ``depths``, since any at which it is low enough may decide. Rates at several depths need no correction: an
+attack passes at one only where its rate was shown at all before, so that one whose rate is too low from some depth on
+has to get through the test there. Nor does a pair of tests with a detector: a pass needs both.
 """
 
 from __future__ import annotations
@@ -53,6 +55,11 @@ class Rules:
         """Of what is claimed of one attack's rate."""
         return self.settings.error_rate / self.attacks
 
+    @property
+    def random_error_rate(self) -> float:
+        """Of what is claimed of R-ASR at one depth."""
+        return self.settings.error_rate / len(self.settings.depths)
+
     def decide(self, depths: Sequence[Solved]) -> tuple[str, Solved]:
         """The verdict on what was solved of planted problems and then at further depths, and where it is taken.
 
@@ -64,7 +71,7 @@ class Rules:
             surely = self.fails(first.found + first.non_finite, first.samples)
             return "failed" if surely else "inconclusive", first
         for at in (first, *(deeper for deeper in depths[1:] if deeper.samples)):
-            if at is not first and self.falls_behind(at.found, at.samples, depths=len(depths) - 1):
+            if at is not first and self.falls_behind(at.found, at.samples):
                 return "failed", at
             last, proved = at, self.proves_rate(at.found, at.samples)
             if proved and self.proves_hard(at.random_found, at.samples):
@@ -77,9 +84,9 @@ class Rules:
         """Whether the score is below the threshold, by two misses or more: a single one may be chance."""
         return samples - found >= 2 and found / samples < self.settings.threshold
 
-    def falls_behind(self, found: int, samples: int, *, depths: int) -> bool:
-        """Whether the attack is shown, at one of so many depths, to solve less than half of what others prove there."""
-        error_rate = self.error_rate / max(depths, 1)
+    def falls_behind(self, found: int, samples: int) -> bool:
+        """Whether the attack is shown to solve less than half of what others prove at a depth, which may be any."""
+        error_rate = self.error_rate / len(self.settings.depths)
         if self.settings.sequential:
             return sequential_decision(found, samples, threshold=_BEHIND, error_rate=error_rate) == "below"
         return upper_bound(found, samples, error_rate=error_rate) < _BEHIND
@@ -112,7 +119,7 @@ class Rules:
 
     def at_most(self, random_found: int, samples: int) -> float:
         """The upper bound of R-ASR, likewise."""
-        return upper_bound(random_found, samples, error_rate=self.settings.error_rate)
+        return upper_bound(random_found, samples, error_rate=self.random_error_rate)
 
     def decided(self, found: int, random_found: int, samples: int) -> bool:
         """The sequential rule: whether no more samples are needed.
@@ -138,7 +145,5 @@ class Rules:
         return None
 
     def _random_decision(self, random_found: int, samples: int) -> str | None:
-        chosen = self.settings
-        return sequential_decision(
-            random_found, samples, threshold=chosen.maximum_random_score, error_rate=chosen.error_rate
-        )
+        limit = self.settings.maximum_random_score
+        return sequential_decision(random_found, samples, threshold=limit, error_rate=self.random_error_rate)

@@ -15,9 +15,8 @@ The rules, in order:
    inconclusive.
 6. What is left passes.
 
-:mod:`robust_ext.evaluations.binarization.rules` has what shows a rate. Going on to deeper problems needs no correction:
-an attack whose rate is too low at some depth passes at none beyond, unless it passes the test of its rate there.
-docs/binarization.md has how often each rule is wrong.
+:mod:`robust_ext.evaluations.binarization.rules` has what shows a rate, and docs/binarization.md how often each rule is
+wrong.
 """
 
 from __future__ import annotations

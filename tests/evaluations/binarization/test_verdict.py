@@ -13,9 +13,9 @@ from robust_ext.evaluations.binarization.verdict import VERDICTS, judge, overall
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
 
-def judged(found, random_found, samples, *, planted=8, repaired=0, attacks=1, depths=(), **options):
-    rules = BinarizationSettings(threat_model=LINF, **options)
-    counts = {"planted": planted, "repaired": repaired, "attacks": attacks, "depths": depths}
+def judged(found, random_found, samples, *, planted=8, repaired=0, attacks=1, deeper=(), **options):
+    rules = BinarizationSettings(threat_model=LINF, **{"depths": (1,), **options})
+    counts = {"planted": planted, "repaired": repaired, "attacks": attacks, "depths": deeper}
     return judge(found, random_found, samples, settings=rules, **counts)
 
 
@@ -53,6 +53,8 @@ def judged(found, random_found, samples, *, planted=8, repaired=0, attacks=1, de
         (9, 0, 10, {"proven_rate": 0.0}, "inconclusive", "leave room for a rate of 0.95 or less"),
         # Rule 5: of 100, 41 show at most .497, 42 at most .507.
         (100, 41, 100, {}, "passed", "that of random search at most 0.50"),
+        (100, 41, 100, {"depths": (1, 2, 4, 8)}, "inconclusive", "R-ASR that the samples do not show"),
+        (100, 38, 100, {"depths": (1, 2, 4, 8)}, "passed", "that of random search at most 0.50"),
         (100, 42, 100, {}, "inconclusive", "an R-ASR that the samples do not show to be at most 0.5"),
         (100, 51, 100, {}, "inconclusive", "an R-ASR above 0.5 means that the planted examples are too easy"),
         (28, 20, 28, {}, "inconclusive", "or less (at error 0.05), and an R-ASR above 0.5 means"),
@@ -95,13 +97,13 @@ def row(found, random_found, samples, depth):
     ],
 )
 def test_deeper_problems_decide_where_those_planted_are_too_easy(deeper, verdict, depth, reason):
-    judgement = judged(64, 40, 64, depths=deeper)
+    judgement = judged(64, 40, 64, deeper=deeper, depths=(1, 2, 4))
     assert (judgement["verdict"], judgement["verdict_depth"]) == (verdict, depth)
     assert reason in judgement["reason"]
     # What the planted problems decide stays decided.
-    assert judged(64, 0, 64, depths=deeper)["verdict"] == "passed"
-    assert judged(40, 40, 64, depths=deeper)["verdict"] == "failed"
-    assert judged(20, 20, 20, depths=deeper)["verdict"] == "inconclusive"
+    assert judged(64, 0, 64, deeper=deeper, depths=(1, 2, 4))["verdict"] == "passed"
+    assert judged(40, 40, 64, deeper=deeper, depths=(1, 2, 4))["verdict"] == "failed"
+    assert judged(20, 20, 20, deeper=deeper, depths=(1, 2, 4))["verdict"] == "inconclusive"
 
 
 @pytest.mark.parametrize(
