@@ -26,7 +26,11 @@ _PHASES = {
     "verify": ("Verification", REST),
 }
 # Along what settings were varied, what the points of a curve have in common, and its label.
-_AXES = (("kappa", "inner_points", "{} inner points"), ("inner_points", "kappa", "kappa {:g}"))
+_AXES = (
+    ("kappa", "inner_points", "{} inner points"),
+    ("inner_points", "kappa", "kappa {:g}"),
+    ("depth", "kappa", "kappa {:g}"),
+)
 
 
 def text(result: Mapping[str, Any]) -> str:
@@ -178,7 +182,7 @@ def _calibration(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         rows = [row for row in calibration["rows"] if row["attack"] == name]
         for axis, other, label in _AXES:
             curves = [
-                _curve(label.format(value), [row for row in rows if row[other] == value], axis)
+                _curve(label.format(value), [row for row in _along(axis, rows) if row[other] == value], axis)
                 for value in sorted({row[other] for row in rows})
             ]
             # A curve of one point shows nothing along this axis; it is a point along the other, or in the table.
@@ -191,8 +195,17 @@ def _calibration(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield title, _plot(result, curves, axis, mark, f"{axis.partition('_')[0]}-{number}")
 
 
+def _along(axis: str, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The rows of curves along an axis: deeper ones along the depth alone, with those at whose setting they begin."""
+    deeper = [row for row in rows if row.get("depth", 1) > 1]
+    if axis != "depth":
+        return [row for row in rows if row not in deeper]
+    begin = {(row["kappa"], row["inner_points"]) for row in deeper}
+    return [row for row in rows if (row["kappa"], row["inner_points"]) in begin]
+
+
 def _position(row: Mapping[str, Any], axis: str) -> float:
-    position: float = 1 - row["kappa"] if axis == "kappa" else row[axis]
+    position: float = 1 - row["kappa"] if axis == "kappa" else row.get(axis, 1)
     return position
 
 
@@ -205,6 +218,6 @@ def _curve(label: str, rows: Sequence[Mapping[str, Any]], axis: str) -> Curve:
 def _plot(
     result: Mapping[str, Any], curves: Sequence[Curve], axis: str, mark: tuple[float, str] | None, prefix: str
 ) -> str:
-    words = "1 - kappa" if axis == "kappa" else "inner points"
+    words = "1 - kappa" if axis == "kappa" else axis.replace("_", " ")
     threshold = result["settings"]["threshold"]
     return curve_plot(curves, threshold, axis=words, mark=mark, prefix=prefix, rising=axis != "kappa")

@@ -51,7 +51,7 @@ def test_the_run_itself_is_marked_on_the_hardness_curve():
 def test_a_calibration_without_a_choice():
     page = Page(report_page(make_result([make_attack("pgd")], calibration={**CALIBRATION, "chosen": None})))
     assert "No setting was chosen." in page.text
-    assert page.row("pgd", "0.9999", "4999") == ["0.900", "0.500", "64", ""]
+    assert page.row("pgd", "0.9999", "4999") == ["1", "0.900", "0.500", "64", ""]
 
 
 def test_intervals_are_called_what_they_are():

@@ -36,6 +36,12 @@ class DepthSettings(JudgedSettings):
         "for none.",
         check=check_depths,
     )
+    least_depth: float = setting(
+        default=1.0,
+        help="The depth from which on an attack may pass, as a calibration chooses it.",
+        minimum=1,
+        cli=None,
+    )
     witness_steps: int = setting(
         default=20, help="Gradients that this project's APGD takes to find deeper points; 0 for none.", minimum=0
     )

@@ -22,7 +22,7 @@ from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Work
 from robust_ext.engine.trace import mean_curve
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
-from robust_ext.evaluations.binarization.calibration import calibrate
+from robust_ext.evaluations.binarization.calibration import Calibration
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
 from robust_ext.evaluations.binarization.depth import Deepest, pose_deeper
 from robust_ext.evaluations.binarization.examples import save_examples
@@ -61,7 +61,11 @@ class BinarizationRun(Run):
     def settings(self) -> BinarizationSettings:
         """Those of the test, with the hardness that the calibration chose."""
         chosen = None if self.calibration is None else self.calibration["chosen"]
-        return self.given if chosen is None else replace(self.given, **chosen)
+        if chosen is None:
+            return self.given
+        return replace(
+            self.given, kappa=chosen["kappa"], inner_points=chosen["inner_points"], least_depth=chosen["depth"]
+        )
 
     @cached_property
     def forward(self) -> Forward:
@@ -87,9 +91,16 @@ class BinarizationRun(Run):
         with store.once("calibration") as slot:
             if slot.empty:
                 some, ids = self.inputs[: self.given.calibrate_on].to(self.device), self.ids[: self.given.calibrate_on]
-                parts = self.features, self.readout
-                found = yield from calibrate(*parts, self.attacks, some, ids, self.given, forward=self.forward)
-                slot.fill(found)
+                found = Calibration(
+                    features=self.features,
+                    readout=self.readout,
+                    attacks=self.attacks,
+                    inputs=some,
+                    samples=ids,
+                    given=self.given,
+                    forward=self.forward,
+                )
+                slot.fill((yield from found.run()))
         self.calibrations.append(slot.value)
 
     @property

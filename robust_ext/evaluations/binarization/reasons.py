@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import ceil, floor
+from typing import Any
 
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.evaluations.binarization.advice import settle
 from robust_ext.evaluations.binarization.rules import Rules, Solved
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 
 def explain(verdict: str, at: Solved, first: Solved, rules: Rules, *, without: int) -> str:
@@ -30,6 +33,9 @@ def explain(verdict: str, at: Solved, first: Solved, rules: Rules, *, without: i
             f"{begin}. Whether it misses more is hidden by a network that breaks down. To settle it: mend the network, "
             "and run this again."
         )
+    least = rules.settings.least_depth
+    if at.depth < least and rules.proves_rate(at.found, at.samples):
+        return f"{begin}; others prove too little at depth {least:g}. To settle it: least_depth=1."
     return f"{begin}{_unsettled(at, rules, lost=first.samples + without - at.samples)}"
 
 
@@ -39,9 +45,9 @@ def _facts(at: Solved, first: Solved) -> str:
     if at is first:
         return f"It found {at.found} of {at.samples} planted examples ({score}); random search found {random_score}"
     return (
-        f"It found {first.found} of {first.samples} planted examples, but random search found too many "
-        f"({first.random_found / first.samples:.2f}) for a verdict, which is taken at depth {at.depth:g}: it found "
-        f"{at.found} of {at.samples} examples that others prove there ({score}); random search found {random_score}"
+        f"It found {first.found} of {first.samples} planted examples, and random search "
+        f"{first.random_found / first.samples:.2f} of them; at depth {at.depth:g}, where the verdict is taken, it "
+        f"found {at.found} of {at.samples} that others prove ({score}); random search found {random_score}"
     )
 
 
@@ -87,3 +93,37 @@ def _error(rules: Rules) -> str:
     """At which error, in brackets."""
     among = f" shared by {rules.attacks} attacks" if rules.attacks > 1 else ""
     return f" (at error {rules.settings.error_rate:g}{among})"
+
+
+def explain_calibration(
+    chosen: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]], settings: BinarizationSettings
+) -> str:
+    """Why a calibration chose this setting, of the rows that it left."""
+    bar = f"{settings.threshold:g} of the problems"
+    if chosen is None:
+        words = f"At no setting does an attack solve {bar}; nearest comes {_solves(rows)}."
+        return f"{words} The test is run at the setting that was given."
+    keys = ("kappa", "inner_points", "depth")
+    first = next(place for place, row in enumerate(rows) if all(row[key] == chosen[key] for key in keys[:2]))
+    here = [row for row in rows if all(row[key] == chosen[key] for key in keys)]
+    if first:
+        words = f"This is the hardest setting at which an attack solves {bar}: {_solves(here)}. "
+        words += f"At harder ones the most is {_solves(rows[:first])}."
+    elif chosen["depth"] > 1:
+        words = (
+            f"At the hardest kappa an attack solves {bar} and more, so that deeper ones were posed, as far as others "
+        )
+        words += f"prove half of them and it still does: {_solves(here)}."
+    else:
+        words = f"At the hardest kappa an attack solves {bar}, and at no depth beyond: {_solves(here)}."
+    if max(row["random_score"] for row in here) > settings.maximum_random_score:
+        words += f" That R-ASR is above {settings.maximum_random_score:g}: nothing passes there."
+    return words
+
+
+def _solves(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The highest score of some rows, in words."""
+    best = max(rows, key=lambda row: row["score"] or 0.0)
+    deep = f", depth {best['depth']:g}" if best["depth"] > 1 else ""
+    place = f"kappa {best['kappa']:g}, {best['inner_points']} inner points{deep}"
+    return f"{best['attack']} with {best['score'] or 0.0:.2f} ({place}; R-ASR {best['random_score'] or 0.0:.2f})"

@@ -70,14 +70,20 @@ class Rules:
             # Where the network breaks down, the attack may not be to blame.
             surely = self.fails(first.found + first.non_finite, first.samples)
             return "failed" if surely else "inconclusive", first
+        easy = True  # Whether random search finds too much at all depths so far.
         for at in (first, *(deeper for deeper in depths[1:] if deeper.samples)):
-            if at is not first and self.falls_behind(at.found, at.samples):
+            if at is not first and easy and self.falls_behind(at.found, at.samples):
                 return "failed", at
-            last, proved = at, self.proves_rate(at.found, at.samples)
-            if proved and self.proves_hard(at.random_found, at.samples):
+            last, proved, hard = (
+                at,
+                self.proves_rate(at.found, at.samples),
+                self.proves_hard(at.random_found, at.samples),
+            )
+            if proved and hard and at.depth >= self.settings.least_depth:
                 return "passed", at
             if not proved:
                 break
+            easy &= not hard
         return "inconclusive", last
 
     def fails(self, found: int, samples: int) -> bool:

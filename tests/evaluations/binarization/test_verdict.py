@@ -85,7 +85,12 @@ def row(found, random_found, samples, depth):
         # Random search finds 40 of the 64 planted examples: deeper problems decide.
         ([], "inconclusive", 1, "an R-ASR above 0.5 means"),
         ([row(0, 0, 0, 2.0)], "inconclusive", 1, "an R-ASR above 0.5 means"),
-        ([row(60, 5, 60, 2.0)], "passed", 2, "(0.62) for a verdict, which is taken at depth 2: it found 60 of 60 exam"),
+        (
+            [row(60, 5, 60, 2.0)],
+            "passed",
+            2,
+            "0.62 of them; at depth 2, where the verdict is taken, it found 60 of 60 that",
+        ),
         ([row(60, 30, 60, 2.0), row(40, 2, 40, 4.0)], "passed", 4, "finds what others find in this model"),
         # At each depth up to that one its rate must be shown.
         ([row(58, 30, 64, 2.0), row(50, 2, 50, 4.0)], "inconclusive", 2, "leave room for a rate of 0.9 or less"),
@@ -104,6 +109,22 @@ def test_deeper_problems_decide_where_those_planted_are_too_easy(deeper, verdict
     assert judged(64, 0, 64, deeper=deeper, depths=(1, 2, 4))["verdict"] == "passed"
     assert judged(40, 40, 64, deeper=deeper, depths=(1, 2, 4))["verdict"] == "failed"
     assert judged(20, 20, 20, deeper=deeper, depths=(1, 2, 4))["verdict"] == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("deeper", "verdict", "depth", "reason"),
+    [
+        ([], "inconclusive", 1, "others prove too little at depth 4. To settle it: least_depth=1."),
+        ([row(60, 5, 60, 2.0)], "inconclusive", 2, "others prove too little at depth 4"),
+        ([row(60, 5, 60, 2.0), row(40, 2, 40, 4.0)], "passed", 4, "finds what others find"),
+        # What the planted problems would pass is not failed by deeper ones.
+        ([row(20, 0, 60, 2.0)], "inconclusive", 2, "leave room"),
+    ],
+)
+def test_it_passes_no_earlier_than_asked_for(deeper, verdict, depth, reason):
+    judgement = judged(64, 4, 64, deeper=deeper, depths=(1, 2, 4), least_depth=4.0)
+    assert (judgement["verdict"], judgement["verdict_depth"]) == (verdict, depth)
+    assert reason in judgement["reason"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""Calibration: easier where no attack is near perfect, deeper where one is, and why, in one sentence or two."""
+
+import pytest
+
+from robust_ext import binarization_test
+from robust_ext.core.random import derive_seed
+from robust_ext.core.threat import ThreatModel
+from robust_ext.evaluations.binarization.reasons import explain_calibration
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+
+SMALL = {"calibrate_on": 12, "inner_points": 120, "random_inner": 40, "random_corners": 40, "canaries": 0}
+
+
+def test_it_eases_until_the_attack_succeeds(network, digits, linf, pgd):
+    """A middling attack fails the hardest tests and passes an easier one, which is then used."""
+    middling = pgd(steps=5, relative_step=0.07)
+    result = binarization_test(network, middling, digits[:12], linf, depths=(1,), **SMALL)
+    calibration = result.content["calibration"]
+    rows, chosen = calibration["rows"], calibration["chosen"]
+    steps = [(count, kappa) for count in (120, 40, 12) for kappa in (0.9999, 0.999, 0.99, 0.9, 0.5, 0.0)]
+    tried = steps[: steps.index((chosen["inner_points"], chosen["kappa"])) + 1]
+    assert len(tried) > 1
+    assert [(row["inner_points"], row["kappa"]) for row in rows[: len(tried)]] == tried
+    scores, randoms = ([row[key] for row in rows[: len(tried)]] for key in ("score", "random_score"))
+    assert scores[-1] >= 0.95 > max(scores[:-1])
+    assert randoms[:6] == sorted(randoms[:6])
+    settings = result.content["settings"]
+    assert [settings[key] for key in ("kappa", "inner_points", "least_depth")] == [*tried[-1][::-1], 1]
+    assert calibration["reason"].startswith(
+        "This is the hardest setting at which an attack solves 0.95 of the problems"
+    )
+
+
+def test_it_goes_deeper_where_the_attack_succeeds(network, digits, linf, pgd):
+    """What it found at each depth is what a test of the same draws finds there."""
+    attacks = {"strong": pgd(), "nothing": lambda model, x, y: x}
+    result = binarization_test(network, attacks, digits[:12], linf, **SMALL)
+    calibration = result.content["calibration"]
+    settings = {**SMALL, "kappa": 0.9999, "calibrate_on": 0, "judge_seed": derive_seed(0, "calibration")}
+    again = binarization_test(network, attacks, digits[:12], linf, **settings)
+    expected, deepest = {}, 1
+    for name, attack in again.attacks.items():
+        for row in attack["depths"][1:]:
+            solved = row["found_by_others"], row["random_found_by_others"], row["problems_by_others"]
+            expected[name, row["depth"]] = solved
+            if row["depth"] == 2 * deepest and solved[2] >= 6 and solved[0] >= 0.95 * solved[2]:
+                deepest = row["depth"]
+    deeper = [row for row in calibration["rows"] if row["depth"] > 1]
+    found = {}
+    for row in deeper:
+        solved = [round((row[key] or 0) * row["samples"]) for key in ("score", "random_score")]
+        found[row["attack"], row["depth"]] = (*solved, row["samples"])
+    assert found == expected
+    assert {row["kappa"] for row in deeper} == {0.9999}
+    assert calibration["chosen"] == {"kappa": 0.9999, "inner_points": 120, "depth": deepest}
+    assert deepest > 1
+    assert "so that deeper ones were posed" in calibration["reason"]
+    assert result.content["settings"]["least_depth"] == deepest
+    verdict = result.attacks["strong"]
+    assert verdict["verdict_depth"] <= deepest
+    assert verdict["verdict"] == "inconclusive"
+
+
+def test_nothing_is_chosen_for_a_hopeless_attack(network, digits, linf):
+    result = binarization_test(network, lambda model, x, y: x, digits[:12], linf, **{**SMALL, "inner_points": 30})
+    calibration = result.content["calibration"]
+    assert calibration["chosen"] is None
+    assert result.content["settings"]["kappa"] == 0.999
+    assert calibration["reason"].startswith("At no setting does an attack solve 0.95 of the problems; nearest comes ")
+    assert calibration["reason"].endswith("The test is run at the setting that was given.")
+
+
+def at(kappa, score, random_score, depth=1.0):
+    parts = {"kappa": kappa, "score": score, "random_score": random_score, "depth": depth}
+    return {"attack": "pgd", "inner_points": 99, "samples": 16, **parts}
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen", "words"),
+    [
+        (
+            [at(0.99, 0.5, 0.1), at(0.9, 1.0, 0.2)],
+            (0.9, 1),
+            "pgd with 1.00 (kappa 0.9, 99 inner points; R-ASR 0.20). At harder ones the most is pgd with 0.50 (kappa",
+        ),
+        ([at(0.99, 0.5, 0.4), at(0.9, 1.0, 0.7)], (0.9, 1), "That R-ASR is above 0.5: nothing passes there."),
+        ([at(0.99, 1.0, 0.7), at(0.99, 1.0, 0.1, 2.0)], (0.99, 2), "99 inner points, depth 2; R-ASR 0.10)."),
+        ([at(0.99, 1.0, 0.1), at(0.99, 0.5, 0.1, 2.0)], (0.99, 1), "and at no depth beyond: pgd with 1.00 (kappa"),
+    ],
+)
+def test_the_reason(rows, chosen, words):
+    settings = BinarizationSettings(threat_model=ThreatModel(norm="linf", epsilon=0.1))
+    setting = {"kappa": chosen[0], "inner_points": 99, "depth": chosen[1]}
+    assert words in explain_calibration(setting, rows, settings)
