@@ -14,6 +14,7 @@ class BinarizationOptions(TypedDict, total=False):
     seed: int
     judge_seed: int | None
     depths: Sequence[float]
+    least_depth: float
     witness_steps: int
     witness_queries: int
     layer: str | None
