@@ -48,6 +48,7 @@ class Trapdoor(CaseStudy):
     title = "Trapdoor"
     source = "Shan, Wenger, Wang, Li, Zheng and Zhao 2020"
     published = Published(weak_score="< .95", right_score="< .95", source="Zimmermann et al. 2022, section 4")
+    epsilons: ClassVar[Mapping[str, float]] = {"digits": 0.1, "mnist": 0.05, "cifar10": 8 / 255}
     causes = ()
     settings: ClassVar[Mapping[str, Any]] = {"planting_tries": 2000}
     notes = (

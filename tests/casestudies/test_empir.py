@@ -1,0 +1,77 @@
+"""EMPIR: its parts against loops, and on the digits the canaries that show what a score of the test does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from robust_ext.casestudies.empir import EveryMember, Members, QuantisedConv, Vote, quantise
+from robust_ext.core.errors import AttackRefusedError
+from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
+from tests.casestudies.on_digits import judged, measured
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_values_go_to_the_nearest_step_with_the_gradient_of_the_identity(bits):
+    values = torch.rand(50, requires_grad=True)
+    levels = [step / (2**bits - 1) for step in range(2**bits)]
+    nearest = [min(levels, key=lambda level: abs(level - value)) for value in values.tolist()]
+    out = quantise(values, bits)
+    assert torch.allclose(out, torch.tensor(nearest))
+    out.sum().backward()
+    assert bool((values.grad == 1).all())
+
+
+def test_layers_of_few_bits_by_loops():
+    layer, unit = QuantisedConv(1, 8, (2, 2)).requires_grad_(False), torch.zeros(1, 1, 3, 3)
+    unit[0, 0, 1, 1] = 1
+    bounded = layer.weight.tanh()
+    for output in range(8):
+        # What a single bright value in the middle sums is the weight in the middle.
+        share = float(bounded[output, 0, 1, 1] / (2 * bounded.abs().max()) + 0.5)
+        weight = (2 * round(3 * share) / 3 - 1) / 3
+        activation = min(max(weight + float(layer.bias[output]), 0), 1)
+        assert abs(float(layer(unit)[0, output, 1, 1]) - round(3 * activation) / 3) < 1e-6
+
+
+def test_the_largest_logit_is_the_majority_and_else_the_full_member():
+    torch.manual_seed(0)
+    members, vote = Members((1, 8, 8), 16), Vote(16, 5)
+    with torch.no_grad():
+        features = 3 * members(torch.rand(300, 1, 8, 8))
+        choices = vote.outputs(features).argmax(2).tolist()
+        found = vote(features).argmax(1).tolist()
+    assert {len(set(row)) for row in choices} >= {1, 2}
+    for row, decided in zip(choices, found, strict=True):
+        ((winner, count),) = Counter(row).most_common(1)
+        assert decided == (winner if count > 1 else row[-1])
+
+
+def test_an_attack_on_members_needs_some():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).eval()
+    x, y = torch.rand(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64)
+    target = Target(module=module, bounds=(0.0, 1.0), classes=2, input_shape=(1, 2, 2), device=torch.device("cpu"))
+    with pytest.raises(AttackRefusedError, match="no members"):
+        EveryMember(steps=1).search(
+            target, x, y, threat_model=ThreatModel(norm="linf", epsilon=0.1), generator=torch.Generator()
+        )
+
+
+def test_attacks_on_predicted_labels_correct_errors():
+    found = measured("empir")
+    assert found.present
+    assert found.values["errors corrected by true labels"] == 0
+
+
+@pytest.mark.exhaustive
+def test_canaries_show_predicted_labels_and_the_attack_on_all_members_passes():
+    weak, right = judged("empir", "weak"), judged("empir", "right")
+    assert weak["canaries"]["repaired"] >= 2
+    assert weak["verdict"] == "failed"
+    assert right["verdict"] == "passed"
+    assert right["canaries"]["repaired"] == 0
+    assert right["random_score"] <= 0.2
