@@ -59,13 +59,13 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
     # Where a detector decides too, an attack may miss what another finds without a fault of its own.
     findings = find_causes(causes, _probe(run), compared=not detecting)
     findings = [finding for finding in findings if not detecting or finding.code not in OF_LABELS]
+    findings = ranked([*findings, *(finding for finding in behind if finding is not None)])
     for entry, slower in zip(attacks, behind, strict=True):
         if entry["verdict"] == "failed":
             blind = _BLIND if detecting and not _knows_detector(entry["name"], run) else ""
             entry["reason"] += f" {explain(findings, entry['name'], otherwise=blind)}"
         elif entry["verdict"] == "passed" and slower is not None:
             entry["reason"] += f" {sentence(slower.to_dict())} {remedy(slower.to_dict())}"
-    findings = ranked([*findings, *(finding for finding in behind if finding is not None)])
     return {
         "kind": "binarization",
         "verdict": overall([attack["verdict"] for attack in attacks]),

@@ -51,8 +51,8 @@ def _finding(
     best, proved, found = _best_witness(name, depth, records)
     solved, problems = row["found_by_others"], row["problems_by_others"]
     seen = (
-        f"It passes, and solves {solved} of {problems} problems at depth {depth:g} that others prove to have a "
-        f"solution; random search solves {row['random_found_by_others']}."
+        f"It solves {solved} of {problems} problems at depth {depth:g} that others prove to have a solution; random "
+        f"search solves {row['random_found_by_others']}."
     )
     ours = {attack.name: attack for attack in searchers(settings, images=True, detector=False)}
     return Finding(
