@@ -106,17 +106,23 @@ def prepare_inputs(
 
 
 def check_model(
-    module: nn.Module, inputs: Tensor, *, bounds: tuple[float, float], argument: str = "model", draws: bool = False
+    module: nn.Module,
+    inputs: Tensor,
+    *,
+    bounds: tuple[float, float],
+    argument: str = "model",
+    draws: bool = False,
+    random: bool = False,
 ) -> None:
     """Raise ModelError where the logits of a row do not follow from that row alone, see ``check_consistency``.
 
     A defense that states that it treats rows in groups is let pass, and with ``draws`` one that states that it is
-    random.
+    random; with ``random`` any random module.
     """
     inside = [part for part in module.modules() if isinstance(part, AdaptiveDefense)]
     if any(part.batch_level for part in inside):
         return
-    random = any(part.random for part in inside)
+    draws, random = draws or random, random or any(part.random for part in inside)
     check_consistency(
         module,
         inputs,

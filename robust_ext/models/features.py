@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import InvalidArgumentError, SplitError
+from robust_ext.core.random import seeded_globals
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,9 @@ def split(
         check_classifier(whole, inputs)
         return Split(*pair, shape=tuple(_check_features(pair[0], inputs).shape[1:]))
     network: Any = model
-    logits = check_classifier(network, inputs)
+    # A random model draws the same each time.
+    with seeded_globals(0):
+        logits = check_classifier(network, inputs)
     linear = {name: part for name, part in network.named_modules() if isinstance(part, nn.Linear)}
     if layer is None:
         layer = _last_linear(network, linear, inputs, logits, tolerance)
@@ -169,7 +172,7 @@ def split(
 
 
 def _check_features(part: nn.Module, inputs: Tensor) -> Tensor:
-    with torch.no_grad():
+    with torch.no_grad(), seeded_globals(0):
         features: Tensor = part(inputs)
     if not isinstance(features, Tensor):
         raise SplitError(f"features: got {type(features).__name__}, expected a tensor (n, F)")
@@ -186,7 +189,7 @@ def _last_linear(
 ) -> str:
     """Name of the linear layer whose output is the model's."""
     outputs: list[tuple[str, Tensor]] = []
-    with ExitStack() as stack, torch.no_grad():
+    with ExitStack() as stack, torch.no_grad(), seeded_globals(0):
         for name, part in linear.items():
             hook = part.register_forward_hook(lambda *call, name=name: outputs.append((name, call[2].detach())))
             stack.enter_context(hook)

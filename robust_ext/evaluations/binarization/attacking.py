@@ -64,13 +64,13 @@ class ProblemAttack:
         return result
 
     def _batch(self, problems: Problems, result: Attacked) -> Work[None]:
-        module, settings = self._classifier(problems), self.settings
+        module, settings = self._judge(problems), self.settings
         start = time.perf_counter()
         seed = derive_seed(settings.seed_of_judge, problems.samples[0], "recheck") // 2
         survivors = count_planted(module, problems, defense=self.defense, seed=seed).tolist()
         references = _count_adversarial(module, problems.references, self.defense, seed).tolist()
         result.seconds["verify"] += time.perf_counter() - start
-        attempt = yield from self._attempt(module, problems, 0, self._purpose, result)
+        attempt = yield from self._attempt(problems, 0, self._purpose, result)
         checked = attempt.verified
         reach = 1 + ((module.scores(checked.candidates, checked.logits) - problems.edge) / problems.gap).cpu()
         traces = [None] * len(problems.samples) if attempt.trace is None else attempt.trace.rows()
@@ -94,7 +94,7 @@ class ProblemAttack:
             yield from self._pose_canaries(problems.select(chosen), result)
 
     def _pose_canaries(self, problems: Problems, result: Attacked) -> Work[None]:
-        attempt = yield from self._attempt(self._classifier(problems), problems, 1, "canary", result)
+        attempt = yield from self._attempt(problems, 1, "canary", result)
         for sample, outcome in zip(problems.samples, attempt.verified.outcomes, strict=True):
             found = "repaired" if outcome == "not_adversarial" else "kept"
             result.records[sample]["canary"] = found if attempt.error is None else "lost"
@@ -104,7 +104,11 @@ class ProblemAttack:
         """Names the random stream of the attack."""
         return "attack" if self.depth is None else f"depth {self.depth:g}"
 
-    def _classifier(self, problems: Problems) -> BinarizedClassifier:
+    def _judge(self, problems: Problems) -> BinarizedClassifier:
+        """What candidates are verified by: of a random model, the majority over draws."""
+        return self._classifier(problems, judge=derive_seed(self.settings.seed_of_judge, "judged"))
+
+    def _classifier(self, problems: Problems, *, judge: int | None = None) -> BinarizedClassifier:
         settings = self.settings
         return problems.classifier(
             self.features,
@@ -112,13 +116,13 @@ class ProblemAttack:
             logit_scale=settings.logit_scale,
             batching="full" if self.attack.traits.batching == "full" else "any",
             norm=settings.threat_model.norm,
+            judge=judge,
         )
 
-    def _attempt(
-        self, module: BinarizedClassifier, problems: Problems, label: int, purpose: str, result: Attacked
-    ) -> Work[Attempt]:
+    def _attempt(self, problems: Problems, label: int, purpose: str, result: Attacked) -> Work[Attempt]:
         """Run the attack on all problems at once, each with this label."""
         settings, defense = self.settings, self.defense
+        module, judge = self._classifier(problems), self._judge(problems)
         defended = None if defense is None else defense.defended(module)
         shown, classes = (module, 2) if defense is None or defended is None else defense.exposed(defended)
         target = Target(
@@ -146,7 +150,7 @@ class ProblemAttack:
             seed = derive_seed(settings.seed_of_judge, problems.samples[0], "verdict", self.attack.name)
             rejects = partial(defense.rejects, seed=seed)
         # A canary is about what the attack returns, whatever it has met on its way.
-        attempt = yield task, Check(module=module, name=self.attack.name, rejects=rejects, witnessed=not canary)
+        attempt = yield task, Check(module=judge, name=self.attack.name, rejects=rejects, witnessed=not canary)
         for phase, seconds in attempt.seconds.items():
             result.seconds[phase] += seconds
         return attempt

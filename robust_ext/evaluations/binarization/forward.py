@@ -45,8 +45,12 @@ class Forward:
         return features
 
 
-def choose_forward(features: Counted, inputs: Tensor, *, rows: int | str, fold: bool) -> Forward:
+def choose_forward(
+    features: Counted, inputs: Tensor, *, rows: int | str, fold: bool, drawn: nn.Module | None = None
+) -> Forward:
     """Decide how points like the inputs ``(n, ...)`` are measured: by network and inputs alone, so every run alike.
+
+    ``drawn`` are the features of a random model over several draws; a copy of that would draw other numbers.
 
     (Batches of other sizes differ in their last bits. What is fastest at the moment would make the records of two runs
     differ too.)
@@ -56,6 +60,8 @@ def choose_forward(features: Counted, inputs: Tensor, *, rows: int | str, fold: 
         budget, least, most = (2**24, 16, 1024) if inputs.is_cuda else (2**18, 8, 256)
         size = max(1, inputs[:1].numel())
         rows = min(most, max(least, 1 << (max(1, budget // size).bit_length() - 1)))
+    if drawn is not None and drawn is not features:
+        return Forward(drawn, int(rows))
     twin = folded_twin(features, inputs) if fold else None
     return Forward(features, int(rows)) if twin is None else replace(twin, rows=int(rows))
 

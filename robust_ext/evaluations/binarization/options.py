@@ -18,6 +18,9 @@ class BinarizationOptions(TypedDict, total=False):
     witness_steps: int
     witness_queries: int
     layer: str | None
+    readout: str | Readout
+    C: float
+    draws: int
     inner_points: int
     inner: float | Literal["uniform"]
     boundary_points: int
@@ -25,8 +28,6 @@ class BinarizationOptions(TypedDict, total=False):
     gap: float
     kappa: float
     kappa_convention: Literal["paper", "reference"]
-    readout: str | Readout
-    C: float
     logit_scale: Literal["original", "unit"]
     exposure: Literal["classifier", "reject", "margin"]
     detector_fpr: float

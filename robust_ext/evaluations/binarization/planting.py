@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from robust_ext.core.bounds import check_bounds, from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import derive_seed
 from robust_ext.core.settings import make_settings
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import ThreatModel
@@ -47,13 +48,19 @@ class Planted:
         """
         return self._classifier("auto")
 
-    def _classifier(self, batching: str) -> BinarizedClassifier:
+    @property
+    def judge(self) -> BinarizedClassifier:
+        """The classifier for all rows in order, that of a random model by the majority over draws."""
+        return self._classifier("full", judge=derive_seed(self.settings.seed_of_judge, "judged"))
+
+    def _classifier(self, batching: str, *, judge: int | None = None) -> BinarizedClassifier:
         return self.problems.classifier(
             self.features,
             position=self.settings.boundary_position,
             logit_scale=self.settings.logit_scale,
             batching=batching,
             norm=self.settings.threat_model.norm,
+            judge=judge,
         )
 
     @property
@@ -115,7 +122,7 @@ class Planted:
 
     def verify(self, candidates: Tensor, *, attack: str = "attack") -> Verification:
         """Check candidates ``(M, ...)``, one a problem, see :func:`robust_ext.engine.verify.verify`."""
-        module, ball = self._classifier("full"), self.settings.threat_model
+        module, ball = self.judge, self.settings.threat_model
         return verify(candidates, self.inputs, self.labels, module=module, threat_model=ball, attack=attack)
 
     def score(self, candidates: Tensor) -> float:
@@ -151,7 +158,9 @@ def plant(model: object, inputs: Tensor, threat_model: ThreatModel, **options: U
     checked = make_settings(BinarizationSettings, options, threat_model=threat_model)
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
     features, readout, device = counted_parts(model, inputs, checked, PassCounter())
-    forward = choose_forward(features, inputs[:2].to(device), rows=checked.forward_batch, fold=checked.fold)
+    drawn = checked.fitting.measured(features, seed=derive_seed(checked.seed_of_judge, "measured"))
+    some = inputs[:2].to(device)
+    forward = choose_forward(features, some, rows=checked.forward_batch, fold=checked.fold, drawn=drawn)
     parts = []
     for start in range(0, len(inputs), checked.group_size):
         some = inputs[start : start + checked.group_size].to(device)
@@ -165,7 +174,7 @@ def plant(model: object, inputs: Tensor, threat_model: ThreatModel, **options: U
             "some that are not two epsilon apart",
             "inputs more than two epsilon apart; drop those that are almost the same, or plant them one at a time",
         )
-    counts = count_planted(Planted(whole, features.module, checked).module, whole).tolist() if whole.samples else []
+    counts = count_planted(Planted(whole, features.module, checked).judge, whole).tolist() if whole.samples else []
     kept = [row for row, count in enumerate(counts) if count]
     if not kept:
         raise ModelError(

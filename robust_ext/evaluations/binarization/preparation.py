@@ -45,13 +45,17 @@ def counted_parts(
     if isinstance(module, tuple):
         classifier = nn.Sequential(*module)
         classifier.training = any(part.training for part in module)
+    random = settings.draws > 1
     check_classifier(classifier, probes)
-    check_model(classifier, probes, bounds=threat_model.bounds, draws=True)
+    check_model(classifier, probes, bounds=threat_model.bounds, draws=True, random=random)
     if isinstance(module, AdaptiveDefense):
+        if random:
+            expected = "1 for a test-time defense, of which one draw is held"
+            raise InvalidArgumentError("draws", settings.draws, expected)
         parts = split_defense(module, probes, layer=layer)
     else:
         parts = split(module, probes, layer=layer)
-    settings.fitting.check(parts.shape)
+    settings.fitting.shown.check(parts.shape)
     return Counted(parts.features, counter), parts.readout, device
 
 

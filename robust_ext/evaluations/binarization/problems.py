@@ -21,6 +21,7 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.readouts import Readout
 from robust_ext.models.readouts.checks import check_logits, fitted
+from robust_ext.models.readouts.majority import Majority
 
 # Float64 copies of the features that are solved together stay below this many bytes.
 _SOLVE_BYTES = 256 * 2**20
@@ -37,6 +38,7 @@ class Measured:
     planted: Tensor
     references: Tensor
     features: Tensor  # (B, 1 + N_i + N_b + N_r, *F): the clean sample, inner points, planted points, references.
+    again: Tensor | None = None  # Of a random model: of further draws of the planted points, (B, N_b, R, *F).
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,14 @@ class Problems:
         logit_scale: str = "original",
         batching: str = "any",
         norm: str = "l2",
+        judge: int | None = None,
     ) -> BinarizedClassifier:
-        """The binarized classifier, its boundary between the closest inner (0) and the closest planted point (1)."""
+        """The binarized classifier, its boundary between the closest inner (0) and the closest planted point (1).
+
+        ``features`` are the model's. Of a random one it makes single draws, or with ``judge``, a seed, decides by the
+        majority over several.
+        """
+        kind = self.readout.shown if judge is None else self.readout
         boundary = -(1 - position) * self.gap
         largest = torch.maximum((self.lowest - boundary).abs(), (self.highest - boundary).abs())
         if logit_scale == "original":
@@ -112,12 +120,12 @@ class Problems:
         else:
             spread, offset = torch.ones_like(largest), torch.zeros_like(largest)
         return BinarizedClassifier(
-            features,
+            features if judge is None else kind.measured(features, seed=judge),
             references=self.inputs,
             threshold=self.edge + boundary,
             scale=spread / largest.clamp_min(torch.finfo(torch.float64).tiny),
             offset=offset,
-            readout=self.readout,
+            readout=kind,
             batching=batching,
             norm=norm,
             **self.parameters,
@@ -152,7 +160,18 @@ def measure(
         rest = forward(torch.cat([blocks[-1](), x[None], corners, outside]))
         clean = len(rest) - 1 - len(corners) - len(outside)
         features.append(torch.cat([rest[clean : clean + 1], *rows, rest[:clean], rest[clean + 1 :]]))
-    return Measured(tuple(samples), inputs, planted, references, torch.stack(features))
+    again = None if settings.draws == 1 else torch.stack([_further_draws(forward, corners) for corners in planted])
+    return Measured(tuple(samples), inputs, planted, references, torch.stack(features), again)
+
+
+def _further_draws(forward: Forward, points: Tensor) -> Tensor:
+    """Features ``(n, 7 draws, *F)`` of points ``(n, ...)`` of a random model."""
+    found = []
+    for copies in (1, 2, 4):
+        # Every batch draws anew.
+        features = forward(points.repeat(copies, *[1] * (points.dim() - 1)))
+        found += list(features.view(copies, len(points), *features.shape[1:]))
+    return torch.cat(found, 1)
 
 
 def draw_planted(x: Tensor, sample: int, settings: BinarizationSettings) -> Tensor:
@@ -219,12 +238,16 @@ def fit(
         rows = torch.cat([rows[:, :last], rows[:, total - outer :]], 1)
         parameters, scores = fitted(kind, rows, classes)
         # From what lies in the ball alone: a boundary that heeds the references too would leave out what is planted.
-        edge = scores[:, last:first].amin(1)
+        certain = scores[:, last:first]
+        if isinstance(kind, Majority) and measured.again is not None:
+            certain = kind.lasting(measured.again[some], parameters)
+        edge = certain.amin(1)
         gap, lowest, highest = edge - scores[:, :last].amax(1), scores.amin(1) - edge, scores.amax(1) - edge
         check_logits(kind, rows, parameters, scores, edge - (1 - settings.boundary_position) * gap, gap)
         parameters, edge = kind.anchored(parameters, edge)
         with torch.no_grad():
-            logits = readout(rows.flatten(0, 1)).double().view(len(rows), -1)
+            # With draws, each point has several logits.
+            logits = readout(rows.flatten(0, 1 if kind.shown is kind else 2)).double().view(len(rows), -1)
         points = measured.inputs[some], measured.planted[some], measured.references[some]
         columns = edge, gap, lowest, highest, logits.amin(1), logits.amax(1)
         parts.append(Problems(measured.samples[some], *points, kind, parameters, *columns))

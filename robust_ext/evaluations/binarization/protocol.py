@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Counted, PassCounter, count_calls
 from robust_ext.engine.context import current_context
 from robust_ext.engine.run import Block, Run
@@ -71,7 +72,13 @@ class BinarizationRun(Run):
     def forward(self) -> Forward:
         """How points are measured."""
         rows, fold = self.given.forward_batch, self.given.fold
-        return choose_forward(self.features, self.inputs[:2].to(self.device), rows=rows, fold=fold)
+        inputs = self.inputs[:2].to(self.device)
+        return choose_forward(self.features, inputs, rows=rows, fold=fold, drawn=self.drawn("measured"))
+
+    def drawn(self, purpose: str) -> nn.Module:
+        """The features that the readout reads: of a random model, over draws for a purpose."""
+        seed = derive_seed(self.given.seed_of_judge, purpose)
+        return self.given.fitting.measured(self.features, seed=seed)
 
     @contextmanager
     def session(self, bar: tqdm[Any]) -> Iterator[None]:
@@ -196,7 +203,7 @@ class BinarizationRun(Run):
         """What the project's own attacks find in the problems of a group."""
         if problems is None or not problems.samples or not self.deep:
             return []
-        found = list(find_witnesses(self.features, problems, self.settings, defense=self.defense))
+        found = list(find_witnesses(self.drawn("witness"), problems, self.settings, defense=self.defense))
         clock.stop("witnesses")
         return found
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import ThreatModel
-from robust_ext.evaluations.binarization.depth_settings import DepthSettings
-from robust_ext.models.readouts import Readout
-from robust_ext.models.readouts.catalogue import READOUTS
-from robust_ext.registry.readout import as_readout
-
-
-def _check_readout(value: object) -> object:
-    as_readout(value)
-    return value
+from robust_ext.evaluations.binarization.readout_settings import ReadoutSettings
 
 
 @settings_class
-class BinarizationSettings(DepthSettings):
+class BinarizationSettings(ReadoutSettings):
     """How problems are built, attacked and judged; the defaults are those of the paper's appendix B.
 
     ``threat_model`` holds the norm, epsilon and bounds.
@@ -33,12 +24,6 @@ class BinarizationSettings(DepthSettings):
     label = "the binarization test"
 
     threat_model: ThreatModel
-    layer: str | None = setting(
-        default=None,
-        help="Name of the linear layer that makes the logits; found when left out. "
-        "Before it, with commas, further layers may be named, whose inputs are features too.",
-        panel="model",
-    )
     inner_points: int = setting(
         default=999,
         help="N_i, random points of class 0 for each sample, beside the clean sample.",
@@ -80,22 +65,6 @@ class BinarizationSettings(DepthSettings):
         help='``"paper"``, as above; ``"reference"``: the paper\'s public code, which starts half way, so that the '
         "same kappa gives a boundary at ``(1 + kappa) / 2``.",
         choices=("paper", "reference"),
-    )
-    readout: str | Readout = setting(
-        default="logistic",
-        help="How a readout is fitted: "
-        + ", ".join(f'``"{name}"``' for name in READOUTS)
-        + ", with settings or without "
-        '(``"logistic(C=3)"``), or one of your own, ``"file.py:Class"``; see docs/binarization.md, "Readouts".',
-        check=_check_readout,
-    )
-    C: float = setting(
-        default=10.0,
-        help="Weight of the losses in logistic regression, see :func:`robust_ext.models.readouts.fit_directions`, "
-        "of a readout that is given by its name; "
-        "raised for the samples that it keeps from being separated.",
-        above=0,
-        cli="--C",
     )
     logit_scale: str = setting(
         default="original",
@@ -209,11 +178,6 @@ class BinarizationSettings(DepthSettings):
         if self.random_inner + self.random_corners == 0:
             raise InvalidArgumentError("random_inner", 0, "at least one random point, inner or corner, for the R-ASR")
 
-    @cached_property
-    def fitting(self) -> Readout:
-        """The readout, made."""
-        return as_readout(self.readout, C=self.C)
-
     @property
     def corners(self) -> bool:
         """Whether points are planted in corners."""
@@ -239,6 +203,4 @@ class BinarizationSettings(DepthSettings):
     def to_dict(self) -> dict[str, Any]:
         """All settings as plain values, the threat model's among them."""
         threat = self.threat_model
-        readout = self.readout if isinstance(self.readout, str) else self.readout.description
-        ball = {"norm": threat.norm, "epsilon": threat.epsilon, "bounds": list(threat.bounds)}
-        return {**ball, **super().to_dict(), "readout": readout}
+        return {"norm": threat.norm, "epsilon": threat.epsilon, "bounds": list(threat.bounds), **super().to_dict()}

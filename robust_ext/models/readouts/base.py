@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import Settings
@@ -77,6 +77,15 @@ class Readout(Settings, ABC):
         there, which keeps more digits of the boundary; others return what they are given.
         """
         return parameters, edge
+
+    @property
+    def shown(self) -> Readout:
+        """The readout that attacks are shown: this one, unless the model is random."""
+        return self
+
+    def measured(self, features: nn.Module, *, seed: int) -> nn.Module:
+        """The features that it reads, made of the model's: these, unless the model is random."""
+        return features
 
     def check(self, shape: tuple[int, ...]) -> None:
         """InvalidArgumentError where it takes no features ``(N, *shape)``."""

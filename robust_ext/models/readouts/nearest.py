@@ -14,11 +14,11 @@ from robust_ext.models.readouts.base import Readout
 
 @settings_class
 class Nearest(Readout):
-    """The mean squared distance from the k nearest inner points minus that from the k nearest planted ones.
+    """The mean squared distance from the k nearest inner points minus that from the nearest planted one.
 
-    Where there are fewer than k of a kind, all of them count. A row is class 1 exactly where that difference is above
-    the threshold; with k of 1 and a threshold of 0 it is the class of the nearest point. Distances are squared, so that
-    the boundary is made of planes and what lies behind the planted point is class 1 too.
+    Planted points are drawn far from each other, so that one alone stands for its class. A row is class 1 exactly where
+    that difference is above the threshold; with k of 1 and a threshold of 0 it is the class of the nearest point.
+    Distances are squared, so that the boundary is made of planes and what lies behind the planted point is class 1 too.
 
     The readout holds the features of all points, also the planted ones', and shows them to attacks, as such a
     classifier shows its training data.
@@ -26,7 +26,9 @@ class Nearest(Readout):
 
     axes: ClassVar[tuple[str, ...]] = ("F",)
 
-    k: int = setting(default=5, help="Number of neighbours.", minimum=1, maximum=1_000_000)
+    k: int = setting(
+        default=5, help="Number of inner points, or all where there are fewer.", minimum=1, maximum=1_000_000
+    )
 
     def fit(self, features: Tensor, planted: Tensor) -> dict[str, Tensor]:
         """``inner`` ``(B, n_0, F)`` and ``planted`` ``(B, n_1, F)``, of features ``(B, n, F)``."""
@@ -45,13 +47,13 @@ class Nearest(Readout):
 
     def _difference(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
         rows = features.double()
-        return self._distance(rows, parameters["inner"]) - self._distance(rows, parameters["planted"])
+        return _distance(rows, parameters["inner"], self.k) - _distance(rows, parameters["planted"], 1)
 
-    def _distance(self, rows: Tensor, points: Tensor) -> Tensor:
-        """Mean squared distance of rows ``(B, m, F)`` from the nearest of the points ``(B, n, F)``, ``(B, m)``."""
-        count = min(self.k, points.shape[1])
-        with torch.no_grad():
-            far = torch.cdist(rows, points, compute_mode="donot_use_mm_for_euclid_dist")
-            nearest = far.topk(count, dim=2, largest=False).indices
-        chosen = points.gather(1, nearest.flatten(1)[:, :, None].expand(-1, -1, points.shape[2]))
-        return (rows[:, :, None] - chosen.view(*nearest.shape, -1)).square().sum(3).mean(2)
+
+def _distance(rows: Tensor, points: Tensor, k: int) -> Tensor:
+    """Mean squared distance of rows ``(B, m, F)`` from the k nearest points ``(B, n, F)``, or all, ``(B, m)``."""
+    with torch.no_grad():
+        far = torch.cdist(rows, points, compute_mode="donot_use_mm_for_euclid_dist")
+        nearest = far.topk(min(k, points.shape[1]), dim=2, largest=False).indices
+    chosen = points.gather(1, nearest.flatten(1)[:, :, None].expand(-1, -1, points.shape[2]))
+    return (rows[:, :, None] - chosen.view(*nearest.shape, -1)).square().sum(3).mean(2)

@@ -73,11 +73,11 @@ def by_hand(text, features, classes):
     if name == "code":
         return np.array([sum(math.tanh(2 * p + 1) for p in row) for row in members(features, classes)])
     if name == "nearest":
-        k = 1 if "k=1" in text else 5
+        counts = (1 if "k=1" in text else 5, 1)
         x, found = features.double().numpy(), []
-        for sign, chosen in ((1, ~mask), (-1, mask)):
+        for sign, chosen, k in zip((1, -1), (~mask, mask), counts, strict=True):
             known = x[chosen]
-            near = KNeighborsRegressor(min(k, len(known))).fit(known, known[:, 0])
+            near = KNeighborsRegressor(k).fit(known, known[:, 0])
             found.append(sign * (near.kneighbors(x)[0] ** 2).mean(1))
         return sum(found)
     if name == "mixing":
