@@ -34,7 +34,7 @@ def inputs():
 
 def test_every_block_is_run_here():
     counts = {page.name: len(blocks(page)) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if blocks(page)}
-    assert counts == {"README.md": 1, "CONTRIBUTING.md": 4, "libraries.md": 1, "binarization.md": 1}
+    assert counts == {"README.md": 1, "CONTRIBUTING.md": 4, "libraries.md": 1, "binarization.md": 2}
 
 
 def test_the_detector_runs_through_both_tests(tmp_path):
@@ -47,6 +47,15 @@ def test_the_detector_runs_through_both_tests(tmp_path):
     (attack,) = result.content["attacks"]
     documented = set(re.findall(r"`(\w+)`", RESULTS.split("With a detector, an attack has ")[1]))
     assert {*attack, *attack["tests"], *attack["tests"]["regular"]["planting"]} <= documented
+
+
+def test_the_readout_separates_planted_points(tmp_path, inputs):
+    file = tmp_path / "mine.py"
+    file.write_text(blocks("docs/binarization.md")[1])
+    given = {"readout": f"{file}:Gaussian", "inner_points": 100, "depths": (1,)}
+    attacks = {"climbing": "robust_ext:APGD(steps=20, loss='margin')", "still": lambda model, x, y: x}
+    found = robust_ext.binarization_test(digits_network(), attacks, inputs, LINF, **given).content["attacks"]
+    assert {entry["name"]: entry["score"] for entry in found} == {"climbing": 1, "still": 0}
 
 
 def test_the_lines_for_art_run(inputs, capsys):
