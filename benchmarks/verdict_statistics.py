@@ -144,27 +144,30 @@ def simulated(depths: Sequence[Depth], samples: int, *, correlation: float, runs
 
 def false_passes() -> Iterator[tuple[str, float]]:
     """In words, and the largest probability of a pass that should not be, over the cases of a rule."""
-    yield "score and rate, fixed samples", max(passing(n, 0.9) for n in range(1, 513))
+    yield "an attack of rate .9, fixed number of samples", max(passing(n, 0.9) for n in range(1, 513))
     for attacks in ATTACKS[1:]:
         largest = max(best_of(passing(n, 0.9, attacks), attacks) for n in range(1, 513))
-        yield f"the best of {attacks} attacks, fixed samples", largest
+        yield f"the best of {attacks} attacks of rate .9, fixed number of samples", largest
     for attacks in ATTACKS:
-        of = f"the best of {attacks} attacks" if attacks > 1 else "score and rate"
-        yield f"{of}, sequential", best_of(sequential(0.9, attacks)[0], attacks)
-    yield "a detector's pair, perfect in one test", max(passing(n, 0.9) for n in range(1, 513))
-    yield "a detector's pair, .9 in both, independent", max(passing(n, 0.9) ** 2 for n in range(1, 513))
-    yield "R-ASR of .5, fixed samples", max(hard(n, 0.5) for n in range(1, 513))
+        of = f"the best of {attacks} attacks" if attacks > 1 else "an attack"
+        yield f"{of} of rate .9, sequential", best_of(sequential(0.9, attacks)[0], attacks)
+    yield "a detector's pair: rate .9 in one test, 1 in the other", max(passing(n, 0.9) for n in range(1, 513))
+    yield (
+        "a detector's pair: rate .9 in both, independent of each other",
+        max(passing(n, 0.9) ** 2 for n in range(1, 513)),
+    )
+    yield "R-ASR of .5, fixed number of samples", max(hard(n, 0.5) for n in range(1, 513))
     yield "R-ASR of .5, sequential", sequentially_hard(0.5)
     correlations = (-1.0, 0.0, 0.6, 1.0)
-    rates = {"score of .9, R-ASR of .3": Depth(0.9, 0.3), "score of 1, R-ASR of .5": Depth(1.0, 0.5)}
+    rates = {"rate .9, R-ASR .3": Depth(0.9, 0.3), "rate 1, R-ASR .5": Depth(1.0, 0.5)}
     for words, one in rates.items():
         largest = max(simulated([one], n, correlation=c)["passed"] for n in (32, 64) for c in correlations)
         yield f"{words}, dependent on each other", largest
     planted, easy, last = Depth(1.0, 0.6), Depth(0.9, 0.5, 0.9, 2.0), Depth(0.9, 0.1, 0.7, 4.0)
     cases = {
-        "deeper: R-ASR .6, then .1; rate 1, then .9": [planted, Depth(0.9, 0.1, 0.9, 2.0), last],
-        "deeper: R-ASR .6, .5, .1; rate 1, then .9": [planted, easy, last],
-        "deeper: R-ASR .5 at three depths; rate 1": [
+        "depths 1, 2, 4: R-ASR .6, .1, .1; rate 1, .9, .9": [planted, Depth(0.9, 0.1, 0.9, 2.0), last],
+        "depths 1, 2, 4: R-ASR .6, .5, .1; rate 1, .9, .9": [planted, easy, last],
+        "depths 1, 2, 4: R-ASR .5, .5, .5; rate 1, 1, 1": [
             Depth(1.0, 0.5),
             Depth(1.0, 0.5, 0.9, 2.0),
             Depth(1.0, 0.5, 0.7, 4.0),
@@ -176,7 +179,7 @@ def false_passes() -> Iterator[tuple[str, float]]:
 
 def tables() -> Iterator[str]:
     """Lines of Markdown."""
-    yield "| rule | probability of a pass |\n|---|---|"
+    yield "| what should not pass | passes with probability |\n|---|---|"
     for words, value in false_passes():
         yield f"| {words} | {value:.3f} |"
     yield (

@@ -1,0 +1,73 @@
+"""How often the verdict is wrong: exact sums against simulated tests, and against the errors that are stated."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+ROOT = Path(__file__).parents[3]
+if not (ROOT / "benchmarks").is_dir():
+    pytest.skip("needs the repository", allow_module_level=True)
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import verdict_statistics as benchmark  # noqa: E402
+
+RUNS = 2000
+
+
+def near(share, probability, runs=RUNS):
+    """Within four standard deviations of that many runs."""
+    return abs(share - probability) <= 4 * np.sqrt(probability * (1 - probability) / runs) + 1e-3
+
+
+@pytest.mark.parametrize("rate", [0.9, 0.97])
+@pytest.mark.parametrize("correlation", [-0.7, 0.0, 1.0])
+def test_sums_are_what_simulated_tests_come_to(rate, correlation):
+    """Where random search finds next to nothing, however it depends on the attack."""
+    found = benchmark.simulated([benchmark.Depth(rate, 1e-9)], 64, correlation=correlation, runs=RUNS)
+    assert near(found["passed"], benchmark.passing(64, rate))
+    assert near(found["failed"], benchmark.failing(64, rate))
+    easy = benchmark.simulated([benchmark.Depth(1 - 1e-12, 0.4)], 64, correlation=correlation, runs=RUNS)
+    assert near(easy["passed"], benchmark.hard(64, 0.4))
+
+
+@pytest.mark.parametrize("rate", [0.9, 0.95, 0.99])
+def test_the_recursion_is_what_sequential_tests_come_to(rate):
+    rules = benchmark.rules(3, sequential=True)
+    random = np.random.default_rng(0)
+    outcomes, spent, known = [], [], {}
+    for hits in (random.random((RUNS // 4, benchmark.MOST)) < rate).cumsum(1):
+        for samples in range(benchmark.GROUP, benchmark.MOST + 1, benchmark.GROUP):
+            counts = int(hits[samples - 1]), samples
+            if counts not in known:
+                known[counts] = rules.decided(counts[0], 0, samples), rules.proves_rate(*counts), rules.fails(*counts)
+            if known[counts][0] or samples == benchmark.MOST:
+                break
+        outcomes.append(known[counts][1:])
+        spent.append(samples)
+    passed, failed, mean = benchmark.sequential(rate, 3)
+    assert near(np.mean([one[0] for one in outcomes]), passed, RUNS // 4)
+    assert near(np.mean([one[1] for one in outcomes]), failed, RUNS // 4)
+    assert np.mean(spent) == pytest.approx(mean, rel=0.15)
+
+
+@pytest.mark.parametrize("attacks", benchmark.ATTACKS)
+@pytest.mark.parametrize("samples", benchmark.SAMPLES)
+def test_a_rate_of_nine_tenths_rarely_passes(attacks, samples):
+    """At most .05 for the best of all attacks, and the next count of misses would be more often wrong than that."""
+    single = benchmark.passing(samples, 0.9, attacks)
+    assert benchmark.best_of(single, attacks) <= 0.05
+    fewest = benchmark.fewest(lambda found: benchmark.rules(attacks).proves_rate(found, samples), samples)
+    if fewest / samples > 0.96:
+        assert stats.binom.sf(fewest - 2, samples, 0.9) > 0.05 / attacks
+    assert benchmark.hard(samples, 0.5) <= 0.05
+
+
+def test_deeper_problems_pass_no_more_often():
+    depth = benchmark.Depth
+    for rates in ((0.6, 0.1, 0.1), (0.6, 0.5, 0.1), (0.5, 0.5, 0.5)):
+        rate = 1 - 1e-12 if rates[-1] == 0.5 else 0.9
+        depths = [depth(1 - 1e-12, rates[0]), depth(rate, rates[1], 0.9, 2.0), depth(rate, rates[2], 0.7, 4.0)]
+        assert benchmark.simulated(depths, 64, correlation=0.5, runs=RUNS)["passed"] <= 0.05
