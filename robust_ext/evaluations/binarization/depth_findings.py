@@ -1,9 +1,10 @@
 """An attack that passes the test and falls behind where others go deeper: the finding, by a stated rule.
 
 The rule: an attack whose score at depth 1 passes falls behind at a deeper one if the one-sided exact upper bound of its
-rate, on the problems that witnesses *other than itself* prove to have a solution, is below one half. The bound's error
-rate is that of the run, divided by the number of deeper depths: an attack that finds half of what is there is told so
-with at most that probability, at any of them.
+rate, on the problems that witnesses *other than itself* prove to have a solution, is below one half
+(:meth:`robust_ext.evaluations.binarization.rules.Rules.falls_behind`). The bound's error rate is that of the run,
+divided by the numbers of depths and of attacks: that any attack that finds half of what is there is told so has at most
+that probability.
 """
 
 from __future__ import annotations
@@ -12,17 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from robust_ext.attacks.base import Attack
-from robust_ext.core.statistics import upper_bound
 from robust_ext.engine.store import Record
 from robust_ext.evaluations.binarization.depth_scores import outcome_at, witnesses_of
+from robust_ext.evaluations.binarization.rules import Rules
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.witnesses import searchers
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.evaluations.causes.rewriting import call_of
 from robust_ext.evaluations.causes.step_remedies import for_more_steps, steps_of
-
-BEHIND = 0.5
-"""Rate below which an attack falls behind."""
 
 
 def find_behind(
@@ -32,10 +30,9 @@ def find_behind(
     deeper = [row for row in entry["depths"] if row["depth"] > 1]
     if entry["depth"] is None or not deeper:
         return None
-    error_rate = settings.error_rate / (len(settings.depths) - 1)
+    rules = Rules(settings, len(attacks))
     for row in deeper:
-        found, problems = row["found_by_others"], row["problems_by_others"]
-        if problems and upper_bound(found, problems, error_rate=error_rate) < BEHIND:
+        if rules.falls_behind(row["found_by_others"], row["problems_by_others"]):
             return _finding(entry["name"], row, records, attacks, settings)
     return None
 
