@@ -37,7 +37,7 @@ class MLLOO(CaseStudy):
         source="Zimmermann et al. 2022, section 4; the weak recipe scores .63 in the inverted test",
     )
     causes = ("predicted_labels",)
-    settings: ClassVar[Mapping[str, Any]] = {"planting_tries": 1000}
+    settings: ClassVar[Mapping[str, Any]] = {"planting_tries": 300}
     notes = (
         "In the paper's test the detector for strong attacks has the threshold of the one for weak attacks, so that "
         "clean alarms are not 5%, and the attack matches only 906 of the 3,073 blanked inputs. Here squares (4 x 4 "
