@@ -54,7 +54,7 @@ class Odds(CaseStudy):
         train_plainly(cast(DetectedNetwork, module), inputs, labels)
 
     def detector(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> OddsDetector:
-        """Normal noise and 128 draws, of which fewer make planted points flicker; the statistics are those of 1,000 images."""
+        """Normal noise, and 128 draws: with few, points are detected in one call and not in the next."""
         detector = OddsDetector(module, noises=[("normal", 15 / 255)], draws=128)
         with seeded_globals(derive_seed(seed, "odds")):
             detector.fit(inputs[:1000], labels[:1000])
