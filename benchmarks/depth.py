@@ -1,6 +1,6 @@
 """How deep attacks go on a network, and whether that orders them as their robust accuracy at small budgets does.
 
-    python benchmarks/depth.py --weights FILE --data-root FOLDER [--samples 32] [--network ripple] [--accuracy]
+    python benchmarks/depth.py --weights FILE --data-root FOLDER [--samples 32] [--network ripple] [--accuracy 48]
 
 Networks: the ResNet-20 as it is (``plain``), and three that blur its gradient without killing it: a small ripple on the
 input (``ripple``), noise in the backward pass (``noise``), steep sigmoids behind the first layer (``sigmoid``).
@@ -117,7 +117,7 @@ def main() -> None:
     options.add_argument("--strength", type=float, help="of the ripple's slope, the noise, or the sigmoids")
     options.add_argument("--depths", type=float, nargs="+", default=[1, 2, 4, 8, 16])
     options.add_argument("--attack", action="append", help="names of attacks instead of all")
-    options.add_argument("--accuracy", action="store_true", help="robust accuracy at small budgets too")
+    options.add_argument("--accuracy", type=int, default=0, help="samples for robust accuracy at small budgets")
     arguments = options.parse_args()
     network, inputs = load(arguments)
     network = blurred(network, arguments.network, arguments.strength)
@@ -136,7 +136,7 @@ def main() -> None:
         if finding["code"] == "falls_behind":
             print(f"{finding['attack']}: {finding['cause']} {finding['evidence'][0]}")
     if arguments.accuracy:
-        for name, values in accuracies(network, arguments.data_root, 4 * arguments.samples).items():
+        for name, values in accuracies(network, arguments.data_root, arguments.accuracy).items():
             print(f"{name:<22}" + "".join(f"{value:>9.3f}" for value in values))
 
 
