@@ -48,6 +48,8 @@ class Square(NativeAttack):
     point that is, and the search ends when all rows are. Points misclassified are kept before others. Each row draws
     one seed from the generator, in order, and all its windows from that seed.
 
+    Where the target has starting points, the first run begins at each row's first one, and not at random.
+
     In linf a window that would change nothing turns its signs, which the paper's sampling allows to happen. Images may
     have any height and width: windows are squares of the same share of the pixels.
 
@@ -102,7 +104,11 @@ class Square(NativeAttack):
                 closed = known.solved if self.stop_early else torch.zeros_like(known.solved)
                 if bool(closed.all()):
                     break
-                tried = self._try(windows, turn, draws, run.points, closed)
+                given = batch.target.starting_points
+                if turn == restart == 0 and given is not None:
+                    tried = given[:, 0]
+                else:
+                    tried = self._try(windows, turn, draws, run.points, closed)
                 points = torch.where(closed[:, None, None, None], known.points, tried)
                 loss = run.update(points, query(batch.target, points), closed=closed if turn else None)
                 if batch.watch is not None:

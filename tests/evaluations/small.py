@@ -36,6 +36,7 @@ def sign_step(model, x, y, threat_model):
 
 def binarization(out, attacks):
     settings = {"inner_points": 30, "random_inner": 10, "random_corners": 10, "batch_size": 4, "calibrate_on": 2}
+    settings |= {"witness_steps": 4, "witness_queries": 8}
     return robust_ext.binarization_test(NETWORK, attacks, INPUTS, LINF, out=out, **settings)
 
 

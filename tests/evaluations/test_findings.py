@@ -27,7 +27,7 @@ from tests.evaluations.subjects import Unsure
 
 ROOT = Path(__file__).parents[2]
 LINF = ThreatModel(norm="linf", epsilon=0.1)
-FAST = {"inner_points": 100, "random_inner": 20, "random_corners": 20, "canaries": 2}
+FAST = {"inner_points": 100, "random_inner": 20, "random_corners": 20, "canaries": 2, "witness_queries": 8}
 SHORT = "foolbox:LinfPGD(steps=20, random_start=False)"
 HEALTHY = "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)"
 

@@ -43,12 +43,15 @@ class DepthSettings(JudgedSettings):
         cli=None,
     )
     witness_steps: int = setting(
-        default=20, help="Gradients that this project's APGD takes to find deeper points; 0 for none.", minimum=0
+        default=20,
+        help="Steps that this project's APGD takes to find deeper points, and half as many with the mean of four "
+        "gradients nearby (not with a detector); 0 for none.",
+        minimum=0,
     )
     witness_queries: int = setting(
-        default=100,
-        help="Queries that Square makes for the same, without gradients; 0 for none. It needs images, and is not run "
-        "with a detector.",
+        default=200,
+        help="Queries that Square makes for the same from the planted point, without gradients; 0 for none. It needs "
+        "images, and is not run with a detector.",
         minimum=0,
     )
 

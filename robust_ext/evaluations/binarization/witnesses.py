@@ -1,8 +1,9 @@
 """Witnesses: points that prove a problem with a deeper boundary to have a solution.
 
-This project's own attacks look for them, on the judge's side: APGD (Croce and Hein 2020) up the reach itself, which
-goes on beyond any boundary, and Square (Andriushchenko et al. 2020), for models whose gradients mislead. What they
-return is verified like any candidate, through the whole network.
+This project's own attacks look for them, on the judge's side, and raise the reach itself, which goes on beyond any
+boundary: APGD (Croce and Hein 2020); the same with the mean gradient over points nearby, where gradients are shattered
+(Athalye et al. 2018); and Square (Andriushchenko et al. 2020) from the planted point, where they are of no use at all.
+What they return is verified like any candidate, through the whole network.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.square import Square
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 # A detector's score margin is scaled to so much reach: where it is about to reject, it decides what is climbed.
 _STEEP = 100.0
+# Of the points nearby that gradients are averaged over: their distance in epsilons, and how many there are.
+_NOISE, _DRAWS = 0.5, 4
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,9 @@ def searchers(settings: DepthSettings, *, images: bool, detector: bool) -> list[
     if settings.witness_steps:
         found.append(APGD(steps=settings.witness_steps, loss="margin"))
     # Queries of a detector may each take many of the network's.
+    if settings.witness_steps and not detector:
+        half = APGD(steps=max(settings.witness_steps // 2, 1), loss="margin")
+        found.append(AdaptedAttack(attack=half, noise=_NOISE, eot=_DRAWS))
     if settings.witness_queries and images and not detector:
         found.append(Square(queries=settings.witness_queries, stop_early=False))
     return found
@@ -96,6 +103,7 @@ def find_witnesses(
                 classes=2,
                 input_shape=tuple(inputs.shape[1:]),
                 device=inputs.device,
+                starting_points=problems.planted,
             )
             try:
                 points = attack.search(

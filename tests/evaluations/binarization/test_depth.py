@@ -136,8 +136,10 @@ def test_witnesses_are_not_rejected(network, digits, linf, inverted):
     settings = BinarizationSettings(threat_model=linf)
     features = Counted(robust_ext.models.features.split(network, digits[:2]).features, PassCounter())
     (witness,) = find_witnesses(features, problems, settings, defense=defense)
-    (blind, square) = find_witnesses(features, problems, settings)
+    blind, smooth, square = find_witnesses(features, problems, settings)
     assert (witness.name, blind.name, square.name) == (APGD, APGD, "Square")
+    assert smooth.name.startswith(f"{APGD} through")
+    assert len(square.reach) == len(problems.samples), "it begins at the planted point"
     assert len(witness.reach) >= 4
     clean = dict(zip(problems.samples, problems.inputs, strict=True))
     for sample, point in witness.points.items():

@@ -23,7 +23,7 @@ from robust_ext.evaluations.binarization.verdict import pair_verdict
 from robust_ext.models.features import split
 from tests.evaluations.subjects import Noisy, Pattern
 
-QUICK = {"inner_points": 100, "canaries": 2}
+QUICK = {"inner_points": 100, "canaries": 2, "witness_steps": 5}
 PGD = "foolbox:LinfPGD(steps=30, rel_stepsize=0.1)"
 
 

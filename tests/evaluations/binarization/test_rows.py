@@ -27,7 +27,7 @@ ATTACKS = {
 def test_same_verdict_together_and_alone(name, network, digits):
     text, norm = ATTACKS[name]
     threat_model = robust_ext.ThreatModel(norm=norm, epsilon=0.1 if norm == "linf" else 0.8)
-    settings = {"inner_points": 100, "canaries": 0, "random_inner": 20, "random_corners": 20}
+    settings = {"inner_points": 100, "canaries": 0, "random_inner": 20, "random_corners": 20, "depths": (1,)}
     attack = robust_ext.as_attack(text)
     together = robust_ext.binarization_test(network, attack, digits[:6], threat_model, **settings)
     alone, traits = robust_ext.as_attack(text), attack.traits
@@ -56,7 +56,9 @@ def test_attacks_that_reshuffle_rows_meet_the_right_readouts(shape, network, dig
         return moved[::3].flip(0) if shape == "repeated" else moved.flip(0)
 
     attacks = {"in order": pgd(), "shuffled": shuffling}
-    result = robust_ext.binarization_test(network, attacks, digits[:16], linf, inner_points=100, canaries=0)
+    result = robust_ext.binarization_test(
+        network, attacks, digits[:16], linf, inner_points=100, canaries=0, depths=(1,)
+    )
     assert result.attacks["in order"]["score"] == 1.0
     for record in result.records:
         entries = record["attacks"]
@@ -73,6 +75,6 @@ def test_twins_are_attacked_one_at_a_time(network, digits, linf, pgd):
         sizes.append(len(x))
         return pgd()(model, x, y, threat_model)
 
-    result = robust_ext.binarization_test(network, attack, twins, linf, inner_points=100, canaries=0)
+    result = robust_ext.binarization_test(network, attack, twins, linf, inner_points=100, canaries=0, depths=(1,))
     assert sizes == [1] * 8
     assert result.score == 1.0

@@ -12,6 +12,7 @@ from robust_ext.cli import app as cli
 from robust_ext.core.errors import RunFolderError
 
 SETTINGS = {"inner_points": 100, "batch_size": 4, "random_inner": 20, "random_corners": 20}
+SETTINGS |= {"witness_steps": 4, "witness_queries": 8}
 
 
 @pytest.fixture
