@@ -1,6 +1,7 @@
 """What would settle an inconclusive test: the settings to change, with values computed from the run.
 
-What is advised is what was measured to change the R-ASR: fewer planted points, a kappa below .99, more inner points.
+What is advised is what was measured to change the R-ASR: fewer planted points, a kappa of .99 or more, inner points as
+long as the planted ones, deeper problems, more inner points.
 Kappa above .99 changes next to nothing, and points on the surface in linf are found by the smallest steps, so that a
 test with them shows little: neither is advised.
 """
@@ -49,6 +50,10 @@ def settle(found: int, random_found: int, samples: int, rules: Rules, *, lost: i
             ways.append(_set("boundary_points", 1))
         if settings.boundary_position < _CLOSE:
             ways.append(_set("kappa", 0.999))
+        if settings.inner_corners == 0:
+            ways.append(_set("inner", 0.5))
+        if len(settings.depths) == 1:
+            ways.append("depths=(1, 2, 4, 8) (--depths 1,2,4,8)")
         if not ways and settings.inner_points < _MANY:
             ways.append(_set("inner_points", min(4 * (settings.inner_points + 1), _MANY)))
     both = " and R-ASR stays" if random_found else ""

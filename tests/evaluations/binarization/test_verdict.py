@@ -145,6 +145,11 @@ def test_it_passes_no_earlier_than_asked_for(deeper, verdict, depth, reason):
         ((10, 6, 10), {}, "To settle it: inner_points=4000 (--inner-points 4000), with 29 samples (--samples 29)."),
         ((100, 51, 100), {}, "To settle it: inner_points=4000 (--inner-points 4000)."),
         ((100, 51, 100), {"kappa": 0.9}, "To settle it: kappa=0.999 (--kappa 0.999)."),
+        (
+            (100, 51, 100),
+            {"inner": "uniform", "depths": (1,)},
+            "inner=0.5 (--inner 0.5); or depths=(1, 2, 4, 8) (--dep",
+        ),
         ((100, 51, 100), {"boundary_points": 5}, "To settle it: boundary_points=1 (--boundary-points 1)."),
         ((100, 51, 100), {"inner_points": 10_000}, "To settle it: no setting of this test makes"),
         ((0, 0, 0), {}, "To settle it: inner_points=199 (--inner-points 199) or readout='max-margin' (--readout max-"),
