@@ -41,6 +41,13 @@ def attack_code(attack: Attack) -> Code:
     return walk.code
 
 
+def object_code(value: object) -> Code:
+    """The same of any object with its settings."""
+    walk = CodeWalk()
+    walk.add("values", value)
+    return walk.code
+
+
 def text_code(text: str, *, argument: str = "attack") -> Code:
     """The code that ``file.py:name(...)`` or ``package.module:name(...)`` names, without importing any of it.
 

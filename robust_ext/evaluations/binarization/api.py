@@ -16,7 +16,7 @@ from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs
 from robust_ext.engine.behaviour import behaviour
-from robust_ext.engine.code_digest import attack_code, module_code
+from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import check_ids, describe, inputs_digest, model_digest
 from robust_ext.engine.inputs import as_attacks, blocks_of
@@ -141,6 +141,7 @@ def _prepare(
         **context.origins,
         "model": model_digest(features, readout),
         "model_code": module_code(features, readout),
+        "readout_code": object_code(settings.fitting),
         "model_behaviour": behaviour(
             nn.Sequential(features.module, readout), inputs[:1].to(device), threat_model.bounds
         ),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError
+from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError, RunFolderError
 from robust_ext.evaluations.binarization import binarization_test, plant
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.features import split
@@ -126,6 +126,19 @@ def test_features_may_be_methods_and_of_several_layers(network, digits, linf):
     by_pair = binarization_test((features, parts.readout), attack, digits[:8], linf, **options)
     whole = binarization_test(network, attack, digits[:8], linf, **options)
     assert [r["attacks"] for r in by_pair.records] == [r["attacks"] for r in whole.records]
+
+
+def test_another_readout_is_refused_in_the_same_folder(tmp_path, network, digits, linf):
+    file = tmp_path / "own.py"
+    base = "from robust_ext.models.readouts.linear import Logistic\n\nclass Own(Logistic):\n    factor = {}\n"
+    options = {"out": tmp_path / "run", "depths": (1,), "readout": f"{file}:Own", **SIZES}
+    file.write_text(base.format(1))
+    first = binarization_test(network, lambda model, x, y: x, digits[:4], linf, **options)
+    again = binarization_test(network, lambda model, x, y: x, digits[:4], linf, **options)
+    assert again.to_dict() == first.to_dict()
+    file.write_text(base.format(2))
+    with pytest.raises(RunFolderError, match=r"readout code: changed \(own.py\)"):
+        binarization_test(network, lambda model, x, y: x, digits[:4], linf, **options)
 
 
 def test_wrong_readouts_are_refused_before_any_work(network, digits, linf):
