@@ -1,4 +1,4 @@
-"""k-winners-take-all: of each layer's activations only the largest stay, so that gradients hold only infinitesimally.
+"""k-winners-take-all: only the largest activations of a layer stay, so that gradients hold only infinitesimally.
 
 Source: Xiao, Zhong and Zheng, "Enhancing Adversarial Defense by k-Winners-Take-All" (2020), section 3; Tramer, Carlini,
 Brendel and Madry, "On Adaptive Attacks to Adversarial Example Defenses" (2020), section 5, for what breaks it;
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.objectives import cross_entropy
-from robust_ext.attacks.adapted import adapted_text
+from robust_ext.attacks._common.objectives import margin
 from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
 from robust_ext.casestudies.networks import small_features
-from robust_ext.core.random import stream
+from robust_ext.core.random import derive_seed, stream
 from robust_ext.core.threat import ThreatModel
 from robust_ext.defenses.training.loop import train_network
 
 SHARE = 0.1
+_FEATURES = 256
 
 
 class Winners(nn.Module):
@@ -34,56 +34,83 @@ class Winners(nn.Module):
 
 
 class KWinners(CaseStudy):
+    """A network of winners, evaluated by many tiny steps along its gradient, and without gradients."""
+
     title = "k-winners-take-all"
     source = "Xiao, Zhong and Zheng, ICLR 2020"
     published = Published(
         clean=0.7928,
         claimed=0.524,
         true=0.1799,
-        weak_score="< .95",
-        right_score=">= .95",
-        source="adversarially trained, by AutoAttack (fra31/auto-attack, early README)",
+        weak_score="below .95",
+        right_score="at least .95",
+        source="adversarially trained, broken by AutoAttack (fra31/auto-attack, early README)",
     )
-    causes = ("wrong_gradient", "gradient_free_wins", "short_path")
-    notes = "Notes"
+    causes = ("wrong_gradient", "gradient_free_wins", "random_wins")
+    notes = (
+        "The paper's attack estimates gradients by up to 852,000 queries, against 400 random points, so that its "
+        "R-ASR is not one of equal effort. Square takes at most 5,000 queries here; a random search of as many points "
+        "is what to compare it with. The features are behind one linear layer with a ReLU, as the pooling of the "
+        "authors' network has no winners after it."
+    )
 
     def build(self, shape: Sequence[int], classes: int) -> nn.Module:
         """See :meth:`CaseStudy.build`; the first activation stays a ReLU, as the authors' stem does."""
-        features = small_features(shape, 128, activation=Winners)
-        features[1] = nn.ReLU()
-        return nn.Sequential(features, nn.Linear(128, classes))
+        features = small_features(shape, _FEATURES, activation=Winners)
+        features[1], features[-1] = nn.ReLU(), nn.ReLU()
+        return nn.Sequential(features, nn.Linear(_FEATURES, classes))
 
     def train(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> None:
-        """Train it by the cross-entropy, as Zimmermann et al. did, without adversarial examples."""
+        """Train it by the cross-entropy, without adversarial examples, as Zimmermann et al. did."""
 
         def loss(rows: Tensor) -> Tensor:
             return nn.functional.cross_entropy(module(inputs[rows]), labels[rows])
 
-        train_network(module, len(inputs), loss, epochs=10, batch_size=64, learning_rate=2e-3, seed=seed)
+        train_network(module, len(inputs), loss, epochs=12, batch_size=64, learning_rate=2e-3, seed=seed)
 
     def measure(
         self, module: nn.Module, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
     ) -> Measurement:
-        near = threat_model.epsilon / 20
-        noise = torch.stack([torch.rand(row.shape, generator=stream(seed, i, "near")) for i, row in enumerate(inputs)])
-        there = inputs + near * (2 * noise - 1)
-        grads, sets = [], []
-        for x in (inputs, there):
-            points = x.clone().requires_grad_(True)
-            with torch.enable_grad():
-                (g,) = torch.autograd.grad(cross_entropy(module(points), labels).sum(), points)
-            grads.append(g.flatten(1))
-            sets.append(module[0](x) != 0)
-        cosine = float(torch.nn.functional.cosine_similarity(*grads, dim=1).mean())
-        overlap = float((sets[0] & sets[1]).sum() / (sets[0] | sets[1]).sum())
-        zero = float((grads[0] == 0).double().mean())
-        return Measurement(values={"cosine": cosine, "overlap": overlap, "zero": zero}, present=cosine < 0.5, words="x")
+        """How far the gradient predicts the margin: a step of epsilon along its sign, and what the margin becomes."""
+        points, rise, slope = inputs.clone().requires_grad_(True), [], []
+        with torch.enable_grad():
+            before = margin(module(points), labels)
+            (gradient,) = torch.autograd.grad(before.sum(), points)
+        for share in (1 / 100, 1 / 4):
+            with torch.no_grad():
+                there = (inputs + share * threat_model.epsilon * gradient.sign()).clamp(*threat_model.bounds)
+                rise.append(margin(module(there), labels) - before)
+            slope.append((gradient * (there - inputs)).flatten(1).sum(1))
+        near, far = (float(up.sum() / promised.sum()) for up, promised in zip(rise, slope, strict=True))
+        kept = self._kept(module, inputs, threat_model, seed=seed)
+        values = {"rise over 1% of epsilon": near, "rise over a quarter": far, "winners that stay": kept}
+        words = (
+            "How much the margin rises of what its gradient promises, one step along the sign of the gradient; and "
+            "the share of winners that are also those of a random point of the ball. There where the rise over a "
+            "quarter of epsilon is below .7 and winners change."
+        )
+        return Measurement(values=values, present=far < 0.7 and kept < 1, words=words)
+
+    def _kept(self, module: nn.Module, inputs: Tensor, threat_model: ThreatModel, *, seed: int) -> float:
+        points = [
+            threat_model.sample_inner(row, 1, generator=stream(derive_seed(seed, "winners"), number))
+            for number, row in enumerate(inputs)
+        ]
+        chosen: list[Tensor] = []
+        last = [part for part in module.modules() if isinstance(part, Winners)][-1]
+        with last.register_forward_hook(lambda *call: chosen.append(call[2] != 0)), torch.no_grad():
+            module(inputs)
+            module(torch.cat(points))
+        return float((chosen[0] & chosen[1]).sum() / chosen[0].sum())
 
     def weak(self, threat_model: ThreatModel) -> Recipe:
-        """PGD on the cross-entropy with many small steps."""
+        """PGD on the cross-entropy, 200 steps of .29 / 255 where epsilon is 8 / 255."""
         attack = f"robust_ext:ObjectivePGD(steps=200, rel_step_size={0.29 / 8})"
-        return Recipe(attack=attack, words="")
+        return Recipe(
+            attack=attack, words="PGD by many tiny steps, each along a gradient that holds only at its point."
+        )
 
     def right(self, threat_model: ThreatModel) -> Recipe:
-        attack = adapted_text("robust_ext:APGD(steps=50, loss='margin')", noise=0.5, eot=16)
-        return Recipe(attack=attack, words="")
+        """Square, which needs no gradients."""
+        attack = "robust_ext:Square(queries=1000, restarts=5)"
+        return Recipe(attack=attack, words="Random search by squares on the margin: at most 5,000 queries.")
