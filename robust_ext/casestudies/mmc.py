@@ -26,7 +26,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.defenses.training.loop import train_network
 
 # Length of the centres (the paper's C_MM) and the number of coordinates of what is compared with them.
-_LENGTH, _COORDINATES = 10.0, 64
+_LENGTH, _COORDINATES = 10.0, 256
 # Share of the points where the authors' attack fails that have moved away from their centre, from which it is present.
 _AWAY = 0.5
 
@@ -94,9 +94,9 @@ class LeaveCentre(NativeAttack):
 
 
 class MaxMahalanobis(CaseStudy):
-    """A small network ``z`` (64 values), trained by ``||z - mu_y||^2`` alone, with logits ``-||z - mu_k||^2``.
+    """A small network ``z`` (256 values), trained by ``||z - mu_y||^2`` alone, with logits ``-||z - mu_k||^2``.
 
-    The paper has a ResNet with 256 values and centres of the same kind, 10 times a simplex. The budgets are those at
+    The paper has a ResNet, as many values, and centres of the same kind, 10 times a simplex. The budgets are those at
     which its claim and the truth lie apart in networks this small.
     """
 
@@ -122,7 +122,7 @@ class MaxMahalanobis(CaseStudy):
     def build(self, shape: Sequence[int], classes: int) -> nn.Module:
         """See :meth:`CaseStudy.build`."""
         coordinates = max(_COORDINATES, classes)
-        features = nn.Sequential(*small_features(shape, 128), nn.Linear(128, coordinates))
+        features = nn.Sequential(*small_features(shape, 256), nn.Linear(256, coordinates))
         return nn.Sequential(features, CentreDistances(simplex_centres(classes, coordinates, _LENGTH)))
 
     def train(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> None:
