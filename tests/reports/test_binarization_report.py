@@ -37,6 +37,24 @@ def test_harder_settings_lie_to_the_right():
         assert places[label, easy] < places[label, hard]
 
 
+def test_deeper_rows_of_a_calibration_are_a_curve_of_their_own():
+    first = CALIBRATION["rows"][0]
+    rows = [{**first, "depth": depth, "score": score} for depth, score in ((1.0, 1.0), (2.0, 0.97), (4.0, 0.5))]
+    chosen = {"kappa": first["kappa"], "inner_points": first["inner_points"], "depth": 2.0}
+    text = report_page(
+        make_result([make_attack("pgd")], calibration={"chosen": chosen, "reason": "Why.", "rows": rows})
+    )
+    labels = [svg.get("aria-label", "") for svg in svgs(text)]
+    assert "Test score and R-ASR against depth (harder to the right)" in labels
+    assert not any("against inner points" in label for label in labels)
+    assert (
+        f"Chosen: kappa {chosen['kappa']} with {chosen['inner_points']} inner points at depth 2. Why."
+        in Page(text).text
+    )
+    found = Page(text).row("pgd", str(first["kappa"]), str(first["inner_points"]), "2")
+    assert found == ["0.970", "0.500", "64", "chosen"]
+
+
 def test_the_run_itself_is_marked_on_the_hardness_curve():
     attack = make_attack("pgd")
     own = {"kappa": 0.9995, "score": attack["score"], "random_score": attack["random_score"]}

@@ -111,9 +111,9 @@ def explain_calibration(
         words += f"At harder ones the most is {_solves(rows[:first])}."
     elif chosen["depth"] > 1:
         words = (
-            f"At the hardest kappa an attack solves {bar} and more, so that deeper ones were posed, as far as others "
+            f"At the hardest kappa an attack solves {bar}, so the boundary was moved deeper, as far as others prove "
         )
-        words += f"prove half of them and it still does: {_solves(here)}."
+        words += f"half of the problems and an attack still solves that much of them: {_solves(here)}."
     else:
         words = f"At the hardest kappa an attack solves {bar}, and at no depth beyond: {_solves(here)}."
     if max(row["random_score"] for row in here) > settings.maximum_random_score:

@@ -54,7 +54,7 @@ def test_it_goes_deeper_where_the_attack_succeeds(network, digits, linf, pgd):
     assert {row["kappa"] for row in deeper} == {0.9999}
     assert calibration["chosen"] == {"kappa": 0.9999, "inner_points": 120, "depth": deepest}
     assert deepest > 1
-    assert "so that deeper ones were posed" in calibration["reason"]
+    assert "so the boundary was moved deeper" in calibration["reason"]
     assert result.content["settings"]["least_depth"] == deepest
     verdict = result.attacks["strong"]
     assert verdict["verdict_depth"] <= deepest
