@@ -95,16 +95,16 @@ def blurred(network: nn.Module, kind: str, strength: float | None) -> nn.Module:
     return nn.Sequential(front, network).eval()
 
 
-def accuracies(network: nn.Module, root: str, samples: int) -> Mapping[str, list[float]]:
+def accuracies(network: nn.Module, attacks: Mapping[str, object], root: str, samples: int) -> Mapping[str, list[float]]:
     """Robust accuracy at each budget, of samples that are classified right, by attack."""
     cifar = load_dataset("cifar10", root=root)
     inputs, labels = cifar.take(cifar.choose(2 * samples, seed=1))
     with torch.no_grad():
         right = (network(inputs).argmax(1) == labels).nonzero().flatten()[:samples]
-    found: dict[str, list[float]] = {name: [] for name in ATTACKS}
+    found: dict[str, list[float]] = {name: [] for name in attacks}
     for epsilon in BUDGETS:
         ball = ThreatModel(norm="linf", epsilon=epsilon)
-        for name, attack in ATTACKS.items():
+        for name, attack in attacks.items():
             result = robust_ext.robust_accuracy(network, {name: attack}, inputs[right], labels[right], ball)
             found[name].append(result.content["attacks"][0]["robust_accuracy"][0]["robust_accuracy"])
     return found
@@ -136,7 +136,7 @@ def main() -> None:
         if finding["code"] == "falls_behind":
             print(f"{finding['attack']}: {finding['cause']} {finding['evidence'][0]}")
     if arguments.accuracy:
-        for name, values in accuracies(network, arguments.data_root, arguments.accuracy).items():
+        for name, values in accuracies(network, attacks, arguments.data_root, arguments.accuracy).items():
             print(f"{name:<22}" + "".join(f"{value:>9.3f}" for value in values))
 
 
