@@ -115,6 +115,6 @@ def _solved(record: Mapping[str, Any], depth: float) -> bool:
 
 def _verified(result: Attacked) -> Deepest:
     """The points that an attack found and their reach."""
-    good = [sample for sample, record in result.records.items() if record["outcome"] == "found"]
-    reach = {sample: float(result.records[sample]["reach"]) for sample in good}
-    return Deepest(reach, {sample: result.candidates[sample] for sample in good})
+    good = {sample: record["reach"] for sample, record in result.records.items() if record["outcome"] == "found"}
+    reach = {sample: value for sample, value in good.items() if value is not None}
+    return Deepest(reach, {sample: result.candidates[sample] for sample in reach})
