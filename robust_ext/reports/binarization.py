@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.engine.outcomes import LOST, OUTCOMES
 from robust_ext.reports import findings
 from robust_ext.reports.depth import depth_plots, depth_words
-from robust_ext.reports.plots import RANDOM, REST, SCORE, Bar, Curve, bar_plot, curve_plot
+from robust_ext.reports.hardness import calibration_plots, hardness_plots
+from robust_ext.reports.plots import RANDOM, REST, SCORE, Bar, bar_plot
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import attack_title, interval, plain, seconds, share
 
@@ -25,12 +25,6 @@ _PHASES = {
     "witnesses": ("Witnesses", "#009e73"),
     "verify": ("Verification", REST),
 }
-# Along what settings were varied, what the points of a curve have in common, and its label.
-_AXES = (
-    ("kappa", "inner_points", "{} inner points"),
-    ("inner_points", "kappa", "kappa {:g}"),
-    ("depth", "kappa", "kappa {:g}"),
-)
 
 
 def text(result: Mapping[str, Any]) -> str:
@@ -72,8 +66,8 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "seconds_plot": _seconds_plot(tests),
         "depths": list(depth_plots(tests)),
         "depth_words": depth_words,
-        "hardness": list(_hardness(tests)),
-        "calibration": list(_calibration(tests)),
+        "hardness": list(hardness_plots(tests)),
+        "calibration": list(calibration_plots(tests)),
         "PHASES": _PHASES,
     }
 
@@ -160,64 +154,3 @@ def _seconds_plot(result: Mapping[str, Any]) -> str:
         rows.append((attack_title(attack), [Bar(parts=[*parts, (rest, "#e4e7eb")], words=words)]))
     longest = max(*(attack["seconds"]["total"] for attack in result["attacks"]), 1e-9)
     return bar_plot(rows, axis="seconds", label="Seconds of each attack by phase", prefix="seconds", limit=longest)
-
-
-def _hardness(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A title and a plot for every attack whose candidates were judged at other settings."""
-    for number, attack in enumerate(result["attacks"]):
-        curve = _curve("", attack["hardness"], "kappa")
-        if not curve.points:
-            continue
-        place, *scores = min(curve.points, key=lambda point: point[0])
-        # The settings alone do not determine where the run itself stood: kappa has more than one convention.
-        mark = (place, "this run") if scores == [attack["score"], attack["random_score"]] else None
-        yield attack_title(attack), _plot(result, [curve], "kappa", mark, f"hardness-{number}")
-
-
-def _calibration(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A title and a plot for every attack and every axis along which its settings were varied."""
-    calibration = result["calibration"] or {"chosen": None, "rows": ()}
-    chosen = calibration["chosen"]
-    for number, name in enumerate(dict.fromkeys(row["attack"] for row in calibration["rows"])):
-        rows = [row for row in calibration["rows"] if row["attack"] == name]
-        for axis, other, label in _AXES:
-            curves = [
-                _curve(label.format(value), [row for row in _along(axis, rows) if row[other] == value], axis)
-                for value in sorted({row[other] for row in rows})
-            ]
-            # A curve of one point shows nothing along this axis; it is a point along the other, or in the table.
-            title, curves = name, [curve for curve in curves if len(curve.points) > 1]
-            if len(curves) == 1:
-                # There is more room in the title than in the legend.
-                title, curves = f"{name}, {curves[0].label}", [replace(curves[0], label="")]
-            if curves:
-                mark = None if chosen is None else (_position(chosen, axis), "chosen")
-                yield title, _plot(result, curves, axis, mark, f"{axis.partition('_')[0]}-{number}")
-
-
-def _along(axis: str, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The rows of curves along an axis: deeper ones along the depth alone, with those at whose setting they begin."""
-    deeper = [row for row in rows if row.get("depth", 1) > 1]
-    if axis != "depth":
-        return [row for row in rows if row not in deeper]
-    begin = {(row["kappa"], row["inner_points"]) for row in deeper}
-    return [row for row in rows if (row["kappa"], row["inner_points"]) in begin]
-
-
-def _position(row: Mapping[str, Any], axis: str) -> float:
-    position: float = 1 - row["kappa"] if axis == "kappa" else row.get(axis, 1)
-    return position
-
-
-def _curve(label: str, rows: Sequence[Mapping[str, Any]], axis: str) -> Curve:
-    """Score and R-ASR along an axis; kappa of 1 is the planted point itself and has no place on a log axis."""
-    kept = [row for row in rows if axis != "kappa" or row["kappa"] < 1]
-    return Curve(label=label, points=[(_position(row, axis), row["score"], row["random_score"]) for row in kept])
-
-
-def _plot(
-    result: Mapping[str, Any], curves: Sequence[Curve], axis: str, mark: tuple[float, str] | None, prefix: str
-) -> str:
-    words = "1 - kappa" if axis == "kappa" else axis.replace("_", " ")
-    threshold = result["settings"]["threshold"]
-    return curve_plot(curves, threshold, axis=words, mark=mark, prefix=prefix, rising=axis != "kappa")

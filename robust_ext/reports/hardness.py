@@ -1,0 +1,78 @@
+"""Plots of how hard a binarization test was: at easier kappas, and at the settings that a calibration tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from robust_ext.reports.plots import Curve, curve_plot
+from robust_ext.reports.wording import attack_title
+
+# Along what settings were varied, what the points of a curve have in common, and its label.
+_AXES = (
+    ("kappa", "inner_points", "{} inner points"),
+    ("inner_points", "kappa", "kappa {:g}"),
+    ("depth", "kappa", "kappa {:g}"),
+)
+
+
+def hardness_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A title and a plot for every attack whose candidates were judged at other settings."""
+    for number, attack in enumerate(result["attacks"]):
+        curve = _curve("", attack["hardness"], "kappa")
+        if not curve.points:
+            continue
+        place, *scores = min(curve.points, key=lambda point: point[0])
+        # The settings alone do not determine where the run itself stood: kappa has more than one convention.
+        mark = (place, "this run") if scores == [attack["score"], attack["random_score"]] else None
+        yield attack_title(attack), _plot(result, [curve], "kappa", mark, f"hardness-{number}")
+
+
+def calibration_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A title and a plot for every attack and every axis along which its settings were varied."""
+    calibration = result["calibration"] or {"chosen": None, "rows": ()}
+    chosen = calibration["chosen"]
+    for number, name in enumerate(dict.fromkeys(row["attack"] for row in calibration["rows"])):
+        rows = [row for row in calibration["rows"] if row["attack"] == name]
+        for axis, other, label in _AXES:
+            curves = [
+                _curve(label.format(value), [row for row in _along(axis, rows) if row[other] == value], axis)
+                for value in sorted({row[other] for row in rows})
+            ]
+            # A curve of one point shows nothing along this axis; it is a point along the other, or in the table.
+            title, curves = name, [curve for curve in curves if len(curve.points) > 1]
+            if len(curves) == 1:
+                # There is more room in the title than in the legend.
+                title, curves = f"{name}, {curves[0].label}", [replace(curves[0], label="")]
+            if curves:
+                mark = None if chosen is None else (_position(chosen, axis), "chosen")
+                yield title, _plot(result, curves, axis, mark, f"{axis.partition('_')[0]}-{number}")
+
+
+def _along(axis: str, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The rows of curves along an axis: deeper ones along the depth alone, with those at whose setting they begin."""
+    deeper = [row for row in rows if row.get("depth", 1) > 1]
+    if axis != "depth":
+        return [row for row in rows if row not in deeper]
+    begin = {(row["kappa"], row["inner_points"]) for row in deeper}
+    return [row for row in rows if (row["kappa"], row["inner_points"]) in begin]
+
+
+def _position(row: Mapping[str, Any], axis: str) -> float:
+    position: float = 1 - row["kappa"] if axis == "kappa" else row.get(axis, 1)
+    return position
+
+
+def _curve(label: str, rows: Sequence[Mapping[str, Any]], axis: str) -> Curve:
+    """Score and R-ASR along an axis; kappa of 1 is the planted point itself and has no place on a log axis."""
+    kept = [row for row in rows if axis != "kappa" or row["kappa"] < 1]
+    return Curve(label=label, points=[(_position(row, axis), row["score"], row["random_score"]) for row in kept])
+
+
+def _plot(
+    result: Mapping[str, Any], curves: Sequence[Curve], axis: str, mark: tuple[float, str] | None, prefix: str
+) -> str:
+    words = "1 - kappa" if axis == "kappa" else axis.replace("_", " ")
+    threshold = result["settings"]["threshold"]
+    return curve_plot(curves, threshold, axis=words, mark=mark, prefix=prefix, rising=axis != "kappa")
