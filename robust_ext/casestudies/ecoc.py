@@ -14,110 +14,80 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from robust_ext.attacks._common.rows import over_rows, query
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
-from robust_ext.casestudies.networks import small_features
+from robust_ext.casestudies.code_bits import BITS, BitFeatures, Decoder, code_words, decoded
 from robust_ext.casestudies.recipes import PredictedLabels, ThroughOtherLogits
 from robust_ext.core.random import stream
-from robust_ext.core.settings import settings_class
+from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.defenses.training.loop import train_network
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.readouts.code import Code
+from robust_ext.models.readouts.linear import member_positions
 
-BITS = 32
-_TRUNKS = 4
-_TRUNK_FEATURES, _BIT_FEATURES = 64, 64
-# What the decoder adds before it takes the logarithm.
-_FLOOR = 1e-6
 # Of the noise in training, and of the share of another image that is blended in.
 _NOISE = 0.032
 _SHARE = 0.5
+# How far beyond a planted point an attack pushes each bit, in units of its distance from inner points.
+_BEYOND = (0.1, 0.5)
 
 
-def hadamard(size: int) -> Tensor:
-    """The Hadamard matrix of Sylvester, entries -1 and 1, float32 ``(size, size)`` for a power of two.
+@settings_class
+class PlainCode(Code):
+    """What an attack is shown of a code: the mean position of its bits, each up to a little beyond the planted point.
 
-    Example:
-        >>> hadamard(2).tolist()
-        [[1.0, 1.0], [1.0, -1.0]]
-    """
-    matrix = torch.ones(1, 1)
-    while len(matrix) < size:
-        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix
-
-
-def code_words(classes: int, *, generator: torch.Generator) -> Tensor:
-    """Words of -1 and 1, ``(classes, 32)``: rows of a Hadamard matrix in random order.
-
-    Before, the first column, which is constant, changes its sign in every second row; then columns are shuffled too.
-    """
-    matrix = hadamard(BITS)
-    matrix[::2, 0] *= -1
-    rows, columns = (torch.randperm(BITS, generator=generator) for _ in range(2))
-    return matrix[rows][:, columns][:classes]
-
-
-class BitFeatures(nn.Module):
-    """Features of every bit, ``(N, 32, F)``: eight branches on each of four trunks."""
-
-    def __init__(self, shape: Sequence[int]) -> None:
-        super().__init__()
-        self.trunks = nn.ModuleList(small_features(shape, _TRUNK_FEATURES) for _ in range(_TRUNKS))
-        each = BITS // _TRUNKS * _BIT_FEATURES
-        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(_TRUNK_FEATURES, each), nn.ELU()) for _ in self.trunks)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
-        parts = [branch(trunk(x)) for trunk, branch in zip(self.trunks, self.branches, strict=True)]
-        return torch.cat([part.unflatten(1, (-1, _BIT_FEATURES)) for part in parts], 1)
-
-
-class Decoder(nn.Module):
-    """From features ``(N, 32, F)`` to logits ``log(max(tanh(o) . word, 0) + 1e-6)`` of bits o; or to correlations.
-
-    With ``linear`` the logits are the correlations of the raw bits, without tanh, ReLU and logarithm.
+    Far from the boundary the tanh of a bit is flat, and the attack would leave that bit as it is.
     """
 
-    words: Tensor
+    beyond: float = setting(help="How far, in units of the distance of inner points.", minimum=0)
 
-    def __init__(self, classes: int, *, linear: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(BITS, _BIT_FEATURES) / _BIT_FEATURES**0.5)
-        self.bias = nn.Parameter(torch.zeros(BITS))
-        self.register_buffer("words", torch.ones(classes, BITS))
-        self.linear = linear
-
-    def bits(self, features: Tensor) -> Tensor:
-        """Raw bits ``(N, 32)``, of which the sign counts."""
-        return (features * self.weight).sum(2) + self.bias
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits ``(N, K)``."""
-        bits = self.bits(features)
-        return bits @ self.words.mT if self.linear else decoded(bits, self.words)
-
-
-def decoded(bits: Tensor, words: Tensor) -> Tensor:
-    """Logits ``(N, K)`` of raw bits ``(N, 32)`` and words ``(K, 32)``."""
-    return ((torch.tanh(bits) @ words.mT).clamp_min(0) + _FLOOR).log()
+    def logits(
+        self, features: Tensor, parameters: Mapping[str, Tensor], threshold: Tensor, scale: Tensor, offset: Tensor
+    ) -> Tensor:
+        """See the class; which of the two is larger decides nothing."""
+        gained = member_positions(features, parameters).clamp_max(self.beyond).mean(1)
+        return torch.stack([-gained, gained], 1)
 
 
 @settings_class
 class ThroughCorrelations(ThroughOtherLogits):
-    """Any attack, shown the correlations that a decoder takes ReLU and logarithm of; of a network, without tanh.
+    """Any attack, shown correlations of bits in the place of what a decoder makes of them.
+
+    Of a network, the correlations of raw bits, without tanh, ReLU and logarithm. Of a binarized classifier with a
+    readout of codes first :class:`PlainCode`, twice, and then the correlation of its bits.
 
     Example:
         >>> ThroughCorrelations(attack=APGD(loss="margin")).name
         'APGD-MARGIN through correlations'
     """
 
+    view: int | None = setting(
+        default=None,
+        help="Which of the three views of a binarized classifier is shown; left out: one after another, and a row "
+        "keeps the first candidate that the target misclassifies.",
+        minimum=0,
+        maximum=len(_BEYOND),
+    )
+
     @property
     def words(self) -> str:
         """See the base."""
         return "through correlations"
+
+    def search(self, target: Target, inputs: Tensor, labels: Tensor, **given: Any) -> Tensor:
+        """See :meth:`Attack.search`."""
+        if self.view is not None:
+            return super().search(target, inputs, labels, **given)
+        found, solved = inputs, torch.zeros_like(labels, dtype=torch.bool)
+        for view in range(len(_BEYOND) + 1):
+            candidates = replace(self, view=view).search(target, inputs, labels, **given)
+            found = torch.where(over_rows(solved, inputs), found, candidates)
+            solved |= query(target, found).argmax(1) != labels
+        return found
 
     def other(self, part: nn.Module) -> nn.Module | None:
         """See the base."""
@@ -126,8 +96,11 @@ class ThroughCorrelations(ThroughOtherLogits):
             decoder.linear = True
             return decoder
         if isinstance(part, BinarizedClassifier) and isinstance(part.readout, Code):
-            classifier = copy.copy(part)
-            classifier.readout = replace(part.readout, decoder="linear")
+            classifier, code = copy.copy(part), part.readout
+            if self.view is not None and self.view < len(_BEYOND):
+                classifier.readout = PlainCode(C=code.C, steepness=code.steepness, beyond=_BEYOND[self.view])
+            else:
+                classifier.readout = replace(code, decoder="linear")
             return classifier
         return None
 
@@ -142,8 +115,10 @@ class ErrorCorrectingCodes(CaseStudy):
     settings: ClassVar[Mapping[str, Any]] = {"readout": "code"}
     notes = (
         "In the paper's test every value that an attack changes is set to epsilon or -epsilon afterwards, whatever it "
-        "was, and the improved recipe is judged on a network without tanh; here candidates are judged as they are, on "
-        "the decoder as it is."
+        "was (on the digits that takes 10 steps of epsilon / 200 from 0 to 15 of 32), and the improved recipe is "
+        "judged on a network without tanh. Here candidates are judged as they are, on the decoder as it is. With ten "
+        "words the cross-entropy keeps gradients, as some other word always correlates: robust accuracy is .61 and .60 "
+        "on the digits under the two."
     )
 
     def build(self, shape: Sequence[int], classes: int) -> nn.Module:
@@ -201,8 +176,8 @@ class ErrorCorrectingCodes(CaseStudy):
     def right(self, threat_model: ThreatModel) -> Recipe:
         """APGD on the margin of the correlations."""
         return Recipe(
-            attack=ThroughCorrelations(attack=APGD(steps=100, loss="margin", restarts=3)),
-            words="APGD on the margin of the plain correlations, 3 times 100 steps with true labels; the decoder "
+            attack=ThroughCorrelations(attack=APGD(steps=100, loss="margin", restarts=2)),
+            words="APGD on the margin of plain correlations, 6 times 100 steps with true labels; the decoder "
             "judges as it is",
         )
 

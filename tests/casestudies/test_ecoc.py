@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from robust_ext.attacks.apgd import APGD
-from robust_ext.casestudies.ecoc import BITS, Decoder, ThroughCorrelations, code_words, decoded, hadamard
+from robust_ext.casestudies.code_bits import BITS, Decoder, code_words, decoded, hadamard
+from robust_ext.casestudies.ecoc import ThroughCorrelations
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from tests.casestudies.on_digits import judged, measured
