@@ -34,7 +34,7 @@ def easier_to_plant(settings: BinarizationSettings, *, inseparable: int, unplant
     if inseparable >= unplanted:
         if settings.inner_points > 1:
             ways.append(_set("inner_points", max(settings.inner_points // 5, 1)))
-        if settings.readout != "max-margin":
+        if str(settings.readout).startswith("logistic"):
             ways.append(_set("readout", "max-margin"))
     if (unplanted or not ways) and settings.kappa > 0.5:
         ways.append(_set("kappa", 0.9 if settings.kappa > 0.9 else 0.5))
