@@ -178,8 +178,8 @@ def plant(model: object, inputs: Tensor, threat_model: ThreatModel, **options: U
     kept = [row for row, count in enumerate(counts) if count]
     if not kept:
         raise ModelError(
-            f"model: in none of the {len(inputs)} inputs could anything be planted: no readout of its features tells the "
-            "planted point from the others, or none is adversarial again; try readout='max-margin' in place of "
+            f"model: in none of the {len(inputs)} inputs could anything be planted: no readout of its features tells "
+            "the planted point from the others, or none is adversarial again; try readout='max-margin' in place of "
             "'logistic', fewer inner_points, a smaller kappa, or more draws of a random model"
         )
     return Planted(whole.select(kept), features.module, checked)
