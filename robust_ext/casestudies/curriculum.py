@@ -53,7 +53,7 @@ def planted_in_train_mode(
     network = copy.deepcopy(module).train()
     assert isinstance(network, nn.Sequential)
     features, last = network[:-1], network[-1]
-    settings = BinarizationSettings(threat_model=threat_model, inner_points=_INNER, seed=seed)
+    settings = BinarizationSettings(threat_model=threat_model, inner_points=_INNER, planted_candidates=1, seed=seed)
     forward = Forward(Counted(features, PassCounter()), rows=2 * _INNER)
     measured = measure(forward, inputs, range(len(inputs)), settings)
     problems, boundary = fit(measured, last, settings), settings.boundary_position

@@ -87,9 +87,9 @@ class Defense:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Points to plant for one sample."""
+    """Points for one sample among which those to be planted are chosen."""
 
-    planted: Tensor | None  # (N_b, ...); None where no point was found that is not rejected.
+    candidates: Tensor | None  # (n, ...), at least N_b; None where too few were found that are not rejected.
     references: Tensor | None  # (N_r, ...), outside the ball; None likewise.
     source: str  # "random", or "attack" where random points were all rejected.
     tries: int  # Points queried.
@@ -104,16 +104,17 @@ def draw_accepted(x: Tensor, sample: int, settings: BinarizationSettings, defens
     tries = 0
     for source in ("random", "attack") if defense.inverted else ("random",):
         parts: list[Tensor] = []
-        for purpose, count, radius in (
-            ("boundary", settings.boundary_points, 1.0),
-            ("reference", settings.reference_points, settings.reference_distance),
+        for purpose, count, spare, radius in (
+            ("boundary", settings.boundary_points, settings.planted_candidates, 1.0),
+            ("reference", settings.reference_points, 1, settings.reference_distance),
         ):
             key = (settings.seed_of_judge, sample, purpose, defense.test, source)
             found, queried = _accepted(x, settings, defense, count, radius, key)
             tries += queried
             if len(found) < count:
                 break
-            parts.append(found)
+            # No more are queried to have more to choose from.
+            parts.append(found[: count * spare])
         else:
             return Drawn(parts[0], parts[1], source, tries)
     return Drawn(None, None, source, tries)
@@ -122,7 +123,7 @@ def draw_accepted(x: Tensor, sample: int, settings: BinarizationSettings, defens
 def _accepted(
     x: Tensor, settings: BinarizationSettings, defense: Defense, count: int, radius: float, key: _Key
 ) -> tuple[Tensor, int]:
-    """Up to ``count`` points that are not rejected, and how many were queried."""
+    """Points that are not rejected, of blocks until they are ``count`` or more, and how many were queried."""
     threat_model = settings.threat_model
     ball = replace(threat_model, epsilon=threat_model.epsilon * radius)
     if key[-1] == "random":
@@ -137,7 +138,7 @@ def _accepted(
         kept = torch.cat([kept, good[distance > 1.02] if radius > 1 else good[distance <= 1 + 1e-5]])
         queried += len(points)
         block += 1
-    return kept[:count], queried
+    return kept, queried
 
 
 def _random_points(x: Tensor, settings: BinarizationSettings, ball: ThreatModel, key: _Key) -> Iterator[Tensor]:

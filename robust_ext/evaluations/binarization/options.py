@@ -24,6 +24,7 @@ class BinarizationOptions(TypedDict, total=False):
     inner_points: int
     inner: float | Literal["uniform"]
     boundary_points: int
+    planted_candidates: int
     boundary: Literal["auto", "corners", "surface"]
     gap: float
     kappa: float

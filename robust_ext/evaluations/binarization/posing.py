@@ -51,7 +51,7 @@ def pose(
     defense: Defense | None = None,
 ) -> Posed:
     """Pose the problems of inputs ``(B, ...)`` with these ids; ``drawn`` is what to plant, where a detector decides."""
-    usable = [row for row in range(len(samples)) if drawn is None or drawn[row].planted is not None]
+    usable = [row for row in range(len(samples)) if drawn is None or drawn[row].candidates is not None]
     if not usable:
         return Posed(None, {}, {})
     measured = measure(
@@ -59,8 +59,8 @@ def pose(
         inputs[usable],
         [samples[row] for row in usable],
         settings,
-        planted=None if drawn is None else _stacked([drawn[row].planted for row in usable]),
-        references=None if drawn is None else _stacked([drawn[row].references for row in usable]),
+        candidates=None if drawn is None else _given([drawn[row].candidates for row in usable]),
+        references=None if drawn is None else torch.stack(_given([drawn[row].references for row in usable])),
     )
     clock.stop("features")
     fitted = fit(measured, readout, settings)
@@ -76,5 +76,5 @@ def pose(
     return Posed(separable, reach, dict(zip(fitted.samples, counts.tolist(), strict=True)))
 
 
-def _stacked(parts: Sequence[Tensor | None]) -> Tensor:
-    return torch.stack([part for part in parts if part is not None])
+def _given(parts: Sequence[Tensor | None]) -> list[Tensor]:
+    return [part for part in parts if part is not None]

@@ -7,16 +7,15 @@ separates them; its bias is placed by the closeness kappa, and its logits are sc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.random import stream
 from robust_ext.evaluations.binarization.forward import Forward
+from robust_ext.evaluations.binarization.points import draw_candidates, farthest, inner_blocks
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.readouts import Readout
@@ -25,8 +24,6 @@ from robust_ext.models.readouts.majority import Majority
 
 # Float64 copies of the features that are solved together stay below this many bytes.
 _SOLVE_BYTES = 256 * 2**20
-# Points are drawn in blocks with a stream of their own, so that the first n do not depend on how many follow.
-_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -141,27 +138,34 @@ def measure(
     samples: Sequence[int],
     settings: BinarizationSettings,
     *,
-    planted: Tensor | None = None,
+    candidates: Sequence[Tensor] | None = None,
     references: Tensor | None = None,
 ) -> Measured:
-    """Draw the points of each sample ``(B, ...)`` and send them through the features.
+    """Draw the points of each sample ``(B, ...)``, send them through the features, and choose what is planted.
 
-    Ids and seed decide every draw; ``planted`` ``(B, N_b, ...)`` and ``references`` ``(B, N_r, ...)`` may be given.
+    Ids and seed decide every draw. May be given: of each sample the points ``(n, ...)``, at least N_b, among which what
+    is planted is chosen, and ``references`` ``(B, N_r, ...)``.
     """
-    if planted is None:
-        planted = torch.stack([draw_planted(x, sample, settings) for x, sample in zip(inputs, samples, strict=True)])
+    if candidates is None:
+        candidates = [draw_candidates(x, sample, settings) for x, sample in zip(inputs, samples, strict=True)]
     if references is None:
         references = inputs[:, None][:, :0]
-    features = []
-    for x, sample, corners, outside in zip(inputs, samples, planted, references, strict=True):
+    features, planted = [], []
+    for x, sample, drawn, outside in zip(inputs, samples, candidates, references, strict=True):
         # Block by block, so that large images and many points do not fill the memory; what is left joins the last.
-        blocks = list(_inner_blocks(x, sample, settings, settings.inner_points))
+        blocks = list(inner_blocks(x, sample, settings, settings.inner_points))
         rows = [forward(draw()) for draw in blocks[:-1]]
-        rest = forward(torch.cat([blocks[-1](), x[None], corners, outside]))
-        clean = len(rest) - 1 - len(corners) - len(outside)
-        features.append(torch.cat([rest[clean : clean + 1], *rows, rest[:clean], rest[clean + 1 :]]))
-    again = None if settings.draws == 1 else torch.stack([_further_draws(forward, corners) for corners in planted])
-    return Measured(tuple(samples), inputs, planted, references, torch.stack(features), again)
+        rest = forward(torch.cat([blocks[-1](), x[None], drawn, outside]))
+        sizes = [len(rest) - 1 - len(drawn) - len(outside), 1, len(drawn), len(outside)]
+        last, clean, far, further = torch.split(rest, sizes)
+        inner = torch.cat([clean, *rows, last])
+        # Of a random model, by the means over its draws: one far draw does not make a point far.
+        means = (inner, far) if settings.draws == 1 else (inner.mean(1), far.mean(1))
+        chosen = farthest(*means, settings.boundary_points)
+        planted.append(drawn[chosen])
+        features.append(torch.cat([inner, far[chosen], further]))
+    again = None if settings.draws == 1 else torch.stack([_further_draws(forward, points) for points in planted])
+    return Measured(tuple(samples), inputs, torch.stack(planted), references, torch.stack(features), again)
 
 
 def _further_draws(forward: Forward, points: Tensor) -> Tensor:
@@ -172,47 +176,6 @@ def _further_draws(forward: Forward, points: Tensor) -> Tensor:
         features = forward(points.repeat(copies, *[1] * (points.dim() - 1)))
         found += list(features.view(copies, len(points), *features.shape[1:]))
     return torch.cat(found, 1)
-
-
-def draw_planted(x: Tensor, sample: int, settings: BinarizationSettings) -> Tensor:
-    """The points planted for a sample, ``(N_b, ...)``."""
-    draw = settings.threat_model.sample_corners if settings.corners else settings.threat_model.sample_surface
-    key, blocks = (settings.seed_of_judge, sample, "boundary"), _blocks(settings.boundary_points)
-    return torch.cat([draw(x, size, generator=stream(*key, block)) for block, size in blocks])
-
-
-def draw_inner(x: Tensor, sample: int, settings: BinarizationSettings, count: int) -> Tensor:
-    """The first ``count`` inner points of a sample, ``(count, ...)``."""
-    return torch.cat([draw() for draw in _inner_blocks(x, sample, settings, count)])
-
-
-def _inner_blocks(x: Tensor, sample: int, settings: BinarizationSettings, count: int) -> Iterator[Callable[[], Tensor]]:
-    """Functions that draw the blocks of a sample's inner points."""
-    for block, size in _blocks(count):
-        yield partial(_draw_block, x, sample, settings, block, size)
-
-
-def _draw_block(x: Tensor, sample: int, settings: BinarizationSettings, block: int, size: int) -> Tensor:
-    """The first ``size`` points of a block, the two kinds evenly mixed: of the first n, a share n are corners."""
-    ball, radius, key = settings.threat_model, 1 - settings.gap, (settings.seed_of_judge, sample)
-    corner = _evenly(settings.inner_corners, block * _BLOCK, size)
-    corners, uniform = int(corner.sum()), int((~corner).sum())
-    points = x.new_empty((size, *x.shape), dtype=torch.float32)
-    points[corner] = ball.sample_corners(x, corners, generator=stream(*key, "inner corners", block), radius=radius)
-    points[~corner] = ball.sample_inner(x, uniform, generator=stream(*key, "inner", block), radius=radius)
-    return points
-
-
-def _evenly(share: float, start: int, count: int) -> Tensor:
-    """Which of the points ``start`` to ``start + count`` are of the first kind, bool: evenly spread."""
-    upto = (torch.arange(start, start + count + 1, dtype=torch.float64) * share).floor()
-    return upto.diff() > 0
-
-
-def _blocks(count: int) -> Iterator[tuple[int, int]]:
-    """``(index, size)`` of the blocks that make up ``count`` points."""
-    for block in range(-(-count // _BLOCK)):
-        yield block, min(_BLOCK, count - block * _BLOCK)
 
 
 def fit(

@@ -189,7 +189,7 @@ class BinarizationRun(Run):
             if self.deep:
                 record["witnesses"] = {one.name: one.reach.get(sample) for one in witnesses}
             if planting is not None:
-                found = planting.planted is not None
+                found = planting.candidates is not None
                 record["planting"] = {"found": found, "source": planting.source, "tries": planting.tries}
             records.append(record)
         return Block(records=records, timing=timing)

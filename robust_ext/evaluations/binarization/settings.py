@@ -25,8 +25,8 @@ class BinarizationSettings(ReadoutSettings):
 
     threat_model: ThreatModel
     inner_points: int = setting(
-        default=999,
-        help="N_i, random points of class 0 for each sample, beside the clean sample.",
+        default=399,
+        help="N_i, random points of class 0 for each sample, beside the clean sample (the paper's are 999).",
         minimum=1,
         maximum=1_000_000,
     )
@@ -40,6 +40,14 @@ class BinarizationSettings(ReadoutSettings):
     )
     boundary_points: int = setting(
         default=1, help="N_b, planted points of class 1 for each sample.", minimum=1, maximum=1_000_000
+    )
+    planted_candidates: int = setting(
+        default=32,
+        help="Points drawn for each that is planted, of which the one whose features lie farthest from the inner "
+        "points' is chosen. 1: the first, as in the paper. With a detector, no more than it lets pass of those it is "
+        "queried for.",
+        minimum=1,
+        maximum=1_000_000,
     )
     boundary: str = setting(
         default="auto",

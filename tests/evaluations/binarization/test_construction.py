@@ -1,16 +1,20 @@
 """Problems as the paper defines them: what is planted is there, where it should be, and the same for everyone."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from sklearn.covariance import EmpiricalCovariance
 from torch import nn
 
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import Forward
-from robust_ext.evaluations.binarization.problems import draw_inner, draw_planted, fit, measure
+from robust_ext.evaluations.binarization.points import draw_candidates, draw_inner, farthest
+from robust_ext.evaluations.binarization.problems import fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.features import Split, split
@@ -67,8 +71,7 @@ def test_logits_span_the_range_of_the_network(network, digits, linf):
     settings = BinarizationSettings(threat_model=linf, inner_points=100)
     parts, _, problems = problems_of(network, digits[:3], settings)
     for i in range(3):
-        inner, planted = draw_inner(digits[i], i, settings, 100), draw_planted(digits[i], i, settings)
-        points = torch.cat([digits[i : i + 1], inner, planted])
+        points = torch.cat([digits[i : i + 1], draw_inner(digits[i], i, settings, 100), problems.planted[i]])
         module = problems.select([i]).classifier(parts.features, position=settings.boundary_position)
         with torch.no_grad():
             original, binary = network(points), module(points)
@@ -99,8 +102,26 @@ def test_points_do_not_depend_on_batch_order_or_number(digits, linf, inner):
     many = draw_inner(digits[3], 3, settings, 600)
     assert torch.equal(draw_inner(digits[3], 3, settings, 300), many[:300])
     assert not torch.equal(draw_inner(digits[3], 4, settings, 300), many[:300])
-    planted = draw_planted(digits[3], 3, replace(settings, boundary_points=5))
-    assert torch.equal(draw_planted(digits[3], 3, settings), planted[:1])
+    candidates = draw_candidates(digits[3], 3, replace(settings, boundary_points=5))
+    assert torch.equal(draw_candidates(digits[3], 3, settings), candidates[: settings.planted_candidates])
+
+
+@pytest.mark.parametrize("features", [(3,), (2, 40)])
+def test_what_is_planted_is_farthest_from_the_inner_points(features):
+    """Against scikit-learn, where inner points are more than features, and fewer."""
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.linspace(0.5, 2, math.prod(features)).view(features)
+    inner, candidates = (scales * torch.randn(n, *features, generator=generator) for n in (50, 12))
+    rows = inner.flatten(1).double().numpy()
+    oracle = EmpiricalCovariance().fit(rows)
+    floor = 1e-3 * (rows - rows.mean(0)).var() * np.eye(rows.shape[1])
+    apart = candidates.flatten(1).double().numpy() - oracle.location_
+    distances = np.einsum("if,fg,ig->i", apart, np.linalg.inv(oracle.covariance_ + floor), apart)
+    assert farthest(inner, candidates, 1) == [distances.argmax()]
+    assert farthest(inner, candidates, 3) == [start + distances[start : start + 4].argmax() for start in (0, 4, 8)]
+    assert farthest(inner, candidates, 12) == list(range(12))
+    still = torch.zeros_like(inner)
+    assert farthest(still, torch.stack([inner[0], 9 * inner[1]]), 1) == [1]
 
 
 def test_problems_do_not_depend_on_their_batch(network, digits, linf):
