@@ -58,17 +58,19 @@ def test_points_are_drawn_until_the_detector_agrees(network, digits, further, li
     for sample in range(8):
         drawn, again = (draw_accepted(digits[sample], sample, settings, defense) for _ in range(2))
         assert drawn.tries == again.tries > 0
-        if drawn.planted is None:
+        if drawn.candidates is None:
             continue
         found += 1
-        assert torch.equal(drawn.planted, again.planted)
-        assert (drawn.planted.shape, drawn.references.shape) == ((3, 1, 8, 8), (2, 1, 8, 8))
+        assert torch.equal(drawn.candidates, again.candidates)
+        count = len(drawn.candidates)
+        assert 3 <= count <= 3 * settings.planted_candidates
+        assert (drawn.candidates.shape[1:], drawn.references.shape) == ((1, 8, 8), (2, 1, 8, 8))
         clean = digits[sample : sample + 1]
-        assert bool(linf.contains(drawn.planted, clean.expand(3, -1, -1, -1)).all())
+        assert bool(linf.contains(drawn.candidates, clean.expand(count, -1, -1, -1)).all())
         far = linf.distance(drawn.references, clean.expand(2, -1, -1, -1))
         assert float(far.min()) > 1.02 * linf.epsilon
         assert float(far.max()) <= 1.75 * linf.epsilon + 1e-6
-        for points in (drawn.planted, drawn.references):
+        for points in (drawn.candidates, drawn.references):
             expected = Pattern.score_of(detector, Observation(points, points)) > detector.threshold
             assert bool((expected == inverted).all())
     assert found >= 4
@@ -86,7 +88,7 @@ def test_where_random_points_are_never_detected_an_attack_finds_some(network, di
     zeros = digits[network(digits).argmax(1) == 0][:3]
     settings = BinarizationSettings(threat_model=ThreatModel(norm="linf", epsilon=0.3), planting_tries=32, gap=0.0)
     drawn = [draw_accepted(x, i, settings, Defense(detector=detector, inverted=True)) for i, x in enumerate(zeros)]
-    planted = [one for one in drawn if one.planted is not None]
+    planted = [one for one in drawn if one.candidates is not None]
     assert "attack" in [one.source for one in planted]
     assert bool(detector.decide(torch.cat([one.planted for one in planted])).all())
     # In the regular test nobody is attacked; a detector that detects all there is leaves nothing to plant.
