@@ -90,11 +90,11 @@ def test_where_random_points_are_never_detected_an_attack_finds_some(network, di
     drawn = [draw_accepted(x, i, settings, Defense(detector=detector, inverted=True)) for i, x in enumerate(zeros)]
     planted = [one for one in drawn if one.candidates is not None]
     assert "attack" in [one.source for one in planted]
-    assert bool(detector.decide(torch.cat([one.planted for one in planted])).all())
+    assert bool(detector.decide(torch.cat([one.candidates for one in planted])).all())
     # In the regular test nobody is attacked; a detector that detects all there is leaves nothing to plant.
     detector.threshold = torch.tensor(-1e9)
     none = draw_accepted(zeros[0], 0, settings, Defense(detector=detector, inverted=False))
-    assert (none.planted, none.tries, none.source) == (None, 32, "random")
+    assert (none.candidates, none.tries, none.source) == (None, 32, "random")
 
 
 def test_both_tests_and_what_they_hold(network, digits, linf, pattern):
