@@ -26,7 +26,14 @@ class Rounded(nn.Module):
 
 def judged(attack, **options):
     x = torch.rand(12, 1, 6, 6, generator=torch.Generator().manual_seed(1))
-    options = {"inner_points": 50, "random_inner": 20, "random_corners": 20, "canaries": 0, **options}
+    options = {
+        "inner_points": 50,
+        "planted_candidates": 1,
+        "random_inner": 20,
+        "random_corners": 20,
+        "canaries": 0,
+        **options,
+    }
     return binarization_test(Rounded().eval(), attack, x, THREAT_MODEL, **options)
 
 

@@ -84,7 +84,7 @@ def test_logits_span_the_range_of_the_network(network, digits, linf):
 @pytest.mark.parametrize("threat_model", THREATS, ids=lambda t: t.norm)
 @pytest.mark.parametrize(("inner", "share"), [("uniform", 0.0), (0.3, 0.3), (1.0, 1.0)])
 def test_a_share_of_the_inner_points_are_corners_of_the_smaller_ball(digits, threat_model, inner, share):
-    settings = BinarizationSettings(threat_model=threat_model, inner=inner, gap=0.2)
+    settings = BinarizationSettings(threat_model=threat_model, inner=inner, gap=0.2, boundary="corners")
     points = draw_inner(digits[3], 3, settings, 600)
     assert ((points >= 0) & (points <= 1)).all()
     clean = digits[3].expand_as(points)
@@ -94,6 +94,9 @@ def test_a_share_of_the_inner_points_are_corners_of_the_smaller_ball(digits, thr
     corners = torch.tensor([len(move[move > 1e-6].mul(1e4).round().unique()) < 20 for move in moves])
     for count in (10, 100, 300, 600):
         assert int(corners[:count].sum()) == int(share * count)
+    # Uniform points in l2 are as long as those on the surface.
+    surface = replace(settings, boundary="surface").inner_corners
+    assert surface == (0 if threat_model.norm == "l2" else share)
 
 
 @pytest.mark.parametrize("inner", ["uniform", 0.3, 1.0])

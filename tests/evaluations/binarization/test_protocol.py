@@ -20,7 +20,7 @@ def test_strong_passes_and_weak_fail(network, digits, linf, pgd):
     assert result.attacks["nothing"]["score"] == 0
     assert {result.attacks[name]["verdict"] for name in ("tiny steps", "nothing")} == {"failed"}
     for attack in result.attacks.values():
-        assert 0.05 < attack["random_score"] < 0.5
+        assert attack["random_score"] < 0.15
         assert (attack["samples"], attack["not_separable"], attack["not_planted"]) == (64, 0, 0)
 
 
@@ -52,11 +52,11 @@ def test_an_easy_test_is_inconclusive(digits, judged, pgd):
 
 def test_passes_are_counted_by_hand(network, digits, linf, pgd):
     """Every row through the network: points, random draws, planted and clean re-checks, attack, verification."""
-    samples, inner, steps, canaries = 6, 30, 7, 2
-    settings = {"inner_points": inner, "canaries": canaries, "depths": (1,)}
+    samples, inner, candidates, steps, canaries = 6, 30, 5, 7, 2
+    settings = {"inner_points": inner, "planted_candidates": candidates, "canaries": canaries, "depths": (1,)}
     result = binarization_test(network, pgd(steps=steps), digits[:samples], linf, **settings)
     draws = sum(record["random_draws"] for record in result.records)
-    points, checks = samples * (1 + inner + 1), samples * 2
+    points, checks = samples * (1 + inner + candidates), samples * 2
     attacked = (samples + canaries) * (steps + 1)
     passes = {"forward": points + draws + checks + attacked, "backward": (samples + canaries) * steps}
     assert result.attacks["attack"]["passes"] == passes
