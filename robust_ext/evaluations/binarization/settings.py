@@ -33,8 +33,8 @@ class BinarizationSettings(ReadoutSettings):
     inner: float | str = setting(
         default=0.5,
         help="Share of the inner points that are corners of the smaller ball (l1: vertices, l2: sign directions), as "
-        'long as a planted corner; the others are uniform in it. ``"uniform"``: all of them, as in the paper, and always '
-        "in l2 where points are planted on the surface: uniform ones are as long as these.",
+        'long as a planted corner; the others are uniform in it. ``"uniform"``: all of them, as in the paper, and '
+        "always in l2 where points are planted on the surface: uniform ones are as long as these.",
         minimum=0,
         maximum=1,
         choices=("uniform",),
