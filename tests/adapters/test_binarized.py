@@ -116,7 +116,7 @@ def test_art_attacks_find_what_is_planted(in_art, name, settings):
     ("name", "settings"),
     [
         # On numpy 2, ART sends float64 in these two: a float32 network alone would raise.
-        ("HopSkipJump", {"norm": np.inf, "max_iter": 5, "max_eval": 100, "init_eval": 10, "init_size": 20}),
+        ("HopSkipJump", {"norm": np.inf, "max_iter": 5, "max_eval": 100, "init_eval": 10, "init_size": 500}),
         ("BoundaryAttack", {"max_iter": 20, "targeted": False}),
     ],
 )
