@@ -14,4 +14,4 @@ def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes(
     weak, right = judged("trapdoor", "weak", 48), judged("trapdoor", "right", 48)
     assert weak["verdict"] == "failed"
     assert right["verdict"] == "passed"
-    assert right["random_score"] <= 0.2
+    assert all(part["random_score"] <= 0.2 for part in right["tests"].values())
