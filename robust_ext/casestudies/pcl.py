@@ -64,7 +64,7 @@ class PrototypeConformity(CaseStudy):
         right_score=1.0,
         source="Zimmermann et al. 2022: APGD leaves .0816, FAB .0071",
     )
-    causes = ("saturated_loss", "short_path", "single_step_wins", "flat_loss")
+    causes = ("saturated_loss", "flat_loss")
     notes = (
         "The paper's APGD-CE passes and falls as kappa rises, where FAB, which looks for the boundary itself and not "
         "for a high loss, scores 1.0 at each; the margin, which does not saturate either, does as well here. The force "

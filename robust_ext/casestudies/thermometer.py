@@ -192,7 +192,7 @@ class Thermometer(CaseStudy):
         right_score="at least .95",
         source="Athalye et al. 2018 (obfuscated-gradients, README), trained adversarially; 0 without",
     )
-    causes = ("zero_gradient", "falls_behind", "unmoved")
+    causes = ("zero_gradient", "falls_behind")
     notes = (
         "LS-PGA is meant to take the sign of the gradient (LogitSpacePGA(signed=True)), and its published code takes "
         "the gradient itself: the logits hardly move, and the levels are those of one step. With the sign and 40 steps "

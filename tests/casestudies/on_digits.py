@@ -47,4 +47,4 @@ def judged(name, kind, samples=32, **options):
     result = robust_ext.binarization_test(
         parts, {kind: recipe.attack}, case.inputs[:samples], case.threat_model, **given
     )
-    return result.content["attacks"][0]
+    return {**result.content["attacks"][0], "findings": result.content["findings"]}
