@@ -57,4 +57,5 @@ def test_recipes_on_digits():
     assert judged("feature_scattering", "weak", samples=64)["verdict"] == "failed"
     right = judged("feature_scattering", "right", samples=64)
     assert right["verdict"] == "passed"
-    assert right["random_score"] < 0.2
+    # Uniform inner points leave it above .75 in the paper.
+    assert right["random_score"] < 0.5
