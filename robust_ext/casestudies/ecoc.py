@@ -176,8 +176,8 @@ class ErrorCorrectingCodes(CaseStudy):
     def right(self, threat_model: ThreatModel) -> Recipe:
         """APGD on the margin of the correlations."""
         return Recipe(
-            attack=ThroughCorrelations(attack=APGD(steps=100, loss="margin", restarts=2)),
-            words="APGD on the margin of plain correlations, 6 times 100 steps with true labels; the decoder "
+            attack=ThroughCorrelations(attack=APGD(steps=300, loss="margin", restarts=2)),
+            words="APGD on the margin of plain correlations, 6 times 300 steps with true labels; the decoder "
             "judges as it is",
         )
 
