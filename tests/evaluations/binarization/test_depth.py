@@ -19,7 +19,7 @@ from tests.evaluations.subjects import Pattern
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 TINY = {"inner_points": 20, "depths": (1, 1.25, 1.5, 4, 8), "canaries": 0, "seed": 3, "boundary": "surface"}
-TINY |= {"witness_steps": 10, "witness_queries": 30}
+TINY |= {"witness_steps": 10, "witness_queries": 30, "planted_candidates": 1, "inner": 0.5}
 APGD = "APGD-MARGIN"
 
 
