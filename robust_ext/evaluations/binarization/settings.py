@@ -34,7 +34,7 @@ class BinarizationSettings(ReadoutSettings):
         default=0.5,
         help="Share of the inner points that are corners of the smaller ball (l1: vertices, l2: sign directions), as "
         'long as a planted corner; the others are uniform in it. ``"uniform"``: all of them, as in the paper, and '
-        "always in l2 where points are planted on the surface: uniform ones are as long as these.",
+        "always in l1 and l2 where points are planted on the surface, beside which corners are too long.",
         minimum=0,
         maximum=1,
         choices=("uniform",),
@@ -195,7 +195,7 @@ class BinarizationSettings(ReadoutSettings):
     @property
     def inner_corners(self) -> float:
         """Share of the inner points that are corners of the smaller ball."""
-        even = self.threat_model.norm == "l2" and not self.corners
+        even = self.threat_model.norm != "linf" and not self.corners
         return 0.0 if isinstance(self.inner, str) or even else self.inner
 
     @property

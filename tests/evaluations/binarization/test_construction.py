@@ -94,9 +94,9 @@ def test_a_share_of_the_inner_points_are_corners_of_the_smaller_ball(digits, thr
     corners = torch.tensor([len(move[move > 1e-6].mul(1e4).round().unique()) < 20 for move in moves])
     for count in (10, 100, 300, 600):
         assert int(corners[:count].sum()) == int(share * count)
-    # Uniform points in l2 are as long as those on the surface.
+    # Uniform points in l1 and l2 are as long as those on the surface.
     surface = replace(settings, boundary="surface").inner_corners
-    assert surface == (0 if threat_model.norm == "l2" else share)
+    assert surface == (share if threat_model.norm == "linf" else 0)
 
 
 @pytest.mark.parametrize("inner", ["uniform", 0.3, 1.0])
