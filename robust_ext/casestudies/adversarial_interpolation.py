@@ -6,18 +6,16 @@ A network that is trained against single steps bends its features around them, s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.objectives import cross_entropy
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
+from robust_ext.casestudies.measuring import accuracy, attacked, loss_gradients
 from robust_ext.casestudies.networks import normalised_features
 from robust_ext.core.random import derive_seed, stream
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.defenses.training.loop import train_network
 
@@ -113,13 +111,6 @@ class AdversarialInterpolation(CaseStudy):
         """See :meth:`CaseStudy.measure`."""
         with torch.no_grad():
             logits = module(inputs)
-        target = Target(
-            module=module,
-            bounds=threat_model.bounds,
-            classes=logits.shape[1],
-            input_shape=tuple(inputs.shape[1:]),
-            device=inputs.device,
-        )
         attacks = {
             "one step": ObjectivePGD(algorithm="fgsm"),
             "the authors' recipe": _WEAK,
@@ -128,10 +119,8 @@ class AdversarialInterpolation(CaseStudy):
         }
         values = {"median of the largest probability": float(logits.softmax(1).amax(1).median())}
         for name, attack in attacks.items():
-            given: dict[str, Any] = {"threat_model": threat_model, "generator": stream(seed, self.title, name)}
-            points = attack.search(target, inputs, labels, **given)
-            with torch.no_grad():
-                values[f"accuracy under {name}"] = float((module(points).argmax(1) == labels).double().mean())
+            points = attacked(module, attack, inputs, labels, threat_model, seed=seed)
+            values[f"accuracy under {name}"] = accuracy(module, points, labels)
         values["cosine of gradients at inputs and at random points"] = self._alignment(
             module, inputs, labels, threat_model, seed=seed
         )
@@ -149,13 +138,8 @@ class AdversarialInterpolation(CaseStudy):
         """Mean cosine of gradients at inputs and at random points near them (Andriushchenko and Flammarion 2020)."""
         drawn = stream(derive_seed(seed, self.title, "alignment"))
         others = torch.cat([threat_model.sample_inner(x, 1, generator=drawn) for x in inputs])
-        gradients = []
-        for points in (inputs, others):
-            x = points.clone().requires_grad_(True)
-            with torch.enable_grad():
-                (gradient,) = torch.autograd.grad(cross_entropy(module(x), labels).sum(), x)
-            gradients.append(gradient.flatten(1))
-        return float(nn.functional.cosine_similarity(gradients[0], gradients[1]).mean())
+        here, there = (loss_gradients(module, points, labels) for points in (inputs, others))
+        return float(nn.functional.cosine_similarity(here, there).mean())
 
     def weak(self, threat_model: ThreatModel) -> Recipe:
         """See :meth:`CaseStudy.weak`."""

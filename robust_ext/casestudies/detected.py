@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
-from robust_ext.attacks.running import run_attack
+from robust_ext.casestudies.measuring import attacked
 from robust_ext.casestudies.networks import small_features
-from robust_ext.core.random import derive_seed, seeded_globals, stream
-from robust_ext.core.target import Target
+from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.threat import ThreatModel
 from robust_ext.defenses.training.loop import train_network
 from robust_ext.detectors.base import Detector
@@ -58,23 +57,6 @@ def train_plainly(module: DetectedNetwork, inputs: Tensor, labels: Tensor, *, ep
 def passes(inputs: Tensor, small: int, large: int) -> int:
     """Passes over the training images: of 8 x 8 there are few, and they cost little."""
     return small if inputs[0].numel() < 200 else large
-
-
-def attacked(
-    module: nn.Module, attack: Attack, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
-) -> Tensor:
-    """Candidates ``(N, ...)`` of an attack on the classifier alone."""
-    with torch.no_grad():
-        classes = module(inputs[:1]).shape[1]
-    target = Target(
-        module=module,
-        bounds=threat_model.bounds,
-        classes=classes,
-        input_shape=tuple(inputs.shape[1:]),
-        device=inputs.device,
-    )
-    generator = stream(seed, 0, "attacked")
-    return run_attack(attack, target, inputs, labels, threat_model=threat_model, generator=generator)
 
 
 def misclassified(

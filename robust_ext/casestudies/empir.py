@@ -19,7 +19,7 @@ from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Batch, NativeAttack
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
-from robust_ext.casestudies.detected import attacked
+from robust_ext.casestudies.measuring import attacked
 from robust_ext.casestudies.quantised import BITS, Members, Vote
 from robust_ext.casestudies.recipes import PredictedLabels
 from robust_ext.core.errors import AttackError, AttackRefusedError

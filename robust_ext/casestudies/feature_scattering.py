@@ -14,13 +14,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.objectives import margin
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
+from robust_ext.casestudies.measuring import accuracy, attacked
 from robust_ext.casestudies.networks import small_features
-from robust_ext.core.random import stream
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.defenses.training.loop import train_network
 
@@ -120,21 +118,12 @@ class FeatureScattering(CaseStudy):
         """How flat the outputs are, and how much higher APGD brings the margin than the authors' PGD."""
         with torch.no_grad():
             logits = module(inputs)
-        target = Target(
-            module=module,
-            bounds=threat_model.bounds,
-            classes=logits.shape[1],
-            input_shape=tuple(inputs.shape[1:]),
-            device=inputs.device,
-        )
-        largest, reached = logits.softmax(1).amax(1).median(), {}
-        weak, right = ObjectivePGD(steps=20, rel_step_size=0.25, best=True), APGD(steps=100, loss="margin")
-        for name, attack in (("weak", weak), ("right", right)):
-            generator = stream(seed, "measure", name)
-            found = attack.search(target, inputs, labels, threat_model=threat_model, generator=generator)
-            with torch.no_grad():
-                reached[name] = float((margin(module(found), labels) < 0).double().mean())
-        gap = reached["weak"] - reached["right"]
+        largest = logits.softmax(1).amax(1).median()
+        under = [
+            accuracy(module, attacked(module, attack, inputs, labels, threat_model, seed=seed), labels)
+            for attack in (ObjectivePGD(steps=20, rel_step_size=0.25, best=True), APGD(steps=100, loss="margin"))
+        ]
+        gap = under[0] - under[1]
         values = {"median largest probability": float(largest), "gap of robust accuracy": gap}
         words = (
             "The largest probability, which mixed labels hold near .5, and how much lower the accuracy is under APGD "

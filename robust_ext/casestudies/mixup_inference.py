@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.objectives import cross_entropy
 from robust_ext.attacks.objective_pgd import ObjectivePGD
-from robust_ext.attacks.running import run_attack
 from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
+from robust_ext.casestudies.measuring import accuracy, attacked, loss_gradients
 from robust_ext.casestudies.mixing import BareFeatures, MeanSoftmax, MixedFeatures
 from robust_ext.casestudies.networks import normalised_features
 from robust_ext.casestudies.recipes import ThroughOtherLogits
-from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.settings import settings_class
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.defenses.training.loop import train_network
 from robust_ext.models.eot import EoT
@@ -126,21 +123,13 @@ class MixupInference(CaseStudy):
     ) -> Measurement:
         """See :meth:`CaseStudy.measure`."""
         bare = nn.Sequential(BareFeatures(_mixing(module).features), module.get_submodule("1"))
-        target = Target(
-            module=module,
-            bounds=threat_model.bounds,
-            classes=len(_mixing(module).pool),
-            input_shape=tuple(inputs.shape[1:]),
-            device=inputs.device,
-        )
-        given: dict[str, Any] = {"threat_model": threat_model, "generator": stream(seed, self.title)}
-        points = run_attack(WithoutMixing(attack=_WEAK), target, inputs, labels, **given)
+        points = attacked(module, WithoutMixing(attack=_WEAK), inputs, labels, threat_model, seed=seed)
         with seeded_globals(derive_seed(seed, self.title, "mechanism")):
-            first, second = (_gradient(module, inputs, labels) for _ in range(2))
+            first, second = (loss_gradients(module, inputs, labels) for _ in range(2))
             with torch.no_grad():
                 agree = float((module(inputs).argmax(1) == module(inputs).argmax(1)).double().mean())
-                mixed, alone = (float((one(points).argmax(1) == labels).double().mean()) for one in (module, bare))
-        between = nn.functional.cosine_similarity(first, _gradient(bare, inputs, labels)).mean()
+                mixed, alone = (accuracy(one, points, labels) for one in (module, bare))
+        between = nn.functional.cosine_similarity(first, loss_gradients(bare, inputs, labels)).mean()
         return Measurement(
             values={
                 "accuracy of the bare network under the authors' recipe": alone,
@@ -185,11 +174,3 @@ def _mixing(module: nn.Module) -> MixedFeatures:
     found = module.get_submodule("0")
     assert isinstance(found, MixedFeatures)
     return found
-
-
-def _gradient(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Of cross-entropy, ``(N, D)``."""
-    x = inputs.clone().requires_grad_(True)
-    with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(cross_entropy(module(x), labels).sum(), x)
-    return gradient.flatten(1)

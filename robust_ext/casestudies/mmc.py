@@ -11,17 +11,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.objectives import cross_entropy
 from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.rows import NO_GRADIENTS, gradient_of, query
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Batch, NativeAttack, Step
 from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
+from robust_ext.casestudies.measuring import attacked, loss_gradients
 from robust_ext.casestudies.networks import small_features
 from robust_ext.core.errors import AttackError
-from robust_ext.core.random import stream
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.defenses.training.loop import train_network
 
@@ -140,23 +138,14 @@ class MaxMahalanobis(CaseStudy):
         """See :meth:`CaseStudy.measure`."""
         with torch.no_grad():
             before = module(inputs)
-        shape, classes = tuple(inputs.shape[1:]), before.shape[1]
-        target = Target(
-            module=module, bounds=threat_model.bounds, classes=classes, input_shape=shape, device=inputs.device
-        )
-        points = LeaveCentre(predicted=False).search(
-            target, inputs, labels, threat_model=threat_model, generator=stream(seed, self.title)
-        )
+        points = attacked(module, LeaveCentre(predicted=False), inputs, labels, threat_model, seed=seed)
         with torch.no_grad():
             after = module(points)
         kept = (after.argmax(1) == labels) & (before.argmax(1) == labels)
         own_before, own_after = (logits.gather(1, labels[:, None]).squeeze(1) for logits in (before, after))
         away = (own_after < own_before) & kept
-        x = inputs.clone().requires_grad_(True)
-        with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(cross_entropy(module(x), labels).sum(), x)
         share = float(away.sum() / kept.sum().clamp_min(1))
-        vanished = float((gradient.flatten(1).abs().amax(1) == 0).float().mean())
+        vanished = float((loss_gradients(module, inputs, labels) == 0).all(1).float().mean())
         return Measurement(
             values={
                 "share of kept labels farther from their centre": share,
