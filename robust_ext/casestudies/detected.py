@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
+from robust_ext.casestudies.base import CaseStudy, Measurement, Recipe
 from robust_ext.casestudies.measuring import attacked
 from robust_ext.casestudies.networks import small_features
 from robust_ext.core.random import derive_seed, seeded_globals
@@ -44,16 +46,6 @@ class DetectedNetwork(nn.Module):
         self.kept_inputs, self.kept_labels = inputs[rows].clone(), labels[rows].clone()
 
 
-def train_plainly(module: DetectedNetwork, inputs: Tensor, labels: Tensor, *, epochs: int = 0) -> None:
-    """Train by cross-entropy, and keep images; passes follow from the size of the images where left out."""
-
-    def loss(rows: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(module(inputs[rows]), labels[rows])
-
-    train_network(module, len(inputs), loss, epochs=epochs or passes(inputs, 30, 6), batch_size=32)
-    module.keep(inputs, labels)
-
-
 def passes(inputs: Tensor, small: int, large: int) -> int:
     """Passes over the training images: of 8 x 8 there are few, and they cost little."""
     return small if inputs[0].numel() < 200 else large
@@ -81,3 +73,52 @@ def seen_by(detector: Detector, clean: Tensor, candidates: Tensor, *, seed: int)
     above = (scores[:, None] > natural).double() + (scores[:, None] == natural).double() / 2
     limit = natural.quantile(0.95)
     return {"AUROC": float(above.mean()), "flagged": float((scores > limit).double().mean())}
+
+
+class DetectorStudy(CaseStudy):
+    """An ordinary network beside a detector, which a subclass makes; the right recipe is orthogonal PGD.
+
+    Attributes:
+        blind: The attack of the authors, which ignores the detector.
+        least_auroc: What the detector has to reach against it.
+        steps: Of orthogonal PGD.
+    """
+
+    blind: ClassVar[Attack]
+    least_auroc: ClassVar[float]
+    steps: ClassVar[int] = 100
+    causes: ClassVar[tuple[str, ...]] = ()
+
+    def build(self, shape: Sequence[int], classes: int) -> nn.Module:
+        """See :meth:`CaseStudy.build`."""
+        return DetectedNetwork(shape, classes)
+
+    def train(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> None:
+        """By cross-entropy."""
+
+        def loss(rows: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(module(inputs[rows]), labels[rows])
+
+        train_network(module, len(inputs), loss, epochs=passes(inputs, 30, 6), batch_size=32)
+        cast(DetectedNetwork, module).keep(inputs, labels)
+
+    def measure(
+        self, module: nn.Module, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
+    ) -> Measurement:
+        """How the blind attack looks to a detector that is fitted on images kept from the training."""
+        network = cast(DetectedNetwork, module)
+        detector = self.detector(network, network.kept_inputs, network.kept_labels, seed=seed)
+        assert detector is not None
+        candidates = misclassified(
+            module, self.blind, inputs, labels, threat_model, seed=derive_seed(seed, "blind candidates")
+        )
+        values = seen_by(detector, inputs, candidates, seed=seed)
+        words = f"AUROC of the candidates of {self.blind.name} against clean inputs, at least {self.least_auroc}"
+        return Measurement(values=values, present=values["AUROC"] >= self.least_auroc, words=words)
+
+    def right(self, threat_model: ThreatModel) -> Recipe:
+        """Orthogonal PGD."""
+        return Recipe(
+            attack=f"robust_ext:OrthogonalPGD(steps={self.steps})",
+            words="Orthogonal PGD on classifier and detector, one at a time and each without moving the other.",
+        )

@@ -6,25 +6,22 @@ Zimmermann et al. 2022, appendix A.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
-from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
-from robust_ext.casestudies.detected import DetectedNetwork, misclassified, seen_by, train_plainly
+from robust_ext.casestudies.base import Published, Recipe
+from robust_ext.casestudies.detected import DetectorStudy, misclassified
 from robust_ext.casestudies.recipes import PredictedLabels
-from robust_ext.core.random import derive_seed
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.ml_loo import MLLOODetector
 
-_BLIND = ObjectivePGD(algorithm="bim", steps=100, rel_step_size=0.025)
-_AUROC = 0.9
 _LAYERS = ["features.1", "features.3", "features"]
 
 
-class MLLOO(CaseStudy):
+class MLLOO(DetectorStudy):
     """An ordinary network beside a detector that blanks parts of its inputs."""
 
     title = "ML-LOO"
@@ -37,6 +34,8 @@ class MLLOO(CaseStudy):
         source="Zimmermann et al. 2022, section 4; the weak recipe scores .63 in the inverted test",
     )
     causes = ("predicted_labels",)
+    blind = ObjectivePGD(algorithm="bim", steps=100, rel_step_size=0.025)
+    least_auroc = 0.9
     settings: ClassVar[Mapping[str, Any]] = {"planting_tries": 300}
     notes = (
         "In the paper's test the detector for strong attacks has the threshold of the one for weak attacks, so that "
@@ -44,46 +43,20 @@ class MLLOO(CaseStudy):
         "values on MNIST) are blanked with grey instead of single values with black."
     )
 
-    def build(self, shape: Sequence[int], classes: int) -> nn.Module:
-        """See :meth:`CaseStudy.build`."""
-        return DetectedNetwork(shape, classes)
-
-    def train(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> None:
-        """By cross-entropy."""
-        train_plainly(cast(DetectedNetwork, module), inputs, labels)
-
     def detector(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> MLLOODetector:
         """Units of three layers, fitted to candidates of the blind attack on some images and to others as they are."""
         shape = tuple(inputs.shape[1:])
         epsilon = {8: "digits", 28: "mnist"}.get(shape[-1], "cifar10")
         threat_model = ThreatModel(norm="linf", epsilon=self.epsilons[epsilon])
         detector = MLLOODetector(module, layers=_LAYERS, fill=0.5, patch=max(1, shape[-1] // 7))
-        candidates = misclassified(module, _BLIND, inputs[:300], labels[:300], threat_model, seed=seed)
+        candidates = misclassified(module, self.blind, inputs[:300], labels[:300], threat_model, seed=seed)
         detector.fit(inputs[300:600], candidates)
         return detector
-
-    def measure(
-        self, module: nn.Module, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
-    ) -> Measurement:
-        """How blind BIM looks to the detector."""
-        network = cast(DetectedNetwork, module)
-        detector = self.detector(network, network.kept_inputs, network.kept_labels, seed=seed)
-        candidates = misclassified(module, _BLIND, inputs, labels, threat_model, seed=derive_seed(seed, "test"))
-        values = seen_by(detector, inputs, candidates, seed=seed)
-        words = f"AUROC of the candidates of blind BIM against clean inputs, at least {_AUROC}"
-        return Measurement(values=values, present=values["AUROC"] >= _AUROC, words=words)
 
     def weak(self, threat_model: ThreatModel) -> Recipe:
         """BIM on the classifier alone, with predicted labels."""
         return Recipe(
-            attack=PredictedLabels(attack=_BLIND),
+            attack=PredictedLabels(attack=self.blind),
             words="BIM on the cross-entropy, 100 steps of a fortieth of epsilon, with predicted labels, that ignores "
             "the detector",
-        )
-
-    def right(self, threat_model: ThreatModel) -> Recipe:
-        """Orthogonal PGD."""
-        return Recipe(
-            attack="robust_ext:OrthogonalPGD(steps=100)",
-            words="Orthogonal PGD on classifier and detector, one at a time and each without moving the other",
         )

@@ -7,24 +7,20 @@ Zimmermann et al. 2022, appendix A.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
-from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
-from robust_ext.casestudies.detected import DetectedNetwork, misclassified, seen_by, train_plainly
+from robust_ext.casestudies.base import Published, Recipe
+from robust_ext.casestudies.detected import DetectorStudy
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.odds import OddsDetector
 
-_BLIND = ObjectivePGD(steps=10, rel_step_size=0.2)
-# A detector that sees nothing has .5.
-_AUROC = 0.8
 
-
-class Odds(CaseStudy):
+class Odds(DetectorStudy):
     """An ordinary network beside a detector that adds noise to its inputs."""
 
     title = "Odds"
@@ -37,21 +33,14 @@ class Odds(CaseStudy):
         source="Zimmermann et al. 2022, section 4; accuracy with the detector under logit matching: notebook of Tramer "
         "et al. 2020 (.000 with expectation over noise)",
     )
-    causes = ()
+    blind = ObjectivePGD(steps=10, rel_step_size=0.2)
+    least_auroc = 0.8
     settings: ClassVar[Mapping[str, Any]] = {"planting_tries": 400, "detector_draws": 2}
     notes = (
         "The call of the test in the authors' code passes an argument that its harness lacks, and the strong attack "
         "averages over noise of 2/255 where the detector adds 30/255. Here the noise is 15/255, which a small network "
         "needs to classify noisy inputs."
     )
-
-    def build(self, shape: Sequence[int], classes: int) -> nn.Module:
-        """See :meth:`CaseStudy.build`."""
-        return DetectedNetwork(shape, classes)
-
-    def train(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> None:
-        """By cross-entropy."""
-        train_plainly(cast(DetectedNetwork, module), inputs, labels)
 
     def detector(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> OddsDetector:
         """Normal noise, and 128 draws: with few, points are detected in one call and not in the next."""
@@ -60,27 +49,9 @@ class Odds(CaseStudy):
             detector.fit(inputs[:1000], labels[:1000])
         return detector
 
-    def measure(
-        self, module: nn.Module, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
-    ) -> Measurement:
-        """How blind PGD looks to the detector."""
-        network = cast(DetectedNetwork, module)
-        detector = self.detector(network, network.kept_inputs, network.kept_labels, seed=seed)
-        candidates = misclassified(module, _BLIND, inputs, labels, threat_model, seed=seed)
-        values = seen_by(detector, inputs, candidates, seed=seed)
-        words = f"AUROC of the candidates of blind PGD against clean inputs, at least {_AUROC}"
-        return Measurement(values=values, present=values["AUROC"] >= _AUROC, words=words)
-
     def weak(self, threat_model: ThreatModel) -> Recipe:
         """PGD on the classifier alone."""
         return Recipe(
-            attack="robust_ext:ObjectivePGD(steps=10, rel_step_size=0.2)",
+            attack=self.blind,
             words="PGD on the cross-entropy, 10 steps of a fifth of epsilon, that ignores the detector",
-        )
-
-    def right(self, threat_model: ThreatModel) -> Recipe:
-        """Orthogonal PGD."""
-        return Recipe(
-            attack="robust_ext:OrthogonalPGD(steps=100)",
-            words="Orthogonal PGD on classifier and detector, one at a time and each without moving the other",
         )

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
-from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
-from robust_ext.casestudies.detected import DetectedNetwork, misclassified, passes, seen_by
+from robust_ext.casestudies.base import Measurement, Published, Recipe
+from robust_ext.casestudies.detected import DetectedNetwork, DetectorStudy, misclassified, passes, seen_by
 from robust_ext.core.random import stream
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.trapdoor import TrapdoorDetector
 from robust_ext.detectors.triggers import Triggers, make_triggers, train_epoch
 
-_BLIND = ObjectivePGD(steps=100, rel_step_size=0.08)
-_SUCCESS, _AUROC = 0.9, 0.8
+_SUCCESS = 0.9
 
 
 class TrapdoorNetwork(DetectedNetwork):
@@ -42,14 +41,16 @@ class TrapdoorNetwork(DetectedNetwork):
         return Triggers(self.masks, self.patterns)
 
 
-class Trapdoor(CaseStudy):
+class Trapdoor(DetectorStudy):
     """A network with trapdoors beside a detector that compares activations with those of triggered inputs."""
 
     title = "Trapdoor"
     source = "Shan, Wenger, Wang, Li, Zheng and Zhao 2020"
     published = Published(weak_score="< .95", right_score="< .95", source="Zimmermann et al. 2022, section 4")
     epsilons: ClassVar[Mapping[str, float]] = {"digits": 0.1, "mnist": 0.05, "cifar10": 8 / 255}
-    causes = ()
+    blind = ObjectivePGD(steps=100, rel_step_size=0.08)
+    least_auroc = 0.8
+    steps = 300
     settings: ClassVar[Mapping[str, Any]] = {"planting_tries": 2000}
     notes = (
         "In the authors' code the planted point is verified under one random mask of neurons and the attack judged "
@@ -89,25 +90,18 @@ class Trapdoor(CaseStudy):
         detector = TrapdoorDetector(network, layer="features")
         success = float(detector.fit(inputs, network.triggers).mean())
         detector.fit(network.kept_inputs, network.triggers)
-        candidates = misclassified(module, _BLIND, inputs, labels, threat_model, seed=seed)
+        candidates = misclassified(module, self.blind, inputs, labels, threat_model, seed=seed)
         values = {"success of triggers": success, **seen_by(detector, inputs, candidates, seed=seed)}
-        present = success >= _SUCCESS and values["AUROC"] >= _AUROC
+        present = success >= _SUCCESS and values["AUROC"] >= self.least_auroc
         words = (
             f"triggers decide the class of at least {_SUCCESS:.0%} of test inputs, and the AUROC of the candidates of "
-            f"blind PGD against clean inputs is at least {_AUROC}"
+            f"blind PGD against clean inputs is at least {self.least_auroc}"
         )
         return Measurement(values=values, present=present, words=words)
 
     def weak(self, threat_model: ThreatModel) -> Recipe:
         """PGD on the classifier alone."""
         return Recipe(
-            attack="robust_ext:ObjectivePGD(steps=100, rel_step_size=0.08)",
+            attack=self.blind,
             words="PGD on the cross-entropy, 100 steps of .08 epsilon, that ignores the detector",
-        )
-
-    def right(self, threat_model: ThreatModel) -> Recipe:
-        """Orthogonal PGD."""
-        return Recipe(
-            attack="robust_ext:OrthogonalPGD(steps=300)",
-            words="Orthogonal PGD on classifier and detector, one at a time and each without moving the other",
         )
