@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import robust_ext
@@ -34,7 +35,13 @@ def inputs():
 
 def test_every_block_is_run_here():
     counts = {page.name: len(blocks(page)) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if blocks(page)}
-    assert counts == {"README.md": 1, "CONTRIBUTING.md": 4, "libraries.md": 1, "binarization.md": 2}
+    assert counts == {
+        "README.md": 1,
+        "CONTRIBUTING.md": 4,
+        "libraries.md": 1,
+        "binarization.md": 2,
+        "case_studies.md": 1,
+    }
 
 
 def test_the_detector_runs_through_both_tests(tmp_path):
@@ -49,10 +56,18 @@ def test_the_detector_runs_through_both_tests(tmp_path):
     assert {*attack, *attack["tests"], *attack["tests"]["regular"]["planting"]} <= documented
 
 
+def test_a_case_study_is_trained():
+    names = {}
+    exec(blocks("docs/case_studies.md")[0], names)  # noqa: S102
+    with torch.no_grad():
+        right = names["defense"](names["inputs"]).argmax(1) == names["labels"]
+    assert right.float().mean() > 0.5
+
+
 def test_the_readout_separates_planted_points(tmp_path, inputs):
     file = tmp_path / "mine.py"
     file.write_text(blocks("docs/binarization.md")[1])
-    given = {"readout": f"{file}:Gaussian", "inner_points": 100, "depths": (1,)}
+    given = {"readout": f"{file}:Gaussian", "inner_points": 100, "planted_candidates": 1, "depths": (1,)}
     attacks = {"climbing": "robust_ext:APGD(steps=20, loss='margin')", "still": lambda model, x, y: x}
     found = robust_ext.binarization_test(digits_network(), attacks, inputs, LINF, **given).content["attacks"]
     assert {entry["name"]: entry["score"] for entry in found} == {"climbing": 1, "still": 0}

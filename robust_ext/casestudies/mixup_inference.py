@@ -153,8 +153,8 @@ class MixupInference(CaseStudy):
     def right(self, threat_model: ThreatModel) -> Recipe:
         """See :meth:`CaseStudy.right`."""
         return Recipe(
-            attack="robust_ext:APGD(steps=100, restarts=3, loss='margin')",
-            words="APGD on the difference of logits through the mixing, 100 steps from each of three starts; every "
+            attack="robust_ext:APGD(steps=200, restarts=5, loss='margin')",
+            words="APGD on the difference of logits through the mixing, 200 steps from each of five starts; every "
             "query is a mean over fresh mixes.",
         )
 

@@ -77,12 +77,12 @@ def run_demo(*, samples: int = 64, seed: int = 0, progress: bool = False) -> Bin
     strong = "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)"
     cases: list[tuple[str, nn.Module, dict[str, str]]] = [
         (
-            "plain network",
+            "a plain net",
             network,
-            {"PGD": strong, "PGD, tiny steps": "foolbox:LinfPGD(steps=20, rel_stepsize=0.005)"},
+            {"PGD": strong, "tiny steps": "foolbox:LinfPGD(steps=20, rel_stepsize=0.005)"},
         ),
-        ("logits x 1000", Saturated(network), {"PGD, CE loss": strong}),
-        ("rounded inputs", Rounded(network), {"PGD, no BPDA": strong}),
+        ("logits x 1000", Saturated(network), {"CE loss": strong}),
+        ("rounded inputs", Rounded(network), {"no BPDA": strong}),
     ]
     results = []
     for target, model, attacks in cases:

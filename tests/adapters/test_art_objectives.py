@@ -209,7 +209,9 @@ def test_preprocessing_and_clip_values_are_kept():
 def test_planted_classifiers_are_taken():
     network = small_network((1, 8, 8), 4)
     inside = art_classifier(network, (1, 8, 8), 4)
-    planted = BinarizedPyTorchClassifier.from_classifier(inside, small_batch(5, (1, 8, 8)).numpy(), eps=0.1)
+    x = small_batch(5, (1, 8, 8)).numpy()
+    easy = {"inner_points": 99, "inner": "uniform", "planted_candidates": 1}
+    planted = BinarizedPyTorchClassifier.from_classifier(inside, x, eps=0.1, **easy)
     attack = climb(objective_estimator(planted, "gini"), eps_step=0.01, max_iter=40)
     assert planted.score(attack.generate(planted.x, planted.y)) == 1.0
 

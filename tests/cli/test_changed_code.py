@@ -60,7 +60,7 @@ class Bright(Detector):
 }
 DIGITS = ["--data", "digits", "--no-progress", "--model", "{0}/net.py:make"]
 ATTACK = ["--attack", "{0}/attack.py:attack"]
-SMALL = ["--samples", "4", "--inner-points", "30", "--minimum-samples", "1", "--canaries", "0", "--eps", "0.1"]
+SMALL = ["--samples", "4", "--inner-points", "30", "--proven-rate", "0", "--canaries", "0", "--eps", "0.1"]
 WEAK = ["--eps", "0.1", "--samples", "4", "--steps", "1", "--queries", "2", "--repeats", "1", "--draws", "1"]
 FITTED = ["--train-samples", "60", "--adversarial-samples", "1", "--calibration-samples", "40"]
 ARMS = ["--arm", "linf:0.1={0}/attack.py:attack", "--arm", "linf:0.1=robust_ext:SelectivePGD(steps=2)"]

@@ -16,7 +16,7 @@ from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.demo.network import digits_network
 
 BASE = ["binarization", "--model", "digits", "--data", "digits", "--eps", "0.1", "--no-progress"]
-QUICK = ["--samples", "6", "--inner-points", "30", "--minimum-samples", "1", "--canaries", "2"]
+QUICK = ["--samples", "6", "--inner-points", "30", "--proven-rate", "0", "--canaries", "2"]
 
 MEAD = ["mead", "--model", "digits", "--data", "digits", "--samples", "12", "--resamples", "20", "--no-progress"]
 SIZES = ["--train-samples", "120", "--adversarial-samples", "60", "--calibration-samples", "60"]

@@ -29,7 +29,7 @@ DATA = ("--data", "digits", "--samples", "3", "--no-progress")
 MODEL = ("--model", "digits", *DATA)
 ACCURACY = ("robust-accuracy", "--eps", "0.1", "--attack", "robust_ext:APGD(steps=2)")
 BINARIZATION = (
-    *("binarization", *MODEL, "--eps", "0.1", "--inner-points", "20", "--minimum-samples", "1", "--canaries", "0"),
+    *("binarization", *MODEL, "--eps", "0.1", "--inner-points", "20", "--proven-rate", "0", "--canaries", "0"),
     *("--attack", "robust_ext:APGD(steps=2)"),
 )
 TRAINING = ("--train-samples", "30", "--calibration-samples", "30")

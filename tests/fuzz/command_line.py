@@ -21,7 +21,7 @@ COMMANDS = {
     "binarization": {
         **_RUN,
         **{"--eps": "0.1", "--attack": _APGD, "--inner-points": "10", "--random-inner": "2", "--random-corners": "2"},
-        **{"--canaries": "0", "--minimum-samples": "1"},
+        **{"--canaries": "0", "--proven-rate": "0"},
     },
     "mead": {
         **_RUN,

@@ -27,6 +27,10 @@ def records_of(folder):
     return (folder / "records.jsonl").read_bytes()
 
 
+# Witnesses that cost little: how many there are is nothing to these tests.
+FEW = {"witness_steps": 3, "witness_queries": 4}
+
+
 def test_an_interrupted_run_goes_on(tmp_path, tested, digits, pgd):
     calls = Mock()
 
@@ -34,15 +38,15 @@ def test_an_interrupted_run_goes_on(tmp_path, tested, digits, pgd):
         calls()
         return pgd(steps=3)(model, x, y, threat_model)
 
-    tested(fragile, digits[:20], out=tmp_path / "whole")
+    tested(fragile, digits[:20], out=tmp_path / "whole", **FEW)
     total = calls.call_count
     for fail_at in range(1, total + 1):
         calls.side_effect = [*[None] * (fail_at - 1), KeyboardInterrupt, *[None] * total]
         folder = tmp_path / f"broken{fail_at}"
         with pytest.raises(KeyboardInterrupt):
-            tested(fragile, digits[:20], out=folder)
+            tested(fragile, digits[:20], out=folder, **FEW)
         assert not (folder / "result.json").exists()
-        tested(fragile, digits[:20], out=folder)
+        tested(fragile, digits[:20], out=folder, **FEW)
         assert records_of(folder) == records_of(tmp_path / "whole")
 
 
