@@ -72,8 +72,8 @@ class AdversarialInterpolation(CaseStudy):
         clean=0.9025,
         claimed=0.687,
         true=0.3857,
-        weak_score="below .95",
-        right_score="below .95",
+        weak_score="< .95",
+        right_score="< .95",
         source="fra31/auto-attack, early README (accuracies); Zimmermann et al. 2022, figure 2 (scores)",
     )
     causes = ("falls_behind",)

@@ -83,8 +83,8 @@ class FeatureScattering(CaseStudy):
         clean=0.8998,
         claimed=0.606,
         true=0.3878,
-        weak_score="at least .95",
-        right_score="at least .95",
+        weak_score=">= .95",
+        right_score=">= .95",
         flagged=False,
         source="broken by AutoAttack (fra31/auto-attack, early README); R-ASR above .75",
     )

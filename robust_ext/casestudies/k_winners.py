@@ -43,8 +43,8 @@ class KWinners(CaseStudy):
         clean=0.7928,
         claimed=0.524,
         true=0.1799,
-        weak_score="below .95",
-        right_score="at least .95",
+        weak_score="< .95",
+        right_score=">= .95",
         source="adversarially trained, broken by AutoAttack (fra31/auto-attack, early README)",
     )
     causes = ("wrong_gradient", "gradient_free_wins", "random_wins")

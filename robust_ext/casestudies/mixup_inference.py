@@ -72,8 +72,8 @@ class MixupInference(CaseStudy):
     source = "Pang, Xu and Zhu, Mixup Inference: Better Exploiting Mixup to Defend Adversarial Attacks (2020)"
     epsilons = {"digits": 0.2, "mnist": 0.2, "cifar10": 8 / 255}  # noqa: RUF012
     published = Published(
-        weak_score="below .95",
-        right_score="below .95",
+        weak_score="< .95",
+        right_score="< .95",
         source="Zimmermann et al. 2022, figure 2; their improved recipe does not reach .95",
     )
     causes = ("transfer_wins", "falls_behind")

@@ -104,8 +104,8 @@ class MaxMahalanobis(CaseStudy):
         clean=0.936,
         claimed=0.46,
         true=0.005,
-        weak_score="below .95",
-        right_score="at least .95",
+        weak_score="< .95",
+        right_score=">= .95",
         source="robust-ml issue 10 (clean, claimed); Tramer et al. 2020, section 8 (true); scores: figures only",
     )
     epsilons = {"digits": 0.2, "mnist": 0.15, "cifar10": 8 / 255}  # noqa: RUF012

@@ -60,7 +60,7 @@ class PrototypeConformity(CaseStudy):
     published = Published(
         claimed=0.3232,
         true=0.0071,
-        weak_score="below .95",
+        weak_score="< .95",
         right_score=1.0,
         source="Zimmermann et al. 2022: APGD leaves .0816, FAB .0071",
     )

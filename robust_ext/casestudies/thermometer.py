@@ -188,8 +188,8 @@ class Thermometer(CaseStudy):
     epsilons: ClassVar[Mapping[str, float]] = {"digits": 0.2, "mnist": 0.2, "cifar10": 8 / 255}
     published = Published(
         true=0.3,
-        weak_score="below .95",
-        right_score="at least .95",
+        weak_score="< .95",
+        right_score=">= .95",
         source="Athalye et al. 2018 (obfuscated-gradients, README), trained adversarially; 0 without",
     )
     causes = ("zero_gradient", "falls_behind")
