@@ -46,7 +46,7 @@ def test_generated_files_are_current(script, files, needed):
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python .ci/{script}.py"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_type_checker_knows_the_keywords(tmp_path):
     pytest.importorskip("mypy")
     script = tmp_path / "user.py"

@@ -70,7 +70,7 @@ def test_attacks_on_predicted_labels_correct_errors():
 
 @pytest.mark.exhaustive
 def test_canaries_show_predicted_labels_and_the_attack_on_all_members_passes():
-    weak, right = judged("empir", "weak"), judged("empir", "right")
+    weak, right = judged("empir", "weak"), judged("empir", "right", 64)
     assert weak["canaries"]["repaired"] >= 2
     assert weak["verdict"] == "failed"
     assert right["verdict"] == "passed"

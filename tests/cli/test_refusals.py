@@ -155,6 +155,7 @@ def test_an_error_that_nobody_raised_on_purpose(main, monkeypatch):
     assert "Traceback" not in err
 
 
+@pytest.mark.exhaustive
 def test_attacks_where_torchvision_is_broken(tmp_path):
     """As where it was built for another release of torch: the list is shown, and AdversarialPatch states the reason."""
     package = tmp_path / "torchvision"
