@@ -8,9 +8,8 @@ from typing import Any
 
 from robust_ext.casestudies.base import CaseStudy, Measurement
 from robust_ext.engine.identity import versions
+from robust_ext.evaluations.binarization.verdict import REPAIRED
 
-# Rule 1 of the verdict: so many canaries repaired show an attack on predicted labels.
-_REPAIRED = 2
 _TEST = ("score", "score_interval", "random_score", "random_score_interval", "samples", "canaries", "depth", "depths")
 
 
@@ -90,7 +89,7 @@ def flagged_by(recipe: Mapping[str, Any], causes: Sequence[str]) -> str | None:
     """What shows that a recipe is not to be trusted: a refusal, canaries, the score, or a finding of its cause."""
     if recipe["refused"] is not None:
         return "refused"
-    if (recipe["canaries"] or {}).get("repaired", 0) >= _REPAIRED:
+    if (recipe["canaries"] or {}).get("repaired", 0) >= REPAIRED:
         return "canaries"
     if recipe["verdict"] == "failed":
         return "score"

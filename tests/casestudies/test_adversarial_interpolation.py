@@ -6,16 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import ThreatModel, binarization_test
-from robust_ext.casestudies.adversarial_interpolation import (
-    AdversarialInterpolation,
-    interpolated_inputs,
-    interpolated_labels,
-)
+from robust_ext import binarization_test
+from robust_ext.casestudies.adversarial_interpolation import interpolated_inputs, interpolated_labels
 from robust_ext.core.random import seeded_globals
-from robust_ext.datasets import load_dataset
-
-LINF = ThreatModel(norm="linf", epsilon=0.3)
+from tests.casestudies.on_digits import judged, measured, on_digits
 
 
 def test_labels_as_in_a_loop():
@@ -41,20 +35,22 @@ def test_inputs_go_to_their_partners_on_a_linear_map():
     torch.testing.assert_close(found, torch.maximum(torch.minimum(wanted, inputs + epsilon), inputs - epsilon))
 
 
-@pytest.fixture(scope="session")
-def trained():
-    train, test = load_dataset("digits", split="train"), load_dataset("digits")
-    study = AdversarialInterpolation()
-    return study, study.trained(*train.take(range(len(train)))), test.take(test.choose(64, seed=0))
+@pytest.mark.exhaustive
+def test_mechanism():
+    found = measured("adversarial_interpolation")
+    assert found.present, found.values
 
 
 @pytest.mark.exhaustive
-def test_mechanism_and_recipes(trained):
-    study, module, (inputs, labels) = trained
-    found = study.measure(module, inputs, labels, LINF, seed=0)
-    assert found.present, found.values
-    result = binarization_test(module, study.right(LINF).attack, inputs, LINF, depths=(1,))
-    assert result.verdict == "passed", str(result)
-    # A single step, against which the network is trained, misses what is there.
-    result = binarization_test(module, "robust_ext:ObjectivePGD(algorithm='fgsm')", inputs, LINF, depths=(1,))
-    assert result.verdict == "failed", str(result)
+def test_recipes():
+    weak, right = (judged("adversarial_interpolation", kind, 64) for kind in ("weak", "right"))
+    assert weak["verdict"] == "failed"
+    assert right["verdict"] == "passed"
+    assert right["random_score"] <= 0.2
+
+
+@pytest.mark.exhaustive
+def test_a_single_step_which_it_is_trained_against_misses_what_is_there():
+    case = on_digits("adversarial_interpolation")
+    fgsm = "robust_ext:ObjectivePGD(algorithm='fgsm')"
+    assert binarization_test(case.module, fgsm, case.inputs[:64], case.threat_model, depths=(1,)).verdict == "failed"

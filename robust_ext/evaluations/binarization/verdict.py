@@ -32,6 +32,8 @@ from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 VERDICTS = ("passed", "failed", "inconclusive")
+REPAIRED = 2
+"""So many canaries moved into the class of their label show an attack on predicted labels."""
 
 
 def judge(
@@ -61,7 +63,7 @@ def judge(
     interval = proportion_interval(found, samples, confidence=settings.confidence)
     random_interval = proportion_interval(random_found, samples, confidence=settings.confidence)
     rules, depth = Rules(settings, attacks), 1.0
-    if repaired >= 2:
+    if repaired >= REPAIRED:
         verdict = "failed"
         reason = (
             f"The attack moved {repaired} of {planted} misclassified canaries into the class of their label: it "
