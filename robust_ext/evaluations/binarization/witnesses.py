@@ -20,7 +20,7 @@ from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.square import Square
-from robust_ext.core.errors import AttackError
+from robust_ext.core.errors import AttackError, ModelError
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target, frozen
 from robust_ext.engine.verify import verify
@@ -109,8 +109,8 @@ def find_witnesses(
                 points = attack.search(
                     target, inputs, labels, threat_model=settings.threat_model, generator=stream(*key)
                 )
-            except AttackError as error:
-                # As where the model gives no gradients; there are others.
+            except (AttackError, ModelError) as error:
+                # As where no gradient comes back from the model, or from the mean of its draws; there are others.
                 logger.info("no witness by %s: %s", attack.name, error)
                 continue
             seed = derive_seed(*key, "verdict")

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import robust_ext
 from robust_ext.core.errors import InvalidArgumentError
@@ -147,6 +147,22 @@ def test_witnesses_are_not_rejected(network, digits, linf, inverted):
         assert bool(linf.contains(point[None], clean[sample][None]))
         assert witness.reach[sample] > 0.999
     assert sum(witness.reach.values()) > 0
+
+
+@pytest.mark.parametrize("cut", [Tensor.detach, Tensor.sign], ids=["detached", "sign"])
+def test_without_gradients_square_remains(linear, cut):
+    """Of features that no gradient comes back through, or one of zeros."""
+    (_, readout), inputs = linear
+
+    class Features(nn.Flatten):
+        def forward(self, x):
+            return cut(super().forward(x) - 0.5)
+
+    problems = plant((Features().eval(), readout), inputs, LINF, **TINY).problems
+    found = {
+        one.name: one for one in find_witnesses(Features().eval(), problems, BinarizationSettings(threat_model=LINF))
+    }
+    assert len(found["Square"].reach) == len(problems.samples) > 0
 
 
 def left(outcome="found", *, deepest=None, depths=(), **witnesses):
