@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from robust_ext.reports import findings
-from robust_ext.reports.plots import RANDOM, SCORE, Bar, bar_plot
+from robust_ext.reports.plots import RANDOM, SCORE, Bar, Drawing, bar_plot
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds
 
@@ -91,7 +91,7 @@ def _cost(result: Mapping[str, Any]) -> str:
     )
 
 
-def _bars(result: Mapping[str, Any]) -> str:
+def _bars(result: Mapping[str, Any]) -> Drawing:
     """Robust accuracy under each attack and under all, of the static model and of the defense."""
     names = ["clean", *(attack["name"] for attack in result["defended"]["attacks"]), "worst case"]
     static, defended = (

@@ -10,7 +10,7 @@ from robust_ext.engine.outcomes import LOST, OUTCOMES
 from robust_ext.reports import findings
 from robust_ext.reports.depth import depth_plots, depth_words
 from robust_ext.reports.hardness import calibration_plots, hardness_plots
-from robust_ext.reports.plots import RANDOM, REST, SCORE, Bar, bar_plot
+from robust_ext.reports.plots import RANDOM, REST, SCORE, Bar, Drawing, bar_plot
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import attack_title, interval, plain, seconds, share
 
@@ -120,7 +120,7 @@ def _row(attack: Mapping[str, Any], threshold: float, one_target: bool) -> Line:
     )
 
 
-def _score_plot(result: Mapping[str, Any]) -> str:
+def _score_plot(result: Mapping[str, Any]) -> Drawing:
     """Bars of every attack's test score and R-ASR, with their intervals and the threshold."""
     threshold = result["settings"]["threshold"]
 
@@ -143,7 +143,7 @@ def _score_plot(result: Mapping[str, Any]) -> str:
     )
 
 
-def _seconds_plot(result: Mapping[str, Any]) -> str:
+def _seconds_plot(result: Mapping[str, Any]) -> Drawing:
     """Stacked bars of every attack's seconds by phase, and what is left of the total."""
     rows = []
     for attack in result["attacks"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from robust_ext.reports.plots import INK, MUTED, RANDOM, SCORE, Bar, Curve, bar_plot, curve_plot, draw
+from robust_ext.reports.plots import INK, MUTED, RANDOM, SCORE, Bar, Curve, Drawing, bar_plot, curve_plot, draw
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import count, percent, plain
 
@@ -85,7 +85,7 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _score_plot(result: Mapping[str, Any]) -> str:
+def _score_plot(result: Mapping[str, Any]) -> Drawing:
     """Test scores of both recipes of every study, as in figure 2 of the paper."""
 
     def bar(recipe: Mapping[str, Any], colour: str, words: str) -> Bar:
@@ -106,7 +106,7 @@ def _score_plot(result: Mapping[str, Any]) -> str:
     return bar_plot(rows, axis="test score", label=label, prefix="scores", line=line)
 
 
-def _accuracy_plot(result: Mapping[str, Any]) -> str:
+def _accuracy_plot(result: Mapping[str, Any]) -> Drawing:
     """Robust accuracy against the test score, both recipes of a study joined, as in figure 4 of the paper."""
 
     def paint(axes: Any) -> None:
@@ -135,7 +135,7 @@ def _accuracy_plot(result: Mapping[str, Any]) -> str:
     return draw("accuracies", (4.2, 3.1), (0.6, 0.5, 3.4, 2.45), paint, label)
 
 
-def _random_plot(result: Mapping[str, Any]) -> str:
+def _random_plot(result: Mapping[str, Any]) -> Drawing:
     """Test score against R-ASR of all recipes."""
 
     def paint(axes: Any) -> None:
@@ -154,7 +154,7 @@ def _random_plot(result: Mapping[str, Any]) -> str:
     return draw("random", (4.2, 3.1), (0.6, 0.5, 3.4, 2.45), paint, label)
 
 
-def _hardness_plot(recipe: Mapping[str, Any], prefix: str) -> str:
+def _hardness_plot(recipe: Mapping[str, Any], prefix: str) -> Drawing | None:
     """Score and R-ASR against kappa, as in figure 3 of the paper; empty where nothing was judged at another one."""
     points = [
         (1 - row["kappa"], row["score"], row["random_score"])
@@ -162,6 +162,6 @@ def _hardness_plot(recipe: Mapping[str, Any], prefix: str) -> str:
         if row["kappa"] < 1
     ]
     if len(points) < 2:
-        return ""
+        return None
     curve = Curve(label="", points=points)
     return curve_plot([curve], _THRESHOLD, axis="1 - kappa", mark=None, prefix=prefix, rising=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from robust_ext.reports.plots import COLOURS, INK, MARKERS, MUTED, draw
+from robust_ext.reports.plots import COLOURS, INK, MARKERS, MUTED, Drawing, draw
 from robust_ext.reports.wording import attack_title, plain, shorten
 
 # Attacks in one plot; more would not be told apart.
@@ -20,7 +20,7 @@ def depth_words(attack: Mapping[str, Any]) -> str:
     return f"{depth:g}{'+' if depth == depths[-1]['depth'] else ''}"
 
 
-def depth_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def depth_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, Drawing]]:
     """A title and a plot for every few attacks with deeper problems; one title where one plot holds all."""
     attacks = [attack for attack in result["attacks"] if len(attack.get("depths") or []) > 1]
     groups = [attacks[start : start + _CURVES] for start in range(0, len(attacks), _CURVES)]
@@ -32,7 +32,7 @@ def depth_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield title, _plot(group, sorted(depths), f"depth-{number}")
 
 
-def _plot(attacks: Sequence[Mapping[str, Any]], depths: Sequence[float], prefix: str) -> str:
+def _plot(attacks: Sequence[Mapping[str, Any]], depths: Sequence[float], prefix: str) -> Drawing:
     """The share of samples that each attack solves at every depth, and the share that is proved to be solvable."""
     names: list[str] = []
 

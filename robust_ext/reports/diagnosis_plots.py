@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robust_ext.reports.plots import COLOURS, INK, MUTED, RANDOM, SCORE, draw
+from robust_ext.reports.plots import COLOURS, INK, MUTED, RANDOM, SCORE, Drawing, draw
 from robust_ext.reports.wording import plain, shorten
 
 # Key of a point of a curve, title and axis.
@@ -27,7 +27,7 @@ def plots(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _curves(shown: Sequence[Mapping[str, Any]], key: str, title: str, axis: str) -> str:
+def _curves(shown: Sequence[Mapping[str, Any]], key: str, title: str, axis: str) -> Drawing:
     """Means over the samples at their n-th query, of each attack, over the share of its queries."""
 
     def paint(axes: Any) -> None:
@@ -47,11 +47,11 @@ def _curves(shown: Sequence[Mapping[str, Any]], key: str, title: str, axis: str)
     return draw(f"curve-{key}", (3.9, 2.6), (0.6, 0.45, 3.15, 2.05), paint, f"{title} over an attack's queries")
 
 
-def _reach(attacks: Sequence[Mapping[str, Any]]) -> str:
+def _reach(attacks: Sequence[Mapping[str, Any]]) -> Drawing | None:
     """How far the farthest query of each sample lies from the input, a histogram of all attacks."""
     shown = [attack for attack in attacks if attack["reach"]][:_SHOWN]
     if not shown:
-        return ""
+        return None
     most = max(1.2, *(min(value, 3.0) for attack in shown for value in attack["reach"]))
 
     def paint(axes: Any) -> None:
@@ -64,14 +64,14 @@ def _reach(attacks: Sequence[Mapping[str, Any]]) -> str:
     return draw("reach", (3.9, 2.6), (0.6, 0.45, 3.15, 2.05), paint, "How far each sample's farthest query lies")
 
 
-def _layers(layers: Sequence[Mapping[str, Any]]) -> str:
+def _layers(layers: Sequence[Mapping[str, Any]]) -> Drawing | None:
     """The norm of the gradient at each layer's output, from the input on; a cross where it is exactly zero."""
     known = [one for one in layers if one["gradient_norm"] is not None and (one["leaf"] or one["fault"])]
     every = -(-len(known) // _LAYERS)
     known = [one for place, one in enumerate(known) if one["fault"] or place % every == 0]
     positive = [one["gradient_norm"] for one in known if one["gradient_norm"] > 0]
     if not positive:
-        return ""
+        return None
     low, high = min(positive) / 10, max(positive) * 3
     names = [shorten(plain(one["name"] or "the model"), 20) for one in known]
 

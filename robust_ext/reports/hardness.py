@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from robust_ext.reports.plots import Curve, curve_plot
+from robust_ext.reports.plots import Curve, Drawing, curve_plot
 from robust_ext.reports.wording import attack_title
 
 # Along what settings were varied, what the points of a curve have in common, and its label.
@@ -17,7 +17,7 @@ _AXES = (
 )
 
 
-def hardness_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def hardness_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, Drawing]]:
     """A title and a plot for every attack whose candidates were judged at other settings."""
     for number, attack in enumerate(result["attacks"]):
         curve = _curve("", attack["hardness"], "kappa")
@@ -29,7 +29,7 @@ def hardness_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield attack_title(attack), _plot(result, [curve], "kappa", mark, f"hardness-{number}")
 
 
-def calibration_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def calibration_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, Drawing]]:
     """A title and a plot for every attack and every axis along which its settings were varied."""
     calibration = result["calibration"] or {"chosen": None, "rows": ()}
     chosen = calibration["chosen"]
@@ -72,7 +72,7 @@ def _curve(label: str, rows: Sequence[Mapping[str, Any]], axis: str) -> Curve:
 
 def _plot(
     result: Mapping[str, Any], curves: Sequence[Curve], axis: str, mark: tuple[float, str] | None, prefix: str
-) -> str:
+) -> Drawing:
     words = "1 - kappa" if axis == "kappa" else axis.replace("_", " ")
     threshold = result["settings"]["threshold"]
     return curve_plot(curves, threshold, axis=words, mark=mark, prefix=prefix, rising=axis != "kappa")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from robust_ext.reports.mead_views import Group, Row, averages_of, largest_attribution, objectives, short_arm
-from robust_ext.reports.plots import COLOURS, INK, RANDOM, REST, SCORE, Bar, bar_plot, draw
+from robust_ext.reports.plots import COLOURS, INK, RANDOM, REST, SCORE, Bar, Drawing, bar_plot, draw
 from robust_ext.reports.wording import percent, seconds, shorten
 
 LINES = ("solid", "5 2", "5 2 1.2 2", "1.3 1.5")
@@ -24,7 +24,7 @@ def objective_styles(result: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     return {name: (COLOURS[place % 6], LINES[place % len(LINES)]) for place, name in enumerate(known)}
 
 
-def summary_plot(result: Mapping[str, Any]) -> str:
+def summary_plot(result: Mapping[str, Any]) -> Drawing:
     """Bars of every detector's mean AUROC, with that of its worst single objective as a diamond."""
     rows = []
     for detector in result["detectors"]:
@@ -42,7 +42,7 @@ def _auroc_bar(value: float | None, colour: str, **more: Any) -> Bar:
     return Bar(parts=[] if value is None else [(value, colour)], words=words, hatched=colour == RANDOM, **more)
 
 
-def roc_plot(rows: Sequence[tuple[str | None, Row]], styles: Styles, *, label: str, prefix: str) -> str:
+def roc_plot(rows: Sequence[tuple[str | None, Row]], styles: Styles, *, label: str, prefix: str) -> Drawing:
     """Curves of true over false positive rates; ``rows`` are objectives (None: all arms together) and their entries."""
 
     def paint(axes: Any) -> None:
@@ -68,7 +68,7 @@ def roc_plot(rows: Sequence[tuple[str | None, Row]], styles: Styles, *, label: s
 
 def attribution_plot(
     groups: Sequence[Group], arms: Mapping[str, Row], styles: Styles, detector: str, number: int
-) -> str:
+) -> Drawing:
     """A stacked bar a group: the attribution by objective past a detector, and the arm with the largest."""
     rows = []
     for group in groups:
@@ -85,7 +85,7 @@ def attribution_plot(
     return bar_plot(rows, axis=axis, label=label, prefix=f"attribution-{number}", beside=_BESIDE)
 
 
-def white_box_plot(groups: Sequence[Group], detector: str, number: int) -> str:
+def white_box_plot(groups: Sequence[Group], detector: str, number: int) -> Drawing:
     """For every group the AUROC of blind arms against a detector, and with white-box arms besides."""
 
     def bar(row: Row | None, colour: str) -> Bar:
@@ -98,7 +98,7 @@ def white_box_plot(groups: Sequence[Group], detector: str, number: int) -> str:
     return bar_plot(rows, axis="AUROC, per cent", label=label, prefix=prefix, line=(0.5, ""), beside=_BESIDE)
 
 
-def cost_plot(result: Mapping[str, Any]) -> str:
+def cost_plot(result: Mapping[str, Any]) -> Drawing:
     """Bars of the seconds of every group of arms and of every detector's scoring."""
     attacks: dict[str, float] = {}
     for arm in result["arms"]:

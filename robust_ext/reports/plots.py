@@ -83,7 +83,7 @@ def bar_plot(
     limit: float = 1.0,
     line: tuple[float, str] | None = None,
     beside: float = 0.0,
-) -> str:
+) -> Drawing:
     """Rows of bars as SVG, each with a name above it, or to its left, where ``beside`` is a width in inches.
 
     Shares are written in per cent where the words of the axis, which ends at ``limit``, end so. ``line`` is a value
@@ -144,7 +144,7 @@ def _paint_bar(axes: Any, bar: Bar, place: float) -> None:
 
 def curve_plot(
     curves: Sequence[Curve], threshold: float, *, axis: str, mark: tuple[float, str] | None, prefix: str, rising: bool
-) -> str:
+) -> Drawing:
     """Score and R-ASR over a logarithmic axis, harder to the right, as SVG; ``rising``: larger positions are harder.
 
     ``threshold`` is the score needed to pass, ``mark`` a position to mark and the words for it.
@@ -210,35 +210,80 @@ def draw(
     paint: Callable[[Any], None],
     label: str,
     names: Sequence[str] = (),
-) -> str:
-    """What ``paint`` draws on the axes in ``box``, in inches as ``size`` is, as an SVG element without a fixed size.
+) -> Drawing:
+    """What ``paint`` draws on axes in ``box``, in inches as ``size`` is; see :class:`Drawing`."""
+    return Drawing(prefix=prefix, size=size, box=box, paint=paint, label=label, names=names)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawing:
+    """A plot that is not drawn yet: a page draws it as SVG, a notebook on axes of its own.
 
     The prefix stands before every identifier, because all plots of a page share one name space. ``paint`` may fill
     ``names``, and writes ``name-0``, ``name-1``, ... where one belongs. The label is for readers who do not see it.
     """
-    try:
-        import matplotlib.style
-        from markupsafe import Markup
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError('Plots in a report need matplotlib: pip install "robust-ext[cli]"') from error
 
-    file = io.StringIO()
-    # The defaults first: a page does not depend on the reader's own matplotlib configuration.
-    with matplotlib.style.context(["default", {**_STYLE, "svg.hashsalt": prefix}]):
-        figure = Figure(figsize=size)
-        left, bottom, width, height = box
-        paint(figure.add_axes((left / size[0], bottom / size[1], width / size[0], height / size[1])))
-        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
-    # Comments repeat the texts, and the style sheet would hold for the whole page.
-    svg = re.sub(r"<!--.*?-->|<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
-    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    opened = f'{spaces} role="img" aria-label="{html.escape(label)}">'
-    # A function, as a backslash in the label would be read as an escape.
-    svg = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', lambda match: f"<svg {match[1]} {opened}", svg, count=1)
-    svg = re.sub(r">name-(\d+)<", lambda match: f">{html.escape(names[int(match[1])])}<", svg)
-    return Markup(svg.strip())
+    prefix: str
+    size: tuple[float, float]
+    box: tuple[float, float, float, float]
+    paint: Callable[[Any], None]
+    label: str
+    names: Sequence[str] = ()
+
+    def __html__(self) -> str:
+        """An SVG element without a fixed size, which is how a template writes it."""
+        file = io.StringIO()
+        # The defaults first: a page does not depend on the reader's own matplotlib configuration.
+        with _matplotlib().style.context(["default", {**_STYLE, "svg.hashsalt": self.prefix}]):
+            figure = _matplotlib().figure.Figure(figsize=self.size)
+            self.paint(figure.add_axes(self._box))
+            metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+            figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+        svg = file.getvalue()
+        svg = svg[svg.index("<svg") :]
+        # Comments repeat the texts, and the style sheet would hold for the whole page.
+        svg = re.sub(r"<!--.*?-->|<style.*?</style>", "", svg, flags=re.DOTALL)
+        svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.prefix}-", svg)
+        spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+        opened = f'{spaces} role="img" aria-label="{html.escape(self.label)}">'
+        # A function, as a backslash in the label would be read as an escape.
+        svg = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', lambda match: f"<svg {match[1]} {opened}", svg, count=1)
+        return re.sub(r">name-(\d+)<", lambda match: f">{html.escape(self.names[int(match[1])])}<", svg).strip()
+
+    def on(self, axes: Any = None) -> Any:
+        """Draw on matplotlib axes; returns them.
+
+        Left out, they are those of a new figure of pyplot. Dark lines take the reader's colour of text.
+        """
+        matplotlib = _matplotlib()
+        if axes is None:
+            from matplotlib import pyplot
+
+            axes = pyplot.figure(figsize=self.size).add_axes(self._box)
+        with matplotlib.rc_context({"font.size": _STYLE["font.size"]}):
+            self.paint(axes)
+        shown = [*axes.texts, *(() if (legend := axes.get_legend()) is None else legend.get_texts())]
+        for text in shown:
+            if named := re.fullmatch(r"name-(\d+)", text.get_text()):
+                text.set(text=self.names[int(named[1])], parse_math=False)
+        ink = matplotlib.rcParams["text.color"]
+        for artist in (*axes.lines, *axes.collections, *axes.texts):
+            if matplotlib.colors.same_color(artist.get_color() if hasattr(artist, "get_color") else MUTED, INK):
+                artist.set_color(ink)
+        return axes
+
+    @property
+    def _box(self) -> tuple[float, float, float, float]:
+        """The place of the axes, as shares of the figure."""
+        (left, bottom, width, height), size = self.box, self.size
+        return left / size[0], bottom / size[1], width / size[0], height / size[1]
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib.colors
+        import matplotlib.figure
+        import matplotlib.style
+    except ImportError as error:
+        raise MissingDependencyError('Plots need matplotlib: pip install "robust-ext[cli]"') from error
+    return matplotlib

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from robust_ext.reports import findings
-from robust_ext.reports.plots import COLOURS, INK, MARKERS, MUTED, draw
+from robust_ext.reports.plots import COLOURS, INK, MARKERS, MUTED, Drawing, draw
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds
 
@@ -88,7 +88,7 @@ def _style(number: int) -> tuple[str, str]:
     return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
 
 
-def _curves(result: Mapping[str, Any]) -> str:
+def _curves(result: Mapping[str, Any]) -> Drawing:
     """Robust accuracy over epsilon of every attack, and the worst case with its intervals, as SVG."""
 
     def paint(axes: Any) -> None:
