@@ -10,6 +10,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import NORMS, ThreatModel, check_epsilon
 from robust_ext.core.validation import check_choice, check_name
 from robust_ext.registry.attack import as_attack
+from robust_ext.reports.wording import typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +62,12 @@ class Arm:
     @property
     def group(self) -> str:
         """The arms it is judged with: those of its norm and epsilon; without an epsilon it is alone."""
-        return self.short if self.epsilon is None else f"{self.norm} {self.epsilon:g}"
+        return self.short if self.epsilon is None else f"{self.norm} {typed(self.epsilon, 'g')}"
 
     @property
     def name(self) -> str:
         """Unlike those of other arms of a suite."""
-        return self.short if self.epsilon is None else f"{self.short} {self.norm} {self.epsilon:g}"
+        return self.short if self.epsilon is None else f"{self.short} {self.norm} {typed(self.epsilon, 'g')}"
 
     def threat_model(self, *, bounds: tuple[float, float], values: int) -> ThreatModel:
         """What the attack is given for inputs of so many values; without a budget, it may go anywhere in the bounds."""

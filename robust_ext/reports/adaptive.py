@@ -8,7 +8,7 @@ from typing import Any
 from robust_ext.reports import findings
 from robust_ext.reports.plots import RANDOM, SCORE, Bar, Drawing, bar_plot
 from robust_ext.reports.text import Line, paragraph, table
-from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds
+from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds, typed
 
 _SIDES = ("static", "defended")
 _TITLES = {"static": "Worst case of the static model", "defended": "Worst case of the defense"}
@@ -79,7 +79,7 @@ def _opening(result: Mapping[str, Any]) -> str:
     about = f" ({', '.join(kinds)})" if kinds else ""
     return (
         f"Robust accuracy in per cent of the static model and of the defense {plain(result['defense'])}{about}: "
-        f"{result['samples']} samples, {result['norm']}, epsilon {result['epsilon']:.4g}."
+        f"{result['samples']} samples, {result['norm']}, epsilon {typed(result['epsilon'])}."
     )
 
 

@@ -9,7 +9,7 @@ from robust_ext.core.printable import printable
 from robust_ext.reports import findings
 from robust_ext.reports.diagnosis_plots import plots
 from robust_ext.reports.text import Line, paragraph, table
-from robust_ext.reports.wording import accuracy, count, interval, percent, plain, rests_on, seconds
+from robust_ext.reports.wording import accuracy, count, interval, percent, plain, rests_on, seconds, typed
 
 # What a finding about a model says of it in a word or two, and what is so without it.
 _BEHAVIOUR = (
@@ -103,8 +103,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     if not result["attacks"]:
         return []
     found = [
-        f"Robust accuracy in per cent at epsilon {result['epsilon']:.4g} in {result['norm']}; test score and R-ASR of "
-        "a short binarization test: the shares of planted examples that the attack and random search find."
+        f"Robust accuracy in per cent at epsilon {typed(result['epsilon'])} in {result['norm']}; test score and R-ASR "
+        "of a short binarization test: the shares of planted examples that the attack and random search find."
     ]
     for attack in result["attacks"]:
         if attack["not_planted"] is not None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from robust_ext.reports import findings, mead_plots, mead_views
 from robust_ext.reports.mead_views import Group, Row
-from robust_ext.reports.wording import percent, plain
+from robust_ext.reports.wording import percent, plain, typed
 
 _LOW, _MIDDLE, _HIGH = (224, 130, 60), (247, 247, 247), (92, 160, 208)
 """Colours of AUROC 0, 0.5 and 1: told apart by colour-blind readers, and light enough for dark text."""
@@ -134,7 +134,7 @@ def _heat_map(norm: str | None, pairs: list[tuple[Row, Row]]) -> HeatMap:
         rows.setdefault(name, {})[place] = _cell(arm, numbers)
     return HeatMap(
         norm=norm,
-        columns=tuple("-" if epsilon is None else f"{epsilon:.4g}" for epsilon in columns),
+        columns=tuple("-" if epsilon is None else typed(epsilon) for epsilon in columns),
         rows=tuple((name, tuple(cells.get(epsilon) for epsilon in columns)) for name, cells in rows.items()),
     )
 

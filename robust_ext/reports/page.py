@@ -26,7 +26,7 @@ def render(template: str, context: Mapping[str, Any], examples: Sequence[Example
         trim_blocks=True,
         lstrip_blocks=True,
         # Markup is a subclass of str and passes; a name with a control character or half a surrogate is made printable.
-        finalize=lambda value: wording.plain(value) if type(value) is str else value,
+        finalize=lambda value: wording.retyped(wording.plain(value)) if type(value) is str else value,
     )
     environment.globals["OUTCOMES"] = OUTCOMES
     filters = (
@@ -37,6 +37,7 @@ def render(template: str, context: Mapping[str, Any], examples: Sequence[Example
         wording.accuracy,
         wording.outcomes,
         wording.count,
+        wording.typed,
     )
     environment.filters.update({word.__name__: word for word in filters})
     environment.filters.update(title_of=wording.attack_title, setting=_setting, code=_code)
@@ -61,4 +62,4 @@ def _code(text: str) -> str:
     """Lines as they are, with their indentation."""
     from markupsafe import escape
 
-    return escape(printable(text))
+    return escape(wording.retyped(printable(text)))

@@ -10,7 +10,7 @@ from typing import Any
 from robust_ext.reports import findings
 from robust_ext.reports.plots import COLOURS, INK, MARKERS, MUTED, Drawing, draw
 from robust_ext.reports.text import Line, paragraph, table
-from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds
+from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds, typed
 
 
 def text(result: Mapping[str, Any]) -> str:
@@ -20,7 +20,7 @@ def text(result: Mapping[str, Any]) -> str:
     best`` is how far an attack's robust accuracy lies above that of the best single attack: the mean over budgets, and
     the maximum. Below is what the worst case rests on, and warnings.
     """
-    epsilons = [f"{row['epsilon']:.4g}" for row in result["worst_case"]]
+    epsilons = [typed(row["epsilon"]) for row in result["worst_case"]]
     rows: list[Line] = [("attack", *epsilons, "above best", "median", "seconds")]
     for attack in result["attacks"]:
         rows.append(
@@ -79,7 +79,8 @@ def _meaning(result: Mapping[str, Any]) -> list[str]:
 def _rests_on(result: Mapping[str, Any]) -> list[str]:
     """What the worst case rests on at each budget, in sentences."""
     found = (
-        rests_on(row, result["samples"], f"Worst case at epsilon {row['epsilon']:.4g}") for row in result["worst_case"]
+        rests_on(row, result["samples"], f"Worst case at epsilon {typed(row['epsilon'])}")
+        for row in result["worst_case"]
     )
     return [sentence for sentence in found if sentence]
 
@@ -103,11 +104,22 @@ def _curves(result: Mapping[str, Any]) -> Drawing:
         axes.fill_between(xs, low, high, color=MUTED, alpha=0.16, linewidth=0)
         axes.plot(xs, [100 * row["robust_accuracy"] for row in worst], color=INK, linewidth=2.2, linestyle=(0, (4, 2)))
         axes.set(ylim=(0, 102), xlim=(0, max(xs) * 1.02))
+        ticks = _ticks(xs)
+        axes.set_xticks(ticks, list(map(typed, ticks)))
         axes.set(xlabel=f"epsilon ({result['norm']})", ylabel="robust accuracy, per cent")
         axes.grid(visible=True)
 
     label = "Robust accuracy over epsilon of each attack, and the worst case over all of them"
     return draw("curves", (6.6, 3.5), (0.6, 0.5, 5.85, 2.85), paint, label)
+
+
+def _ticks(epsilons: Sequence[float]) -> list[float]:
+    """0 and those of the budgets whose labels do not touch."""
+    ticks = [0.0]
+    for epsilon in sorted(epsilons):
+        if epsilon - ticks[-1] >= max(epsilons) / 12:
+            ticks.append(epsilon)
+    return ticks
 
 
 def _median(distances: Sequence[float | None] | None) -> str:

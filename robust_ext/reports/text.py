@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from robust_ext.core.printable import printable
-from robust_ext.reports.wording import shorten
+from robust_ext.reports.wording import retyped, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -33,7 +33,7 @@ def table(rows: Sequence[Line], *, words: Collection[int], width: int = WIDTH) -
     from rich.table import Table
     from rich.text import Text
 
-    rows = [tuple(map(printable, row)) for row in rows]
+    rows = [tuple(retyped(printable(cell)) for cell in row) for row in rows]
     grid = Table(box=Box(_BOX), show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
     for column, title in enumerate(rows[0]):
         if column in words:
@@ -49,7 +49,7 @@ def paragraph(text: str) -> list[str]:
     """``text`` as lines of at most :data:`WIDTH` columns, later ones indented."""
     from rich.text import Text
 
-    first, *others = _lines(Text(" ".join(printable(text).split())), WIDTH - 2) or [""]
+    first, *others = _lines(Text(" ".join(retyped(printable(text)).split())), WIDTH - 2) or [""]
     return [first, *(f"  {line}" for line in others)]
 
 

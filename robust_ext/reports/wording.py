@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,33 @@ from robust_ext.engine.outcomes import OUTCOMES
 def plain(text: object) -> str:
     """``text`` on one line, with what cannot be printed (controls, lone surrogates) written as escapes."""
     return printable(" ".join(str(text).split()))
+
+
+def typed(value: float, otherwise: str = ".4g") -> str:
+    """A number as it is typed: ``k/255`` where it is exactly that and no short decimal, or in the format ``otherwise``.
+
+    Example:
+        >>> typed(8 / 255), typed(51 / 255), typed(0.0314), typed(2.0)
+        ('8/255', '0.2', '0.0314', '2')
+    """
+    over = round(255 * value) if abs(value) < 1e4 else 0
+    exact = over / 255 == value and float(f"{value:.6g}") != value
+    return f"{over}/255" if exact else format(value, otherwise)
+
+
+def retyped(text: str) -> str:
+    """``text`` with long decimals that are exactly ``k/255`` written so, which every option and file takes too.
+
+    Example:
+        >>> retyped("foolbox:LinfPGD(abs_stepsize=0.00784313725490196, steps=40)")
+        'foolbox:LinfPGD(abs_stepsize=2/255, steps=40)'
+    """
+    return re.sub(r"(?<![\w.])\d+\.\d{8,}(?:e-\d+)?(?![\w.])", lambda found: _retyped(found[0]), text)
+
+
+def _retyped(number: str) -> str:
+    shown = typed(float(number))
+    return shown if "/" in shown else number
 
 
 def shorten(text: str, width: int) -> str:

@@ -21,6 +21,7 @@ from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.indicators import find_attack_faults, most_likely
 from robust_ext.evaluations.causes.probes import ModelProbe, probe_model
 from robust_ext.reports.findings import remedy, sentence
+from robust_ext.reports.wording import typed
 
 Probe = Callable[[], ModelProbe]
 _Key = tuple[str | None, str, str | None]
@@ -144,7 +145,7 @@ def _once(found: Sequence[Finding], faults: Mapping[Attacked, Sequence[Finding]]
     for finding in ranked([*found, *chain.from_iterable(faults.values())]):
         once.setdefault(_key(finding), finding)
     return [
-        replace(finding, evidence=(*finding.evidence, f"At epsilon {', '.join(f'{at:.4g}' for at in budgets[key])}."))
+        replace(finding, evidence=(*finding.evidence, f"At epsilon {', '.join(map(typed, budgets[key]))}."))
         if key in budgets and runs[key[0]] > 1
         else finding
         for key, finding in once.items()

@@ -6,6 +6,7 @@ from robust_ext.evaluations.causes import remedies
 from robust_ext.evaluations.causes.evidence import Case, Sample, number, typical
 from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.causes.gradients import MOSTLY
+from robust_ext.reports.wording import typed
 
 # A ball that is smaller than the threat model's by less than this is no other scale, but a margin of safety.
 OTHER_BALL = 0.8
@@ -119,7 +120,7 @@ def _scaled(case: Case, rows: list[Sample], ratio: float) -> Finding:
         f"It was given an epsilon of another scale: {number(ratio)} times that of the threat model{known}.",
         rows,
         f"{case.part(rows)} {where} {number(ratio)} epsilon, that is "
-        f"{number(ratio * epsilon)} where the threat model has {number(epsilon)}, however many steps they took.",
+        f"{number(ratio * epsilon)} where the threat model has {typed(epsilon)}, however many steps they took.",
         remedies=remedies.for_epsilon(case.attack, case.threat_model),
     )
 

@@ -16,6 +16,7 @@ from robust_ext.evaluations.causes.rewriting import (
     AttackCall,
     call_of,
 )
+from robust_ext.reports.wording import typed
 
 # Draws that are averaged over: where gradients are noise, fewer leave them so.
 DRAWS = 16
@@ -104,7 +105,7 @@ def for_epsilon(attack: Attack, threat_model: ThreatModel) -> tuple[Remedy, ...]
             **{name: None if call.defaults is not None else epsilon, **_step_along(call, name, threat_model)}
         )
         return (Remedy(words=f"Leave {name} to the threat model.", attack=text),)
-    code = f"def attack(model, x, y, epsilon): ...  # is given {epsilon:.4g}, in the units of the inputs"
+    code = f"def attack(model, x, y, epsilon): ...  # is given {typed(epsilon)}, in the units of the inputs"
     words = "Take epsilon from the threat model, in the units of the inputs."
     return Remedy(words=words, code=code), _projected(attack)
 
