@@ -13,7 +13,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import trial_settings
 from robust_ext.core.specification import check_keywords, did_you_mean
 from robust_ext.registry.attack import as_attack
-from robust_ext.registry.base import AdaptedModel, Adapter, AttackListing
+from robust_ext.registry.base import Adapter, AttackListing
 
 
 class OwnAdapter(Adapter):
@@ -48,10 +48,6 @@ class OwnAdapter(Adapter):
         if not isinstance(attack, type) or attack not in (*ATTACKS, AdaptedAttack):
             return None
         return self.build_attack(attack.__name__, check_settings(settings), name=name or attack.__name__)
-
-    def adapt_model(self, model: object) -> AdaptedModel | None:
-        """None: models of this project are modules."""
-        return None
 
 
 ADAPTER = OwnAdapter()

@@ -155,10 +155,12 @@ def test_a_third_party_adapter_is_found(broken, tmp_path):
     (info / "entry_points.txt").write_text("[robust_ext.adapters]\nmylibrary = stranger:ADAPTER\n")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import robust_ext; print(robust_ext.as_attack('mylibrary:Nothing(a=1)'))"
+        "import robust_ext; print(robust_ext.as_attack('mylibrary:Nothing(a=1)'))\n"
+        "print(robust_ext.as_module('mylibrary:linear(classes=3)').module[1])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if broken:
         assert "entry point 'mylibrary'" in done.stderr
     else:
-        assert done.stdout.strip() == "CallableAttack(mylibrary:Nothing(a=1))", done.stderr
+        linear = "Linear(in_features=64, out_features=3, bias=True)"
+        assert done.stdout.split("\n") == ["CallableAttack(mylibrary:Nothing(a=1))", linear, ""], done.stderr

@@ -16,6 +16,10 @@ from robust_ext.core.errors import InvalidArgumentError
 _CALL = re.compile(
     r"\s*(?P<scope>[^:].*?)\s*:\s*(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)\s*(?P<arguments>\(.*\))?\s*", re.DOTALL
 )
+# Of models, which are also called by folders and by what hubs call them.
+_ANY_NAME = re.compile(
+    r"\s*(?P<scope>[^:()]*[^:()\s])\s*:\s*(?P<name>[^()]*[^()\s])\s*(?P<arguments>\(.*\))?\s*", re.DOTALL
+)
 _FORM = "scope:name or scope:name(key=value, ...), as in foolbox:LinfPGD(steps=40) or file.py:make(depth=3)"
 _LITERALS = (
     "keyword arguments whose values are numbers, fractions such as 8/255, strings, True, False, None, or lists, tuples "
@@ -27,8 +31,8 @@ _LITERALS = (
 class CallSpec:
     """A name with arguments, as parsed from ``text``.
 
-    ``scope`` is what stands before the colon (a library, a module or a file), ``name`` what stands after it, which may
-    have dots, and ``arguments`` the keyword arguments, literals only.
+    ``scope`` is what stands before the colon (a library, a module or a file), ``name`` what stands after it, and
+    ``arguments`` the keyword arguments, literals only.
     """
 
     scope: str
@@ -37,12 +41,13 @@ class CallSpec:
     text: str
 
 
-def parse_call(text: str, *, argument: str = "attack") -> CallSpec:
+def parse_call(text: str, *, argument: str = "attack", any_name: bool = False) -> CallSpec:
     """Parse ``scope:name(key=literal, ...)``; the parentheses may be left out.
 
     Args:
         text: The text.
         argument: What error messages call it.
+        any_name: Whether the name may be any text without parentheses; else names of Python with dots between them.
 
     Raises:
         InvalidArgumentError: The text has another form, or an argument is not a literal.
@@ -52,7 +57,7 @@ def parse_call(text: str, *, argument: str = "attack") -> CallSpec:
         >>> spec.scope, spec.name, spec.arguments["steps"], round(spec.arguments["abs_stepsize"], 5)
         ('foolbox', 'LinfPGD', 40, 0.00784)
     """
-    match = match_form(text, argument)
+    match = match_form(text, argument, _ANY_NAME if any_name else _CALL)
     arguments = _parse_arguments(match["arguments"] or "()", text, argument)
     return CallSpec(scope=match["scope"], name=match["name"], arguments=arguments, text=text)
 
@@ -106,11 +111,11 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return f"; did you mean {' or '.join(lowered[entry] for entry in near)}?" if near else ""
 
 
-def match_form(text: str, argument: str) -> re.Match[str]:
+def match_form(text: str, argument: str, form: re.Pattern[str] = _CALL) -> re.Match[str]:
     """The groups ``scope``, ``name`` and ``arguments`` (None without parentheses) of a text of this form."""
     if not isinstance(text, str):
         raise InvalidArgumentError(argument, type(text).__name__, f"text of the form {_FORM}")
-    match = _CALL.fullmatch(text)
+    match = form.fullmatch(text)
     if match is None:
         raise InvalidArgumentError(argument, repr(text), _FORM)
     return match

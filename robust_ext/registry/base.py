@@ -6,7 +6,6 @@ in the same way as anyone else's. Nothing of it is imported until something is a
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from robust_ext.attacks.base import Attack, AttackTraits
-from robust_ext.core.errors import RobustExtError
+from robust_ext.core.errors import InvalidArgumentError, RobustExtError
 
 if TYPE_CHECKING:
     from robust_ext.detectors.base import Detector
@@ -58,40 +57,62 @@ class AdaptedModel:
     Args:
         module: From inputs in ``bounds`` to logits, preprocessing included.
         bounds: The bounds the library's model states, or None where it states none.
+        input_shape: Shape of one input that the library states, ``(C, H, W)``, or None where it states none.
     """
 
     module: nn.Module
     bounds: tuple[float, float] | None
+    input_shape: tuple[int, ...] | None = None
 
 
-class Adapter(ABC):
-    """What a library needs to offer to be usable here.
+class Adapter:
+    """What a library offers here: attacks, models, detectors, or some of these; by default none.
 
     Attributes:
-        name: Prefix of its attack strings, as in ``foolbox:LinfPGD(steps=40)``.
+        name: Prefix of its names, as in ``foolbox:LinfPGD(steps=40)`` or ``timm:resnet18(num_classes=10)``.
     """
 
     name: str
 
-    @abstractmethod
     def list_attacks(self) -> list[AttackListing]:
         """Every attack of the library, those that cannot be used included, with the reason.
 
         Raises:
             MissingDependencyError: The library is not installed.
         """
+        return []
 
-    @abstractmethod
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
         """Make the attack called ``attack`` with these settings; ``name`` is how tables call it."""
+        expected = f"an attack of another library; {self.name} has none"
+        raise InvalidArgumentError("attack", f"{self.name}:{attack}", expected)
 
-    @abstractmethod
     def adapt_attack(self, attack: object, *, name: str | None = None) -> Attack | None:
         """Wrap an attack object of the library; None when it is not one."""
+        return None
 
-    @abstractmethod
+    def list_models(self) -> list[str]:
+        """Names of the library's models, without the library, sorted.
+
+        Raises:
+            MissingDependencyError: The library is not installed.
+        """
+        return []
+
+    def build_model(self, model: str, settings: Mapping[str, Any]) -> AdaptedModel:
+        """Make the model called ``model`` with these settings, in eval mode; its weights are random by default.
+
+        Raises:
+            InvalidArgumentError: The library has no such model, or it takes no such settings.
+            MissingDependencyError: The library is not installed.
+            DataError: The library raised while it made the model, as for weights that are not on this machine.
+        """
+        expected = f"a model of another library; {self.name} has none by name"
+        raise InvalidArgumentError("model", f"{self.name}:{model}", expected)
+
     def adapt_model(self, model: object) -> AdaptedModel | None:
         """Wrap a model of the library; None when it is not one."""
+        return None
 
     def adapt_detector(self, detector: object, classifier: nn.Module) -> Detector | None:
         """Wrap a detector of the library that watches ``classifier``; None when it is not one."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.core.specification import did_you_mean, parse_call
 from robust_ext.registry.base import AdaptedModel, adapters
 
 
@@ -13,18 +15,24 @@ def as_module(model: object, *, argument: str = "model") -> AdaptedModel:
 
     Args:
         model: An ``nn.Module`` (returned as it is, without bounds), or a model of an adapted library: a Foolbox model,
-            an ART classifier. Their preprocessing becomes part of the module.
+            an ART classifier. Their preprocessing becomes part of the module. Or a model of a library by its name and
+            settings, ``"timm:resnet18(num_classes=10)"``, in eval mode; where its weights are random, the same name has
+            the same weights each time.
         argument: What error messages call it.
 
     Raises:
-        InvalidArgumentError: It is none of these.
+        InvalidArgumentError: It is none of these, or the library does not have it.
+        MissingDependencyError: The library of a name is not installed.
+        DataError: The library raised while it made the model.
         ModelError: The library's model cannot be expressed as a module; the text states why.
 
     Example:
         >>> from torch import nn
         >>> as_module(nn.Linear(3, 2))
-        AdaptedModel(module=Linear(in_features=3, out_features=2, bias=True), bounds=None)
+        AdaptedModel(module=Linear(in_features=3, out_features=2, bias=True), bounds=None, input_shape=None)
     """
+    if isinstance(model, str):
+        return _named(model, argument)
     if isinstance(model, nn.Module):
         return AdaptedModel(module=model, bounds=None)
     for adapter in adapters().values():
@@ -32,5 +40,15 @@ def as_module(model: object, *, argument: str = "model") -> AdaptedModel:
         if adapted is not None:
             return adapted
     libraries = ", ".join(sorted(adapters())) or "none installed"
-    expected = f"a torch.nn.Module, or a model of an adapted library ({libraries})"
+    expected = f"a torch.nn.Module, a model of an adapted library ({libraries}), or the name of one as text"
     raise InvalidArgumentError(argument, type(model).__name__, expected)
+
+
+def _named(text: str, argument: str) -> AdaptedModel:
+    spec = parse_call(text, argument=argument, any_name=True)
+    adapter = adapters().get(spec.scope)
+    if adapter is None:
+        expected = f"library:name of an adapted library ({', '.join(sorted(adapters()))}), or a torch.nn.Module"
+        raise InvalidArgumentError(argument, text, f"{expected}{did_you_mean(spec.scope, adapters())}")
+    with seeded_globals(derive_seed(0, "weights of a named model")):
+        return adapter.build_model(spec.name, spec.arguments)

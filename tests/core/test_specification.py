@@ -37,6 +37,16 @@ def test_parentheses_may_be_left_out_and_stand_elsewhere(text, scope, name):
     assert "=" in text or not spec.arguments
 
 
+def test_names_of_models_may_be_any_text_without_parentheses():
+    spec = parse_call(" hf : a folder/vit-base.v2 (num_labels=10, name='a:b(1)')", any_name=True)
+    assert (spec.scope, spec.name) == ("hf", "a folder/vit-base.v2")
+    assert spec.arguments == {"num_labels": 10, "name": "a:b(1)"}
+    assert parse_call("hf:C:\\nets\\vit", any_name=True).name == "C:\\nets\\vit"
+    for text in ("hf", "hf:", "hf: ", ":vit", "hf:vit(a=1)(b=2)", "hf:vit)", "hf:vit(1)"):
+        with pytest.raises(InvalidArgumentError, match="--model: got "):
+            parse_call(text, argument="--model", any_name=True)
+
+
 NO_LITERALS = [
     *("__import__('os').system('true')", "__import__('os')", "lambda: 0", "inf", "steps", "[x for x in (1, 2)]"),
     *("f'{1}'", "b'x'", "...", "1j", "9**9**9", "2*3", "'a'/2", "True/2", "-True", "-'a'", "1/0", "~1", "{**{}}"),

@@ -7,7 +7,7 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import adapters, as_attack, as_module
+from robust_ext.registry import adapters, as_attack
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.25)
 
@@ -89,14 +89,5 @@ def test_own_attacks_are_built_by_name_class_and_settings():
     for form in (APGD, (APGD, {"steps": 7})):
         assert (type(as_attack(form, name="mine")), as_attack(form, name="mine").name) == (APGD, "mine")
     own = adapters()["robust_ext"]
-    assert own.adapt_model(object()) is None
     for listing in own.list_attacks():
         assert own.build_attack(listing.name, listing.trial, name="x").traits == listing.traits
-
-
-def test_a_module_is_its_own_module_and_models_of_no_library_are_refused():
-    module = nn.Linear(3, 2)
-    adapted = as_module(module)
-    assert (adapted.module, adapted.bounds) == (module, None)
-    with pytest.raises(InvalidArgumentError, match=r"--model: got int, expected a torch\.nn\.Module"):
-        as_module(3, argument="--model")

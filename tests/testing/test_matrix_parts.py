@@ -65,12 +65,6 @@ class Fake(Adapter):
         built.traits = next(one.traits for one in self.listings if one.name == attack)
         return built
 
-    def adapt_attack(self, attack, *, name=None):
-        return None
-
-    def adapt_model(self, model):
-        return None
-
 
 @pytest.fixture
 def run(monkeypatch):
