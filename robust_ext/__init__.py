@@ -31,6 +31,7 @@ from robust_ext.evaluations.causes.finding import Finding as Finding
 from robust_ext.evaluations.diagnosis import DiagnosisResult as DiagnosisResult
 from robust_ext.evaluations.diagnosis import DiagnosisSettings as DiagnosisSettings
 from robust_ext.evaluations.diagnosis import diagnose as diagnose
+from robust_ext.evaluations.loading import load_result as load_result
 from robust_ext.evaluations.mead import MeadResult as MeadResult
 from robust_ext.evaluations.mead import MeadSettings as MeadSettings
 from robust_ext.evaluations.mead import mead as mead

@@ -15,7 +15,7 @@ from typing import Any
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import replace_file
 from robust_ext.engine.archive import read_arrays, read_value
-from robust_ext.engine.chain import chained, checksum, damaged, parted, unseal
+from robust_ext.engine.chain import ChainedFile, chained, checksum, damaged, parted, unseal
 from robust_ext.engine.outcomes import LOST
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,14 @@ def read_run(file: Path) -> tuple[dict[str, Any], str]:
     if not fits:
         raise damaged(file, "cannot be read as a run (it does not match its checksum)")
     return run, _start(run)
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """The records of a finished run that lies in a folder itself, in order; none where there is none."""
+    if not (folder / "run.json").exists():
+        return []
+    entries = ChainedFile(folder / "records.jsonl", read_run(folder / "run.json")[1]).read()
+    return sorted(entries, key=lambda entry: entry.get("index", 0))
 
 
 def repair_files(folder: Path, run: Mapping[str, Any]) -> None:

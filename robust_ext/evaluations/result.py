@@ -2,34 +2,90 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
 
 from robust_ext import reports
+from robust_ext.core.errors import DataError
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Outcome, isolated
+from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.tabular import Tabular
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
-@dataclass(frozen=True)
-class EvaluationResult:
-    """Base of results; ``print`` shows the tables of one.
+@dataclass(frozen=True, eq=False, repr=False)
+class EvaluationResult(Tabular):
+    """Base of results; ``print`` shows the tables of one, and a notebook its verdict and a table.
+
+    Results are equal where they are of one kind and their contents are, as ``result.json`` would hold them.
 
     Args:
         content: Everything ``result.json`` holds; numbers, not strings.
         examples: A few candidates as images, for the report.
+        records: One a sample, in order, where the evaluation keeps them with its result.
     """
 
     content: Mapping[str, Any]
-    examples: Sequence[reports.Example] = field(default=(), repr=False, kw_only=True)
+    examples: Sequence[reports.Example] = field(default=(), kw_only=True)
+    records: Sequence[Mapping[str, Any]] = field(default=(), kw_only=True)
+
+    kind: ClassVar[str]
+    """What ``result.json`` calls it."""
+    value: ClassVar[str]
+    """The column of scores."""
 
     def __str__(self) -> str:
         return reports.report_text(self.content)
+
+    def __repr__(self) -> str:
+        # A process that did its share of another one's run has none.
+        return super().__repr__() if self.content else f"<{type(self).__name__}: made by another process>"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._canonical() == other._canonical()
+
+    def __hash__(self) -> int:
+        return hash(self._canonical())
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence or two."""
+        found = [self.content.get("reason") or "", *reports.leading_sentences(self.content)]
+        return next((words for words in found if words), "")
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong with attacks and model, in order of weight, those that explain others first."""
+        return tuple(Finding.from_dict(one) for one in self.content.get("findings", ()))
+
+    def solved(self) -> dict[tuple[Any, ...], dict[int, bool]]:
+        """Whether each sample counts in the score of a row, by the row's keys and then its id, where that is known."""
+        return {}
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the main figure of the report's page, with matplotlib.
+
+        Args:
+            ax: Axes to draw on; those of a new pyplot figure when left out.
+
+        Returns:
+            The axes, which hold all that a reader may want to change (title, limits, ``ax.figure.savefig``).
+
+        Raises:
+            MissingDependencyError: matplotlib is not installed.
+        """
+        axes: Axes = reports.figure(self.content).on(ax)
+        return axes
 
     def to_dict(self) -> dict[str, Any]:
         """The content, as a dict of its own."""
@@ -48,6 +104,37 @@ class EvaluationResult:
         if folder is not None:
             self.save(folder)
         return self
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The result of a run folder, see :func:`robust_ext.load_result`.
+
+        Raises:
+            DataError: There is none, it is damaged, of a newer version of this package, or of another kind.
+        """
+        from robust_ext.evaluations.loading import load_result
+
+        found = load_result(path)
+        if not isinstance(found, cls):
+            raise DataError(f"{os.fspath(path)}: holds a {type(found).__name__}, not a {cls.__name__}")
+        return found
+
+    def _canonical(self) -> str:
+        """The content as text, the same for tuples and lists, and in any order of keys."""
+        return json.dumps(_plain(self.content), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    """A value with dicts for mappings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return list(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+def bounds_of(value: str, interval: Sequence[float] | None) -> dict[str, float | None]:
+    """The ends of an interval as columns ``VALUE_low`` and ``VALUE_high``."""
+    low, high = (None, None) if interval is None else interval
+    return {f"{value}_low": low, f"{value}_high": high}
 
 
 def framed(

@@ -46,6 +46,7 @@ def text(result: Mapping[str, Any]) -> str:
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows."""
     weights = [finding["weight"] for finding in result["findings"] if finding["weight"] != "low"]
+    drawn = plots(result)
     return {
         "verdict": "failed" if weights else "passed",
         "model_line": model_line(result),
@@ -53,7 +54,8 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "rows": rows(result),
         "notes": notes(result),
         "tried": tried_rows(result),
-        "plots": plots(result),
+        "plots": drawn,
+        "figure": next((drawing for _, drawing in drawn["curves"]), drawn["layers"]),
     }
 
 

@@ -39,12 +39,14 @@ def _curves(shown: Sequence[Mapping[str, Any]], key: str, title: str, axis: str)
                 [value for _, value in points],
                 color=COLOURS[number],
                 linewidth=1.6,
+                label=f"name-{number}",
             )
         axes.axhline(0 if key == "margin" else 1, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)))
         axes.set(xlabel="queries, per cent", ylabel=axis, xlim=(0, 100))
         axes.grid(axis="y")
 
-    return draw(f"curve-{key}", (3.9, 2.6), (0.6, 0.45, 3.15, 2.05), paint, f"{title} over an attack's queries")
+    names = [plain(attack["name"]) for attack in shown]
+    return draw(f"curve-{key}", (3.9, 2.6), (0.6, 0.45, 3.15, 2.05), paint, f"{title} over an attack's queries", names)
 
 
 def _reach(attacks: Sequence[Mapping[str, Any]]) -> Drawing | None:

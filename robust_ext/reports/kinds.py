@@ -10,29 +10,45 @@ from typing import Any, NamedTuple
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.files import make_folder, remove_drafts, replace_file
-from robust_ext.reports import adaptive, binarization, casestudies, diagnosis, mead_page, mead_text, robust_accuracy
+from robust_ext.reports import (
+    adaptive,
+    binarization,
+    casestudies,
+    diagnosis,
+    findings,
+    mead_page,
+    mead_text,
+    robust_accuracy,
+)
 from robust_ext.reports.examples import Example
 from robust_ext.reports.page import render
+from robust_ext.reports.plots import Drawing
 
 Result = Mapping[str, Any]
 
+FORMAT = 1
+"""Of ``result.json``; grows where a reader of an older one would go wrong. Files without it are of format 1."""
+
 
 class _Kind(NamedTuple):
-    """How a result becomes text and what its template shows; and what of which there is at least one."""
+    """How a result becomes text, what its template shows, which of it is the main figure, what there is one of."""
 
     text: Callable[[Result], str]
     context: Callable[[Result], Mapping[str, Any]]
     template: str
+    figure: str
     row: str = ""
 
 
 _KINDS = {
-    "binarization": _Kind(binarization.text, binarization.context, "binarization.html.jinja", "attack"),
-    "mead": _Kind(mead_text.text, mead_page.context, "mead.html.jinja", "detector"),
-    "robust_accuracy": _Kind(robust_accuracy.text, robust_accuracy.context, "robust_accuracy.html.jinja", "attack"),
-    "case_studies": _Kind(casestudies.text, casestudies.context, "casestudies.html.jinja"),
-    "diagnosis": _Kind(diagnosis.text, diagnosis.context, "diagnosis.html.jinja"),
-    "test_time": _Kind(adaptive.text, adaptive.context, "adaptive.html.jinja"),
+    "binarization": _Kind(binarization.text, binarization.context, "binarization.html.jinja", "score_plot", "attack"),
+    "mead": _Kind(mead_text.text, mead_page.context, "mead.html.jinja", "summary_plot", "detector"),
+    "robust_accuracy": _Kind(
+        robust_accuracy.text, robust_accuracy.context, "robust_accuracy.html.jinja", "curves", "attack"
+    ),
+    "case_studies": _Kind(casestudies.text, casestudies.context, "casestudies.html.jinja", "score_plot"),
+    "diagnosis": _Kind(diagnosis.text, diagnosis.context, "diagnosis.html.jinja", "figure"),
+    "test_time": _Kind(adaptive.text, adaptive.context, "adaptive.html.jinja", "bars"),
 }
 
 
@@ -53,6 +69,20 @@ def report_page(result: Result, examples: Sequence[Example] = ()) -> str:
     return render(kind.template, {"result": result, **kind.context(result)}, examples)
 
 
+def figure(result: Result) -> Drawing:
+    """The main figure of the page; InvalidArgumentError where there is nothing to draw."""
+    kind = _kind_of(result)
+    found = kind.context(result)[kind.figure]
+    if not isinstance(found, Drawing):
+        raise InvalidArgumentError("result", "no attack that was run", "at least one attack that made queries, to plot")
+    return found
+
+
+def leading_sentences(result: Result) -> list[str]:
+    """What is wrong with the model and with each attack, in a sentence each; none where nothing is."""
+    return findings.sentences(result.get("findings", ()))
+
+
 def save(result: Result, folder: str | os.PathLike[str], examples: Sequence[Example] = ()) -> None:
     """Write ``result.json`` and ``report.html`` to ``folder``, which is created when it is missing.
 
@@ -60,7 +90,7 @@ def save(result: Result, folder: str | os.PathLike[str], examples: Sequence[Exam
     part of JSON) leaves the folder as it was. A file that is already there is replaced in one step. DataError where
     the operating system refuses.
     """
-    content = json.dumps(dict(result), indent=2, allow_nan=False) + "\n"
+    content = json.dumps({"format": FORMAT, **result}, indent=2, allow_nan=False) + "\n"
     page = report_page(result, examples)
     folder = Path(folder)
     make_folder(folder)

@@ -262,8 +262,9 @@ class Drawing:
             axes = pyplot.figure(figsize=self.size).add_axes(self._box)
         with matplotlib.rc_context({"font.size": _STYLE["font.size"]}):
             self.paint(axes)
-        shown = [*axes.texts, *(() if (legend := axes.get_legend()) is None else legend.get_texts())]
-        for text in shown:
+        # A page has a key of its own.
+        legend = axes.get_legend() or (axes.legend() if axes.get_legend_handles_labels()[0] else None)
+        for text in [*axes.texts, *(legend.get_texts() if legend else ())]:
             if named := re.fullmatch(r"name-(\d+)", text.get_text()):
                 text.set(text=self.names[int(named[1])], parse_math=False)
         ink = matplotlib.rcParams["text.color"]

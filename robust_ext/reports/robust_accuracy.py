@@ -97,12 +97,19 @@ def _curves(result: Mapping[str, Any]) -> Drawing:
             colour, marker = _style(number)
             rows = [{"epsilon": 0.0, "robust_accuracy": result["clean_accuracy"]}, *attack["robust_accuracy"]]
             xs, ys = [row["epsilon"] for row in rows], [100 * row["robust_accuracy"] for row in rows]
-            axes.plot(xs, ys, color=colour, marker=marker, markersize=4, linewidth=1.4)
+            axes.plot(xs, ys, color=colour, marker=marker, markersize=4, linewidth=1.4, label=f"name-{number}")
         worst = result["worst_case"]
         xs = [row["epsilon"] for row in worst]
         low, high = ([100 * row["interval"][end] for row in worst] for end in (0, 1))
         axes.fill_between(xs, low, high, color=MUTED, alpha=0.16, linewidth=0)
-        axes.plot(xs, [100 * row["robust_accuracy"] for row in worst], color=INK, linewidth=2.2, linestyle=(0, (4, 2)))
+        axes.plot(
+            xs,
+            [100 * row["robust_accuracy"] for row in worst],
+            color=INK,
+            linewidth=2.2,
+            linestyle=(0, (4, 2)),
+            label="worst case",
+        )
         axes.set(ylim=(0, 102), xlim=(0, max(xs) * 1.02))
         ticks = _ticks(xs)
         axes.set_xticks(ticks, list(map(typed, ticks)))
@@ -110,7 +117,8 @@ def _curves(result: Mapping[str, Any]) -> Drawing:
         axes.grid(visible=True)
 
     label = "Robust accuracy over epsilon of each attack, and the worst case over all of them"
-    return draw("curves", (6.6, 3.5), (0.6, 0.5, 5.85, 2.85), paint, label)
+    names = [plain(attack["name"]) for attack in result["attacks"]]
+    return draw("curves", (6.6, 3.5), (0.6, 0.5, 5.85, 2.85), paint, label, names)
 
 
 def _ticks(epsilons: Sequence[float]) -> list[float]:

@@ -82,6 +82,12 @@ class Remedy:
         plain = {**vars(self), "options": list(self.options), "view": dict(self.view)}
         return {**plain, "runnable": self.runnable}
 
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Remedy:
+        """The inverse of :meth:`to_dict`."""
+        given = {key: value for key, value in entry.items() if key != "runnable"}
+        return cls(**{**given, "options": tuple(given["options"])})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -116,6 +122,13 @@ class Finding:
         """Plain values, as in ``result.json``."""
         plain = {**vars(self), "evidence": list(self.evidence), "remedies": [one.to_dict() for one in self.remedies]}
         return {**plain, "weight": self.weight}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Finding:
+        """The inverse of :meth:`to_dict`."""
+        given = {key: value for key, value in entry.items() if key != "weight"}
+        remedies = tuple(map(Remedy.from_dict, given["remedies"]))
+        return cls(**{**given, "evidence": tuple(given["evidence"]), "remedies": remedies})
 
 
 def shown_by_most(finding: Finding) -> bool:

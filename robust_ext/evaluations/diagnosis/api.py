@@ -164,7 +164,7 @@ class _Diagnosis:
             settings=self.settings,
             begun=begun,
         )
-        return DiagnosisResult(content, findings=findings)
+        return DiagnosisResult(content)
 
     def _examiner(self, module: nn.Module, folder: str = "") -> tuple[Examiner | None, str | None]:
         """What runs attacks on the model, or why none can be run."""

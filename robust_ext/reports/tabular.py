@@ -1,0 +1,115 @@
+"""Rows of a result outside the terminal and the page: a data frame, CSV, LaTeX, and a fragment of HTML."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from robust_ext.core.errors import MissingDependencyError
+from robust_ext.reports.wording import plain, typed
+
+Cell = str | int | float | bool | None
+Row = Mapping[str, Cell]
+Columns = Mapping[str, type]
+"""Names of columns in order, with the type of their values, any of which may be missing (None)."""
+
+_COLOURS = {"passed": "#009e73", "failed": "#d55e00", "inconclusive": "#e69f00"}
+_CELL = "padding: .2em .7em; border: none; border-bottom: 1px solid rgba(128, 128, 128, .35); text-align: "
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    **{char: f"\\{char}" for char in "&%$#_{}"},
+}
+
+
+def frame(columns: Columns, rows: Iterable[Row]) -> Any:
+    """A ``pandas.DataFrame``; numbers are float64 (NaN where missing), texts objects (None where missing)."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingDependencyError("A data frame needs pandas: pip install pandas") from error
+    found = list(rows)
+    numeric = {name for name, kind in columns.items() if kind in (int, float)}
+    return pandas.DataFrame(
+        {
+            name: pandas.Series([row[name] for row in found], dtype="float64" if name in numeric else "object")
+            for name in columns
+        }
+    )
+
+
+def csv_text(columns: Columns, rows: Iterable[Row]) -> str:
+    """A header and a line a row; numbers in full, empty where missing."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row[name] for name in columns] for row in rows)
+    return file.getvalue()
+
+
+def latex_text(columns: Columns, rows: Sequence[Row], shown: Sequence[str]) -> str:
+    """A ``tabular`` with the rules of booktabs; all text is escaped."""
+    header, lines, numeric = _cells(columns, rows, shown)
+    body = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
+    spec = "".join("r" if number else "l" for number in numeric)
+    head = " & ".join(map(_latex, header)) + r" \\"
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{spec}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""]
+    )
+
+
+def html_fragment(
+    headline: str, reason: str, columns: Columns, rows: Sequence[Row], shown: Sequence[str], *, verdict: str | None
+) -> str:
+    """An element for a notebook: a headline, a table, and a reason; colours are those around it, dark or light."""
+    header, lines, numeric = _cells(columns, rows, shown)
+    sides = ["right" if number else "left" for number in numeric]
+
+    def row(cells: Iterable[str], tag: str) -> str:
+        parts = (
+            f'<{tag} style="{_CELL}{side}">{html.escape(cell)}</{tag}>' for cell, side in zip(cells, sides, strict=True)
+        )
+        return f'<tr style="background: transparent">{"".join(parts)}</tr>'
+
+    colour = _COLOURS.get(verdict or "", "#808080")
+    return (
+        f'<div style="border-left: .3em solid {colour}; padding: .1em 0 .1em .9em; margin: .4em 0">'
+        f'<div style="font-weight: bold; font-size: 1.1em">{html.escape(plain(headline))}</div>'
+        f'<div style="overflow-x: auto"><table style="border-collapse: collapse; margin: .5em 0">'
+        f"<thead>{row(header, 'th')}</thead><tbody>{''.join(row(line, 'td') for line in lines)}</tbody></table></div>"
+        f'<div style="opacity: .8; max-width: 60em">{html.escape(plain(reason))}</div></div>'
+    )
+
+
+def _cells(
+    columns: Columns, rows: Sequence[Row], shown: Sequence[str]
+) -> tuple[list[str], list[list[str]], list[bool]]:
+    """Header, cells, and which columns hold numbers; those that are missing in all rows are left out."""
+    kept = [name for name in shown if any(row[name] is not None for row in rows)]
+    lines = [[_cell(row, name) for name in kept] for row in rows]
+    return [name.replace("_", " ") for name in kept], lines, [columns[name] in (int, float) for name in kept]
+
+
+def _cell(row: Row, name: str) -> str:
+    """A value, with its interval where there is one."""
+    value = row[name]
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        ends = (row.get(f"{name}_low"), row.get(f"{name}_high"))
+        number = typed(value) if name == "epsilon" else f"{value:.4g}"
+        return number if None in ends else f"{number} [{ends[0]:.3f}, {ends[1]:.3f}]"
+    return plain(value)
+
+
+def _latex(text: str) -> str:
+    return re.sub(r'[\\~^<>|"&%$#_{}]', lambda match: _ESCAPES[match[0]], text)
