@@ -58,7 +58,7 @@ def test_copies_and_what_is_loaded_are_equal(results, folder, kind):
         assert type(other) is type(result)
     assert type(result)({**result.content, "seed": 1}) != result
     assert result != result.content
-    assert others[2].records == list(result.records)
+    assert list(others[2].records) == list(result.records)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -236,7 +236,7 @@ def test_files_of_a_result(tmp_path):
     save(result, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["report.html", "result.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
-    assert json.loads((folder / "result.json").read_text(encoding="utf-8")) == result
+    assert json.loads((folder / "result.json").read_text(encoding="utf-8")) == {"format": 1, **result}
     assert (folder / "report.html").read_text(encoding="utf-8") == report_page(result)
     save({**result, "seed": 2}, str(folder))
     assert json.loads((folder / "result.json").read_text(encoding="utf-8"))["seed"] == 2
