@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InconsistentModelError
+from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
 
 # Differences up to these shares of the largest logit are rounding: of one batch computed twice, which only some GPU
 # kernels sum in another order; with other values in other rows, which networks that leave out rows on their way may
-# compute in batches of other sizes; and of batches of other sizes, which use other kernels.
+# compute in batches of other sizes; and of batches of other sizes, which use other kernels. In coarser types than
+# float32 the last two are larger.
 _AGAIN, _AGAIN_GPU = 1e-5, 1e-3
 _BESIDE, _BESIDE_GPU = 1e-4, 1e-3
-_OTHER_SIZE, _OTHER_SIZE_GPU, _OTHER_SIZE_HALF = 1e-2, 3e-2, 1e-1
+_OTHER_SIZE, _OTHER_SIZE_GPU = 1e-2, 3e-2
 # The share by which logits of an optimisation may differ, which turns rounding into something larger.
 _OPTIMISED = 0.03
 _REPEATS = 2
@@ -69,12 +71,13 @@ def check_consistency(
                 raise InconsistentModelError(_random_words(argument, again, scale), "random", again, scale)
         if row_wise:
             found = _beside_others(module, probes, first, bounds, argument)
-            beside = _BESIDE_GPU if first.is_cuda else _BESIDE
-            if found > scale * (_OPTIMISED if optimised else beside):
+            beside = tolerance_of(module, first, single=_BESIDE_GPU if first.is_cuda else _BESIDE)
+            if found > scale * (max(_OPTIMISED, beside) if optimised else beside):
                 raise InconsistentModelError(_batch_words(argument, found, scale), "batch", found, scale)
         if row_wise and not optimised:
             found = _in_other_batches(module, probes, first, argument)
-            if found > scale * _other_size(first, module):
+            size = tolerance_of(module, first, single=_OTHER_SIZE_GPU if first.is_cuda else _OTHER_SIZE)
+            if found > scale * size:
                 raise InconsistentModelError(_batch_words(argument, found, scale), "batch", found, scale)
 
 
@@ -133,13 +136,6 @@ def _difference(one: Tensor, other: Tensor) -> float:
     both = ~torch.isfinite(one) & ~torch.isfinite(other)
     found: float = differences.masked_fill(both, 0).nan_to_num(torch.inf, torch.inf, torch.inf).max().item()
     return found
-
-
-def _other_size(logits: Tensor, module: nn.Module) -> float:
-    halves = (torch.float16, torch.bfloat16)
-    if logits.dtype in halves or any(p.dtype in halves for p in module.parameters()):
-        return _OTHER_SIZE_HALF
-    return _OTHER_SIZE_GPU if logits.is_cuda else _OTHER_SIZE
 
 
 def _random_words(argument: str, found: float, scale: float) -> str:

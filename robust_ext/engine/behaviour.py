@@ -37,7 +37,7 @@ def behaviour(module: nn.Module, inputs: Tensor, bounds: tuple[float, float]) ->
     rows = group * math.ceil(PROBES / group)
     drawn = [torch.rand(inputs.shape[1:], generator=stream(0, number, "probe")) for number in range(rows)]
     probes = (low + (high - low) * torch.stack(drawn)).to(inputs)
-    with _unmoved(module), torch.no_grad(), seeded_globals(derive_seed(0, "behaviour")):
+    with unmoved(module), torch.no_grad(), seeded_globals(derive_seed(0, "behaviour")):
         before = _draws(probes)
         try:
             values = _kept(module(probes))
@@ -92,7 +92,7 @@ def _differ(earlier: Any, now: Any, tolerance: float) -> Any:
 
 
 @contextmanager
-def _unmoved(module: nn.Module) -> Iterator[None]:
+def unmoved(module: nn.Module) -> Iterator[None]:
     """Put back numbers that modules change when they are queried, such as counts of calls."""
     before = [(part, {name: one for name, one in vars(part).items() if is_plain(one)}) for part in module.modules()]
     try:

@@ -20,6 +20,7 @@ from robust_ext.core.target import module_device
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs, check_labels
 from robust_ext.engine.behaviour import behaviour
+from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.code_digest import module_code
 from robust_ext.engine.identity import check_ids, inputs_digest, model_digest
 from robust_ext.models.adaptive import AdaptiveDefense
@@ -97,6 +98,7 @@ def prepare_inputs(
         raise InvalidArgumentError("inputs", "no samples", "at least one sample")
     ids = check_ids(sample_ids, len(inputs))
     inputs = inputs.to(device)
+    module = as_classifier(module, inputs[:PROBES])
     logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, batch_size)])
     check_model(module, inputs[:PROBES], bounds=threat_model.bounds)
     labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(device)

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import InvalidArgumentError, SplitError
+from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
+from robust_ext.models.precision import InPrecision, weights_type
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ def split(
         check_classifier(whole, inputs)
         return Split(*pair, shape=tuple(_check_features(pair[0], inputs).shape[1:]))
     network: Any = model
+    tolerance = tolerance_of(network, single=tolerance)
     # A random model draws the same each time.
     with seeded_globals(0):
         logits = check_classifier(network, inputs)
@@ -146,7 +149,7 @@ def split(
     for name in layers[:-1]:
         if name not in parts:
             raise SplitError(f"layer: got {name!r}, expected the name of a module of the model, see named_modules()")
-    readout = last_linear if len(layers) == 1 else LastPart(last_linear)
+    readout: nn.Module = last_linear if len(layers) == 1 else LastPart(last_linear)
     seen = LayerInput(network, ",".join(layers))
     features = _check_features(seen, inputs)
     if features.dim() != 2:
@@ -154,6 +157,9 @@ def split(
             f"features: got shape {tuple(features.shape)} for {inputs.shape[0]} inputs, expected "
             f"({inputs.shape[0]}, F); flatten them before the readout"
         )
+    if weights_type(readout) != features.dtype:
+        # Under autocast, features come in a coarser type than the weights.
+        readout = InPrecision(readout, precision=features.dtype, dtype=weights_type(readout))
     result = Split(seen, readout, ",".join(layers), tuple(features.shape[1:]))
     with torch.no_grad():
         output: Tensor = result.readout(features)

@@ -11,6 +11,7 @@ from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import Counted, PassCounter, module_device
 from robust_ext.detectors.base import Detector, rejected
 from robust_ext.detectors.calibration import Calibration
+from robust_ext.engine.classifiers import as_classifier, parts_in_precision
 from robust_ext.engine.inputs import PROBES, bounded_module, check_model
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.detectors import calibrate_detector, has_threshold
@@ -32,19 +33,17 @@ def counted_parts(
     threat_model, layer = settings.threat_model, settings.layer
     if not len(inputs):
         raise InvalidArgumentError("inputs", "no samples", "at least one sample")
-    whole: nn.Module
-    module: nn.Module | tuple[nn.Module, nn.Module]
     pair = as_parts(model)
-    if pair is not None:
-        module, whole = pair, nn.ModuleList(pair)
-    else:
-        module = whole = bounded_module(model, threat_model)
-    device = module_device(whole)
+    given = bounded_module(model, threat_model) if pair is None else nn.ModuleList(pair)
+    device = module_device(given)
     probes = inputs[:PROBES].to(device)
-    classifier = whole
-    if isinstance(module, tuple):
-        classifier = nn.Sequential(*module)
-        classifier.training = any(part.training for part in module)
+    module: nn.Module | tuple[nn.Module, nn.Module]
+    if pair is None:
+        module = classifier = as_classifier(given, probes)
+    else:
+        module = pair = parts_in_precision(pair, probes)
+        classifier = nn.Sequential(*pair)
+        classifier.training = any(part.training for part in pair)
     random = settings.draws > 1
     check_classifier(classifier, probes)
     check_model(classifier, probes, bounds=threat_model.bounds, draws=True, random=random)
@@ -67,7 +66,10 @@ def prepare_detector(
     Without a threshold and data, InvalidArgumentError; where it detects all of the inputs, ModelError.
     """
     pair = as_parts(model)
-    network = as_module(model).module if pair is None else nn.Sequential(*pair).eval()
+    if pair is None:
+        network = as_classifier(as_module(model).module, inputs[:PROBES])
+    else:
+        network = nn.Sequential(*parts_in_precision(pair, inputs[:PROBES])).eval()
     found, calibration = as_detector(detector, network, inputs=inputs[:PROBES]), None
     if not has_threshold(found):
         if data is None:

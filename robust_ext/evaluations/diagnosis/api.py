@@ -22,9 +22,10 @@ from robust_ext.core.settings import make_settings
 from robust_ext.core.target import module_device
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs, check_labels
+from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import check_ids
-from robust_ext.engine.inputs import as_attacks, bounded_module, prepare_inputs
+from robust_ext.engine.inputs import PROBES, as_attacks, bounded_module, prepare_inputs
 from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.task import Worker
@@ -95,6 +96,7 @@ def diagnose(
     begun, checked = time.perf_counter(), make_settings(DiagnosisSettings, options, base=settings)
     module = bounded_module(model, threat_model)
     inputs, labels = _check_samples(inputs, labels, threat_model, device=module_device(module))
+    module = as_classifier(module, inputs[:PROBES])
     if current_context().jobs > 1:
         raise InvalidArgumentError("jobs", current_context().jobs, "1: a diagnosis is short, and runs in one process")
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:

@@ -1,0 +1,93 @@
+"""A user's classifier as evaluations run it: from float32 inputs to float32 logits, found out by one forward pass."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.precision import coarsest
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import frozen
+from robust_ext.engine.behaviour import unmoved
+from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.outputs import LogitsOf, find_entry, logits_in
+from robust_ext.models.precision import InPrecision, ambient_autocast, weights_type
+from robust_ext.models.wrapping import Wrapped
+
+
+def as_classifier(module: nn.Module, inputs: Tensor) -> nn.Module:
+    """A module in its own precision, reduced to its logits; the module itself where it is float32 to a tensor.
+
+    Args:
+        module: From inputs to anything that holds logits, see :mod:`robust_ext.models.outputs`.
+        inputs: A few, float32 ``(n, ...)``, on the module's device.
+
+    Raises:
+        ModelError: It is not clear what of its output the logits are.
+    """
+    if isinstance(module, (Wrapped, AdaptiveDefense)) or _has_no_values(module, inputs):
+        return module
+    own, ambient = weights_type(module), ambient_autocast(inputs.device.type)
+    runner = module if ambient is None else InPrecision(module, precision=ambient, autocast=ambient)
+    dtype, (output, seen, error) = None, _probe(runner, inputs)
+    if error is not None and own not in (None, torch.float32):
+        dtype, (output, seen, error) = own, _probe(runner, inputs.to(own))
+    wrapped = module
+    if error is None:
+        entry = find_entry(output, len(inputs))
+        wrapped = module if entry is None else LogitsOf(module, entry)
+        seen.append(logits_in(output, entry).dtype)
+    precision = coarsest([kind for kind in (*seen, dtype, ambient) if kind is not None and kind.is_floating_point])
+    if ambient is None and dtype is None and precision in (torch.float32, torch.float64):
+        return wrapped
+    return InPrecision(wrapped, precision=precision, dtype=dtype, autocast=ambient)
+
+
+def parts_in_precision(pair: tuple[nn.Module, nn.Module], inputs: Tensor) -> tuple[nn.Module, nn.Module]:
+    """A pair ``(features, readout)`` from float32 to float32, each as it is where it takes float32."""
+    ambient = ambient_autocast(inputs.device.type)
+    if ambient is not None:
+        first, second = (InPrecision(part, precision=ambient, autocast=ambient) for part in pair)
+        return first, second
+    types = {weights_type(part) for part in pair} - {None, torch.float32}
+    if not types or any(_has_no_values(part, inputs) for part in pair):
+        return pair
+    found: list[nn.Module] = []
+    x: Any = inputs
+    for part in pair:
+        own = weights_type(part)
+        output, _, error = _probe(part, x)
+        if error is not None and own is not None:
+            part = InPrecision(part, precision=own, dtype=own)
+            output = _probe(part, x)[0]
+        found.append(part)
+        x = output if isinstance(output, Tensor) else x
+    return found[0], found[1]
+
+
+def _has_no_values(module: nn.Module, inputs: Tensor) -> bool:
+    return any(tensor.is_meta for tensor in (inputs, *module.parameters(), *module.buffers()))
+
+
+def _probe(module: nn.Module, inputs: Tensor) -> tuple[object, list[torch.dtype], Exception | None]:
+    """What a module returns, the types of what passes between its parts, and what it raised; it stays as it was."""
+    seen: set[torch.dtype] = set()
+
+    def note(_module: nn.Module, _args: object, output: object) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point():
+            seen.add(output.dtype)
+
+    with ExitStack() as stack:
+        for block in (frozen(module), unmoved(module), torch.no_grad(), seeded_globals(0)):
+            stack.enter_context(block)
+        for part in module.modules():
+            if not isinstance(part, torch.jit.ScriptModule):
+                stack.enter_context(part.register_forward_hook(note))
+        try:
+            # A copy: a module that works in place must not change what is its caller's.
+            return module(inputs.clone()), list(seen), None
+        except Exception as error:
+            return None, [], error
