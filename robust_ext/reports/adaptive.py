@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from robust_ext.reports import findings
-from robust_ext.reports.plots import RANDOM, SCORE, Bar, Drawing, bar_plot
+from robust_ext.reports.drawing import RANDOM, SCORE, Drawing
+from robust_ext.reports.plots import Bar, bar_plot
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds, typed
 
@@ -47,7 +48,11 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows."""
     return {
         "verdict": _verdict(result),
-        "rests_on": _rests_on(result),
+        "warned": [
+            *_rests_on(result),
+            *result["warnings"],
+            *(f"Not run: {entry['name']}. {entry['reason']}" for entry in result["refused"]),
+        ],
         "opening": _opening(result),
         "cost": _cost(result),
         "bars": _bars(result),

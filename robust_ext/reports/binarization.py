@@ -9,8 +9,9 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.engine.outcomes import LOST, OUTCOMES
 from robust_ext.reports import findings
 from robust_ext.reports.depth import depth_plots, depth_words
+from robust_ext.reports.drawing import RANDOM, REST, SCORE, Drawing
 from robust_ext.reports.hardness import calibration_plots, hardness_plots
-from robust_ext.reports.plots import RANDOM, REST, SCORE, Bar, Drawing, bar_plot
+from robust_ext.reports.plots import Bar, bar_plot
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import attack_title, interval, plain, seconds, share
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from robust_ext.reports.plots import INK, MUTED, RANDOM, SCORE, Bar, Curve, Drawing, bar_plot, curve_plot, draw
+from robust_ext.reports.drawing import INK, MUTED, RANDOM, SCORE, Drawing, draw
+from robust_ext.reports.plots import Bar, Curve, bar_plot, curve_plot
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import count, percent, plain
 
@@ -120,7 +121,7 @@ def _accuracy_plot(result: Mapping[str, Any]) -> Drawing:
                 ends.append((recipe["score"], 100 * accuracy))
                 # A hollow marker: flagged by something else than its score.
                 hollow = kind == "weak" and recipe["verdict"] == "passed"
-                face = "white" if hollow else colour
+                face = "#ffffff" if hollow else colour
                 marker = "^" if recipe["tests"] else "o"
                 axes.plot(
                     *ends[-1], marker, color=colour, markerfacecolor=face, markersize=size, clip_on=False, zorder=3

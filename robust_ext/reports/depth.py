@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from robust_ext.reports.plots import COLOURS, INK, MARKERS, MUTED, Drawing, draw
+from robust_ext.reports.drawing import COLOURS, INK, MARKERS, MUTED, Drawing, draw
 from robust_ext.reports.wording import attack_title, plain, shorten
 
 # Attacks in one plot; more would not be told apart.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robust_ext.reports.plots import COLOURS, INK, MUTED, RANDOM, SCORE, Drawing, draw
+from robust_ext.reports.drawing import COLOURS, INK, MUTED, RANDOM, SCORE, Drawing, draw
 from robust_ext.reports.wording import plain, shorten
 
 # Key of a point of a curve, title and axis.

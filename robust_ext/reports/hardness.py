@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from robust_ext.reports.plots import Curve, Drawing, curve_plot
+from robust_ext.reports.drawing import Drawing
+from robust_ext.reports.plots import Curve, curve_plot
 from robust_ext.reports.wording import attack_title
 
 # Along what settings were varied, what the points of a curve have in common, and its label.

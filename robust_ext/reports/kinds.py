@@ -20,9 +20,9 @@ from robust_ext.reports import (
     mead_text,
     robust_accuracy,
 )
+from robust_ext.reports.drawing import Drawing
 from robust_ext.reports.examples import Example
 from robust_ext.reports.page import render
-from robust_ext.reports.plots import Drawing
 
 Result = Mapping[str, Any]
 

@@ -9,9 +9,6 @@ from robust_ext.reports import findings, mead_plots, mead_views
 from robust_ext.reports.mead_views import Group, Row
 from robust_ext.reports.wording import percent, plain, typed
 
-_LOW, _MIDDLE, _HIGH = (224, 130, 60), (247, 247, 247), (92, 160, 208)
-"""Colours of AUROC 0, 0.5 and 1: told apart by colour-blind readers, and light enough for dark text."""
-
 
 class Cell(NamedTuple):
     """One arm: its AUROC in per cent, a colour (None with too few positives), its full name and positives."""
@@ -33,10 +30,12 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows."""
     styles = mead_plots.objective_styles(result)
     detectors = [_detector(result, number, detector, styles) for number, detector in enumerate(result["detectors"])]
+    norms = list(dict.fromkeys(norm for one in detectors for norm in one["norms"] if norm != "all"))
     return {
         "group_count": len({arm["group"] for arm in result["arms"]}),
         "detectors": detectors,
-        "norms": list(dict.fromkeys(norm for one in detectors for norm in one["norms"] if norm != "all")),
+        "norms": norms,
+        "of_norms": [f"AUROC, {'no norm' if norm is None else norm}" for norm in norms],
         "best": max((one for one in detectors if one["mean"]), key=lambda one: one["mean"]["auroc"], default=None),
         "any_white_box": any(one["white_box"] for one in detectors),
         "columns": [None, *mead_views.objectives(result)],
@@ -149,8 +148,7 @@ def _cell(arm: Row, numbers: Row) -> Cell:
 
 
 def colour(share: float) -> str:
-    """The colour of an AUROC in [0, 1], as a style sheet writes it."""
-    end = _HIGH if share >= 0.5 else _LOW
-    weight = min(abs(2 * share - 1), 1.0)
-    red, green, blue = (round(low + (high - low) * weight) for low, high in zip(_MIDDLE, end, strict=True))
-    return f"#{red:02x}{green:02x}{blue:02x}"
+    """The colour of an AUROC in [0, 1], as a style sheet writes it, from those that the page has for 0, 0.5 and 1."""
+    return (
+        f"color-mix(in srgb, var(--{'high' if share >= 0.5 else 'low'}) {abs(200 * share - 100):.3g}%, var(--middle))"
+    )

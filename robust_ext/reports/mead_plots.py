@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from robust_ext.reports.drawing import COLOURS, INK, RANDOM, REST, SCORE, Drawing, draw
 from robust_ext.reports.mead_views import Group, Row, averages_of, largest_attribution, objectives, short_arm
-from robust_ext.reports.plots import COLOURS, INK, RANDOM, REST, SCORE, Bar, Drawing, bar_plot, draw
+from robust_ext.reports.plots import Bar, bar_plot
 from robust_ext.reports.wording import percent, seconds, shorten
 
 LINES = ("solid", "5 2", "5 2 1.2 2", "1.3 1.5")

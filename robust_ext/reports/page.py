@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from robust_ext.core.errors import MissingDependencyError
 from robust_ext.core.printable import printable
 from robust_ext.engine.outcomes import OUTCOMES
 from robust_ext.reports import wording
+from robust_ext.reports.drawing import DARK, themed
 from robust_ext.reports.examples import Example, panels
 from robust_ext.reports.findings import command, shared, subject
 
@@ -41,10 +46,22 @@ def render(template: str, context: Mapping[str, Any], examples: Sequence[Example
     )
     environment.filters.update({word.__name__: word for word in filters})
     environment.filters.update(title_of=wording.attack_title, setting=_setting, code=_code)
-    environment.filters.update(command=command, shared=shared, subject=subject)
+    environment.filters.update(command=command, shared=shared, subject=subject, themed=themed)
+    environment.globals.update(_frame())
     images = [example for example in examples if example.is_image]
     shown = {"examples": [(one, panels(one)) for one in images], "left_out": len(examples) - len(images)}
     return environment.get_template(template).render(**shown, **context).rstrip() + "\n"
+
+
+@cache
+def _frame() -> Mapping[str, str]:
+    """What every page is made with: its script, the one that its policy lets run, and colours of plots in the dark."""
+    from markupsafe import Markup
+
+    script = files("robust_ext.reports").joinpath("sort.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    colours = " ".join(f"--plot-{light[1:]}: {dark};" for light, dark in DARK.items())
+    return {"script": Markup(script), "script_digest": f"sha256-{digest}", "plot_colours": colours}
 
 
 def _setting(value: object) -> str:

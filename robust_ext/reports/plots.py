@@ -1,51 +1,14 @@
-"""Plots of a result as SVG text that can stand inside a page.
-
-Figures are made with matplotlib's objects, never through pyplot, so that no state of the caller is touched. Text is
-left to the fonts of the page. Names of attacks are put in after drawing: they are nobody's markup, and matplotlib
-neither reads dollar signs in them nor misses their glyphs.
-"""
+"""Plots of rows of bars and of curves, of which reports have several."""
 
 from __future__ import annotations
 
-import html
-import io
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from robust_ext.core.errors import MissingDependencyError
+from robust_ext.reports.drawing import INK, MARKERS, MUTED, RANDOM, SCORE, Drawing, draw
 from robust_ext.reports.wording import plain, shorten
 
-SCORE, RANDOM, INK, MUTED, REST = "#0072b2", "#d98200", "#1f2933", "#616e7c", "#9aa5b1"
-"""Colours told apart by colour-blind readers (after Okabe and Ito), and three greys."""
-
-COLOURS = (SCORE, RANDOM, "#009e73", "#cc79a7", "#56b4e9", "#8a4b08", "#7a5195", MUTED)
-"""Colours of things that are compared, in order."""
-
-MARKERS = "osD^v*PX"
-
-_STYLE = {
-    "svg.fonttype": "none",
-    "font.size": 8.5,
-    "text.color": INK,
-    "axes.edgecolor": REST,
-    "axes.linewidth": 0.8,
-    "axes.labelcolor": MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e7eb",
-    "grid.linewidth": 0.8,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.minor.visible": False,
-    "legend.columnspacing": 1.2,
-    "legend.handlelength": 1.8,
-    "legend.handletextpad": 0.5,
-    "hatch.color": "white",
-    "hatch.linewidth": 1.2,
-}
 _THRESHOLD = {"color": INK, "linewidth": 1.0, "linestyle": (0, (4, 2))}
 # Of a bar, and of the space between two rows of bars, which counts as part of one.
 _SLOT, _SPACE = 0.19, 0.45
@@ -132,13 +95,13 @@ def _paint_bar(axes: Any, bar: Bar, place: float) -> None:
     start = 0.0
     for length, colour in bar.parts:
         hatch = "////" if bar.hatched else ""
-        axes.barh(place, length, left=start, height=0.84, color=colour, hatch=hatch, edgecolor="white", linewidth=0.6)
+        axes.barh(place, length, left=start, height=0.84, color=colour, hatch=hatch, edgecolor="#ffffff", linewidth=0.6)
         start += length
     if bar.interval is not None:
         ends = {"marker": "|", "markersize": 5, "clip_on": False}
         axes.plot(bar.interval, (place, place), color=INK, linewidth=1.1, **ends)
     if bar.mark is not None:
-        marker = {"marker": "D", "markersize": 5, "markerfacecolor": "white", "clip_on": False}
+        marker = {"marker": "D", "markersize": 5, "markerfacecolor": "#ffffff", "clip_on": False}
         axes.plot([bar.mark], [place], linestyle="none", color=RANDOM, markeredgewidth=1.5, **marker)
 
 
@@ -162,7 +125,7 @@ def curve_plot(
         # A mark beside the curves would mark nothing.
         if mark is not None and mark[0] in positions:
             axes.axvline(mark[0], color=MUTED, linewidth=0.8, linestyle=":")
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            box = {"facecolor": "#ffffff", "edgecolor": "none", "pad": 1}
             # Where no point comes near; below the curves in any case.
             height = max((0.1, 0.3, 0.6, 0.75), key=lambda free: min(abs(free - value) for value in values))
             axes.text(mark[0], height, mark[1], color=MUTED, ha="center", va="center", bbox=box, zorder=1.5)
@@ -178,7 +141,7 @@ def curve_plot(
                     color=colour,
                     marker=MARKERS[number % len(MARKERS)],
                     # Curves may lie on each other; a hollow marker leaves the one below in sight.
-                    markerfacecolor=colour if index == 1 else "white",
+                    markerfacecolor=colour if index == 1 else "#ffffff",
                     label=f"{kind}, {curve.label}" if curve.label else kind,
                     clip_on=False,
                 )
@@ -201,90 +164,3 @@ def _spread_ticks(positions: Sequence[float]) -> list[float]:
         if position >= ticks[-1] * gap:
             ticks.append(position)
     return ticks
-
-
-def draw(
-    prefix: str,
-    size: tuple[float, float],
-    box: tuple[float, float, float, float],
-    paint: Callable[[Any], None],
-    label: str,
-    names: Sequence[str] = (),
-) -> Drawing:
-    """What ``paint`` draws on axes in ``box``, in inches as ``size`` is; see :class:`Drawing`."""
-    return Drawing(prefix=prefix, size=size, box=box, paint=paint, label=label, names=names)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Drawing:
-    """A plot that is not drawn yet: a page draws it as SVG, a notebook on axes of its own.
-
-    The prefix stands before every identifier, because all plots of a page share one name space. ``paint`` may fill
-    ``names``, and writes ``name-0``, ``name-1``, ... where one belongs. The label is for readers who do not see it.
-    """
-
-    prefix: str
-    size: tuple[float, float]
-    box: tuple[float, float, float, float]
-    paint: Callable[[Any], None]
-    label: str
-    names: Sequence[str] = ()
-
-    def __html__(self) -> str:
-        """An SVG element without a fixed size, which is how a template writes it."""
-        file = io.StringIO()
-        # The defaults first: a page does not depend on the reader's own matplotlib configuration.
-        with _matplotlib().style.context(["default", {**_STYLE, "svg.hashsalt": self.prefix}]):
-            figure = _matplotlib().figure.Figure(figsize=self.size)
-            self.paint(figure.add_axes(self._box))
-            metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-            figure.savefig(file, format="svg", transparent=True, metadata=metadata)
-        svg = file.getvalue()
-        svg = svg[svg.index("<svg") :]
-        # Comments repeat the texts, and the style sheet would hold for the whole page.
-        svg = re.sub(r"<!--.*?-->|<style.*?</style>", "", svg, flags=re.DOTALL)
-        svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.prefix}-", svg)
-        spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-        opened = f'{spaces} role="img" aria-label="{html.escape(self.label)}">'
-        # A function, as a backslash in the label would be read as an escape.
-        svg = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', lambda match: f"<svg {match[1]} {opened}", svg, count=1)
-        return re.sub(r">name-(\d+)<", lambda match: f">{html.escape(self.names[int(match[1])])}<", svg).strip()
-
-    def on(self, axes: Any = None) -> Any:
-        """Draw on matplotlib axes; returns them.
-
-        Left out, they are those of a new figure of pyplot. Dark lines take the reader's colour of text.
-        """
-        matplotlib = _matplotlib()
-        if axes is None:
-            from matplotlib import pyplot
-
-            axes = pyplot.figure(figsize=self.size).add_axes(self._box)
-        with matplotlib.rc_context({"font.size": _STYLE["font.size"]}):
-            self.paint(axes)
-        # A page has a key of its own.
-        legend = axes.get_legend() or (axes.legend() if axes.get_legend_handles_labels()[0] else None)
-        for text in [*axes.texts, *(legend.get_texts() if legend else ())]:
-            if named := re.fullmatch(r"name-(\d+)", text.get_text()):
-                text.set(text=self.names[int(named[1])], parse_math=False)
-        ink = matplotlib.rcParams["text.color"]
-        for artist in (*axes.lines, *axes.collections, *axes.texts):
-            if matplotlib.colors.same_color(artist.get_color() if hasattr(artist, "get_color") else MUTED, INK):
-                artist.set_color(ink)
-        return axes
-
-    @property
-    def _box(self) -> tuple[float, float, float, float]:
-        """The place of the axes, as shares of the figure."""
-        (left, bottom, width, height), size = self.box, self.size
-        return left / size[0], bottom / size[1], width / size[0], height / size[1]
-
-
-def _matplotlib() -> Any:
-    try:
-        import matplotlib.colors
-        import matplotlib.figure
-        import matplotlib.style
-    except ImportError as error:
-        raise MissingDependencyError('Plots need matplotlib: pip install "robust-ext[cli]"') from error
-    return matplotlib

@@ -24,7 +24,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.elements.append(tag)
         self.attributes.extend((tag, key, value) for key, value in attributes)
-        self._hidden += tag == "style"
+        self._hidden += tag in ("style", "script")
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th"):
@@ -34,7 +34,7 @@ class Page(HTMLParser):
             self.data.append(float(dict(attributes)["value"]))
 
     def handle_endtag(self, tag):
-        self._hidden -= tag == "style"
+        self._hidden -= tag in ("style", "script")
         self._in_cell = self._in_cell and tag not in ("td", "th")
 
     def handle_data(self, data):
@@ -73,7 +73,7 @@ def spans(svg, colour):
     """How far the shapes of a colour reach from left to right, in order."""
     found = []
     for path in svg.iter(f"{_SVG}path"):
-        if re.search(f"fill: ({colour})", path.get("style", "")):
+        if re.search(rf"fill: (var\(--plot-\w+, )?({colour})", path.get("style", "")):
             across = [float(x) for x in re.findall(r"[ML] (\S+) ", path.get("d"))]
             found.append(max(across) - min(across))
     return found
@@ -81,7 +81,7 @@ def spans(svg, colour):
 
 def outline(text):
     """What a page shows, a line a heading, paragraph, row, plot or image: marked by its element, without styles."""
-    text = re.sub(r"<style.*?</style>|<svg[^>]*aria-hidden.*?</svg>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<(style|script).*?</\1>|<svg[^>]*aria-hidden.*?</svg>", "", text, flags=re.DOTALL)
     lines = []
     for tag, attributes, body in re.findall(
         rf"<({_BLOCKS})\b([^>]*)>(.*?)(?=<(?:{_BLOCKS})\b|</table>|\Z)", text, flags=re.DOTALL

@@ -1,5 +1,6 @@
 """The pages of all kinds of results: what they show, and that they are safe, self-contained and repeatable."""
 
+import base64
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from robust_ext import reports
 from robust_ext.core.errors import DataError, InvalidArgumentError, MissingDependencyError
 from robust_ext.reports import report_page, report_text, save
 from tests.reports.mead_results import arms_of, make
@@ -34,6 +36,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("PIL")
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
+SCRIPT = (Path(reports.__file__).parent / "sort.js").read_text(encoding="utf-8")
 UPDATE = "ROBUST_EXT_UPDATE_SNAPSHOTS"
 KINDS = {
     "binarization": lambda name: make_result(
@@ -103,7 +106,8 @@ def test_nothing_of_the_result_becomes_markup(kind):
             result[part]["worst_case"]["by"] = {"clean": 1, NASTY: 2}
     text = report_page(result, [make_example(attack=NASTY, outcome=NASTY)] if kind in EXAMPLES else ())
     page = Page(text)
-    assert "script" not in page.elements
+    assert page.elements.count("script") == 1
+    assert re.search("<script>(.*?)</script>", text, flags=re.DOTALL)[1] == SCRIPT
     assert page.elements.count("img") == (3 if kind in EXAMPLES else 0)
     assert text.count("&lt;script&gt;alert(1)") >= 6
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]", text)
@@ -119,12 +123,15 @@ def test_needs_nothing_from_outside(kind, page):
     links = [value for _, key, value in parsed.attributes if key in ("src", "href", "xlink:href", "srcset", "action")]
     assert kind not in EXAMPLES or len(links) > 3
     assert all(link.startswith(("data:image/png;base64,", "#")) for link in links)
-    assert not {"link", "iframe", "object", "embed", "base", "script"} & set(parsed.elements)
+    assert not {"link", "iframe", "object", "embed", "base"} & set(parsed.elements)
     assert "@import" not in page
     assert re.findall(r"url\((?!#)", page) == []
     assert "http://" not in page.replace("http://www.w3.org", "")
     policy = [value for _, key, value in parsed.attributes if key == "content" and "default-src" in value]
-    assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    assert policy == [f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"], (
+        "the page's own script is the only one that runs"
+    )
 
 
 def test_references_inside_the_page_lead_to_one_element(page):

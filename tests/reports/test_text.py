@@ -103,9 +103,9 @@ WORDS = [
     (short_arm, ("PGD-ACE linf 0.25", "linf 0.25"), "PGD-ACE"),
     (short_arm, ("DeepFool", "DeepFool"), "DeepFool"),
     (short_arm, ("PGD-ACE linf 0.25, knowing lid", "linf 0.25", "lid"), "PGD-ACE"),
-    (colour, (0.0,), "#e0823c"),
-    (colour, (0.5,), "#f7f7f7"),
-    (colour, (1.0,), "#5ca0d0"),
+    (colour, (0.0,), "color-mix(in srgb, var(--low) 100%, var(--middle))"),
+    (colour, (0.5,), "color-mix(in srgb, var(--high) 0%, var(--middle))"),
+    (colour, (0.875,), "color-mix(in srgb, var(--high) 75%, var(--middle))"),
 ]
 
 
