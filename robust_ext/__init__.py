@@ -27,6 +27,10 @@ from robust_ext.evaluations.binarization import BinarizationResult as Binarizati
 from robust_ext.evaluations.binarization import BinarizationSettings as BinarizationSettings
 from robust_ext.evaluations.binarization import binarization_test as binarization_test
 from robust_ext.evaluations.binarization import plant as plant
+from robust_ext.evaluations.callbacks import Callback as Callback
+from robust_ext.evaluations.callbacks import MLflowCallback as MLflowCallback
+from robust_ext.evaluations.callbacks import TensorBoardCallback as TensorBoardCallback
+from robust_ext.evaluations.callbacks import WandbCallback as WandbCallback
 from robust_ext.evaluations.causes.finding import Finding as Finding
 from robust_ext.evaluations.diagnosis import DiagnosisResult as DiagnosisResult
 from robust_ext.evaluations.diagnosis import DiagnosisSettings as DiagnosisSettings

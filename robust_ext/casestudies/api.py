@@ -31,6 +31,7 @@ from robust_ext.engine.run import run_all
 from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.binarization import binarization_test
 from robust_ext.evaluations.binarization.defense import Defense
+from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.detectors import calibrate_detector
 from robust_ext.registry.attack import as_attack
 
@@ -49,6 +50,7 @@ def run_case_studies(
     isolate: bool = False,
     attack_timeout: float | None = None,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> CaseStudyResult:
     """Train small versions of published defenses, and judge the recipe of their authors and a right one.
 
@@ -65,6 +67,7 @@ def run_case_studies(
         isolate: Run each attack in a process of its own, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
+        callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
 
     Raises:
         RobustExtError: An argument, the data or the run folder is not as described; see its subclasses.
@@ -77,7 +80,7 @@ def run_case_studies(
     given = load_case_data(data, root=data_root, samples=samples, images=images, seed=seed)
     folder, begun, studies = None if out is None else Path(out), time.perf_counter(), []
     models = {name: case_threat_model(load_case_study(name), data) for name in chosen}
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
+    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         isolation = {"isolate": isolate, "attack_timeout": attack_timeout}
         with tqdm(total=5 * len(chosen), unit="step", disable=not progress, desc="case studies") as bar:
             for name in chosen:
@@ -93,10 +96,10 @@ def run_case_studies(
                     bar=bar,
                 )
                 studies.append({"name": name, **one.run()})
-    settings = {"data": data, "images": len(given.train_inputs)}
-    seconds = time.perf_counter() - begun
-    content = make_content(studies, samples=samples, settings=settings, seed=seed, seconds=seconds)
-    return CaseStudyResult(content).saved(folder)
+        settings = {"data": data, "images": len(given.train_inputs)}
+        seconds = time.perf_counter() - begun
+        content = make_content(studies, samples=samples, settings=settings, seed=seed, seconds=seconds)
+        return tell(CaseStudyResult(content).saved(folder))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import LARGEST
@@ -23,6 +24,8 @@ class RunContext:
     jobs: int = 1  # Processes the run is split over
     # Number of this process, and of how many; one of several does its share and makes no result
     shard: tuple[int, int] = (0, 1)
+    # Called in the one process that makes a result, with each record when its block is finished
+    on_record: Callable[[Mapping[str, Any]], None] | None = None
     repair: bool = False  # Whether what is damaged in a run folder is dropped and done again, not refused
 
     def __post_init__(self) -> None:

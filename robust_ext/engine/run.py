@@ -209,6 +209,9 @@ def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator
                     kept = block.candidates.detach().cpu().numpy()
                     store.save(candidates_name(rows[0]), candidates=kept)
                 store.append(block.records, {**block.timing, "isolated": ISOLATED.get()})
+            if context.on_record is not None and context.shard[1] == 1:
+                for record in store.block(rows):
+                    context.on_record({"run": run.title, **record})
             bar.update(len(rows))
     except RobustExtError as error:
         if not run.tolerates(error):

@@ -24,6 +24,7 @@ from robust_ext.evaluations.adaptive.probes import measure_cost, probe_outputs
 from robust_ext.evaluations.adaptive.protocol import plan_runs
 from robust_ext.evaluations.adaptive.result import AdaptiveResult
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
+from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.registry.defense import as_defense
 from robust_ext.registry.model import as_module
@@ -44,6 +45,7 @@ def evaluate_defense(
     isolate: bool = False,
     attack_timeout: float | None = None,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
     settings: AdaptiveSettings | None = None,
     **options: Unpack[AdaptiveOptions],
 ) -> AdaptiveResult:
@@ -66,6 +68,7 @@ def evaluate_defense(
         isolate: Run each attack in a process of its own, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
+        callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`AdaptiveSettings`.
 
@@ -85,10 +88,10 @@ def evaluate_defense(
     given = prepare_inputs(model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=size)
     made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
     networks = {name: as_module(one, argument="surrogates").module for name, one in _surrogates(surrogates).items()}
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
+    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         checked = with_judge_seed(checked, out=out, worker=worker)
         steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)
-        return _evaluate(steps, given, made, checked, out=out, progress=progress, worker=worker)
+        return tell(_evaluate(steps, given, made, checked, out=out, progress=progress, worker=worker))
 
 
 def _evaluate(

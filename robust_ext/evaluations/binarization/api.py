@@ -32,6 +32,7 @@ from robust_ext.evaluations.binarization.preparation import counted_parts, prepa
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.models.features import LayerInput
 
 
@@ -48,6 +49,7 @@ def binarization_test(
     isolate: bool = False,
     attack_timeout: float | None = None,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
     settings: BinarizationSettings | None = None,
     **options: Unpack[BinarizationOptions],
 ) -> BinarizationResult:
@@ -71,6 +73,7 @@ def binarization_test(
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
+        callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`BinarizationSettings`.
 
@@ -90,11 +93,11 @@ def binarization_test(
     """
     checked = make_settings(BinarizationSettings, options, base=settings, threat_model=threat_model)
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
+    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         checked = with_judge_seed(checked, out=out, worker=worker)
         runs = _prepare(model, attacks, inputs, checked, detector, detector_data, sample_ids=sample_ids)
         outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"), worker)
-    return BinarizationResult({}) if outcomes is None else _result(outcomes, out)
+        return tell(BinarizationResult({}) if outcomes is None else _result(outcomes, out))
 
 
 def _result(outcomes: Mapping[str, Outcome[BinarizationRun]], out: str | os.PathLike[str] | None) -> BinarizationResult:

@@ -29,6 +29,7 @@ from robust_ext.engine.inputs import PROBES, as_attacks, bounded_module, prepare
 from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.task import Worker
+from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.probes import probe_model
 from robust_ext.evaluations.diagnosis.content import make_content
@@ -52,6 +53,7 @@ def diagnose(
     isolate: bool = False,
     attack_timeout: float | None = None,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
     try_remedies: bool = False,
     settings: DiagnosisSettings | None = None,
     **options: Unpack[DiagnosisOptions],
@@ -73,6 +75,7 @@ def diagnose(
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
+        callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         try_remedies: Run remedies on the same samples and seeds, at most four for an attack, until one mends it, and
             see what they change.
         settings: All settings at once; the defaults when left out.
@@ -99,7 +102,7 @@ def diagnose(
     module = as_classifier(module, inputs[:PROBES])
     if current_context().jobs > 1:
         raise InvalidArgumentError("jobs", current_context().jobs, "1: a diagnosis is short, and runs in one process")
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
+    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         named = as_attacks(attacks)
         for attack in named.values():
             attack.check(threat_model=threat_model)
@@ -113,7 +116,7 @@ def diagnose(
             out=None if out is None else Path(out),
             worker=worker,
         )
-        return diagnosis.run(module, begun=begun, progress=progress, trying=try_remedies).saved(out)
+        return tell(diagnosis.run(module, begun=begun, progress=progress, trying=try_remedies).saved(out))
 
 
 def _check_samples(

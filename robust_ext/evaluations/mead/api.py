@@ -19,6 +19,7 @@ from robust_ext.engine.run import Outcome, check_some_ran, run_all
 from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm
+from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.detectors import as_detectors
 from robust_ext.evaluations.mead.content import make_content, pick_examples
 from robust_ext.evaluations.mead.options import MeadOptions
@@ -42,6 +43,7 @@ def mead(
     isolate: bool = False,
     attack_timeout: float | None = None,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
     settings: MeadSettings | None = None,
     **options: Unpack[MeadOptions],
 ) -> MeadResult:
@@ -65,6 +67,7 @@ def mead(
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
+        callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`MeadSettings`.
 
@@ -83,10 +86,12 @@ def mead(
     given = prepare_inputs(
         model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=checked.batch_size
     )
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
+    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         checked = with_judge_seed(checked, out=out, worker=worker)
         arms = as_arms(attacks, given.threat_model, allow_code=allow_code)
-        return _evaluate(arms, given, detectors, detector_data, checked, out=out, progress=progress, worker=worker)
+        return tell(
+            _evaluate(arms, given, detectors, detector_data, checked, out=out, progress=progress, worker=worker)
+        )
 
 
 def _evaluate(

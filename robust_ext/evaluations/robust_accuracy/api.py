@@ -18,6 +18,7 @@ from robust_ext.engine.run import run_all
 from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm, check_arms
+from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.robust_accuracy.content import make_content
 from robust_ext.evaluations.robust_accuracy.options import RobustAccuracyOptions
 from robust_ext.evaluations.robust_accuracy.result import RobustAccuracyResult
@@ -36,6 +37,7 @@ def robust_accuracy(
     isolate: bool = False,
     attack_timeout: float | None = None,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
     settings: RobustAccuracySettings | None = None,
     **options: Unpack[RobustAccuracyOptions],
 ) -> RobustAccuracyResult:
@@ -57,6 +59,7 @@ def robust_accuracy(
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         progress: Show a progress bar on stderr.
+        callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`RobustAccuracySettings`.
 
@@ -75,8 +78,8 @@ def robust_accuracy(
     given = prepare_inputs(
         model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=checked.batch_size
     )
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker:
-        return _evaluate(as_attacks(attacks), given, checked, out=out, progress=progress, worker=worker)
+    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
+        return tell(_evaluate(as_attacks(attacks), given, checked, out=out, progress=progress, worker=worker))
 
 
 def _evaluate(
