@@ -23,7 +23,7 @@ from robust_ext.detectors._features.layers import check_name, hidden_layer
 from robust_ext.detectors._features.references import ReferenceDetector
 from robust_ext.detectors._features.repeating import repeatable
 from robust_ext.detectors.observation import Observation
-from robust_ext.models.features import LayerInput, split
+from robust_ext.models.features import LayerInput, split_linear
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class KDBUDetector(ReferenceDetector):
                 "input; the kernel density decides alone"
             )
         if self.readout is not None:
-            split(self.classifier, inputs[:2].to(module_device(self.classifier)), layer=self.readout)
+            split_linear(self.classifier, inputs[:2].to(module_device(self.classifier)), layer=self.readout)
         passes = self.over_batches(inputs, lambda one: (self._hidden(one), one.predicted, one.logits), batch_size)
         hidden, found = (torch.cat([each[part] for each in passes]) for part in (0, 1))
         classes = passes[0][2].shape[1]

@@ -18,7 +18,7 @@ from robust_ext.core.target import Counted
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.binarized import BinarizedClassifier
-from robust_ext.models.features import LayerInput, Split, layer_names, split
+from robust_ext.models.features import LayerInput, Split, layer_names, split_linear
 from robust_ext.models.row_rng import RowRNG
 
 _PROBLEM = "binarized problem"
@@ -77,7 +77,7 @@ def split_defense(defense: AdaptiveDefense, inputs: Tensor, *, layer: str | None
     with torch.no_grad():
         found = held.solution(inputs, seeds=held.next_seeds(len(inputs)))
     try:
-        parts = split(_Readout(held, found.state), found.final, layer=None if layer is None else _inside(layer))
+        parts = split_linear(_Readout(held, found.state), found.final, layer=None if layer is None else _inside(layer))
     except SplitError as error:
         raise SplitError(f"{name}, at its end: {error}") from error
     layer = ",".join(name.removeprefix("defense.") for name in layer_names(parts.layer))

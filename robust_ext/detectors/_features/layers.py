@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.validation import check_integer
-from robust_ext.models.features import split
+from robust_ext.models.features import split_linear
 
 # They repeat the values before them in eval mode, in another shape at most.
 _SAME = (nn.modules.dropout._DropoutNd, nn.Flatten, nn.Unflatten, nn.Identity)
@@ -94,10 +94,10 @@ def hidden_layer(classifier: nn.Module, inputs: Tensor) -> str | None:
     None where a function makes these features, so that no module has them as its output. SplitError: no linear layer
     makes the logits of the inputs ``(n, ...)``.
     """
-    readout = split(classifier, inputs).layer
+    readout = split_linear(classifier, inputs).layer
     calls = _watched(classifier, inputs)
-    entered = next(call.entered for call in calls if call.name == readout)
-    return next((call.name for call in _once(calls) if call.left is entered), None)
+    entered = next((call.entered for call in calls if call.name == readout), None)
+    return next((call.name for call in _once(calls) if call.left is entered and entered is not None), None)
 
 
 def _once(calls: list[_Call]) -> list[_Call]:

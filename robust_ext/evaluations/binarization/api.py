@@ -33,7 +33,7 @@ from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.callbacks import Callback, listening
-from robust_ext.models.features import LayerInput
+from robust_ext.models.features import Observed
 
 
 def binarization_test(
@@ -177,7 +177,7 @@ def _with_detector(
     found, calibration = prepare_detector(
         detector, model, run.inputs[:64].to(run.device), data=detector_data, settings=settings
     )
-    network = run.features.module.model if isinstance(run.features.module, LayerInput) else run.features.module
+    network = run.features.module.model if isinstance(run.features.module, Observed) else run.features.module
     # What the detector sends through the network is counted where the network is called.
     features = Counted(run.features.module, run.features.counter, counts=network is not found.classifier)
     shared = {

@@ -31,7 +31,7 @@ from robust_ext.evaluations.causes.attaching import (
 from robust_ext.evaluations.causes.finding import WEIGHTS, ranked
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.caveats import attack_warnings
-from robust_ext.models.features import LayerInput
+from robust_ext.models.features import Observed
 from robust_ext.reports.findings import remedy, sentence
 
 # What a failure comes to that nothing else explains.
@@ -109,7 +109,7 @@ def _attacked(name: str, run: BinarizationRun, records: Sequence[Record], *, fai
 def _probe(run: BinarizationRun) -> Probe:
     """Probes of the user's own network on the clean samples, with what it predicts as labels."""
     features = run.features.module
-    network = features.model if isinstance(features, LayerInput) else nn.Sequential(features, run.readout)
+    network = features.model if isinstance(features, Observed) else nn.Sequential(features, run.readout)
     inputs = run.inputs[:PROBED].to(run.device)
 
     def probe() -> ModelProbe:

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from robust_ext.core.target import Counted
-from robust_ext.models.features import LayerInput
+from robust_ext.models.features import Observed
 
 logger = logging.getLogger(__name__)
 
@@ -76,10 +76,10 @@ def folded_twin(features: Counted, inputs: Tensor) -> Forward | None:
         return None
     original = features.module
     try:
-        network = original.model if isinstance(original, LayerInput) else original
+        network = original.model if isinstance(original, Observed) else original
         folded = _fold(network).requires_grad_(False)
         folded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        module = LayerInput(folded, original.layer) if isinstance(original, LayerInput) else folded
+        module = original.of(folded) if isinstance(original, Observed) else folded
         twin = Forward(Counted(module, features.counter), 1, channels_last=True)
         with torch.no_grad():
             low, high = float(inputs.min()), float(inputs.max())

@@ -24,8 +24,8 @@ class ReadoutSettings(DepthSettings):
 
     layer: str | None = setting(
         default=None,
-        help="Name of the linear layer that makes the logits; found when left out. Before it, with commas, further "
-        "layers may be named, whose inputs are features too.",
+        help="Name of the layer whose input are the features, of any kind; with commas several. Left out, it is what "
+        "the logits are made of, see docs/models.md.",
         panel="model",
     )
     readout: str | Readout = setting(

@@ -17,7 +17,9 @@ class DiagnosisSettings(JudgedSettings):
     )
     inner_points: int = setting(default=199, help="Inner points of each of its problems.", minimum=1, maximum=1_000_000)
     layer: str | None = setting(
-        default=None, help="Name of the linear layer that makes the logits; found when left out.", panel="model"
+        default=None,
+        help="Name of the layer whose input are the features, see docs/models.md; found when left out.",
+        panel="model",
     )
     references: bool = setting(
         default=True,

@@ -1,0 +1,105 @@
+"""Classifiers that end in one linear layer, as ordinary ones do: found by watching which layer makes the logits."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.classifier import check_classifier
+from robust_ext.core.errors import SplitError
+from robust_ext.core.random import seeded_globals
+from robust_ext.models.features.checks import TOLERANCE, check_features, tolerance_of
+from robust_ext.models.features.observed import LayerInput, full_names
+from robust_ext.models.features.parts import LastPart, Split
+
+
+def split_linear(model: nn.Module, inputs: Tensor, *, layer: str | None = None, tolerance: float = TOLERANCE) -> Split:
+    """Split a classifier whose logits are the outputs of an ``nn.Linear``, verified on ``inputs`` ``(n, ...)``.
+
+    It is found where ``layer`` is left out; before its name, with commas, others may be given, whose inputs are
+    features too. SplitError: there is none, or something follows it.
+    """
+    # A random model draws the same each time.
+    with seeded_globals(0):
+        logits = check_classifier(model, inputs)
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    if layer is None:
+        layer = _last_linear(model, linear, inputs, logits, tolerance)
+    layers = full_names(model, layer)
+    if layers[-1] not in linear:
+        known, last = ", ".join(list(linear)[-5:]) or "none", "" if len(layers) == 1 else " as the last one"
+        raise SplitError(
+            f"layer: got {layer!r}, expected the name of an nn.Linear of the model{last} (the last ones: {known})"
+        )
+    parts, last_linear = dict(model.named_modules()), linear[layers[-1]]
+    for name in layers[:-1]:
+        if name not in parts:
+            raise SplitError(f"layer: got {name!r}, expected the name of a module of the model, see named_modules()")
+    single = last_linear.weight.dtype in (torch.float32, torch.float64)
+    readout = last_linear if len(layers) == 1 and single else LastPart(last_linear)
+    seen = LayerInput(model, ",".join(layers))
+    features = check_features(seen, inputs)
+    if len(layers) == 1 and features.shape[1] != last_linear.in_features:
+        raise SplitError(
+            f"layer {layer!r}: reads features at several positions, of which the logits are made afterwards"
+        )
+    result = Split(seen, readout, ",".join(layers), tuple(features.shape[1:]))
+    with torch.no_grad():
+        output: Tensor = result.readout(features)
+    if output.shape != logits.shape:
+        raise SplitError(
+            f"layer {layer!r}: got outputs of shape {tuple(output.shape)}, expected the model's logits of shape "
+            f"{tuple(logits.shape)}; name the last linear layer"
+        )
+    difference = float((output - logits).abs().max())
+    limit = tolerance_of(model, output, logits, tolerance=tolerance) * (1 + float(logits.abs().max()))
+    if difference > limit or not _makes_logits(model, last_linear, inputs, logits):
+        raise SplitError(
+            f"layer {layer!r}: the logits differ from the model's by up to {difference:.3g}, so something follows that "
+            "layer; fold it into the layer's weights, or give a pair (features, readout)"
+        )
+    return result
+
+
+def _last_linear(
+    model: nn.Module, linear: dict[str, nn.Linear], inputs: Tensor, logits: Tensor, tolerance: float
+) -> str:
+    """Name of the linear layer whose output is the model's."""
+    outputs: list[tuple[str, Tensor]] = []
+    with ExitStack() as stack, torch.no_grad(), seeded_globals(0):
+        for name, part in linear.items():
+            hook = part.register_forward_hook(lambda *call, name=name: outputs.append((name, call[2].detach())))
+            stack.enter_context(hook)
+        model(inputs)
+    if not outputs:
+        raise SplitError(
+            "model: no nn.Linear takes part in a forward pass, so there is no linear readout to replace; give a pair "
+            "(features, readout)"
+        )
+    for name, output in reversed(outputs):
+        if output.shape == logits.shape and float((output - logits).abs().max()) <= tolerance_of(
+            model, output, tolerance=tolerance
+        ) * (1 + float(logits.abs().max())):
+            return name
+    raise SplitError(
+        f"model: the last linear layer {outputs[-1][0]!r} does not produce the logits (something follows it); name the "
+        "layer, fold what follows into its weights, or give a pair (features, readout)"
+    )
+
+
+def _makes_logits(model: nn.Module, linear: nn.Linear, inputs: Tensor, logits: Tensor) -> bool:
+    """Whether a model returns what its linear layer does, also where that is something else, and large.
+
+    With few inputs and random weights, logits hardly vary: a log-softmax or the average with another head would pass.
+    """
+    signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device).view_as(logits) * 7 % 3 % 2)
+    put = (10 * (1 + logits.abs().max()) * signs).to(logits.dtype)
+
+    def replace(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+        return put.to(output.dtype).view_as(output)
+
+    with torch.no_grad(), seeded_globals(0), linear.register_forward_hook(replace):
+        out: Tensor = model(inputs)
+    return out.shape == put.shape and torch.allclose(out.to(put), put, rtol=tolerance_of(model, logits))

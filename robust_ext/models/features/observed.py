@@ -1,0 +1,185 @@
+"""What enters layers or operations of a network, as a module: one forward pass, and nothing is changed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from robust_ext.core.errors import SplitError
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place in a forward pass: what enters a layer, or an argument of an operation outside of layers.
+
+    Attributes:
+        layer: Name as in ``model.named_modules()``; None for an operation.
+        operation: Its plain name, such as ``linear``.
+        last: Which call of that operation, counted from the last, 1 (torch's faster paths without gradients make
+            fewer calls, but those before).
+        argument: Place or name of the argument.
+        means: Dimensions that are averaged over.
+    """
+
+    layer: str | None = None
+    operation: str = ""
+    last: int = 1
+    argument: int | str = 0
+    means: tuple[int, ...] = ()
+
+    def columns(self, seen: Tensor) -> Tensor:
+        """What is seen there as rows of numbers, ``(N, F)``; at least single precision."""
+        if seen.dtype in _HALVES:
+            seen = seen.float()
+        if self.means:
+            seen = seen.mean(self.means)
+        return seen.flatten(1) if seen.dim() > 2 else seen
+
+    def __str__(self) -> str:
+        words = f"{self.operation}, call {self.last} from the last" if self.layer is None else repr(self.layer)
+        return f"{words}, averaged over {self.means}" if self.means else words
+
+
+class Observed(nn.Module):
+    """What a model has at ``cuts``, flattened or averaged and concatenated; with ``logits``, those as last columns."""
+
+    def __init__(self, model: nn.Module, cuts: Sequence[Cut], *, logits: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.cuts = tuple(cuts)
+        self.logits = logits
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``(N, F)`` of inputs ``(N, ...)``."""
+        layers = [cut.layer for cut in self.cuts if cut.layer is not None]
+        entered: dict[str, list[Tensor]] = {name: [] for name in layers}
+        with ExitStack() as stack:
+            for name, seen in entered.items():
+                # The layer is looked up at each call, so that copies of this module observe their own network.
+                hook = self.model.get_submodule(name).register_forward_pre_hook(
+                    lambda _, args, named, seen=seen: seen.append(first_argument(args, named)), with_kwargs=True
+                )
+                stack.enter_context(hook)
+            operations = stack.enter_context(_Operations(self.cuts)) if len(layers) < len(self.cuts) else None
+            logits: Tensor = self.model(x)
+        for name, seen in entered.items():
+            if len(seen) != 1 or not isinstance(seen[0], Tensor):
+                found = f"was called {len(seen)} times in one forward pass, expected once"
+                if len(seen) == 1:
+                    found = f"is entered by {type(seen[0]).__name__}, expected a tensor"
+                raise SplitError(f"layer {name!r} {found}; give a pair (features, readout) instead")
+        parts = []
+        for number, cut in enumerate(self.cuts):
+            if cut.layer is not None:
+                parts.append(cut.columns(entered[cut.layer][0]))
+            elif operations is not None:
+                parts.append(cut.columns(operations.seen(number)))
+        if self.logits:
+            parts.append(logits)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def of(self, model: nn.Module) -> Observed:
+        """The same of another network with layers of the same names."""
+        return Observed(model, self.cuts, logits=self.logits)
+
+    def extra_repr(self) -> str:
+        """Where features are taken."""
+        return "; ".join([*map(str, self.cuts), *(["logits"] if self.logits else [])])
+
+
+class LayerInput(Observed):
+    """What enters one layer of a network, named as in ``model.named_modules()``, as a module; nothing is changed.
+
+    Of several layers, with commas between their names, it is concatenated.
+    """
+
+    def __init__(self, model: nn.Module, layer: str) -> None:
+        super().__init__(model, [Cut(name) for name in layer_names(layer)])
+        self.layer = layer
+
+
+def layer_names(layer: str) -> list[str]:
+    """Names of layers that are written with commas between them.
+
+    Example:
+        >>> layer_names("conv2, fc")
+        ['conv2', 'fc']
+    """
+    return list(dict.fromkeys(name.strip() for name in layer.split(",")))
+
+
+def full_names(model: nn.Module, layer: str) -> list[str]:
+    """Names of layers as those of a model in which they are wrapped, in modules with one part each.
+
+    Example:
+        >>> full_names(nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(4, 2))), "1")
+        ['0.1']
+    """
+    return [_full_name(model, name) for name in layer_names(layer)]
+
+
+def _full_name(model: nn.Module, name: str) -> str:
+    prefix, part = "", model
+    while name not in dict(part.named_modules()):
+        children = list(part.named_children())
+        if len(children) != 1:
+            return name
+        prefix, part = f"{prefix}{children[0][0]}.", children[0][1]
+    return prefix + name
+
+
+def first_argument(args: Sequence[Any], named: dict[str, Any]) -> Any:
+    """What a module is called with first, by place or by name; None without arguments."""
+    return args[0] if args else next(iter(named.values()), None)
+
+
+def operation_name(func: Callable[..., Any]) -> str:
+    """One name for the function, the method, the operator, what works in place, and torch.export's.
+
+    Example:
+        >>> [operation_name(one) for one in (torch.matmul, Tensor.__matmul__, torch.ops.aten.matmul.default)]
+        ['matmul', 'matmul', 'matmul']
+    """
+    name = str(getattr(func, "__name__", func))
+    if name == "__get__":
+        return str(getattr(getattr(func, "__self__", None), "__name__", name))
+    return name.partition(".")[0].strip("_")
+
+
+class _Operations(TorchFunctionMode):
+    """Arguments of the last calls of some operations."""
+
+    def __init__(self, cuts: Iterable[Cut]) -> None:
+        super().__init__()
+        self._cuts = tuple(cuts)
+        outside = [cut for cut in self._cuts if cut.layer is None]
+        self._calls: dict[str, deque[tuple[Any, dict[str, Any]]]] = {
+            name: deque(maxlen=max(cut.last for cut in outside if cut.operation == name))
+            for name in {cut.operation for cut in outside}
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        calls = self._calls.get(operation_name(func))
+        if calls is not None:
+            calls.append((args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def seen(self, number: int) -> Tensor:
+        """What was seen at a cut."""
+        cut = self._cuts[number]
+        calls = self._calls[cut.operation]
+        if len(calls) < cut.last:
+            raise SplitError(f"{cut}: called {len(calls)} times; give a pair (features, readout) instead")
+        args, kwargs = calls[-cut.last]
+        found: Tensor = args[cut.argument] if isinstance(cut.argument, int) else kwargs[cut.argument]
+        return found
