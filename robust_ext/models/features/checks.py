@@ -1,4 +1,4 @@
-"""Whether features are rows, and how near a replay has to come to the logits."""
+"""Whether features are rows, and how near a readout has to come to the logits."""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ from torch import Tensor, nn
 from robust_ext.core.errors import SplitError
 from robust_ext.core.random import seeded_globals
 
-# Of the largest logit, in single and double precision; in others so many roundings.
+# Of the largest logit, in single precision; in coarser ones more.
 TOLERANCE = 1e-4
-_ROUNDINGS = 16
-
-
-def tolerance_of(model: nn.Module, *tensors: Tensor, tolerance: float = TOLERANCE) -> float:
-    """The tolerance relative to the largest logit, in the lowest precision of a model's weights and of ``tensors``."""
-    kinds = {one.dtype for one in (*model.parameters(), *model.buffers(), *tensors) if one.is_floating_point()}
-    return max([tolerance, *(_ROUNDINGS * torch.finfo(kind).eps for kind in kinds)])
 
 
 def check_features(part: nn.Module, inputs: Tensor) -> Tensor:

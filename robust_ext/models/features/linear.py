@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import SplitError
+from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
-from robust_ext.models.features.checks import TOLERANCE, check_features, tolerance_of
+from robust_ext.models.features.checks import TOLERANCE, check_features
 from robust_ext.models.features.observed import LayerInput, full_names
 from robust_ext.models.features.parts import LastPart, Split
 
@@ -54,7 +55,7 @@ def split_linear(model: nn.Module, inputs: Tensor, *, layer: str | None = None, 
             f"{tuple(logits.shape)}; name the last linear layer"
         )
     difference = float((output - logits).abs().max())
-    limit = tolerance_of(model, output, logits, tolerance=tolerance) * (1 + float(logits.abs().max()))
+    limit = tolerance_of(model, output, logits, single=tolerance) * (1 + float(logits.abs().max()))
     if difference > limit or not _makes_logits(model, last_linear, inputs, logits):
         raise SplitError(
             f"layer {layer!r}: the logits differ from the model's by up to {difference:.3g}, so something follows that "
@@ -80,7 +81,7 @@ def _last_linear(
         )
     for name, output in reversed(outputs):
         if output.shape == logits.shape and float((output - logits).abs().max()) <= tolerance_of(
-            model, output, tolerance=tolerance
+            model, output, single=tolerance
         ) * (1 + float(logits.abs().max())):
             return name
     raise SplitError(
@@ -102,4 +103,6 @@ def _makes_logits(model: nn.Module, linear: nn.Linear, inputs: Tensor, logits: T
 
     with torch.no_grad(), seeded_globals(0), linear.register_forward_hook(replace):
         out: Tensor = model(inputs)
-    return out.shape == put.shape and torch.allclose(out.to(put), put, rtol=tolerance_of(model, logits))
+    return out.shape == put.shape and torch.allclose(
+        out.to(put), put, rtol=tolerance_of(model, logits, single=TOLERANCE)
+    )

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import SplitError
+from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
-from robust_ext.models.features.checks import TOLERANCE, check_features, tolerance_of
+from robust_ext.models.features.checks import TOLERANCE, check_features
 from robust_ext.models.features.cuts import Place, head_places, layer_places
 from robust_ext.models.features.linear import split_linear
 from robust_ext.models.features.observed import LayerInput, Observed, full_names
@@ -97,7 +98,7 @@ def _replayed(network: nn.Module, inputs: Tensor, logits: Tensor, layer: str | N
     found = check_features(features, inputs)
     with torch.no_grad(), seeded_globals(0):
         output: Tensor = readout(found)
-    _check_replay(output, logits, tolerance_of(network, logits, *(place.seen for place in places), tolerance=tolerance))
+    _check_replay(output, logits, tolerance_of(network, logits, *(place.seen for place in places), single=tolerance))
     named = [place.cut.layer for place in places]
     shown = ",".join(name for name in named if name is not None) if None not in named else ""
     return Split(features, readout, shown, tuple(found.shape[1:]), "beside" if beside else "replayed")
