@@ -12,7 +12,7 @@ from robust_ext.core.errors import SplitError
 from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
 from robust_ext.models.features.checks import TOLERANCE, check_features
-from robust_ext.models.features.observed import LayerInput, full_names
+from robust_ext.models.features.observed import LayerInput, layer_names
 from robust_ext.models.features.parts import LastPart, Split
 
 
@@ -28,7 +28,7 @@ def split_linear(model: nn.Module, inputs: Tensor, *, layer: str | None = None, 
     linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
     if layer is None:
         layer = _last_linear(model, linear, inputs, logits, tolerance)
-    layers = full_names(model, layer)
+    layers = layer_names(layer)
     if layers[-1] not in linear:
         known, last = ", ".join(list(linear)[-5:]) or "none", "" if len(layers) == 1 else " as the last one"
         raise SplitError(

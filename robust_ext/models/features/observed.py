@@ -118,26 +118,6 @@ def layer_names(layer: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in layer.split(",")))
 
 
-def full_names(model: nn.Module, layer: str) -> list[str]:
-    """Names of layers as those of a model in which they are wrapped, in modules with one part each.
-
-    Example:
-        >>> full_names(nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(4, 2))), "1")
-        ['0.1']
-    """
-    return [_full_name(model, name) for name in layer_names(layer)]
-
-
-def _full_name(model: nn.Module, name: str) -> str:
-    prefix, part = "", model
-    while name not in dict(part.named_modules()):
-        children = list(part.named_children())
-        if len(children) != 1:
-            return name
-        prefix, part = f"{prefix}{children[0][0]}.", children[0][1]
-    return prefix + name
-
-
 def first_argument(args: Sequence[Any], named: dict[str, Any]) -> Any:
     """What a module is called with first, by place or by name; None without arguments."""
     return args[0] if args else next(iter(named.values()), None)

@@ -18,7 +18,7 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.models.features.checks import TOLERANCE, check_features
 from robust_ext.models.features.cuts import Place, head_places, layer_places
 from robust_ext.models.features.linear import split_linear
-from robust_ext.models.features.observed import LayerInput, Observed, full_names
+from robust_ext.models.features.observed import LayerInput, Observed, layer_names
 from robust_ext.models.features.parts import LastColumns, Split, as_parts
 from robust_ext.models.features.recording import Recording
 from robust_ext.models.features.tail import Tail
@@ -81,7 +81,7 @@ def _replayed(network: nn.Module, inputs: Tensor, logits: Tensor, layer: str | N
     recording = Recording(network, inputs[:1])
     if not isinstance(recording.logits, Tensor):
         raise SplitError(f"model: returned {type(recording.logits).__name__} while it was recorded")
-    names = None if layer is None else full_names(network, layer)
+    names = None if layer is None else layer_names(layer)
     places = head_places(recording) if names is None else layer_places(recording, names, network)
     tail = Tail(recording, places)
     averaged = [replace(place, cut=replace(place.cut, means=place.positions)) for place in places]
