@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,12 +15,17 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.base import DISTRIBUTIONS, Attack, AttackTraits
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackError, InvalidArgumentError, MissingDependencyError
 from robust_ext.core.objects import qualified_name
 from robust_ext.core.target import Target
+from robust_ext.core.threat import ThreatModel
 
 _LOGGER = logging.getLogger(__name__)
 MISSING = object()
+# What libraries call the number of steps, and what multiplies it.
+_STEPS = ("steps", "max_iter", "num_steps", "n_iter", "nb_iter", "iterations")
+_TIMES = ("num_random_init", "n_restarts", "restarts", "random_restarts", "binary_search_steps", "eot_iter")
 
 
 class WrappedAttack(Attack):
@@ -44,6 +50,10 @@ class WrappedAttack(Attack):
     def description(self) -> str:
         """The class or function and the settings that were given."""
         return f"{self.title} {written(self.made_of, self.settings)}"
+
+    def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:
+        """See :meth:`Attack.cost`."""
+        return cost_of_steps(partial(self._value, self.settings), self._parameters, gradients=self.traits.gradients)
 
     def _compare(self, key: str, wanted: object, names: Mapping[Any, str] | None = None) -> None:
         """Log where a setting that was given differs from the threat model's."""
@@ -74,6 +84,19 @@ class WrappedAttack(Attack):
             return first * epsilon
         number = self._value(settings, steps) if steps in self._parameters else 0
         return min(limit * epsilon, max(epsilon / 10, 2.5 * epsilon / number if number else 0.0))
+
+
+def cost_of_steps(read: Callable[[str], Any], known: Container[str], *, gradients: bool) -> Cost | None:
+    """What an attack with gradients costs by its steps, about; None where it has no such setting.
+
+    One pass back a step, in each run of it, and one more forward.
+    """
+    steps = next((read(name) for name in _STEPS if name in known), None) if gradients else None
+    times = [read(name) for name in _TIMES if name in known]
+    if not all(isinstance(one, int) for one in (steps, *times)) or steps is None:
+        return None
+    runs = math.prod(max(one, 1) for one in times)
+    return Cost((steps + 1) * runs, steps * runs)
 
 
 def written(made_of: Callable[..., Any], settings: Mapping[str, Any]) -> str:

@@ -24,11 +24,13 @@ from robust_ext.adapters.wrapped import (
     check_candidates,
     check_settings,
     constructed,
+    cost_of_steps,
     raised_inside,
     restore_failed,
 )
 from robust_ext.attacks._common.rows import runner_up
 from robust_ext.attacks.base import Attack, draw_seed
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords
@@ -64,6 +66,12 @@ class FoolboxAttack(Attack):
     def description(self) -> str:
         """The attack as Foolbox shows it, with all its settings, without addresses in memory."""
         return re.sub(r" at 0x[0-9a-fA-F]+", "", f"Foolbox {self.attack!r}")
+
+    def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:
+        """See :meth:`robust_ext.attacks.base.Attack.cost`."""
+        settings = vars(_innermost(self.attack))
+        found = cost_of_steps(settings.__getitem__, settings, gradients=self.traits.gradients)
+        return None if found is None else found * getattr(self.attack, "times", 1)
 
     def search(
         self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator

@@ -21,6 +21,7 @@ from robust_ext.attacks._common.queried import best_queried
 from robust_ext.attacks._common.rows import runner_up
 from robust_ext.attacks.base import Attack, check_attack, draw_seed
 from robust_ext.attacks.running import run_attack
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import Settings, setting, settings_class
@@ -126,6 +127,15 @@ class AdaptedAttack(Settings, Attack):
                 "temperature are of logits alone; use bpda alone, or an attack on logits"
             )
         return reason
+
+    def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:
+        """See :meth:`Attack.cost`; each draw counts, and those of a gradient, where there are several, twice."""
+        found = self.attack.cost(threat_model, classes=classes)
+        if found is None:
+            return None
+        noisy = self.eot if self.noise else 0
+        again = noisy + self.eot if self.eot > 1 else noisy
+        return Cost(found.forward * self.eot + found.backward * again, found.backward * self.eot)
 
     @property
     def _averages(self) -> bool:

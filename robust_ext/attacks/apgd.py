@@ -21,6 +21,7 @@ from robust_ext.attacks._common.objectives import OBJECTIVES, aimed_dlr
 from robust_ext.attacks._common.rows import STARTS, check_batch, random_start, row_streams
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import NativeAttack, Watch
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
@@ -93,6 +94,12 @@ class APGD(NativeAttack):
         self._set("name", f"APGD-{self.loss.upper()}")
         batching, classes = "any" if self.stop_early else "full", OBJECTIVES[self.loss].minimum_classes
         self._set("traits", replace(type(self).traits, batching=batching, minimum_classes=classes))
+
+    def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost:
+        """See :meth:`Attack.cost`."""
+        aims = OBJECTIVES[self.loss].aims
+        runs = self.restarts * (min(self.target_classes, classes - 1) if aims else 1)
+        return Cost(runs * (self.steps + 1) + aims, runs * self.steps)
 
     def search(self, target: Target, inputs: Tensor, labels: Tensor, **options: Any) -> Tensor:
         """Return the candidates of :meth:`run`, see :meth:`NativeAttack.search`."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.core.objects import qualified_name
 from robust_ext.core.random import seeded_globals
@@ -158,6 +159,15 @@ class Attack(ABC):
                 f"{self.name} attacks a detector together with the classifier, and this target has none; choose an "
                 "attack on classifiers"
             )
+        return None
+
+    def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:
+        """Rows that are sent through the target for each input, at most; None where the settings do not state it.
+
+        Args:
+            threat_model: What it is given.
+            classes: Number of the target's classes.
+        """
         return None
 
     def check(self, *, threat_model: ThreatModel, detector: bool = False) -> None:

@@ -27,6 +27,7 @@ from robust_ext.attacks._common.rows import (
 )
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Batch, NativeAttack, Step
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import ThreatModel
@@ -141,6 +142,11 @@ class ObjectivePGD(NativeAttack):
         if self.algorithm == "fgsm":
             return threat_model.epsilon
         return _STEP_SIZES[threat_model.norm] * threat_model.width
+
+    def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost:
+        """See :meth:`Attack.cost`."""
+        steps = self.steps_for(threat_model)
+        return Cost(steps + DIVERGENCES[self.objective].compares + self.best, steps)
 
     def candidates(self, batch: Batch) -> Tensor:
         """See :meth:`NativeAttack.candidates`; an AttackRefusedError where only ``"ace"`` can aim.

@@ -11,6 +11,7 @@ from robust_ext.attacks._common.best_points import BestPoints
 from robust_ext.attacks._common.rows import check_batch, over_rows, query
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import Batch, NativeAttack, Step
+from robust_ext.core.cost import Cost
 from robust_ext.core.random import stream
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import ThreatModel
@@ -51,6 +52,10 @@ class RandomSearch(NativeAttack):
         choices=("corners", "surface"),
     )
     outer_share: float = setting(default=0.5, help="Share of these among the points, in [0, 1].", minimum=0, maximum=1)
+
+    def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost:
+        """See :meth:`Attack.cost`."""
+        return Cost(self.points)
 
     def candidates(self, batch: Batch) -> Tensor:
         """See :meth:`NativeAttack.candidates`."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from robust_ext.attacks._common.rows import broken, check_batch
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Batch, NativeAttack, Step, Watch
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
@@ -100,6 +101,10 @@ class RayS(NativeAttack):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set("traits", replace(type(self).traits, batching="full" if self.keep_rows else "any"))
+
+    def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost:
+        """See :meth:`Attack.cost`."""
+        return Cost(self.queries)
 
     def candidates(self, batch: Batch) -> Tensor:
         """The candidates of :meth:`run`; an AttackRefusedError where it is targeted."""

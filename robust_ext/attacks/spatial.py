@@ -17,9 +17,11 @@ from robust_ext.attacks._common.best_points import BestPoints
 from robust_ext.attacks._common.rows import check_batch, check_images, query
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import Batch, NativeAttack, Step
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_choice
 
 _PADDING_MODES = {"zero": "zeros", "edge": "border", "reflect": "reflection"}
@@ -123,6 +125,10 @@ class SpatialTransformation(NativeAttack):
     def queries(self) -> int:
         """How many transformations it tries for each row."""
         return self.samples if self.mode == "random" else len(self._grid())
+
+    def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost:
+        """See :meth:`Attack.cost`."""
+        return Cost(self.queries)
 
     def candidates(self, batch: Batch) -> Tensor:
         """See :meth:`NativeAttack.candidates`; an AttackRefusedError where inputs are no images ``(N, C, H, W)``."""

@@ -16,8 +16,10 @@ from robust_ext.attacks._common.rows import check_batch, check_images, query
 from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, Windows
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import Batch, NativeAttack, Step
+from robust_ext.core.cost import Cost
 from robust_ext.core.random import stream
 from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.threat import ThreatModel
 
 LOSSES = ("margin", "ce")
 
@@ -88,6 +90,10 @@ class Square(NativeAttack):
         help="Whether rows that are misclassified stay as they are. If not, their loss is raised further, and all "
         "queries are made.",
     )
+
+    def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost:
+        """See :meth:`Attack.cost`."""
+        return Cost(self.queries * self.restarts)
 
     def candidates(self, batch: Batch) -> Tensor:
         """See :meth:`NativeAttack.candidates`; an AttackRefusedError where inputs are no images ``(N, C, H, W)``."""

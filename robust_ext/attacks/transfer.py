@@ -19,6 +19,7 @@ from robust_ext.attacks._common.rows import broken, check_batch, over_rows, quer
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack, AttackTraits, check_attack, draw_seed
 from robust_ext.attacks.running import run_attack
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.settings import Settings, setting, settings_class
@@ -119,6 +120,14 @@ class Transfer(Settings, Attack):
             return self.attacks
         losses: tuple[dict[str, Any], ...] = ({}, {"loss": "margin"}, {"loss": "targeted-dlr", "target_classes": 3})
         return [APGD(steps=self.steps, **chosen) for chosen in losses]
+
+    def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:
+        """See :meth:`Attack.cost`; what is sent through surrogates counts as if they were the target."""
+        found = [attack.cost(threat_model, classes=classes) for attack in self._attacks]
+        known = [one for one in found if one is not None]
+        if len(known) < len(found):
+            return None
+        return (sum(known, Cost()) + Cost(len(found))) * len(self.surrogates)
 
     @property
     def description(self) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.casestudies.base import Recipe
+from robust_ext.core.cost import Cost
 from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Target
 from robust_ext.engine.code_digest import attack_code
@@ -37,6 +38,12 @@ class RecipeRun(Run):
     attack: Attack
     defense: Defense | None
     seed: int
+
+    def cost(self) -> Cost:
+        """The attack on a sample, and its verification; what a detector is queried for is measured."""
+        found = self.attack.cost(self.given.threat_model, classes=self.given.logits.shape[1])
+        known = found is not None and self.defense is None
+        return (found or Cost()) + Cost(1, unknown=() if known else (self.title,))
 
     def work(self, rows: range, store: Store) -> Work[Block]:
         """One task: the attack on these rows."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
 from robust_ext.attacks.base import Attack
 from robust_ext.casestudies.accuracy import measured_accuracy, plan_recipe
@@ -27,6 +26,7 @@ from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.detectors.base import Detector
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.isolation import attack_worker
+from robust_ext.engine.progress import Progress, showing
 from robust_ext.engine.run import run_all
 from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.binarization import binarization_test
@@ -82,7 +82,7 @@ def run_case_studies(
     models = {name: case_threat_model(load_case_study(name), data) for name in chosen}
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         isolation = {"isolate": isolate, "attack_timeout": attack_timeout}
-        with tqdm(total=5 * len(chosen), unit="step", disable=not progress, desc="case studies") as bar:
+        with showing("case studies", shown=progress, total=4 * len(chosen)) as bar:
             for name in chosen:
                 place = None if folder is None else folder / name
                 one = _Running(
@@ -113,7 +113,7 @@ class _Running:
     folder: Path | None
     worker: Worker
     isolation: Mapping[str, Any]
-    bar: tqdm[Any]
+    bar: Progress | None
 
     def run(self) -> dict[str, Any]:
         """Train, measure, and judge both recipes."""
@@ -137,12 +137,11 @@ class _Running:
         recipes = {}
         for kind, recipe in (("weak", study.weak(self.threat_model)), ("right", study.right(self.threat_model))):
             attack = as_attack(recipe.attack, name=kind)
-            self._show(f"{kind} recipe", done=1 if kind == "weak" else 0)
+            self._show(f"{kind} recipe", done=1)
             accuracy = self._accuracy(kind, recipe, attack, given, module, detector)
             entry = self._binarization(kind, recipe, attack, module, detector)
             recipes[kind] = {"attack": attack.description, "words": recipe.words, "robust_accuracy": accuracy, **entry}
-            self.bar.update()
-        self.bar.update()
+        self._show("done", done=1)
         return study_entry(
             study,
             measurement=measurement,
@@ -153,8 +152,9 @@ class _Running:
         )
 
     def _show(self, words: str, *, done: int = 0) -> None:
-        self.bar.update(done)
-        self.bar.set_postfix_str(f"{self.study.title}: {words}")
+        if self.bar is not None:
+            self.bar.advance(done)
+            self.bar.phase(f"{self.study.title}: {words}")
 
     def _detector(self, module: nn.Module) -> Detector | None:
         """The detector, with a threshold at the clean false-positive rate of the paper."""

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from tqdm.auto import tqdm
 
 from robust_ext.cli.options import command
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.validation import check_choice
+from robust_ext.engine.progress import showing
 from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.reports.conformance import matrix_cell, matrix_page, matrix_table
 from robust_ext.reports.text import table
@@ -64,13 +64,14 @@ def _matrix(libraries: list[str] | None, seed: int, progress: bool) -> list[dict
     # It imports pytest's helpers, which no other command needs.
     from robust_ext.testing.conformance import Row, conformance
 
-    with tqdm(disable=not progress, unit="run", desc="attacks") as bar:
+    with showing("attacks", shown=progress, unit="run") as bar:
 
         def show(row: Row | None, total: int) -> None:
-            bar.total = total
-            if row is not None:
-                bar.set_postfix_str(f"{row.library}:{row.attack}", refresh=False)
-                bar.update()
+            if bar is not None:
+                bar.total = total
+            if row is not None and bar is not None:
+                bar.phase(f"{row.library}:{row.attack}")
+                bar.advance()
 
         return [row.to_dict() for row in conformance(libraries, seed=seed, progress=show)]
 

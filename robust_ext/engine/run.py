@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from torch import Tensor
-from tqdm.auto import tqdm
+from torch import Tensor, nn
 
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackError, InvalidArgumentError, RobustExtError, RunFolderBusyError
-from robust_ext.core.printable import printable
 from robust_ext.engine.context import ISOLATED, RunContext, current_context
+from robust_ext.engine.forecast import Forecast, make_forecast
 from robust_ext.engine.identity import versions
+from robust_ext.engine.progress import Progress, is_shown, phase, showing
 from robust_ext.engine.run_folder import RunFolder
 from robust_ext.engine.shards import run_shards
 from robust_ext.engine.store import Record, Store
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # How long to wait for another process to finish a run before looking again.
 _PATIENCE = 0.5
+# Seconds from which on an estimate is stated before the work.
+_LONG = 300.0
 
 R = TypeVar("R", bound="Run")
 R_co = TypeVar("R_co", bound="Run", covariant=True)
@@ -80,9 +83,17 @@ class Run(ABC):
     # Whether it takes longer than others; such are begun first, so that no process is left with one at last
     long: bool = False
 
-    def session(self, bar: tqdm[Any]) -> AbstractContextManager[object]:
+    def session(self) -> AbstractContextManager[object]:
         """What surrounds all of its work."""
         return nullcontext()
+
+    def cost(self) -> Cost:
+        """What one of its samples takes, on the average and at most."""
+        return Cost(unknown=(self.title,))
+
+    def probe(self) -> tuple[nn.Module, Tensor] | None:
+        """The network whose rows :meth:`cost` counts, and inputs ``(N, ...)`` to measure its speed with."""
+        return None
 
     def prepare(self, store: Store) -> Work[None]:
         """Tasks that come before the blocks."""
@@ -140,10 +151,12 @@ def run_all(
 ) -> Generator[Task, TaskResult, dict[str, Outcome[R]] | None]:
     """The tasks of all runs that are not there yet, for :func:`robust_ext.engine.task.drive`.
 
-    ``unit`` is what the progress bar counts. Returns outcomes by key, in the order of the runs; None in one of several
+    ``unit`` is what progress counts. Returns outcomes by key, in the order of the runs; None in one of several
     processes, which leaves the result to others.
     """
     context, folder = current_context(), None if out is None else Path(out)
+    estimated = is_shown(progress) or logger.isEnabledFor(logging.INFO)
+    forecast = make_forecast(runs) if estimated and context.shard[1] == 1 else Forecast()
     total = sum(len(rows) for run in runs for rows in run.blocks)
     if context.repair and folder is not None:
         for run in runs:
@@ -153,12 +166,17 @@ def run_all(
         if folder is None:
             raise InvalidArgumentError("jobs", context.jobs, "a run folder (out) when there is more than one")
         folders = {folder / run.key for run in runs}
-        run_shards(context.command, folders, jobs=context.jobs, total=total, progress=progress, title=title, unit=unit)
+        shared = forecast.split(context.jobs)
+        with showing(title, shown=progress, total=total, unit=unit, forecast=shared) as bar:
+            _announce(shared, title, bar)
+            run_shards(context.command, folders, jobs=context.jobs, total=total, bar=bar)
     alone = context.shard[1] == 1
     outcomes: dict[str, Outcome[R]] = {}
     shown = progress and alone and context.jobs == 1
     left = sorted(runs, key=lambda run: not run.long)
-    with tqdm(total=total, unit=unit, disable=not shown, desc=title) as bar:
+    with showing(title, shown=shown, total=total, unit=unit, forecast=forecast) as bar:
+        if alone and context.jobs == 1:
+            _announce(forecast, title, bar)
         while left:
             busy: list[R] = []
             for run in left:
@@ -169,7 +187,7 @@ def run_all(
                         raise
                     busy.append(run)
                     continue
-                with closing(store), run.session(bar):
+                with closing(store), run.session():
                     outcomes[run.key] = yield from _run(run, store, context, bar)
             if not alone:
                 return None
@@ -177,6 +195,13 @@ def run_all(
                 time.sleep(_PATIENCE)
             left = busy
     return {run.key: outcomes[run.key] for run in runs}
+
+
+def _announce(forecast: Forecast, title: str, bar: Progress | None) -> None:
+    """State what is to be expected: in the log, and where that is long and something is shown, there."""
+    logger.info("%s: %s", title, forecast)
+    if bar is not None and (forecast.left()[0] or 0.0) > _LONG and not logger.isEnabledFor(logging.INFO):
+        bar.say(f"{title}: {forecast}")
 
 
 def _open(run: Run, folder: Path | None, context: RunContext, *, repair: bool = False) -> Store:
@@ -192,9 +217,10 @@ def _open(run: Run, folder: Path | None, context: RunContext, *, repair: bool = 
     )
 
 
-def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator[Task, TaskResult, Outcome[R]]:
+def _run(run: R, store: Store, context: RunContext, bar: Progress | None) -> Generator[Task, TaskResult, Outcome[R]]:
     number, count = context.shard if run.shared else (0, 1)
-    bar.set_postfix_str(printable(run.title), refresh=False)
+    forecast = Forecast() if bar is None else bar.forecast
+    phase(run.title)
     try:
         yield from verified(run.prepare(store))
         for rows in run.blocks[number::count]:
@@ -203,6 +229,7 @@ def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator
             if run.decided(store):
                 break
             if not store.holds(rows):
+                forecast.begin(run.key, len(rows))
                 block = yield from verified(run.work(rows, store))
                 if block.candidates is not None:
                     # Before the records: a block whose records are there is not run again.
@@ -212,7 +239,10 @@ def _run(run: R, store: Store, context: RunContext, bar: tqdm[Any]) -> Generator
             if context.on_record is not None and context.shard[1] == 1:
                 for record in store.block(rows):
                     context.on_record({"run": run.title, **record})
-            bar.update(len(rows))
+            forecast.end(run.key, len(rows))
+            if bar is not None:
+                bar.advance(len(rows))
+        forecast.drop(run.key)
     except RobustExtError as error:
         if not run.tolerates(error):
             raise

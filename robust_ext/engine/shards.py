@@ -12,19 +12,18 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tqdm.auto import tqdm
-
 from robust_ext.core.errors import RobustExtError
+from robust_ext.engine.progress import Progress
 
 _PATIENCE = 0.5
 
 
 def run_shards(
-    arguments: Sequence[str], folders: Iterable[Path], *, jobs: int, total: int, progress: bool, title: str, unit: str
+    arguments: Sequence[str], folders: Iterable[Path], *, jobs: int, total: int, bar: Progress | None = None
 ) -> None:
     """Run ``robust-ext`` ``jobs`` times with these arguments and ``--shard K/jobs``, until all have ended.
 
-    Each gets its part of the cores, and ends when this process does. The bar counts the records in the folders,
+    Each gets its part of the cores, and ends when this process does. ``bar`` counts the records in the folders,
     ``total`` at the end. Raises RobustExtError with the end of its output where a process failed.
     """
     folders = list(folders)
@@ -54,13 +53,23 @@ def run_shards(
             for number, log in enumerate(logs)
         ]
         stack.callback(_stop, children)
-        bar = stack.enter_context(tqdm(total=total, unit=unit, disable=not progress, desc=title))
+        shown = 0
+        if bar is not None:
+            bar.phase(f"{jobs} processes")
+            bar.forecast.begin("", 1)
         while any(child.poll() is None for child in children):
-            bar.update(done() - bar.n)
+            if bar is not None and (added := done() - shown) > 0:
+                bar.forecast.end("", added)
+                bar.forecast.begin("", 1)
+                shown += added
+                bar.advance(added)
+            elif bar is not None:
+                bar.advance(0)
             if any(child.poll() not in (None, 0) for child in children):
                 break
             time.sleep(_PATIENCE)
-        bar.update(done() - bar.n)
+        if bar is not None:
+            bar.advance(done() - shown)
         for number, (child, log) in enumerate(zip(children, logs, strict=True)):
             if child.poll() not in (None, 0):
                 log.seek(0)

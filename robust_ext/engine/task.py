@@ -19,6 +19,7 @@ from robust_ext.attacks.running import undisturbed
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target, count_calls
 from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.progress import phase, watching
 from robust_ext.engine.recorder import record_queries
 from robust_ext.engine.trace import Trace
 from robust_ext.engine.verify import Verification, take_witnesses, unverified, verify
@@ -143,7 +144,8 @@ def drive(tasks: Generator[Task, TaskResult, T], worker: Worker = run_task) -> T
         task = next(tasks)
         while True:
             try:
-                result = worker(task)
+                with watching(task.target.counter, task.attack.name):
+                    result = worker(task)
             except BaseException as error:
                 task = tasks.throw(error)
             else:
@@ -155,6 +157,7 @@ def drive(tasks: Generator[Task, TaskResult, T], worker: Worker = run_task) -> T
 
 def _verify(task: Task, check: Check, result: TaskResult) -> Attempt:
     begun, error = time.perf_counter(), None
+    phase(f"verification of {check.name}")
     if result.lost is None:
         found = _judge(task, check, result)
     else:

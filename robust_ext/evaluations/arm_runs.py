@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackRefusedError, RobustExtError
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target
@@ -23,6 +24,7 @@ from robust_ext.engine.code_digest import attack_code
 from robust_ext.engine.differences import differences
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.engine.progress import phase
 from robust_ext.engine.run import Block, Run, candidates_name
 from robust_ext.engine.store import Floats, Record, Store
 from robust_ext.engine.task import Check, Task, Work
@@ -50,6 +52,14 @@ class ScoredRun(Run):
         """Nothing: it has no blocks."""
         raise NotImplementedError
 
+    def cost(self) -> Cost:
+        """Nothing is attacked."""
+        return Cost()
+
+    def probe(self) -> tuple[nn.Module, Tensor]:
+        """The classifier, at the first inputs."""
+        return self.given.module, self.given.inputs
+
     def points(self, rows: range, store: Store) -> Tensor:
         """What is scored."""
         return self.given.rows(rows)[0]
@@ -72,6 +82,7 @@ class ScoredRun(Run):
                 or str(kept["points"]) != points
                 or differences(json.loads(str(kept["described"])), one.described)
             ):
+                phase(f"scores by {one.name}")
                 scores, seconds = self._score(one, store)
                 described = np.array(json.dumps(one.described))
                 about = {"seconds": np.float64(seconds), "described": described, "points": np.array(points)}
@@ -99,6 +110,14 @@ class ArmRun(ScoredRun):
     threat_model: ThreatModel  # What it is given
     arms: tuple[Arm, ...]  # The arms that are judged by what it returns
     adaptive_to: NamedDetector | None = None  # The detector that it attacks too
+
+    def cost(self) -> Cost:
+        """The attack on a sample, and its verification; what a detector is queried for is measured."""
+        given = self.given
+        found = self.attack.cost(self.threat_model, classes=given.logits.shape[1])
+        if found is None or self.adaptive_to is not None:
+            return (found or Cost()) + Cost(1, unknown=(self.title,))
+        return found + Cost(1)
 
     def points(self, rows: range, store: Store) -> Tensor:
         """The candidates of a block."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 from typing_extensions import Unpack
@@ -116,11 +117,13 @@ def _evaluate(
     check_model(defense, given.inputs[:PROBES], bounds=given.bounds, argument="defense", draws=True)
     some, their_labels = given.rows(runs[0].blocks[0])
     warnings = probe_outputs(defense, some, their_labels)
+    cost = measure_cost(defense, some)
+    runs = [replace(run, queried=(cost["forward"], cost["backward"])) for run in runs]
     outcomes = drive(run_all(runs, out=out, progress=progress, title="test time"), worker)
     if outcomes is None:
         return AdaptiveResult({})
     check_some_ran([one for one in outcomes.values() if one.run.step is not None])
-    content = make_content(list(outcomes.values()), cost=measure_cost(defense, some), warnings=warnings, begun=begun)
+    content = make_content(list(outcomes.values()), cost=cost, warnings=warnings, begun=begun)
     return AdaptiveResult(content).saved(out)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.transfer import Transfer
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError, RobustExtError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import Target
@@ -41,6 +42,7 @@ class StepRun(Run):
     defense: AdaptiveDefense
     settings: AdaptiveSettings
     step: Step | None = None
+    queried: tuple[float, float] = (1, 0)  # Rows of the static model, forward and back, that a prediction takes
 
     @property
     def draws(self) -> int:
@@ -68,6 +70,26 @@ class StepRun(Run):
                 f"{step.name}: {step.attack.name} sends rows in other batches than they came in, for which a "
                 "batch-level defense predicts differently; choose an attack that keeps the batch in order"
             )
+
+    def cost(self) -> Cost:
+        """The step on a sample and its predictions, as rows of the static model, of which a query takes several."""
+        predictions = Cost(self.queried[0], self.queried[1]) * self.draws + Cost(1)
+        if self.step is None:
+            return predictions
+        found = self.step.attack.cost(self.given.threat_model, classes=self.given.logits.shape[1])
+        if found is None:
+            return predictions + Cost(unknown=(self.step.name,))
+        if self.step.exposure == "static":
+            return predictions + found
+        forward, backward = self.queried
+        averaged = self.defense.random and self.step.averaged and self.step.category == "white-box"
+        draws = self.settings.draws if averaged else 1
+        # The gradient of a prediction comes back through all that it was made by.
+        return predictions + Cost(found.forward * forward + found.backward * backward, found.backward * forward) * draws
+
+    def probe(self) -> tuple[nn.Module, Tensor]:
+        """The static model, at the first inputs."""
+        return self.defense.classifier, self.given.inputs
 
     def work(self, rows: range, store: Store) -> Work[Block]:
         """One task: the step on these rows."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from robust_ext.engine.progress import phase
 from robust_ext.evaluations.binarization.defense import Defense, Drawn
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
@@ -54,6 +55,7 @@ def pose(
     usable = [row for row in range(len(samples)) if drawn is None or drawn[row].candidates is not None]
     if not usable:
         return Posed(None, {}, {})
+    phase("planting")
     measured = measure(
         forward,
         inputs[usable],
@@ -63,9 +65,11 @@ def pose(
         references=None if drawn is None else torch.stack(_given([drawn[row].references for row in usable])),
     )
     clock.stop("features")
+    phase("readouts")
     fitted = fit(measured, readout, settings)
     del measured
     clock.stop("readout")
+    phase("random attack")
     positions = [settings.boundary_position]
     # On to the deepest problem that may be posed, so that its share of all of them is exact.
     deepest = settings.depths[-1] if len(settings.depths) > 1 else 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,18 +11,20 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.cost import Cost
 from robust_ext.core.random import derive_seed
-from robust_ext.core.target import Counted, PassCounter, count_calls
+from robust_ext.core.target import Counted, count_calls
 from robust_ext.engine.context import current_context
+from robust_ext.engine.progress import phase, watching
 from robust_ext.engine.run import Block, Run
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Work
 from robust_ext.engine.trace import mean_curve
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
 from robust_ext.evaluations.binarization.calibration import Calibration
+from robust_ext.evaluations.binarization.cost import sample_cost
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
 from robust_ext.evaluations.binarization.depth import Deepest, pose_deeper
 from robust_ext.evaluations.binarization.examples import save_examples
@@ -81,15 +82,23 @@ class BinarizationRun(Run):
         return self.given.fitting.measured(self.features, seed=seed)
 
     @contextmanager
-    def session(self, bar: tqdm[Any]) -> Iterator[None]:
+    def session(self) -> Iterator[None]:
         """Count what the detector sends through the network too, and show the count."""
         counter = self.features.counter
         with ExitStack() as stack:
             if self.defense is not None:
                 stack.enter_context(count_calls(self.defense.detector.classifier, counter))
-            counter.watch = _PassesShown(bar)
-            stack.callback(setattr, counter, "watch", None)
+            stack.enter_context(watching(counter))
             yield
+
+    def cost(self) -> Cost:
+        """What one of its samples takes, see :func:`sample_cost`."""
+        images, count = self.inputs.dim() == 4, len(self.ids)
+        return sample_cost(self.attacks, self.given, samples=count, images=images, detector=self.defense is not None)
+
+    def probe(self) -> tuple[nn.Module, Tensor]:
+        """The features with the readout, at the first inputs."""
+        return nn.Sequential(self.features.module, self.readout).eval(), self.inputs[:4].to(self.device)
 
     def prepare(self, store: Store) -> Work[None]:
         """Calibrate the hardness once."""
@@ -98,6 +107,7 @@ class BinarizationRun(Run):
         with store.once("calibration") as slot:
             if slot.empty:
                 some, ids = self.inputs[: self.given.calibrate_on].to(self.device), self.ids[: self.given.calibrate_on]
+                phase("calibration")
                 found = Calibration(
                     features=self.features,
                     readout=self.readout,
@@ -161,6 +171,7 @@ class BinarizationRun(Run):
         inputs = self.inputs[rows.start : rows.stop].to(self.device)
         drawn = None
         if defense is not None:
+            phase("points the detector lets pass")
             drawn = [draw_accepted(x, id_, settings, defense) for x, id_ in zip(inputs, samples, strict=True)]
         parts = self.forward, self.readout, inputs, samples, drawn, settings, clock
         posed = pose(*parts, defense=defense)
@@ -203,6 +214,7 @@ class BinarizationRun(Run):
         """What the project's own attacks find in the problems of a group."""
         if problems is None or not problems.samples or not self.deep:
             return []
+        phase("witnesses")
         found = list(find_witnesses(self.drawn("witness"), problems, self.settings, defense=self.defense))
         clock.stop("witnesses")
         return found
@@ -230,16 +242,3 @@ class BinarizationRun(Run):
             canaries=frozenset(self.ids[: self.given.canaries]),
             defense=self.defense,
         )
-
-
-class _PassesShown:
-    """Rows sent forward, shown at the bar at most twice a second: a group can take long before it advances the bar."""
-
-    def __init__(self, bar: tqdm[Any]) -> None:
-        self._bar = bar
-        self._shown = time.monotonic()
-
-    def __call__(self, counter: PassCounter) -> None:
-        if not self._bar.disable and time.monotonic() - self._shown > 0.5:
-            self._shown = time.monotonic()
-            self._bar.set_postfix_str(f"{counter.forward:,} rows forward")

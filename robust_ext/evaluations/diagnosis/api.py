@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from typing_extensions import Unpack
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.core.printable import printable
 from robust_ext.core.settings import make_settings
 from robust_ext.core.target import module_device
 from robust_ext.core.threat import ThreatModel
@@ -28,6 +26,7 @@ from robust_ext.engine.identity import check_ids
 from robust_ext.engine.inputs import PROBES, as_attacks, bounded_module, prepare_inputs
 from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
+from robust_ext.engine.progress import Progress, phase, showing
 from robust_ext.engine.task import Worker
 from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.causes.finding import Finding, ranked
@@ -145,9 +144,9 @@ class _Diagnosis:
 
     def run(self, module: nn.Module, *, begun: float, progress: bool, trying: bool) -> DiagnosisResult:
         """Probe, examine, find, and try."""
-        words = "{desc}: {n_fmt} steps, {elapsed}{postfix}"
-        with tqdm(disable=not progress, desc="diagnosis", bar_format=words) as bar:
+        with showing("diagnosis", shown=progress) as bar:
             watch = partial(_step, bar)
+            phase("probes of the model")
             examiner, refusal = self._examiner(module)
             probe = probe_model(
                 module, self.inputs, self.labels, threat_model=self.threat_model, seed=self.settings.seed
@@ -205,6 +204,7 @@ class _Diagnosis:
         return tried
 
 
-def _step(bar: tqdm[Any], words: str) -> None:
-    bar.set_postfix_str(printable(words), refresh=False)
-    bar.update()
+def _step(bar: Progress | None, words: str) -> None:
+    if bar is not None:
+        bar.advance()
+        bar.phase(words)
