@@ -242,12 +242,13 @@ def _run(run: R, store: Store, context: RunContext, bar: Progress | None) -> Gen
             forecast.end(run.key, len(rows))
             if bar is not None:
                 bar.advance(len(rows))
-        forecast.drop(run.key)
     except RobustExtError as error:
         if not run.tolerates(error):
             raise
         logger.warning("%s", error)
         return Outcome(run=run, store=store, refusal=str(error))
+    finally:
+        forecast.drop(run.key)
     final, timings = run.finish(store)
     return Outcome(run=run, store=store, records=final, timings=timings)
 

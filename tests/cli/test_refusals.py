@@ -131,7 +131,8 @@ def test_control_bytes_do_not_reach_the_terminal(arguments, main):
     assert all(char.isprintable() or char == "\n" for char in out + err)
 
 
-def test_names_in_progress_bars_logs_and_tables_are_written_out(main, tmp_path):
+def test_names_in_progress_logs_and_tables_are_written_out(main, tmp_path, monkeypatch):
+    monkeypatch.setattr("robust_ext.engine.progress._FIRST", 0.0)
     label = "\x1b[31mred\x9b"
     attack = f"{label}=foolbox:L2FMNAttack(steps=1)"
     words = [word for word in MODEL if word != "--no-progress"]
