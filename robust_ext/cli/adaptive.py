@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from robust_ext.cli.loading import ThreatOptions, load_model, torch_device
+from robust_ext.cli.loading import ThreatOptions, load_model
 from robust_ext.cli.options import command
+from robust_ext.core.devices import check_device
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.defenses.catalogue import NAMED, TRAINED
@@ -39,7 +40,7 @@ def adaptive_command(run: ThreatOptions, own: AdaptiveOptions, settings: dict[st
     """Evaluate a defense that acts at test time against the static model it defends."""
     threat_model = run.threat_model
     run.begin()
-    device = torch_device(run.device)
+    device = check_device(run.device, argument="--device")
     samples = run.load_samples(seed=settings["seed"])
     surrogates = {}
     for text in own.surrogate:

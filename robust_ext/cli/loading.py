@@ -15,6 +15,7 @@ import typer
 from torch import Tensor, nn
 
 from robust_ext.cli.options import HIDDEN, number
+from robust_ext.core.devices import check_device
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.foreign import foreign_code
 from robust_ext.core.objects import resolve_object
@@ -80,7 +81,7 @@ class RunOptions(Settings):
 
     def load_model(self) -> object:
         """The model with its weights, on the device."""
-        return load_model(self.model, weights=self.weights, device=torch_device(self.device))
+        return load_model(self.model, weights=self.weights, device=check_device(self.device, argument="--device"))
 
     def load_samples(self, *, seed: int, further: int = 0) -> Samples:
         """The samples, and so many further ones where the data has them."""
@@ -171,18 +172,6 @@ class Samples:
     inputs: Tensor
     labels: Tensor
     further: Tensor | None
-
-
-def torch_device(text: str) -> torch.device:
-    """A device that this torch can use."""
-    try:
-        device = torch.device(text)
-        # A device without values, such as meta, computes nothing.
-        torch.zeros(1, device=device).tolist()
-    except (RuntimeError, AssertionError, ImportError, NotImplementedError, ValueError) as error:
-        known = str(error).partition("\n")[0]
-        raise InvalidArgumentError("--device", repr(text), f"a device this torch computes on ({known})") from error
-    return device
 
 
 def _for_shards(arguments: list[str]) -> list[str]:

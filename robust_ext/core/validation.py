@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from robust_ext.core.errors import InvalidArgumentError
+
+# What evaluations take as inputs and labels.
+Array: TypeAlias = Tensor | NDArray[Any]
 
 
 def check_integer(argument: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
@@ -64,16 +70,31 @@ def check_name(argument: str, value: object) -> str:
     return value
 
 
+def as_tensor(argument: str, values: object, *, expected: str) -> Tensor:
+    """Values as a tensor: a tensor itself, a copy of a numpy array or of what numpy makes one of."""
+    if isinstance(values, Tensor):
+        return values
+    if not hasattr(values, "__array__"):
+        raise InvalidArgumentError(argument, type(values).__name__, f"a torch.Tensor or numpy array {expected}")
+    array = np.array(values, order="C")
+    try:
+        # Torch knows the machine's own byte order alone.
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except TypeError as error:
+        got = f"a numpy array of dtype {array.dtype}"
+        raise InvalidArgumentError(argument, got, f"numbers that torch has a type for, {expected}") from error
+
+
 def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) -> Tensor:
     """Return a copy of ``inputs`` as a contiguous float32 tensor ``(N, ...)``, finite and in ``bounds``.
 
-    Float tensors of other widths are converted; integer tensors are refused, because pixels of 0..255 would pass
-    silently for inputs in [0, 1] after a cast.
+    Tensors and numpy arrays are taken alike. Floats of other widths are converted; integers are refused, because pixels
+    of 0..255 would pass silently for inputs in [0, 1] after a cast.
     """
-    if not isinstance(inputs, Tensor):
-        raise InvalidArgumentError(argument, type(inputs).__name__, "a torch.Tensor of shape (N, ...)")
+    inputs = as_tensor(argument, inputs, expected="of shape (N, ...)")
     if not inputs.is_floating_point():
-        raise InvalidArgumentError(argument, f"dtype {inputs.dtype}", "a floating point tensor (float32)")
+        got = f"dtype {inputs.dtype}"
+        raise InvalidArgumentError(argument, got, "a floating point tensor (float32); divide pixels of 0..255 by 255")
     if inputs.is_meta or inputs.layout != torch.strided:
         shown = "no values (device meta)" if inputs.is_meta else f"layout {inputs.layout}"
         raise InvalidArgumentError(argument, shown, "a dense tensor with values")
@@ -96,9 +117,14 @@ def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) 
 
 
 def check_labels(argument: str, labels: object, *, samples: int, classes: int | None = None) -> Tensor:
-    """Return ``labels`` as int64 ``(N,)`` with values in ``[0, classes)``."""
-    if not isinstance(labels, Tensor):
-        raise InvalidArgumentError(argument, type(labels).__name__, "a torch.Tensor of shape (N,)")
+    """Return ``labels`` as int64 ``(N,)`` with values in ``[0, classes)``.
+
+    Tensors and numpy arrays are taken alike; of one-hot labels ``(N, K)``, of any type, the place of the 1 counts.
+    """
+    labels = as_tensor(argument, labels, expected="of shape (N,)")
+    dense = labels.layout == torch.strided and not labels.is_meta
+    if dense and labels.dim() == 2 and labels.shape[1] > 1 and not labels.is_complex():
+        labels = _of_one_hot(argument, labels)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InvalidArgumentError(argument, f"dtype {labels.dtype}", "integer class labels (int64)")
     if labels.is_meta or labels.layout != torch.strided:
@@ -113,3 +139,12 @@ def check_labels(argument: str, labels: object, *, samples: int, classes: int | 
             top = "" if classes is None else f" and below the number of classes, {classes}"
             raise InvalidArgumentError(argument, f"labels in {low}..{high}", f"labels of at least 0{top}")
     return labels
+
+
+def _of_one_hot(argument: str, labels: Tensor) -> Tensor:
+    """Classes int64 ``(N,)`` of one-hot labels ``(N, K)``."""
+    ones = labels == 1
+    if not bool(((labels != 0).sum(1) == 1).all() & (ones.sum(1) == 1).all()):
+        expected = f"class indices of shape ({len(labels)},), or one-hot rows, each with a single 1 beside zeros"
+        raise InvalidArgumentError(argument, f"shape {tuple(labels.shape)}", expected)
+    return ones.int().argmax(1)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from robust_ext.attacks.base import Attack
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.consistency import check_consistency
+from robust_ext.core.devices import on_device, run_device
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.target import module_device
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs, check_labels
+from robust_ext.core.validation import Array, check_inputs, check_labels
 from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.code_digest import module_code
@@ -80,28 +80,29 @@ def blocks_of(count: int, size: int) -> list[range]:
 
 def prepare_inputs(
     model: object,
-    inputs: Tensor,
-    labels: Tensor,
+    inputs: Array,
+    labels: Array,
     *,
     threat_model: ThreatModel,
     sample_ids: Sequence[int] | None,
     batch_size: int,
+    device: str | torch.device | None = None,
 ) -> EvaluationInputs:
     """Check a classifier, and samples ``(N, ...)`` with labels int64 ``(N,)``, in forward passes of ``batch_size``.
 
     Raises InvalidArgumentError where an argument does not fit, ModelError where the model is no classifier to logits.
     """
-    module = bounded_module(model, threat_model)
-    device = module_device(module)
+    module = bounded_module(model, threat_model, device=device)
+    where = run_device(module, device)
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
     if not len(inputs):
         raise InvalidArgumentError("inputs", "no samples", "at least one sample")
     ids = check_ids(sample_ids, len(inputs))
-    inputs = inputs.to(device)
+    inputs = inputs.to(where)
     module = as_classifier(module, inputs[:PROBES])
     logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, batch_size)])
     check_model(module, inputs[:PROBES], bounds=threat_model.bounds)
-    labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(device)
+    labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(where)
     return EvaluationInputs(
         module=module, inputs=inputs, labels=labels, logits=logits, ids=ids, threat_model=threat_model
     )
@@ -137,8 +138,8 @@ def check_model(
     )
 
 
-def bounded_module(model: object, threat_model: ThreatModel) -> nn.Module:
-    """A model as a module; InvalidArgumentError where it is of no known kind or states other bounds."""
+def bounded_module(model: object, threat_model: ThreatModel, *, device: str | torch.device | None = None) -> nn.Module:
+    """A model as a module, on the device; InvalidArgumentError where it is of no known kind or states other bounds."""
     if not isinstance(threat_model, ThreatModel):
         raise InvalidArgumentError("threat_model", type(threat_model).__name__, "a ThreatModel")
     adapted = as_module(model)
@@ -146,7 +147,7 @@ def bounded_module(model: object, threat_model: ThreatModel) -> nn.Module:
         raise InvalidArgumentError(
             "threat_model", f"bounds {threat_model.bounds}", f"the bounds the model states, {adapted.bounds}"
         )
-    return adapted.module
+    return on_device(adapted.module, device)
 
 
 def as_attacks(attacks: object, *, argument: str = "attacks") -> dict[str, Attack]:

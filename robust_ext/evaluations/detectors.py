@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from robust_ext.core.devices import on_device
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
-from robust_ext.core.validation import check_inputs, check_name
+from robust_ext.core.validation import Array, check_inputs, check_name
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.calibration import Calibration
 from robust_ext.engine.behaviour import behaviour
@@ -44,7 +45,7 @@ def has_threshold(detector: Detector) -> bool:
 
 def calibrate_detector(
     detector: Detector,
-    data: Tensor,
+    data: Array,
     *,
     false_positive_rate: float,
     bounds: tuple[float, float],
@@ -54,6 +55,13 @@ def calibrate_detector(
     clean = check_inputs("detector_data", data, bounds=bounds)
     with seeded_globals(derive_seed(seed, "detector calibration")):
         return detector.calibrate(clean, false_positive_rate=false_positive_rate)
+
+
+def detector_beside(detector: object, module: nn.Module, inputs: Tensor) -> Detector:
+    """A detector beside a classifier, on the device of some inputs ``(n, ...)``; a copy of one that lies elsewhere."""
+    if isinstance(detector, nn.Module):
+        detector = on_device(detector, inputs.device, argument="detector")
+    return as_detector(detector, module, inputs=inputs)
 
 
 def as_detectors(
@@ -79,7 +87,7 @@ def as_detectors(
         raise InvalidArgumentError("detectors", detectors, "at least one detector")
     found: dict[str, NamedDetector] = {}
     for label, one in named:
-        detector = as_detector(one, module, inputs=inputs[:4])
+        detector = detector_beside(one, module, inputs[:4])
         name = label or str(getattr(detector, "name", type(detector).__name__))
         if name in found:
             raise InvalidArgumentError("detectors", f"several called {name}", "a dict of detectors by different names")

@@ -91,7 +91,7 @@ def test_inputs_become_contiguous_float32(dtype):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (np.zeros((2, 3)), r"x: got ndarray, expected a torch.Tensor of shape \(N, ...\)"),
+        (np.array(["a"]), r"x: got a numpy array of dtype <U1, expected numbers that torch has a type for"),
         ([[0.0]], r"x: got list, expected a torch.Tensor"),
         (torch.zeros(2, 3, dtype=torch.uint8), r"x: got dtype torch.uint8, expected a floating point tensor"),
         (torch.zeros(2, 3, dtype=torch.int64), r"x: got dtype torch.int64, expected a floating point tensor"),
@@ -127,10 +127,38 @@ def test_labels_become_int64(dtype):
     assert check_labels("labels", torch.zeros(0, dtype=dtype), samples=0).shape == (0,)
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4"])
+def test_numpy_inputs_are_taken_like_tensors(dtype):
+    given_inputs = np.random.default_rng(0).random((5, 4, 3)).astype(dtype).transpose(2, 0, 1)
+    given_inputs.flags.writeable = False
+    inputs = check_inputs("inputs", given_inputs, bounds=(0, 1))
+    assert torch.equal(inputs, torch.tensor(given_inputs.astype("f4")))
+    for width in ("u1", "i8"):
+        with refused(r"x: got dtype torch.*, expected a floating point tensor \(float32\); divide pixels of 0..255"):
+            check_inputs("x", given_inputs.astype(width), bounds=(0, 1))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i4", "i8", "f4", "f8", "?"])
+def test_numpy_labels_are_taken_as_indices_or_one_hot(dtype):
+    one_hot = np.eye(4)[[0, 3, 2]].astype(dtype)
+    for labels in (one_hot, torch.from_numpy(one_hot)):
+        found = check_labels("labels", labels, samples=3, classes=4)
+        assert (found.dtype, found.tolist()) == (torch.int64, [0, 3, 2])
+    if np.dtype(dtype).kind in "iu":
+        assert check_labels("labels", np.array([0, 3, 2], dtype=dtype), samples=3, classes=4).tolist() == [0, 3, 2]
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0, 1], r"y: got list, expected a torch.Tensor of shape \(N,\)"),
+        (np.array([0.0, 1.0]), r"y: got dtype torch.float64, expected integer class labels"),
+        (
+            np.array([[0.5, 0.5], [0, 1]]),
+            r"y: got shape \(2, 2\), expected class indices of shape \(2,\), or one-hot rows",
+        ),
+        (np.ones((2, 3)), r"y: got shape \(2, 3\), expected class indices"),
+        (np.eye(3), r"y: got shape \(3,\), expected shape \(2,\)"),
+        ([0, 1], r"y: got list, expected a torch.Tensor or numpy array of shape \(N,\)"),
         (torch.zeros(2), r"y: got dtype torch.float32, expected integer class labels"),
         (torch.zeros(2, dtype=torch.bool), r"y: got dtype torch.bool, expected integer class labels"),
         (torch.zeros(2, dtype=torch.complex64), r"y: got dtype torch.complex64, expected integer class labels"),

@@ -7,12 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from robust_ext.core.devices import on_device
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import Array
+from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
 from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
@@ -34,13 +38,14 @@ from robust_ext.registry.model import as_module
 def evaluate_defense(
     defense: object,
     attacks: object,
-    inputs: Tensor,
-    labels: Tensor,
+    inputs: Array,
+    labels: Array,
     threat_model: ThreatModel,
     *,
     classifier: object = None,
     defense_weights: str | os.PathLike[str] | None = None,
     surrogates: Mapping[str, object] | None = None,
+    device: str | torch.device | None = None,
     sample_ids: Sequence[int] | None = None,
     out: str | os.PathLike[str] | None = None,
     isolate: bool = False,
@@ -58,12 +63,14 @@ def evaluate_defense(
         defense: Anything :func:`robust_ext.as_defense` takes, as ``"hd(steps=5)"``.
         attacks: None or ``"recommended"``: every recommended attack, see :func:`plan_steps`. Else a :class:`Step`,
             anything :func:`robust_ext.as_attack` takes, or a list of these, ``"recommended"`` among them.
-        inputs: Clean samples, float ``(N, ...)`` in bounds; for batch-level defenses a whole number of groups.
-        labels: Their classes, int64 ``(N,)``.
+        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds; for batch-level defenses a
+            whole number of groups.
+        labels: Their classes, integers ``(N,)``, or one-hot ``(N, K)``.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
         classifier: The static model: a torch module, a Foolbox model or an ART ``PyTorchClassifier``; or the defense's.
         defense_weights: File of the trained parts of a named defense.
         surrogates: Further networks by name, anything that ``classifier`` may be, to transfer points from.
+        device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
         out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
         isolate: Run each attack in a process of its own, see docs/threats.md.
@@ -85,10 +92,19 @@ def evaluate_defense(
         True
     """
     checked = make_settings(AdaptiveSettings, options, base=settings)
-    model, size = _static_model(defense, classifier), checked.batch_size
-    given = prepare_inputs(model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=size)
+    if isinstance(defense, nn.Module):
+        defense = on_device(defense, device, argument="defense")
+    given = prepare_inputs(
+        _static_model(defense, classifier),
+        inputs,
+        labels,
+        threat_model=threat_model,
+        sample_ids=sample_ids,
+        batch_size=checked.batch_size,
+        device=device,
+    )
     made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
-    networks = {name: as_module(one, argument="surrogates").module for name, one in _surrogates(surrogates).items()}
+    networks = _networks(surrogates, given.inputs[:PROBES])
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         checked = with_judge_seed(checked, out=out, worker=worker)
         steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)
@@ -127,12 +143,17 @@ def _evaluate(
     return AdaptiveResult(content).saved(out)
 
 
-def _surrogates(surrogates: object) -> Mapping[str, object]:
+def _networks(surrogates: object, inputs: Tensor) -> dict[str, nn.Module]:
+    """Surrogates by name as modules, on the device of some inputs ``(n, ...)``."""
     if surrogates is None:
         return {}
     if not isinstance(surrogates, Mapping) or not all(isinstance(name, str) for name in surrogates):
         raise InvalidArgumentError("surrogates", type(surrogates).__name__, "a dict of models by name")
-    return surrogates
+    modules = {name: as_module(one, argument="surrogates").module for name, one in surrogates.items()}
+    return {
+        name: as_classifier(on_device(one, inputs.device, argument="surrogates"), inputs)
+        for name, one in modules.items()
+    }
 
 
 def _static_model(defense: object, classifier: object) -> object:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
@@ -14,7 +15,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs
+from robust_ext.core.validation import Array, check_inputs
 from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
@@ -39,11 +40,12 @@ from robust_ext.models.features import Observed
 def binarization_test(
     model: object,
     attacks: object,
-    inputs: Tensor,
+    inputs: Array,
     threat_model: ThreatModel,
     *,
     detector: object = None,
-    detector_data: Tensor | None = None,
+    detector_data: Array | None = None,
+    device: str | torch.device | None = None,
     sample_ids: Sequence[int] | None = None,
     out: str | os.PathLike[str] | None = None,
     isolate: bool = False,
@@ -63,11 +65,13 @@ def binarization_test(
             or callables, with features of any shape that the readout of the settings takes; a Foolbox model; an ART
             ``PyTorchClassifier``.
         attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
-        inputs: Clean samples, float ``(N, ...)`` in bounds; the problems bring labels of their own.
+        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds; the problems bring labels
+            of their own.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
         detector: A detector that rejects inputs: anything :func:`robust_ext.as_detector` takes. With one, what is
             planted goes undetected in one test and is detected in another (section 3.2); an attack has to pass both.
         detector_data: Clean inputs ``(M, ...)`` to calibrate a detector that has no threshold.
+        device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
         out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
@@ -95,7 +99,7 @@ def binarization_test(
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         checked = with_judge_seed(checked, out=out, worker=worker)
-        runs = _prepare(model, attacks, inputs, checked, detector, detector_data, sample_ids=sample_ids)
+        runs = _prepare(model, attacks, inputs, checked, detector, detector_data, sample_ids=sample_ids, device=device)
         outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"), worker)
         return tell(BinarizationResult({}) if outcomes is None else _result(outcomes, out))
 
@@ -120,9 +124,10 @@ def _prepare(
     inputs: Tensor,
     settings: BinarizationSettings,
     detector: object,
-    detector_data: Tensor | None,
+    detector_data: Array | None,
     *,
     sample_ids: Sequence[int] | None,
+    device: str | torch.device | None,
 ) -> list[BinarizationRun]:
     """The test, or the pair of tests of a classifier with a detector."""
     threat_model, context = settings.threat_model, current_context()
@@ -134,7 +139,7 @@ def _prepare(
     ids, named = check_ids(sample_ids, len(inputs)), as_attacks(attacks)
     for one in named.values():
         one.check(threat_model=threat_model, detector=detector is not None)
-    features, readout, device = counted_parts(model, inputs, settings, PassCounter())
+    features, readout, place = counted_parts(model, inputs, settings, PassCounter(), device=device)
     identity = {
         **settings.to_dict(),
         "attacks": {name: describe(one) for name, one in named.items()},
@@ -146,7 +151,7 @@ def _prepare(
         "model_code": module_code(features, readout),
         "readout_code": object_code(settings.fitting),
         "model_behaviour": behaviour(
-            nn.Sequential(features.module, readout), inputs[:1].to(device), threat_model.bounds
+            nn.Sequential(features.module, readout), inputs[:1].to(place), threat_model.bounds
         ),
         "inputs": inputs_digest(inputs, ids),
     }
@@ -157,7 +162,7 @@ def _prepare(
         identity=identity,
         features=features,
         readout=readout,
-        device=device,
+        device=place,
         attacks=named,
         inputs=inputs,
         ids=ids,
@@ -167,7 +172,7 @@ def _prepare(
 
 
 def _with_detector(
-    run: BinarizationRun, detector: object, model: object, detector_data: Tensor | None
+    run: BinarizationRun, detector: object, model: object, detector_data: Array | None
 ) -> list[BinarizationRun]:
     """The regular and the inverted test of a classifier with a detector."""
     settings = run.given

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
@@ -15,7 +16,7 @@ from robust_ext.core.random import derive_seed
 from robust_ext.core.settings import make_settings
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs
+from robust_ext.core.validation import Array, as_tensor, check_inputs
 from robust_ext.engine.verify import Verification, verify
 from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import choose_forward
@@ -120,17 +121,26 @@ class Planted:
             )
         return made
 
-    def verify(self, candidates: Tensor, *, attack: str = "attack") -> Verification:
+    def verify(self, candidates: Array, *, attack: str = "attack") -> Verification:
         """Check candidates ``(M, ...)``, one a problem, see :func:`robust_ext.engine.verify.verify`."""
         module, ball = self.judge, self.settings.threat_model
+        if isinstance(candidates, np.ndarray):
+            candidates = as_tensor("candidates", candidates, expected="of shape (M, ...)")
         return verify(candidates, self.inputs, self.labels, module=module, threat_model=ball, attack=attack)
 
-    def score(self, candidates: Tensor) -> float:
+    def score(self, candidates: Array) -> float:
         """The test score: share of the problems that verified candidates ``(M, ...)`` solve."""
         return self.verify(candidates).outcomes.count("found") / len(self)
 
 
-def plant(model: object, inputs: Tensor, threat_model: ThreatModel, **options: Unpack[BinarizationOptions]) -> Planted:
+def plant(
+    model: object,
+    inputs: Array,
+    threat_model: ThreatModel,
+    *,
+    device: str | torch.device | None = None,
+    **options: Unpack[BinarizationOptions],
+) -> Planted:
     """Plant an adversarial example for each input, as the binarization test does, for attacks to be run by hand.
 
     The test itself, :func:`robust_ext.binarization_test`, also measures how hard the problems are, poses canaries, and
@@ -138,8 +148,9 @@ def plant(model: object, inputs: Tensor, threat_model: ThreatModel, **options: U
 
     Args:
         model: A torch module in eval mode, a pair ``(features, readout)``, a Foolbox model or an ART classifier.
-        inputs: Clean samples, float ``(N, ...)`` in bounds, N of at least 1.
+        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds, N of at least 1.
         threat_model: Norm, epsilon and bounds.
+        device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
         **options: Settings of the test, see :class:`BinarizationSettings`.
 
     Raises:
@@ -157,13 +168,13 @@ def plant(model: object, inputs: Tensor, threat_model: ThreatModel, **options: U
     """
     checked = make_settings(BinarizationSettings, options, threat_model=threat_model)
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-    features, readout, device = counted_parts(model, inputs, checked, PassCounter())
+    features, readout, where = counted_parts(model, inputs, checked, PassCounter(), device=device)
     drawn = checked.fitting.measured(features, seed=derive_seed(checked.seed_of_judge, "measured"))
-    some = inputs[:2].to(device)
+    some = inputs[:2].to(where)
     forward = choose_forward(features, some, rows=checked.forward_batch, fold=checked.fold, drawn=drawn)
     parts = []
     for start in range(0, len(inputs), checked.group_size):
-        some = inputs[start : start + checked.group_size].to(device)
+        some = inputs[start : start + checked.group_size].to(where)
         samples = range(start, start + len(some))
         problems = fit(measure(forward, some, samples, checked), readout, checked)
         parts.append(problems.select([row for row in range(len(some)) if bool(problems.separable[row])]))

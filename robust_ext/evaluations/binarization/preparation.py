@@ -6,24 +6,30 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.classifier import check_classifier
+from robust_ext.core.devices import on_device, run_device
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import derive_seed, seeded_globals
-from robust_ext.core.target import Counted, PassCounter, module_device
+from robust_ext.core.target import Counted, PassCounter
+from robust_ext.core.validation import Array
 from robust_ext.detectors.base import Detector, rejected
 from robust_ext.detectors.calibration import Calibration
 from robust_ext.engine.classifiers import as_classifier, parts_in_precision
 from robust_ext.engine.inputs import PROBES, bounded_module, check_model
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.detectors import calibrate_detector, has_threshold
+from robust_ext.evaluations.detectors import calibrate_detector, detector_beside, has_threshold
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_features import split_defense
 from robust_ext.models.features import as_parts, split
-from robust_ext.registry.detector import as_detector
 from robust_ext.registry.model import as_module
 
 
 def counted_parts(
-    model: object, inputs: Tensor, settings: BinarizationSettings, counter: PassCounter
+    model: object,
+    inputs: Tensor,
+    settings: BinarizationSettings,
+    counter: PassCounter,
+    *,
+    device: str | torch.device | None = None,
 ) -> tuple[Counted, nn.Module, torch.device]:
     """The network's features (counted) and readout, verified, and its device.
 
@@ -34,16 +40,18 @@ def counted_parts(
     if not len(inputs):
         raise InvalidArgumentError("inputs", "no samples", "at least one sample")
     pair = as_parts(model)
-    given = bounded_module(model, threat_model) if pair is None else nn.ModuleList(pair)
-    device = module_device(given)
-    probes = inputs[:PROBES].to(device)
     module: nn.Module | tuple[nn.Module, nn.Module]
     if pair is None:
+        given = bounded_module(model, threat_model, device=device)
+        where = run_device(given, device)
+        probes = inputs[:PROBES].to(where)
         module = classifier = as_classifier(given, probes)
     else:
-        module = pair = parts_in_precision(pair, probes)
-        classifier = nn.Sequential(*pair)
-        classifier.training = any(part.training for part in pair)
+        where = run_device(nn.ModuleList(pair), device)
+        probes = inputs[:PROBES].to(where)
+        module = parts_in_precision((on_device(pair[0], where), on_device(pair[1], where)), probes)
+        classifier = nn.Sequential(*module)
+        classifier.training = any(part.training for part in module)
     random = settings.draws > 1
     check_classifier(classifier, probes)
     check_model(classifier, probes, bounds=threat_model.bounds, draws=True, random=random)
@@ -55,11 +63,11 @@ def counted_parts(
     else:
         parts = split(module, probes, layer=layer)
     settings.fitting.shown.check(parts.shape)
-    return Counted(parts.features, counter), parts.readout, device
+    return Counted(parts.features, counter), parts.readout, where
 
 
 def prepare_detector(
-    detector: object, model: object, inputs: Tensor, *, data: Tensor | None, settings: BinarizationSettings
+    detector: object, model: object, inputs: Tensor, *, data: Array | None, settings: BinarizationSettings
 ) -> tuple[Detector, Calibration | None]:
     """A detector of a model with a threshold, and how it got that here, where clean inputs ``data`` gave it one.
 
@@ -67,10 +75,11 @@ def prepare_detector(
     """
     pair = as_parts(model)
     if pair is None:
-        network = as_classifier(as_module(model).module, inputs[:PROBES])
+        network = as_classifier(on_device(as_module(model).module, inputs.device), inputs[:PROBES])
     else:
-        network = nn.Sequential(*parts_in_precision(pair, inputs[:PROBES])).eval()
-    found, calibration = as_detector(detector, network, inputs=inputs[:PROBES]), None
+        parts = (on_device(part, inputs.device) for part in pair)
+        network = nn.Sequential(*parts_in_precision((next(parts), next(parts)), inputs[:PROBES])).eval()
+    found, calibration = detector_beside(detector, network, inputs[:PROBES]), None
     if not has_threshold(found):
         if data is None:
             raise InvalidArgumentError(

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.devices import run_device
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.settings import make_settings
-from robust_ext.core.target import module_device
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_inputs, check_labels
+from robust_ext.core.validation import Array, check_inputs, check_labels
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import check_ids
@@ -43,10 +43,11 @@ from robust_ext.evaluations.diagnosis.trying import Trials, evaluated
 def diagnose(
     model: object,
     attacks: object,
-    inputs: Tensor,
-    labels: Tensor,
+    inputs: Array,
+    labels: Array,
     threat_model: ThreatModel,
     *,
+    device: str | torch.device | None = None,
     sample_ids: Sequence[int] | None = None,
     out: str | os.PathLike[str] | None = None,
     isolate: bool = False,
@@ -66,9 +67,10 @@ def diagnose(
     Args:
         model: A torch module from inputs in bounds to logits; a Foolbox model; an ART ``PyTorchClassifier``.
         attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
-        inputs: Clean samples, float ``(N, ...)`` in bounds; 32 are enough.
-        labels: Their classes, int64 ``(N,)``.
+        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds; 32 are enough.
+        labels: Their classes, integers ``(N,)``, or one-hot ``(N, K)``.
         threat_model: The norm, epsilon and bounds.
+        device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
         out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
@@ -96,8 +98,8 @@ def diagnose(
         True
     """
     begun, checked = time.perf_counter(), make_settings(DiagnosisSettings, options, base=settings)
-    module = bounded_module(model, threat_model)
-    inputs, labels = _check_samples(inputs, labels, threat_model, device=module_device(module))
+    module = bounded_module(model, threat_model, device=device)
+    inputs, labels = _check_samples(inputs, labels, threat_model, device=run_device(module, device))
     module = as_classifier(module, inputs[:PROBES])
     if current_context().jobs > 1:
         raise InvalidArgumentError("jobs", current_context().jobs, "1: a diagnosis is short, and runs in one process")
@@ -119,7 +121,7 @@ def diagnose(
 
 
 def _check_samples(
-    inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, device: torch.device
+    inputs: Array, labels: Array, threat_model: ThreatModel, *, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Inputs and labels on the device, at least one; what the model makes of them is for the probes."""
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds).to(device)

@@ -7,11 +7,13 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
+import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import Array, check_inputs
 from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
 from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
@@ -31,12 +33,13 @@ from robust_ext.evaluations.mead.suites import as_arms
 def mead(
     model: object,
     attacks: object,
-    inputs: Tensor,
-    labels: Tensor,
+    inputs: Array,
+    labels: Array,
     threat_model: ThreatModel,
     *,
     detectors: object,
-    detector_data: Tensor | None = None,
+    detector_data: Array | None = None,
+    device: str | torch.device | None = None,
     sample_ids: Sequence[int] | None = None,
     allow_code: bool = False,
     out: str | os.PathLike[str] | None = None,
@@ -56,11 +59,12 @@ def mead(
             ``PyTorchClassifier``.
         attacks: Name of a suite (``"quick"``) or TOML file, see :mod:`robust_ext.evaluations.mead.suites`; an
             :class:`Arm`; anything :func:`robust_ext.as_attack` takes, with the threat model's budget; or a list.
-        inputs: Clean samples, float ``(N, ...)`` in bounds.
-        labels: Their classes, int64 ``(N,)``.
+        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds.
+        labels: Their classes, integers ``(N,)``, or one-hot ``(N, K)``.
         threat_model: Bounds of inputs; norm and epsilon of attacks that bring none.
         detectors: One detector, a list or a dict of them by name; each anything :func:`robust_ext.as_detector` takes.
         detector_data: Further clean inputs ``(M, ...)``, to calibrate and to combine detectors.
+        device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
         allow_code: Whether suites in files may name code (``file.py:callable``) beside attacks of libraries.
         out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
@@ -84,14 +88,19 @@ def mead(
     """
     checked = make_settings(MeadSettings, options, base=settings)
     given = prepare_inputs(
-        model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=checked.batch_size
+        model,
+        inputs,
+        labels,
+        threat_model=threat_model,
+        sample_ids=sample_ids,
+        batch_size=checked.batch_size,
+        device=device,
     )
+    data = None if detector_data is None else check_inputs("detector_data", detector_data, bounds=given.bounds)
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         checked = with_judge_seed(checked, out=out, worker=worker)
         arms = as_arms(attacks, given.threat_model, allow_code=allow_code)
-        return tell(
-            _evaluate(arms, given, detectors, detector_data, checked, out=out, progress=progress, worker=worker)
-        )
+        return tell(_evaluate(arms, given, detectors, data, checked, out=out, progress=progress, worker=worker))
 
 
 def _evaluate(

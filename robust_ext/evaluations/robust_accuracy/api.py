@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
+import torch
 from typing_extensions import Unpack
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import Array
 from robust_ext.engine.inputs import EvaluationInputs, as_attacks, prepare_inputs
 from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.run import run_all
@@ -28,10 +29,11 @@ from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettin
 def robust_accuracy(
     model: object,
     attacks: object,
-    inputs: Tensor,
-    labels: Tensor,
+    inputs: Array,
+    labels: Array,
     threat_model: ThreatModel,
     *,
+    device: str | torch.device | None = None,
     sample_ids: Sequence[int] | None = None,
     out: str | os.PathLike[str] | None = None,
     isolate: bool = False,
@@ -51,9 +53,10 @@ def robust_accuracy(
         model: A torch module from inputs in bounds to logits, in eval mode; a Foolbox model; an ART
             ``PyTorchClassifier``.
         attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
-        inputs: Clean samples, float ``(N, ...)`` in bounds.
-        labels: Their classes, int64 ``(N,)``.
+        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds.
+        labels: Their classes, integers ``(N,)``, or one-hot ``(N, K)``.
         threat_model: The norm, epsilon and bounds.
+        device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
         out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
@@ -76,7 +79,13 @@ def robust_accuracy(
     """
     checked = make_settings(RobustAccuracySettings, options, base=settings)
     given = prepare_inputs(
-        model, inputs, labels, threat_model=threat_model, sample_ids=sample_ids, batch_size=checked.batch_size
+        model,
+        inputs,
+        labels,
+        threat_model=threat_model,
+        sample_ids=sample_ids,
+        batch_size=checked.batch_size,
+        device=device,
     )
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         return tell(_evaluate(as_attacks(attacks), given, checked, out=out, progress=progress, worker=worker))

@@ -64,7 +64,7 @@ class Broken(nn.Module):
         (lambda z: z[:, :1], ModelError, r"returned shape \(2, 1\)"),
         (lambda z: z[:1], ModelError, r"returned shape \(1, 3\)"),
         (lambda z: z.argmax(1), ModelError, "returned dtype torch.int64"),
-        (lambda z: [z], ModelError, "returned list"),
+        (lambda z: [z, z], ModelError, "returned a list with .* of several heads"),
         (lambda z: z * torch.nan, ModelError, "NaN or infinite"),
         (lambda z: z / 0, ModelError, "NaN or infinite"),
     ],
