@@ -38,12 +38,12 @@ def test_without_a_device_or_on_it_the_model_is_itself():
 
 @pytest.mark.parametrize("device", ["meta", "nowhere", "cpu:nine", 3.5])
 def test_devices_that_compute_nothing_are_refused(device):
-    with pytest.raises(InvalidArgumentError, match="^--device: got .*, expected a device this torch computes on"):
+    with pytest.raises(InvalidArgumentError, match=r"^--device: got .*, expected a device this torch computes on"):
         check_device(device, argument="--device")
 
 
 def test_a_model_that_cannot_be_copied_there_is_refused():
     with pytest.raises(
-        InvalidArgumentError, match="^model: got Linear, which cannot be copied to cpu .* move it there"
+        InvalidArgumentError, match=r"^model: got Linear, which cannot be copied to cpu .* move it there"
     ):
         on_device(nn.Linear(2, 2, device="meta"), "cpu")
