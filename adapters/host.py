@@ -1,4 +1,4 @@
-"""An adapter whose parts lie in modules of its own, imported when the library is used and not before."""
+"""Adapters whose parts lie in modules of their own, imported when the library is used and not before."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     from robust_ext.detectors.base import Detector
 
 
-class HostAdapter(Adapter):
+class LibraryAdapter(Adapter):
     """Adapter of a library by modules of ``robust_ext.adapters.<name>``.
 
-    ``catalogue`` has ``CATALOGUE``, a :class:`robust_ext.adapters.catalogue.Catalogue`; ``attack`` has
-    ``from_class(class, settings, name=)`` and ``from_object(attack, name=)``. A library with models has a module
-    ``model`` with ``adapt_model(model)``, one with detectors a module ``detector`` with
-    ``adapt_detector(detector, classifier)``. ``package`` is what is imported of it, ``install`` what pip is given.
+    ``package`` is what is imported of it, ``install`` what pip is given.
     """
 
     def __init__(self, *, name: str, title: str, package: str, install: str) -> None:
@@ -34,15 +31,55 @@ class HostAdapter(Adapter):
         self.package = package
         self.install = install
 
+    def _has(self, module: str) -> bool:
+        return importlib.util.find_spec(f"robust_ext.adapters.{self.name}.{module}") is not None
+
+    def _part(self, module: str) -> ModuleType:
+        return importlib.import_module(f"robust_ext.adapters.{self.name}.{module}")
+
+    def _require(self, module: str) -> ModuleType:
+        """The module that imports the library; MissingDependencyError where that fails."""
+        if importlib.util.find_spec(self.package) is None:
+            raise MissingDependencyError(f"{self.title} is not installed; pip install {self.install}")
+        try:
+            return self._part(module)
+        except Exception as error:
+            # Installed for another release of something that it imports, in most cases.
+            raise broken_package(self.title, self.install, error) from error
+
+
+class ModelAdapter(LibraryAdapter):
+    """Adapter of a library of models, whose module ``zoo`` has ``names()`` and ``build(name, settings)``."""
+
+    def list_models(self) -> list[str]:
+        """Names of the library's models."""
+        names: list[str] = self._require("zoo").names()
+        return sorted(names)
+
+    def build_model(self, model: str, settings: Mapping[str, Any]) -> AdaptedModel:
+        """Make the model of that name, with the normalisation that the library states inside it."""
+        adapted: AdaptedModel = self._require("zoo").build(model, dict(settings))
+        return adapted
+
+
+class HostAdapter(LibraryAdapter):
+    """Adapter of a library of attacks.
+
+    Its module ``catalogue`` has ``CATALOGUE``, a :class:`robust_ext.adapters.catalogue.Catalogue`; ``attack`` has
+    ``from_class(class, settings, name=)`` and ``from_object(attack, name=)``. A library with models has a module
+    ``model`` with ``adapt_model(model)``, one with detectors a module ``detector`` with
+    ``adapt_detector(detector, classifier)``.
+    """
+
     def list_attacks(self) -> list[AttackListing]:
         """Every attack of the library, those that cannot be used included."""
-        self._require()
+        self._require("library")
         listed: list[AttackListing] = self._part("catalogue").CATALOGUE.listings()
         return listed
 
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
         """Make the attack of that name or alias, with these settings."""
-        self._require()
+        self._require("library")
         found = self._part("catalogue").CATALOGUE.find(attack)
         built: Attack = self._part("attack").from_class(found, settings, name=name)
         return built
@@ -81,18 +118,3 @@ class HostAdapter(Adapter):
             return None
         adapted: Detector | None = self._part("detector").adapt_detector(detector, classifier)
         return adapted
-
-    def _has(self, module: str) -> bool:
-        return importlib.util.find_spec(f"robust_ext.adapters.{self.name}.{module}") is not None
-
-    def _part(self, module: str) -> ModuleType:
-        return importlib.import_module(f"robust_ext.adapters.{self.name}.{module}")
-
-    def _require(self) -> None:
-        if importlib.util.find_spec(self.package) is None:
-            raise MissingDependencyError(f"{self.title} is not installed; pip install {self.install}")
-        try:
-            self._part("library")
-        except Exception as error:
-            # Installed for another release of something that it imports, in most cases.
-            raise broken_package(self.title, self.install, error) from error

@@ -11,7 +11,7 @@ from torch import nn
 from robust_ext.adapters.art.classifiers import PyTorchClassifier
 from robust_ext.adapters.art.model import bounds_of
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.core.threat import ThreatModel
+from robust_ext.core.threat import ThreatModel, norm_name
 from robust_ext.models.defended import Defended
 from robust_ext.models.padded import PaddedClasses
 from robust_ext.registry.detector import as_detector
@@ -20,8 +20,6 @@ from robust_ext.registry.model import as_module
 if TYPE_CHECKING:
     from robust_ext.engine.verify import Verification
     from robust_ext.evaluations.binarization import Planted
-
-_NORMS = {np.inf: "linf", "inf": "linf", "linf": "linf", 2: "l2", "l2": "l2", 1: "l1", "l1": "l1"}
 
 
 class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
@@ -83,7 +81,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
             classifier: A ``PyTorchClassifier`` with ``clip_values``; its preprocessing is kept.
             x: Clean inputs, float ``(N, ...)`` within the clip values.
             eps: Budget in the units of ``x``.
-            norm: ``np.inf``, ``"inf"``, 2 or 1.
+            norm: ``np.inf``, 2 or 1, or ``"linf"``, ``"l2"`` or ``"l1"``.
             classes: See the class.
             probabilities: See the class.
             layer: Name of the linear layer that makes the logits; found when left out.
@@ -97,9 +95,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
         from robust_ext import plant
 
         bounds = _checked_bounds(classifier)
-        if norm not in _NORMS:
-            raise InvalidArgumentError("norm", norm, "np.inf, 'inf', 2 or 1")
-        threat_model = ThreatModel(norm=_NORMS[norm], epsilon=eps, bounds=bounds)
+        threat_model = ThreatModel(norm=norm_name(norm), epsilon=eps, bounds=bounds)
         inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
         planted = plant(classifier, inputs, threat_model, layer=layer, **settings)
         return cls(planted, classes=classes, probabilities=probabilities)

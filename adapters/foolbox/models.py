@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.threat import ThreatModel
+from robust_ext.core.threat import ThreatModel, norm_name
 from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.models.defended import Defended
 from robust_ext.models.padded import PaddedClasses
@@ -60,7 +60,7 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
         inputs: Any,
         *,
         epsilon: float,
-        norm: str = "linf",
+        norm: float | str = "linf",
         classes: int = 2,
         layer: str | None = None,
         **settings: Any,
@@ -71,7 +71,7 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
             model: A Foolbox ``PyTorchModel``, wrapped or not; its preprocessing and bounds are kept.
             inputs: Clean inputs, a tensor ``(N, ...)`` (or EagerPy's) in the model's bounds.
             epsilon: Budget in the units of the inputs.
-            norm: ``"linf"``, ``"l2"`` or ``"l1"``.
+            norm: ``"linf"``, ``"l2"`` or ``"l1"``, or ``np.inf``, 2 or 1.
             classes: See the class.
             layer: Name of the linear layer that makes the logits; found when left out.
             **settings: Of the test, see :class:`robust_ext.evaluations.binarization.BinarizationSettings`.
@@ -83,7 +83,7 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
         # The public face: adapters lie below the evaluations, and planting is one of them.
         from robust_ext import plant
 
-        threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=_checked_bounds(model))
+        threat_model = ThreatModel(norm=norm_name(norm), epsilon=epsilon, bounds=_checked_bounds(model))
         raw = getattr(inputs, "raw", inputs)
         return cls(plant(model, raw, threat_model, layer=layer, **settings), classes=classes)
 

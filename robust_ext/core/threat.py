@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -215,6 +216,22 @@ class ThreatModel:
         base = x.detach().to(torch.float32).flatten().cpu()
         points = d.to(torch.float32).add_(base).clamp_(*self.bounds)
         return points.view(d.shape[0], *x.shape).to(x.device)
+
+
+def norm_name(norm: object, *, argument: str = "norm") -> str:
+    """One of :data:`NORMS`, from any way in which libraries write it; InvalidArgumentError for anything else.
+
+    Example:
+        >>> [norm_name(norm) for norm in (math.inf, "inf", "Linf", 2, "l_2", 1.0)]
+        ['linf', 'linf', 'linf', 'l2', 'l2', 'l1']
+    """
+    text = norm.strip().lower() if isinstance(norm, str) else ""
+    if not isinstance(norm, bool) and isinstance(norm, Real):
+        text = f"{float(norm):g}"
+    found = "l" + text.removeprefix("l").removeprefix("_")
+    if found not in NORMS:
+        raise InvalidArgumentError(argument, norm, "np.inf, 2 or 1, or 'linf', 'l2' or 'l1'")
+    return found
 
 
 def check_epsilon(epsilon: object, *, argument: str = "epsilon") -> float:

@@ -8,7 +8,7 @@ from eagerpy import astensor
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.threat import ThreatModel
+from robust_ext.core.threat import ThreatModel, norm_name
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization import plant
@@ -174,9 +174,28 @@ def test_wrapped_models_and_eagerpy_tensors(digits):
 
 
 @pytest.mark.parametrize(
+    ("norm", "expected"), [(np.inf, "linf"), (np.float32(np.inf), "linf"), ("inf", "linf"), ("l2", "l2"), (2.0, "l2")]
+)
+def test_from_model_and_from_classifier_take_the_same_norms(norm, expected, digits):
+    plain = foolbox_model(digits_network())
+    in_foolbox = BinarizedPyTorchModel.from_model(plain, digits[:2], epsilon=0.3, norm=norm, inner_points=50)
+    in_art = BinarizedPyTorchClassifier.from_classifier(
+        classifier(), digits[:2].numpy(), eps=0.3, norm=norm, inner_points=50
+    )
+    for planted in (in_foolbox.planted_problems, in_art.planted_problems):
+        assert planted.settings.threat_model == ThreatModel(norm=expected, epsilon=0.3)
+
+
+@pytest.mark.parametrize("norm", [True, None, "0", 0, "linff", [2], np.nan, 1.5])
+def test_what_is_no_norm_is_refused(norm):
+    with pytest.raises(InvalidArgumentError, match="norm: got"):
+        norm_name(norm)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"norm": 3}, "norm: got 3, expected np.inf, 'inf', 2 or 1"),
+        ({"norm": 3}, "norm: got 3, expected np.inf, 2 or 1, or 'linf', 'l2' or 'l1'"),
         ({"eps": -1.0}, "epsilon: got -1.0"),
         ({"classifier": "net"}, "classifier: got str, expected an ART PyTorchClassifier"),
         ({"classifier": classifier(clip_values=None)}, "classifier: got no clip_values"),

@@ -1,0 +1,142 @@
+"""Image classifiers of transformers: a type with random weights, or what a folder or the hub's cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+from transformers.utils import is_torchvision_available
+
+from robust_ext.adapters.zoo import BOUNDS, making, normalized
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.core.specification import did_you_mean
+from robust_ext.registry.base import AdaptedModel
+
+_FETCHED = (
+    "it has to be a folder, or a model in transformers' own cache, or within reach of a network for it to fetch; a "
+    "type, as in hf:vit(num_labels=10), is made offline, with random weights"
+)
+
+
+class Logits(nn.Module):
+    """A classifier of transformers, as a module from its pixel values to logits.
+
+    Args:
+        network: The classifier.
+        flipped: Whether it takes the channels in reverse order.
+    """
+
+    def __init__(self, network: nn.Module, *, flipped: bool = False) -> None:
+        super().__init__()
+        self.network = network
+        self.flipped = flipped
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, K)`` of pixel values ``(N, C, H, W)``."""
+        logits: Tensor = self.network(pixel_values=x.flip(1) if self.flipped else x).logits
+        return logits
+
+
+def names() -> list[str]:
+    """The types that are made with random weights."""
+    return list(MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES)
+
+
+def build(name: str, settings: dict[str, Any]) -> AdaptedModel:
+    """A type with random weights and a configuration of these settings, or a model of a folder or the hub."""
+    if "trust_remote_code" in settings:
+        expected = "no code of the hub to run; load such a model yourself and give it as file.py:object"
+        raise InvalidArgumentError("model", f"hf:{name}(trust_remote_code=...)", expected)
+    network, processor = _random(name, settings) if name in names() else _pretrained(name, settings)
+    if network.main_input_name != "pixel_values":
+        raise ModelError(f"model: hf:{name} takes {network.main_input_name}, not images; name another type")
+    shape = _input_shape(network.config, processor)
+    if processor is None:
+        return AdaptedModel(module=Logits(network).eval(), bounds=BOUNDS, input_shape=shape)
+    mean, std, flipped = _normalisation(processor)
+    return normalized(Logits(network, flipped=flipped), mean=mean, std=std, input_shape=shape)
+
+
+def _random(name: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    default = transformers.AutoConfig.for_model(name)
+    known = [key for key in dir(default) if not key.startswith("_")]
+    for key in settings:
+        if key not in known:
+            expected = f"settings of {type(default).__name__}{did_you_mean(key, known)}"
+            raise InvalidArgumentError("model", f"hf:{name}({key}=...)", expected)
+    classes = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES[name]
+    with making(f"hf:{name}"):
+        network_class = getattr(transformers, classes if isinstance(classes, str) else classes[0])
+        network = network_class(transformers.AutoConfig.for_model(name, **settings))
+        return network, _default_processor(name)
+
+
+def _pretrained(name: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    if "/" not in name and not Path(name).expanduser().exists():
+        near = did_you_mean(name, names()) or f", as {names()[0]}"
+        expected = f"a type of transformers{near}; or a folder, or a name on the hub, as in hf:microsoft/resnet-18"
+        raise InvalidArgumentError("model", f"hf:{name}", expected)
+    place = str(Path(name).expanduser()) if Path(name).expanduser().exists() else name
+    where = {key: settings[key] for key in ("revision", "cache_dir", "local_files_only", "token") if key in settings}
+    with making(f"hf:{name}", hint=_FETCHED):
+        network, loaded = transformers.AutoModelForImageClassification.from_pretrained(
+            place, output_loading_info=True, **{"dtype": "float32", **settings}
+        )
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        raise DataError(
+            f"model: hf:{name} has no weights for {missing[0]} and {len(missing) - 1} others, which would be random; "
+            "name a model that was trained to classify images"
+        )
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(place, **where)
+    except (OSError, ValueError):
+        # The weights came without one: that of the type.
+        processor = _default_processor(network.config.model_type)
+    return network, processor
+
+
+def _default_processor(kind: str) -> Any:
+    """The image processor of a type with its defaults; None where there is none."""
+    backends = IMAGE_PROCESSOR_MAPPING_NAMES.get(kind)
+    if not backends:
+        return None
+    order = ("torchvision", "pil") if is_torchvision_available() else ("pil",)
+    found = next((backends[key] for key in order if key in backends), None)
+    return None if found is None else getattr(transformers, found)()
+
+
+def _normalisation(processor: Any) -> tuple[list[float], list[float], bool]:
+    """Mean and standard deviation that a processor normalises by, from what it does to images of one colour.
+
+    Rescaling, and normalising twice as EfficientNet's does, are in them. The third is whether channels are reversed.
+    """
+
+    def processed(*colour: int) -> Tensor:
+        image = torch.tensor(colour, dtype=torch.uint8)[:, None, None].expand(3, 16, 16).contiguous()
+        out = processor(image, do_resize=False, do_center_crop=False, return_tensors="pt")["pixel_values"]
+        values: Tensor = out[0, :, 8, 8].double()
+        return values
+
+    black, white, red = processed(0, 0, 0), processed(255, 255, 255), processed(255, 0, 0)
+    flipped = bool(red[2] != black[2])
+    scale = white - black
+    mean, std = (-black / scale).tolist(), (1 / scale).tolist()
+    return (mean[::-1], std[::-1], True) if flipped else (mean, std, False)
+
+
+def _input_shape(config: Any, processor: Any) -> tuple[int, ...]:
+    """Shape of an input: of the configuration, or else what the processor makes of images."""
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None)
+    if size is None and processor is not None:
+        cropped = getattr(processor, "crop_size", None) or processor.size
+        size = cropped["height"] or cropped["shortest_edge"]
+    height, width = size if isinstance(size, (list, tuple)) else (size or 224, size or 224)
+    return (getattr(vision, "num_channels", None) or 3, int(height), int(width))

@@ -1,0 +1,42 @@
+"""RobustBench's models by name: they normalise by themselves, and are loaded as RobustBench loads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from robustbench.model_zoo import model_dicts
+from robustbench.utils import load_model
+
+from robust_ext.adapters.zoo import BOUNDS, check_listed, making
+from robust_ext.core.specification import check_keywords
+from robust_ext.core.validation import check_choice
+from robust_ext.registry.base import AdaptedModel
+
+_SIZES = {"cifar10": 32, "cifar100": 32, "imagenet": 224}
+
+
+def names() -> list[str]:
+    """Those of all data sets and threat models."""
+    return sorted({name for models in _zoo().values() for named in models.values() for name in named})
+
+
+def build(name: str, settings: dict[str, Any]) -> AdaptedModel:
+    """The model of a ``dataset`` and ``threat_model``, read from ``model_dir``, which RobustBench downloads it to."""
+    text = f"robustbench:{name}"
+    check_keywords(load_model, {"model_name": name, **settings}, argument="model", label=text)
+    zoo = _zoo()
+    dataset = check_choice("dataset", settings.get("dataset", "cifar10"), sorted(zoo))
+    threat_model = check_choice("threat_model", settings.get("threat_model", "Linf"), sorted(zoo[dataset]))
+    check_listed("robustbench", name, zoo[dataset][threat_model])
+    with making(text, hint="its weights have to be in model_dir, or within reach of a network for it to fetch them"):
+        network = load_model(model_name=name, **{**settings, "dataset": dataset, "threat_model": threat_model})
+    size = _SIZES[dataset]
+    return AdaptedModel(module=network.eval(), bounds=BOUNDS, input_shape=(3, size, size))
+
+
+def _zoo() -> dict[str, dict[str, dict[str, Any]]]:
+    """The models by data set and threat model, whose words are members of enumerations there."""
+    return {
+        str(dataset.value): {str(threat.value): dict(named) for threat, named in models.items()}
+        for dataset, models in model_dicts.items()
+    }

@@ -1,0 +1,35 @@
+"""timm's classifiers by name, with the normalisation and size that their configurations state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+from timm.data import resolve_model_data_config
+
+from robust_ext.adapters.zoo import check_listed, fetched, making, normalized
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.registry.base import AdaptedModel
+
+
+def names() -> list[str]:
+    """Architectures; the tag of pretrained weights may follow one, after a dot."""
+    found: list[str] = timm.list_models()
+    return found
+
+
+def build(name: str, settings: dict[str, Any]) -> AdaptedModel:
+    """The network, of pretrained weights with ``pretrained=True``, else random."""
+    if not timm.is_model(name):
+        check_listed("timm", name, names())
+    if "checkpoint_path" in settings:
+        expected = "a state dict by --weights, which is read without running what it holds"
+        raise InvalidArgumentError("model", f"timm:{name}(checkpoint_path=...)", expected)
+    pretrained = {"hint": fetched("pretrained=True")} if settings.get("pretrained") else {}
+    with making(f"timm:{name}", **pretrained):
+        network = timm.create_model(name, **settings)
+        stated = resolve_model_data_config(network)
+    channels, *size = stated["input_size"]
+    channels, size = settings.get("in_chans", channels), settings.get("img_size", size)
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return normalized(network, mean=stated["mean"], std=stated["std"], input_shape=(channels, height, width))

@@ -1,0 +1,42 @@
+"""Torchvision's classifiers by name, with the normalisation and size that their weights state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchvision import models
+
+from robust_ext.adapters.zoo import check_listed, fetched, making, normalized
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.specification import did_you_mean
+from robust_ext.registry.base import AdaptedModel
+
+# Their own initialisation takes half a minute, and warns that it will change.
+_SLOW_TO_INITIALISE = ("googlenet", "inception_v3")
+
+
+def names() -> list[str]:
+    """Those that classify images."""
+    found: list[str] = models.list_models(module=models)
+    return found
+
+
+def build(name: str, settings: dict[str, Any]) -> AdaptedModel:
+    """The network; of ``weights`` (or ``pretrained=True``, the default ones), or random."""
+    check_listed("torchvision", name, names())
+    if settings.pop("pretrained", False):
+        settings.setdefault("weights", "DEFAULT")
+    weights = settings.get("weights")
+    if weights is None and name in _SLOW_TO_INITIALISE:
+        settings.setdefault("init_weights", False)
+    known = models.get_model_weights(name)
+    wanted = "DEFAULT" if weights is None else str(weights).rpartition(".")[2]
+    if wanted not in known.__members__:
+        expected = f"one of {', '.join(known.__members__)}{did_you_mean(wanted, known.__members__)}"
+        raise InvalidArgumentError("model", f"torchvision:{name}(weights={weights!r})", expected)
+    pretrained = {} if weights is None else {"hint": fetched(f"weights={weights!r}")}
+    with making(f"torchvision:{name}", **pretrained):
+        network = models.get_model(name, **settings)
+        stated = known[wanted].transforms()
+    size = int(stated.crop_size[0])
+    return normalized(network, mean=stated.mean, std=stated.std, input_shape=(3, size, size))
