@@ -16,31 +16,23 @@ from transformers.utils import is_torchvision_available
 from robust_ext.adapters.zoo import BOUNDS, making, normalized
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.specification import did_you_mean
+from robust_ext.models.outputs import LogitsOf
+from robust_ext.models.wrapping import Wrapped
 from robust_ext.registry.base import AdaptedModel
 
 _FETCHED = (
     "it has to be a folder, or a model in transformers' own cache, or within reach of a network for it to fetch; a "
-    "type, as in hf:vit(num_labels=10), is made offline, with random weights"
+    "type, as in hf:vit(num_labels=10), is made offline, with random weights; HF_HUB_OFFLINE=1 keeps it to its cache"
 )
 
 
-class Logits(nn.Module):
-    """A classifier of transformers, as a module from its pixel values to logits.
-
-    Args:
-        network: The classifier.
-        flipped: Whether it takes the channels in reverse order.
-    """
-
-    def __init__(self, network: nn.Module, *, flipped: bool = False) -> None:
-        super().__init__()
-        self.network = network
-        self.flipped = flipped
+class ReversedChannels(Wrapped):
+    """A module of inputs ``(N, C, H, W)`` whose channels are in reverse order."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)`` of pixel values ``(N, C, H, W)``."""
-        logits: Tensor = self.network(pixel_values=x.flip(1) if self.flipped else x).logits
-        return logits
+        """The module's output at the reversed channels."""
+        out: Tensor = self.module(x.flip(1))
+        return out
 
 
 def names() -> list[str]:
@@ -56,11 +48,12 @@ def build(name: str, settings: dict[str, Any]) -> AdaptedModel:
     network, processor = _random(name, settings) if name in names() else _pretrained(name, settings)
     if network.main_input_name != "pixel_values":
         raise ModelError(f"model: hf:{name} takes {network.main_input_name}, not images; name another type")
+    module: nn.Module = LogitsOf(network, "logits")
     shape = _input_shape(network.config, processor)
     if processor is None:
-        return AdaptedModel(module=Logits(network).eval(), bounds=BOUNDS, input_shape=shape)
+        return AdaptedModel(module=module.eval(), bounds=BOUNDS, input_shape=shape)
     mean, std, flipped = _normalisation(processor)
-    return normalized(Logits(network, flipped=flipped), mean=mean, std=std, input_shape=shape)
+    return normalized(ReversedChannels(module) if flipped else module, mean=mean, std=std, input_shape=shape)
 
 
 def _random(name: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -127,7 +120,7 @@ def _normalisation(processor: Any) -> tuple[list[float], list[float], bool]:
     black, white, red = processed(0, 0, 0), processed(255, 255, 255), processed(255, 0, 0)
     flipped = bool(red[2] != black[2])
     scale = white - black
-    mean, std = (-black / scale).tolist(), (1 / scale).tolist()
+    mean, std = (0.0 - black / scale).tolist(), (1 / scale).tolist()
     return (mean[::-1], std[::-1], True) if flipped else (mean, std, False)
 
 

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.validation import check_number
+from robust_ext.models.wrapping import Wrapped
 
 
-class Normalized(nn.Module):
+class Normalized(Wrapped):
     """A module of inputs ``(x - mean) / std``, as one of x itself, so that budgets are in the units of x.
 
     Args:
-        network: The module.
+        module: The module.
         mean: A number for each channel of the inputs ``(N, C, ...)``, or one for all.
         std: Likewise, above 0.
 
@@ -30,26 +31,24 @@ class Normalized(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: nn.Module, *, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        super().__init__()
-        self.network = network
+    def __init__(self, module: nn.Module, *, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        super().__init__(module)
         means, stds = _numbers("mean", mean), _numbers("std", std)
         if min(stds) <= 0:
             raise InvalidArgumentError("std", stds, "numbers above 0")
         if 1 < len(means) != len(stds) > 1:
             raise InvalidArgumentError("std", stds, f"one number, or {len(means)} as in mean")
-        # No part of the weights: a state dict of the network needs nothing more than its names' prefix.
+        # They are no weights: a state dict of the module has all but the prefix of its names.
         self.register_buffer("mean", torch.tensor(means), persistent=False)
         self.register_buffer("std", torch.tensor(stds), persistent=False)
-        self.training = network.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """The network's output at the normalised inputs ``(N, C, ...)``."""
+        """The module's output at the normalised inputs ``(N, C, ...)``."""
         channels = max(len(self.mean), len(self.std))
         if channels > 1 and x.shape[1] != channels:
             raise InvalidArgumentError("inputs", f"shape {tuple(x.shape)}", f"{channels} channels, one for each mean")
         shape = (-1, *(1,) * (x.dim() - 2))
-        out: Tensor = self.network((x - self.mean.view(shape)) / self.std.view(shape))
+        out: Tensor = self.module((x - self.mean.view(shape)) / self.std.view(shape))
         return out
 
     def extra_repr(self) -> str:

@@ -1,0 +1,280 @@
+"""Models by name: of timm and transformers with random weights, of torchvision, and of stand-ins for others."""
+
+import sys
+from collections import OrderedDict
+from enum import Enum
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from robust_ext import (
+    DataError,
+    InvalidArgumentError,
+    MissingDependencyError,
+    ModelError,
+    ThreatModel,
+    as_module,
+    binarization_test,
+)
+from robust_ext.models.normalized import Normalized
+from robust_ext.registry import adapters
+from tests.libraries import library
+
+VIT = "patch_size=8, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32, image_size=32"
+STATED = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+TIMM_VIT = "timm:vit_tiny_patch16_224(img_size=32, patch_size=8, depth=1, embed_dim=24, num_heads=3, num_classes=10)"
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch):
+    """The hub is not reached for, wherever the tests run."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def image(shape=(3, 40, 40), seed=0):
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def test_timm_s_normalisation_is_that_of_its_transform():
+    """A whole image through timm's transform and network, and in [0, 1] through the module."""
+    timm = library("timm")
+    from PIL import Image
+
+    adapted = as_module(TIMM_VIT)
+    inner = adapted.module.module
+    stated = timm.data.resolve_model_data_config(inner)
+    transform = timm.data.create_transform(**{**stated, "input_size": (3, 32, 32), "crop_pct": 1.0})
+    pixels = image((32, 32, 3))
+    with torch.no_grad():
+        expected = inner(transform(Image.fromarray(pixels.numpy()))[None])
+        got = adapted.module(pixels.permute(2, 0, 1)[None] / 255)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert (adapted.bounds, adapted.input_shape) == ((0.0, 1.0), (3, 32, 32))
+    assert not adapted.module.training
+
+
+@pytest.mark.parametrize("name", ["resnet18", "inception_v3"])
+def test_torchvision_s_normalisation_is_that_of_its_weights(name):
+    torchvision = library("torchvision")
+    adapted = as_module(f"torchvision:{name}(num_classes=5)")
+    preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    size = preset.crop_size[0]
+    preset.resize_size = preset.crop_size
+    assert adapted.input_shape == (3, size, size)
+    x = image((2, *adapted.input_shape))
+    shown = Normalized(nn.Identity(), mean=STATED[0], std=STATED[1])
+    torch.testing.assert_close(shown(x / 255), preset(x))
+    assert str(adapted.module).startswith(f"Normalized(\n  {shown.extra_repr()}")
+
+
+def test_a_network_of_torchvision_classifies():
+    library("torchvision")
+    adapted = as_module("torchvision:squeezenet1_1(num_classes=5)")
+    assert not adapted.module.training
+    assert adapted.module(torch.rand(2, 3, 64, 64)).shape == (2, 5)
+
+
+def check_processor(kind):
+    """What a processor makes of an image, without its resizing, is what the network is given."""
+    from robust_ext.adapters.hf import zoo
+
+    x, processor = image((3, 16, 16)), zoo._default_processor(kind)
+    mean, std, flipped = zoo._normalisation(processor)
+    got = Normalized(nn.Identity(), mean=mean, std=std)(x[None] / 255)[0]
+    expected = processor(x, do_resize=False, do_center_crop=False, return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(got.flip(0) if flipped else got, expected.float(), rtol=1e-5, atol=1e-5, msg=kind)
+
+
+@pytest.mark.parametrize("kind", ["vit", "resnet", "efficientnet", "mobilevit"])
+def test_normalisation_of_transformers_is_that_of_its_processor(kind):
+    library("transformers")
+    check_processor(kind)
+
+
+@pytest.mark.exhaustive
+def test_normalisation_of_every_type_of_transformers_is_that_of_its_processor():
+    library("transformers")
+    from robust_ext.adapters.hf import zoo
+
+    # No images but tokens, patches or pages; no processor without a network, or none at all.
+    others = ("imagegpt", "siglip2", "donut-swin", "perceiver", "timm_wrapper", "dinov2_with_registers", "hgnet_v2")
+    kinds = [kind for kind in zoo.names() if kind not in others]
+    for kind in kinds:
+        check_processor(kind)
+    assert len(kinds) >= 30
+
+
+def test_a_type_of_transformers_has_the_settings_that_are_named_and_random_weights():
+    library("transformers")
+    adapted = as_module(f"hf:vit(num_labels=7, {VIT})")
+    x = image((2, 3, 32, 32)) / 255
+    with torch.no_grad():
+        raw = adapted.module.module.module(pixel_values=(x - 0.5) / 0.5).logits
+        torch.testing.assert_close(adapted.module(x), raw)
+    assert (raw.shape, adapted.bounds, adapted.input_shape) == ((2, 7), (0.0, 1.0), (3, 32, 32))
+    flipped = as_module("hf:mobilevit(num_labels=3, image_size=64)").module
+    assert type(flipped.module).__name__ == "ReversedChannels"
+    assert flipped(torch.rand(1, 3, 64, 64)).shape == (1, 3)
+
+
+def test_a_folder_of_transformers_is_loaded_with_its_own_processor(tmp_path):
+    transformers = library("transformers")
+    made = as_module(f"hf:vit(num_labels=4, {VIT})").module.module.module
+    made.save_pretrained(tmp_path)
+    x = image((2, 3, 32, 32)) / 255
+    with torch.no_grad():
+        torch.testing.assert_close(as_module(f"hf:{tmp_path}").module(x), made((x - 0.5) / 0.5).logits)
+        transformers.ViTImageProcessor(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(tmp_path)
+        adapted = as_module(f"hf:{tmp_path}")
+        mean, std = torch.tensor([0.1, 0.2, 0.3])[:, None, None], torch.tensor([0.4, 0.5, 0.6])[:, None, None]
+        torch.testing.assert_close(adapted.module(x), made((x - mean) / std).logits, rtol=1e-4, atol=1e-5)
+    bare = tmp_path / "bare"
+    made.vit.save_pretrained(bare)
+    with pytest.raises(DataError, match=r"no weights for classifier.bias and 1 others, which would be random"):
+        as_module(f"hf:{bare}(num_labels=4)")
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("timm:resnet81", InvalidArgumentError, r"one of its 1\d{3} models; did you mean resnet18"),
+        ("timm:resnet10t(num_clases=3)", DataError, r"unexpected keyword argument 'num_clases'; check its settings"),
+        ("timm:resnet18(checkpoint_path='net.pth')", InvalidArgumentError, "a state dict by --weights"),
+        ("timm:resnet18(pretrained=True)", DataError, r"library's own cache, .* without pretrained=True they are rand"),
+        ("torchvision:fasterrcnn_resnet50_fpn", InvalidArgumentError, "one of its 80 models"),
+        ("torchvision:resnet18(weights='V7')", InvalidArgumentError, "one of IMAGENET1K_V1, DEFAULT"),
+        ("hf:vitt", InvalidArgumentError, "did you mean vit"),
+        ("hf:vit(num_layers=2)", InvalidArgumentError, "settings of ViTConfig; did you mean num_labels"),
+        ("hf:vit(trust_remote_code=True)", InvalidArgumentError, "no code of the hub"),
+        ("hf:no-one/nothing(local_files_only=True)", DataError, "a type, as in hf:vit"),
+        ("hf:imagegpt(n_layer=1, n_embd=8, n_head=1)", ModelError, "takes input_ids, not images"),
+    ],
+)
+def test_what_a_library_does_not_have_is_refused_with_what_to_do(text, error, message):
+    for name in ("torchvision", "timm", "transformers"):
+        library(name)
+    with pytest.raises(error, match=message):
+        as_module(text)
+
+
+def test_other_channels_and_sizes():
+    library("timm")
+    adapted = as_module("timm:resnet10t(in_chans=1, num_classes=4)")
+    assert adapted.input_shape == (1, 176, 176)
+    assert adapted.module.mean.tolist() == pytest.approx([np.mean([0.485, 0.456, 0.406])])
+    with pytest.raises(InvalidArgumentError, match=r"inputs: got shape \(1, 1, 32, 32\), expected 3 channels"):
+        as_module(TIMM_VIT).module(torch.rand(1, 1, 32, 32))
+
+
+def test_names_are_listed():
+    for package, name, known in (
+        ("timm", "timm", "resnet18"),
+        ("torchvision",) * 2 + ("vit_b_16",),
+        ("transformers", "hf", "vit"),
+    ):
+        library(package)
+        assert known in adapters()[name].list_models()
+        assert adapters()[name].list_attacks() == []
+
+
+def test_a_verdict_on_a_model_of_timm_in_three_lines():
+    library("timm")
+    inputs, threat_model = image((6, 3, 32, 32)) / 255, ThreatModel(norm="linf", epsilon=8 / 255)
+    result = binarization_test(TIMM_VIT, "robust_ext:APGD(steps=5)", inputs, threat_model, inner_points=20, canaries=0)
+    assert result.score >= 0.5
+
+
+def stand_in(monkeypatch, name, **members):
+    """A package of this name, with these members; in place of a real one as well."""
+    for known in [known for known in sys.modules if known.split(".")[0] == name or known.endswith(f".{name}.zoo")]:
+        monkeypatch.delitem(sys.modules, known)
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None, is_package=True)
+    module.__path__ = []
+    monkeypatch.setitem(sys.modules, name, module)
+    for key, value in members.items():
+        inner = ModuleType(f"{name}.{key}")
+        vars(inner).update(value)
+        monkeypatch.setitem(sys.modules, inner.__name__, inner)
+        setattr(module, key, inner)
+    # What was imported of it here is forgotten with it.
+    monkeypatch.setitem(sys.modules, f"robust_ext.adapters.{name}.zoo", None)
+    monkeypatch.delitem(sys.modules, f"robust_ext.adapters.{name}.zoo")
+
+
+def test_a_stand_in_for_torchvision(monkeypatch):
+    """What is called of torchvision, where it cannot be installed."""
+
+    class Weights(Enum):
+        IMAGENET1K_V1 = "v1"
+
+        def transforms(self):
+            return SimpleNamespace(mean=[0.25], std=[0.5], crop_size=[8])
+
+    calls = []
+
+    def get_model(name, **settings):
+        calls.append((name, settings))
+        return nn.Sequential(nn.Flatten(), nn.Linear(192, settings.get("num_classes", 10))).eval()
+
+    members = {"get_model": get_model, "list_models": lambda module: ["tiny", "googlenet"]}
+    stand_in(monkeypatch, "torchvision", models={**members, "get_model_weights": lambda name: Weights})
+    with pytest.raises(InvalidArgumentError, match="one of IMAGENET1K_V1"):
+        as_module("torchvision:tiny(pretrained=True)")
+    adapted = as_module("torchvision:tiny(num_classes=3, weights='Weights.IMAGENET1K_V1')")
+    as_module("torchvision:googlenet(weights='IMAGENET1K_V1')")
+    assert [settings.get("weights") for _, settings in calls] == ["Weights.IMAGENET1K_V1", "IMAGENET1K_V1"]
+    assert (adapted.module.mean.tolist(), adapted.input_shape) == ([0.25], (3, 8, 8))
+    assert adapted.module(torch.rand(2, 3, 8, 8)).shape == (2, 3)
+
+
+def test_a_stand_in_for_robustbench(monkeypatch):
+    """With the parameters of RobustBench's own load_model, and its enumerations as keys."""
+    dataset, threat = Enum("BenchmarkDataset", {"cifar_10": "cifar10"}), Enum("ThreatModel", {"Linf": "Linf"})
+    calls = []
+
+    def load_model(
+        model_name, model_dir="./models", dataset="cifar10", threat_model="Linf", custom_checkpoint="", norm=None
+    ):
+        calls.append((model_name, str(model_dir), dataset, threat_model))
+        if model_name == "Absent":
+            raise ConnectionError("no route")
+        return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).eval()
+
+    zoo = OrderedDict(
+        [(dataset.cifar_10, OrderedDict([(threat.Linf, dict.fromkeys(("Wang2023_WRN-70-16", "Absent")))]))]
+    )
+    stand_in(monkeypatch, "robustbench", utils={"load_model": load_model}, model_zoo={"model_dicts": zoo})
+    text = "robustbench:Wang2023_WRN-70-16(dataset='cifar10', threat_model='Linf', model_dir='/here')"
+    adapted = as_module(text)
+    assert calls == [("Wang2023_WRN-70-16", "/here", "cifar10", "Linf")]
+    assert (adapted.bounds, adapted.input_shape) == ((0.0, 1.0), (3, 32, 32))
+    x, threat_model = torch.rand(4, 3, 32, 32), ThreatModel(norm="linf", epsilon=8 / 255)
+    result = binarization_test(text, "robust_ext:APGD(steps=5)", x, threat_model, inner_points=20, canaries=0)
+    assert result.score == 1
+    assert adapters()["robustbench"].list_models() == ["Absent", "Wang2023_WRN-70-16"]
+    for bad, error, message in (
+        ("Wang2023", InvalidArgumentError, "did you mean Wang2023_WRN-70-16"),
+        ("Absent(dataset='mnist')", InvalidArgumentError, "dataset: got 'mnist', expected one of 'cifar10'"),
+        ("Absent(threat='Linf')", InvalidArgumentError, "did you mean threat_model"),
+        ("Absent", DataError, "ConnectionError: no route; its weights have to be in model_dir"),
+    ):
+        with pytest.raises(error, match=message):
+            as_module(f"robustbench:{bad}")
+
+
+@pytest.mark.parametrize("name", ["torchvision", "timm", "hf", "robustbench"])
+def test_a_library_that_is_not_installed_or_broken_is_named_with_the_command(monkeypatch, name):
+    package = adapters()[name].package
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None)
+    with pytest.raises(MissingDependencyError, match=r"is not installed; pip install "):
+        as_module(f"{name}:resnet18")
+    monkeypatch.undo()
+    stand_in(monkeypatch, package)
+    monkeypatch.delitem(sys.modules, f"robust_ext.adapters.{name}.zoo", raising=False)
+    with pytest.raises(MissingDependencyError, match=r"installed but cannot be imported .* pip install --force-reinst"):
+        adapters()[name].list_models()
