@@ -32,6 +32,8 @@ from robust_ext.evaluations.callbacks import MLflowCallback as MLflowCallback
 from robust_ext.evaluations.callbacks import TensorBoardCallback as TensorBoardCallback
 from robust_ext.evaluations.callbacks import WandbCallback as WandbCallback
 from robust_ext.evaluations.causes.finding import Finding as Finding
+from robust_ext.evaluations.comparison import Comparison as Comparison
+from robust_ext.evaluations.comparison import compare as compare
 from robust_ext.evaluations.diagnosis import DiagnosisResult as DiagnosisResult
 from robust_ext.evaluations.diagnosis import DiagnosisSettings as DiagnosisSettings
 from robust_ext.evaluations.diagnosis import diagnose as diagnose

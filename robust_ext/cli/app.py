@@ -17,6 +17,7 @@ from robust_ext.cli.adaptive import adaptive_command
 from robust_ext.cli.attacks import attacks
 from robust_ext.cli.binarization import binarization
 from robust_ext.cli.casestudies import casestudies
+from robust_ext.cli.compare import compare_command
 from robust_ext.cli.demo import demo
 from robust_ext.cli.diagnose import diagnose_command
 from robust_ext.cli.mead import mead_command
@@ -60,6 +61,7 @@ app.command("mead")(mead_command)
 app.command("robust-accuracy")(robust_accuracy_command)
 app.command("test-time")(adaptive_command)
 app.command("casestudies")(casestudies)
+app.command("compare")(compare_command)
 app.command("demo")(demo)
 app.command("attacks")(attacks)
 

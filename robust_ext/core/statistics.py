@@ -56,6 +56,49 @@ def _upper(hits: int, trials: int, tail: float) -> float:
     return float(betaincinv(hits + 1, trials - hits, 1 - tail))
 
 
+def paired_difference(gained: int, lost: int, trials: int) -> tuple[float, tuple[float, float], float]:
+    """The change of a rate between two measurements of the same trials: difference, 95% interval, and a p-value.
+
+    ``gained`` trials succeed in the second alone, ``lost`` ones in the first alone. The p-value is of McNemar's test,
+    exact and two-sided; the interval follows from the exact one of the share of gained among those that changed.
+
+    Source: McNemar, "Note on the sampling error of the difference between correlated proportions" (1947).
+
+    Example:
+        >>> difference, interval, p = paired_difference(10, 1, 50)
+        >>> difference, round(interval[0], 3), round(interval[1], 3), round(p, 4)
+        (0.18, 0.038, 0.219, 0.0117)
+    """
+    changed = check_integer("gained", gained, minimum=0) + check_integer("lost", lost, minimum=0)
+    check_integer("trials", trials, minimum=max(changed, 1))
+    found = proportion_interval(gained, changed)
+    if found is None:
+        return 0.0, (0.0, 0.0), 1.0
+    tail = sum(math.comb(changed, count) for count in range(min(gained, lost) + 1))
+    # Whole numbers, as powers of two leave the range of floats.
+    p_value = min(1.0, 2 * tail / 2**changed)
+    low, high = ((2 * end - 1) * changed / trials for end in found)
+    return (gained - lost) / trials, (low, high), p_value
+
+
+def difference_interval(
+    first: float, first_interval: tuple[float, float], second: float, second_interval: tuple[float, float]
+) -> tuple[float, float]:
+    """The 95% interval of ``second - first``, of two independent numbers with 95% intervals of their own.
+
+    Source: Newcombe, "Interval estimation for the difference between independent proportions" (1998), method 10, which
+    takes any two intervals; with those of the same samples, it is wider than need be.
+
+    Example:
+        >>> low, high = difference_interval(0.4, (0.3, 0.5), 0.9, (0.8, 0.95))
+        >>> round(low, 3), round(high, 3)
+        (0.359, 0.612)
+    """
+    low = math.hypot(second - second_interval[0], first_interval[1] - first)
+    high = math.hypot(second_interval[1] - second, first - first_interval[0])
+    return second - first - low, second - first + high
+
+
 def sequential_decision(hits: int, trials: int, *, threshold: float, error_rate: float = 0.05) -> str | None:
     """Decide while samples come in whether a success rate is at least ``threshold``: ``"above"``, ``"below"`` or None.
 

@@ -109,6 +109,7 @@ class _Known:
             row["non_finite"] = int((~robust & (self.finite > row["epsilon"] + more)).sum())
             row["without_non_finite"] = other["robust_accuracy"]
             row["not_attacked"] = int((robust & lost).sum())
+            row["robust"] = "".join("01"[one] for one in robust.astype(int))
         return rows
 
 

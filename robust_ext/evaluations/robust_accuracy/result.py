@@ -77,3 +77,13 @@ class RobustAccuracyResult(EvaluationResult):
             for attack in (*self.content["attacks"], worst)
             for row in attack["robust_accuracy"]
         ]
+
+    def solved(self) -> dict[tuple[Any, ...], dict[int, bool]]:
+        """Whether each sample, by its place, is robust; nothing of results of earlier versions."""
+        attacks = [*self.content["attacks"], {"name": _WORST, "robust_accuracy": self.content["worst_case"]}]
+        return {
+            (attack["name"], row["epsilon"]): {place: one == "1" for place, one in enumerate(row["robust"])}
+            for attack in attacks
+            for row in attack["robust_accuracy"]
+            if "robust" in row
+        }

@@ -1,0 +1,143 @@
+"""Results beside each other: against scipy, and by hand."""
+
+import json
+
+import pytest
+from scipy.stats import binomtest
+from typer.testing import CliRunner
+
+import robust_ext
+from robust_ext.cli.app import app
+from robust_ext.core.statistics import difference_interval, paired_difference
+from tests.evaluations import small
+
+SETTINGS = {"inner_points": 30, "random_inner": 10, "random_corners": 10, "witness_steps": 2, "witness_queries": 4}
+STRONG = "robust_ext:APGD(steps=20, loss='ce')"
+
+
+def still(model, x, y):
+    return x
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    for name, attack, more in (("weak", still, {}), ("strong", STRONG, {"batch_size": 5})):
+        test = (small.NETWORK, {name: robust_ext.as_attack(attack, name=name)}, small.INPUTS)
+        robust_ext.binarization_test(*test, small.LINF, out=folder / name, **SETTINGS, **more)
+    return folder
+
+
+@pytest.mark.parametrize(("gained", "lost", "trials"), [(0, 0, 5), (7, 0, 7), (3, 9, 40), (600, 500, 2000), (5, 5, 10)])
+def test_paired_difference_is_mcnemars_test(gained, lost, trials):
+    difference, (low, high), p_value = paired_difference(gained, lost, trials)
+    assert difference == pytest.approx((gained - lost) / trials)
+    assert low <= difference <= high
+    if not gained + lost:
+        assert p_value == 1
+        return
+    wanted = binomtest(gained, gained + lost)
+    assert p_value == pytest.approx(wanted.pvalue)
+    ends = wanted.proportion_ci(method="exact")
+    assert [low, high] == pytest.approx([(2 * end - 1) * (gained + lost) / trials for end in (ends.low, ends.high)])
+
+
+def test_the_interval_of_a_difference_is_newcombes():
+    # His example (f): 9 of 10 and 3 of 10, with Wilson's intervals, by method 10.
+    def wilson(hits, trials):
+        found = binomtest(hits, trials).proportion_ci(method="wilson")
+        return found.low, found.high
+
+    low, high = difference_interval(0.3, wilson(3, 10), 0.9, wilson(9, 10))
+    assert (round(low, 4), round(high, 4)) == (0.1705, 0.8090)
+
+
+def test_two_tests_of_the_same_samples(runs):
+    first, second = (robust_ext.load_result(runs / name) for name in ("weak", "strong"))
+    found = robust_ext.compare(runs / "weak", str(runs / "strong"))
+    (change,) = found.content["changes"]
+    assert change["verdict"] == [first.verdict, second.verdict]
+    assert change["same"] == {"network": True, "code of the network": True, "samples": True}
+    assert change["settings"].keys() >= {"batch_size", "attack weak"}
+    assert change["settings"]["batch_size"][1] == 5
+    assert "seed" not in change["settings"]
+    assert change["versions"] == {}
+    (row,) = change["scores"]
+    found_by = [{one["sample"] for one in result.records if _found(one)} for result in (first, second)]
+    assert (row["gained"], row["lost"]) == (len(found_by[1] - found_by[0]), len(found_by[0] - found_by[1]))
+    assert row["p_value"] == pytest.approx(binomtest(row["gained"], row["gained"] + row["lost"]).pvalue)
+    assert (row["before"], row["after"]) == (first.score, second.score)
+    assert row["score"] == "weak -> strong"
+    text = str(found)
+    assert f"verdict {first.verdict} -> {second.verdict}; weak -> strong" in text
+    assert "of the same 10 samples" in " ".join(text.split())
+    assert "batch_size" in text
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def _found(record):
+    (entry,) = record["attacks"].values()
+    return entry["outcome"] == "found"
+
+
+def test_comparisons_have_tables_too(runs):
+    found = robust_ext.compare(runs / "weak", runs / "strong", runs / "weak")
+    assert len(found.rows()) == 2
+    assert found.rows()[1]["difference"] == 0
+    assert found.rows()[1]["p_value"] == 1
+    assert "<table" in found._repr_html_()
+    assert found.to_csv().count("\n") == 3
+    assert "weak" in found.to_latex()
+    assert repr(found).startswith("<Comparison: verdict ")
+
+
+def test_robust_accuracy_is_compared_sample_by_sample():
+    attacks = {"still": still, "step": small.sign_step}
+    one, other = (
+        robust_ext.robust_accuracy(small.NETWORK, chosen, small.INPUTS, small.LABELS, small.LINF)
+        for chosen in ({"attack": attacks["still"]}, {"attack": attacks["step"]})
+    )
+    rows = {row["score"]: row for row in robust_ext.compare(one, other).rows()}
+    lost = round(10 * (1 - other.robust_accuracy(0.1)))
+    for name in ("attack/0.1", "worst case/0.1"):
+        assert (rows[name]["gained"], rows[name]["lost"], rows[name]["paired"]) == (0, lost, 10)
+    fewer = robust_ext.robust_accuracy(small.NETWORK, attacks, small.INPUTS[:8], small.LABELS[:8], small.LINF)
+    found = robust_ext.compare(one, fewer)
+    (change,) = found.content["changes"]
+    assert change["same"]["samples"] is False
+    assert change["settings"]["samples"] == [10, 8]
+    (row,) = [row for row in change["scores"] if row["score"] == "worst case/0.1"]
+    assert row["p_value"] is None
+    assert row["difference_low"] < row["difference"] < row["difference_high"]
+    assert change["only"] == [["attack"], ["still", "step"]]
+
+
+@pytest.mark.parametrize("name", ["mead", "test_time"])
+def test_every_kind_can_be_compared(name):
+    attacks = {"still": still}
+    first, second = (small.EVALUATIONS[name](None, attacks) for _ in range(2))
+    rows = robust_ext.compare(first, second).rows()
+    assert rows
+    assert {row["difference"] for row in rows} <= {0, None}
+    assert not any(row["beyond_chance"] for row in rows)
+
+
+def test_what_cannot_be_compared_is_refused(runs, tmp_path):
+    mead = small.mead(None, {"still": still})
+    with pytest.raises(robust_ext.InvalidArgumentError, match="two or more"):
+        robust_ext.compare(runs / "weak")
+    with pytest.raises(robust_ext.InvalidArgumentError, match="kinds binarization, mead"):
+        robust_ext.compare(runs / "weak", mead)
+    with pytest.raises(robust_ext.InvalidArgumentError, match="got int"):
+        robust_ext.compare(mead, 3)
+    with pytest.raises(robust_ext.DataError, match=r"no such folder or result\.json"):
+        robust_ext.compare(mead, tmp_path)
+
+
+def test_the_command_writes_what_the_function_returns(runs, tmp_path):
+    file = tmp_path / "found.json"
+    done = CliRunner().invoke(app, ["compare", str(runs / "weak"), str(runs / "strong"), "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    found = robust_ext.compare(runs / "weak", runs / "strong")
+    assert done.output.rstrip() == str(found).rstrip()
+    assert json.loads(file.read_text("utf-8")) == json.loads(json.dumps(found.to_dict()))
