@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.specification import did_you_mean, parse_call
+from robust_ext.models.compiled import evaluable, program_module
 from robust_ext.registry.base import AdaptedModel, adapters
 
 
@@ -14,10 +17,11 @@ def as_module(model: object, *, argument: str = "model") -> AdaptedModel:
     """Turn a model into a module from inputs to logits, with the bounds it states.
 
     Args:
-        model: An ``nn.Module`` (returned as it is, without bounds), or a model of an adapted library: a Foolbox model,
-            an ART classifier. Their preprocessing becomes part of the module. Or a model of a library by its name and
-            settings, ``"timm:resnet18(num_classes=10)"``, in eval mode; where its weights are random, the same name has
-            the same weights each time.
+        model: An ``nn.Module`` (returned as it is, without bounds; of a compiled one its original), a program of
+            ``torch.export``, or a model of an adapted library: a Foolbox model, an ART classifier. Their preprocessing
+            becomes part of the module. Or a model of a library by its name and settings,
+            ``"timm:resnet18(num_classes=10)"``, in eval mode; where its weights are random, the same name has the same
+            weights each time.
         argument: What error messages call it.
 
     Raises:
@@ -33,12 +37,16 @@ def as_module(model: object, *, argument: str = "model") -> AdaptedModel:
     """
     if isinstance(model, str):
         return _named(model, argument)
-    if isinstance(model, nn.Module):
-        return AdaptedModel(module=model, bounds=None)
+    if isinstance(model, (nn.ModuleList, nn.ModuleDict)):
+        expected = "one module from inputs to logits: of an ensemble, one whose forward averages its members' logits"
+        raise InvalidArgumentError(argument, f"{type(model).__name__} of {len(model)}", expected)
+    module = model if isinstance(model, nn.Module) else program_module(model)
+    if module is not None:
+        return AdaptedModel(module=evaluable(module), bounds=None)
     for adapter in adapters().values():
         adapted = adapter.adapt_model(model)
         if adapted is not None:
-            return adapted
+            return replace(adapted, module=evaluable(adapted.module))
     libraries = ", ".join(sorted(adapters())) or "none installed"
     expected = f"a torch.nn.Module, a model of an adapted library ({libraries}), or the name of one as text"
     raise InvalidArgumentError(argument, type(model).__name__, expected)
