@@ -65,6 +65,10 @@ class DisturbedError(AttackError):
     """An attack changed the network, its hooks or the code that judges it; everything was put back."""
 
 
+class OutOfTimeError(RobustExtError):
+    """The time that was given is over; what was finished before it counts."""
+
+
 class DataError(RobustExtError):
     """A data file is missing, unreadable or not what its name promises."""
 

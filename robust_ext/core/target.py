@@ -6,6 +6,7 @@ and ART classifiers become one through the adapters, which keep their preprocess
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import OutOfTimeError
 from robust_ext.core.intact.tensors import GradientState, TensorState
 
 if TYPE_CHECKING:
@@ -24,19 +26,23 @@ if TYPE_CHECKING:
 class PassCounter:
     """Rows (single samples) that went ``forward``, and rows through which a gradient came ``backward``.
 
-    ``watch`` is called after each forward pass, for progress bars.
+    ``watch`` is called after each forward pass, for progress bars. From ``deadline`` on (:func:`time.monotonic`), a
+    forward pass raises OutOfTimeError.
     """
 
     forward: int = 0
     backward: int = 0
     watch: Callable[[PassCounter], None] | None = field(default=None, compare=False, repr=False)
+    deadline: float | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What watches it stays in its process.
+        # What watches it stays in its process, as the clock does.
         return PassCounter, (self.forward, self.backward)
 
     def count_forward(self, rows: int) -> None:
         """Note that rows went forward."""
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise OutOfTimeError("the time that was given is over")
         self.forward += rows
         if self.watch is not None:
             self.watch(self)
@@ -44,6 +50,15 @@ class PassCounter:
     def count_backward(self, rows: int) -> None:
         """Note that gradients of rows came back."""
         self.backward += rows
+
+    @contextmanager
+    def until(self, deadline: float | None) -> Iterator[None]:
+        """Forward passes inside the block end at a deadline; None for none."""
+        before, self.deadline = self.deadline, deadline
+        try:
+            yield
+        finally:
+            self.deadline = before
 
     def snapshot(self) -> PassCounter:
         """The counts as they are now."""

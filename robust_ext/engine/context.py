@@ -26,6 +26,8 @@ class RunContext:
     shard: tuple[int, int] = (0, 1)
     # Called in the one process that makes a result, with each record when its block is finished
     on_record: Callable[[Mapping[str, Any]], None] | None = None
+    # Of time.monotonic: queries end, and where a run may end early its finished blocks count
+    deadline: float | None = None
     repair: bool = False  # Whether what is damaged in a run folder is dropped and done again, not refused
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor, nn
 
 from robust_ext.core.cost import Cost
-from robust_ext.core.errors import AttackError, InvalidArgumentError, RobustExtError, RunFolderBusyError
+from robust_ext.core.errors import AttackError, InvalidArgumentError, OutOfTimeError, RobustExtError, RunFolderBusyError
 from robust_ext.engine.context import ISOLATED, RunContext, current_context
 from robust_ext.engine.forecast import Forecast, make_forecast
 from robust_ext.engine.identity import versions
@@ -75,6 +75,7 @@ class Run(ABC):
 
     kind: ClassVar[str] = "attack"  # Of the run, in its folder
     shared: ClassVar[bool] = False  # Whether processes share its blocks; otherwise each process takes whole runs
+    partial: ClassVar[bool] = False  # Whether its first blocks are a result where the time is over before the others
 
     key: str  # Its folder inside the run folder; empty for the run folder itself
     title: str  # In words
@@ -125,6 +126,7 @@ class Outcome(Generic[R_co]):
     records: Sequence[Record] = field(default=())  # One a sample
     timings: Sequence[Record] = field(default=())  # One a block
     refusal: str | None = None  # Why it could not be run; the rest is then empty
+    cut: bool = False  # Whether the time was over before its blocks were done
 
     def total(self, part: str, name: str) -> Any:
         """Sum over blocks of ``seconds`` or ``passes`` of this name."""
@@ -221,6 +223,7 @@ def _run(run: R, store: Store, context: RunContext, bar: Progress | None) -> Gen
     number, count = context.shard if run.shared else (0, 1)
     forecast = Forecast() if bar is None else bar.forecast
     phase(run.title)
+    cut = False
     try:
         yield from verified(run.prepare(store))
         for rows in run.blocks[number::count]:
@@ -242,6 +245,10 @@ def _run(run: R, store: Store, context: RunContext, bar: Progress | None) -> Gen
             forecast.end(run.key, len(rows))
             if bar is not None:
                 bar.advance(len(rows))
+    except OutOfTimeError:
+        if not run.partial:
+            raise
+        cut = True
     except RobustExtError as error:
         if not run.tolerates(error):
             raise
@@ -250,7 +257,7 @@ def _run(run: R, store: Store, context: RunContext, bar: Progress | None) -> Gen
     finally:
         forecast.drop(run.key)
     final, timings = run.finish(store)
-    return Outcome(run=run, store=store, records=final, timings=timings)
+    return Outcome(run=run, store=store, records=final, timings=timings, cut=cut)
 
 
 def check_some_ran(attacked: Sequence[Outcome[Any]]) -> None:

@@ -19,6 +19,7 @@ from robust_ext.attacks.running import undisturbed
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target, count_calls
 from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.context import current_context
 from robust_ext.engine.progress import phase, watching
 from robust_ext.engine.recorder import record_queries
 from robust_ext.engine.trace import Trace
@@ -94,6 +95,7 @@ def run_task(task: Task) -> TaskResult:
     counter, begun = task.target.counter, time.perf_counter()
     before = counter.snapshot()
     with ExitStack() as stack:
+        stack.enter_context(counter.until(current_context().deadline))
         if task.counted is not None:
             stack.enter_context(count_calls(task.counted, counter))
         # What draws from the global generators draws the same in every run, and leaves them as they were.

@@ -33,8 +33,7 @@ def text(result: Mapping[str, Any]) -> str:
     if result["attacks"]:
         lines += ["", *table([_HEADER, *rows(result)], words=(0,)), ""]
     lines += [line for note in notes(result) for line in paragraph(note)]
-    for number, (finding, names) in enumerate(findings.shared(result["findings"]), 1):
-        lines += ["", *_finding(number, finding, names)]
+    lines += findings.numbered(result["findings"])
     if result["tried"]:
         header = ("for", "remedy that was tried", "test score", "robust accuracy", "")
         lines += ["", *table([header, *tried_rows(result)], words=(0, 1, 4))]
@@ -136,18 +135,6 @@ def tried_rows(result: Mapping[str, Any]) -> list[Line]:
         command = findings.command(entry["remedy"]) or entry["remedy"]["words"]
         found.append((plain(entry["code"]), plain(command), *cells, plain(words)))
     return found
-
-
-def _finding(number: int, finding: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """One finding with all its remedies, each ready to paste."""
-    words = f"{number}. [{finding['weight']}] {findings.subject(names)}: {plain(findings.sentence(finding))}"
-    lines = paragraph(words)
-    for remedy in finding["remedies"]:
-        lines += [f"  {line}" for line in paragraph(f"Remedy: {plain(remedy['words'])}")]
-        lines += [
-            f"      {printable(line)}" for line in (findings.command(remedy), *remedy["code"].splitlines()) if line
-        ]
-    return lines
 
 
 def _score(value: float | None) -> str:

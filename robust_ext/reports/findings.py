@@ -97,6 +97,17 @@ def lines(findings: Iterable[Finding]) -> list[str]:
     return found
 
 
+def numbered(findings: Iterable[Finding]) -> list[str]:
+    """Each finding with its weight, evidence and all remedies, ready to paste, after an empty line."""
+    found = []
+    for number, (finding, names) in enumerate(shared(findings), 1):
+        found += ["", *paragraph(f"{number}. [{finding['weight']}] {subject(names)}: {plain(sentence(finding))}")]
+        for one in finding["remedies"]:
+            found += [f"  {line}" for line in paragraph(f"Remedy: {plain(one['words'])}")]
+            found += [f"      {printable(line)}" for line in (command(one), *one["code"].splitlines()) if line]
+    return found
+
+
 def _bare(words: str) -> str:
     """A sentence without its full stop."""
     return words.rstrip().rstrip(".")

@@ -1,6 +1,8 @@
-"""Tests for whoever writes attacks: base classes that check what Foolbox and ART expect of one. Needs pytest.
+"""Tests for whoever writes attacks, or relies on one. Needs pytest.
 
-Subclass :class:`robust_ext.testing.foolbox_invariants.FoolboxAttackInvariants` or
+:func:`assert_attack_passes` fails where an attack misses what was planted in a model, see
+docs/unit_tests_for_attacks.md. Two base classes check what Foolbox and ART expect of an attack. Subclass
+:class:`robust_ext.testing.foolbox_invariants.FoolboxAttackInvariants` or
 :class:`robust_ext.testing.art_invariants.ArtAttackInvariants` in a test module, give it the method that makes the
 attack, and pytest runs all of it::
 
@@ -13,3 +15,5 @@ import pytest
 
 # Their assertions then explain themselves, as those in test modules do.
 pytest.register_assert_rewrite("robust_ext.testing.art_invariants", "robust_ext.testing.foolbox_invariants")
+
+from robust_ext.testing.attack_tests import assert_attack_passes as assert_attack_passes  # noqa: E402

@@ -66,6 +66,10 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
             entry["reason"] += f" {explain(findings, entry['name'], otherwise=blind)}"
         elif entry["verdict"] == "passed" and slower is not None:
             entry["reason"] += f" {sentence(slower.to_dict())} {remedy(slower.to_dict())}"
+        elif entry["verdict"] == "inconclusive" and outcome.cut:
+            done = len(outcome.records)
+            ended = f"The time was over after {done} of {len(run.ids)} samples."
+            entry["reason"] = f"{ended} {entry['reason']}" if done else ended
     return {
         "kind": "binarization",
         "verdict": overall([attack["verdict"] for attack in attacks]),

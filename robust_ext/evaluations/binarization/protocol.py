@@ -43,6 +43,7 @@ class BinarizationRun(Run):
 
     kind: ClassVar[str] = "binarization"
     shared: ClassVar[bool] = True
+    partial: ClassVar[bool] = True
 
     features: Counted
     readout: nn.Module
@@ -89,6 +90,7 @@ class BinarizationRun(Run):
             if self.defense is not None:
                 stack.enter_context(count_calls(self.defense.detector.classifier, counter))
             stack.enter_context(watching(counter))
+            stack.enter_context(counter.until(current_context().deadline))
             yield
 
     def cost(self) -> Cost:
