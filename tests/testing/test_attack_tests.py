@@ -1,0 +1,247 @@
+"""Unit tests for attacks: the function, and what the plugin makes of it in pytest."""
+
+import time
+
+import pytest
+
+import _robust_ext_pytestplugin as plugin
+import robust_ext
+from robust_ext.core.errors import OutOfTimeError
+from robust_ext.engine.context import RunContext, run_context
+from robust_ext.testing import assert_attack_passes
+from robust_ext.testing.networks import small_batch, small_network
+
+pytest_plugins = ["pytester"]
+
+LINF = robust_ext.ThreatModel(norm="linf", epsilon=0.1)
+SHORT = {"inner_points": 20, "planted_candidates": 1, "depths": (1,), "random_inner": 20, "random_corners": 20}
+# What a test module of a user begins with.
+BEGINNING = f"""
+import pytest
+from robust_ext import ThreatModel
+from robust_ext.testing import assert_attack_passes
+from robust_ext.testing.networks import small_batch, small_network
+
+STRONG, LINF, SHORT = "robust_ext:APGD(steps=10)", ThreatModel(norm="linf", epsilon=0.1), {SHORT}
+
+def WEAK(model, x, y):
+    return x
+
+@pytest.fixture
+def given():
+    return small_network((1, 5, 5), 3), small_batch(40, (1, 5, 5))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _as_outside_of_a_session(monkeypatch):
+    """The verdicts here are none of the suite's."""
+    monkeypatch.setattr(plugin, "_running", [])
+
+
+@pytest.fixture
+def given():
+    return small_network((1, 5, 5), 3), small_batch(40, (1, 5, 5))
+
+
+@pytest.fixture
+def session(pytester, monkeypatch):
+    """Run pytest on test functions, in this process."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(code, *arguments, ini=""):
+        pytester.makeini(f"[pytest]\nfilterwarnings = error\n{ini}")
+        pytester.makepyfile(test_mine=BEGINNING + code)
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", "--strict-markers", *arguments)
+
+    return run
+
+
+def test_a_pass_returns_the_result(given):
+    result = assert_attack_passes(given[0], "robust_ext:APGD(steps=10)", given[1], LINF, **SHORT)
+    assert (result.verdict, result.score, result.attacks["robust_ext:APGD(steps=10)"]["samples"]) == ("passed", 1, 32)
+
+
+def test_a_failure_is_the_table_and_the_diagnosis(given):
+    attack = "robust_ext:ObjectivePGD(steps=2, step_size=0.001)"
+    with pytest.raises(AssertionError) as caught:
+        assert_attack_passes(given[0], attack, given[1], LINF, **SHORT)
+    text = str(caught.value)
+    first, *_ = text.splitlines()
+    assert first.startswith(f"failed: {attack}, test score 0.00 of 8, R-ASR ")
+    for part in ("verdict", "Verdict: FAILED.", "1. [high] ", "The path is too short", "Remedy: ", "--attack '"):
+        assert part in text
+    assert len(text.splitlines()) < 50
+
+
+def test_what_is_compared_with_has_the_samples_labels(given):
+    """With labels that the model does not predict there is nothing left to attack, and less to find."""
+    model, inputs = given
+    texts = []
+    for labels in (None, (model(inputs).argmax(1) + 1) % 3):
+        with pytest.raises(AssertionError) as caught:
+            assert_attack_passes(model, lambda model, x, y: x, inputs, LINF, labels=labels, **SHORT)
+        texts.append(str(caught.value))
+    assert "Random search solves what the attack does not" in texts[0]
+    assert "solves what the attack does not" not in texts[1]
+
+
+def test_a_model_without_a_diagnosis_fails_all_the_same(given):
+    pair = given[0][:-1].eval(), given[0][-1]
+    with pytest.raises(AssertionError, match=r"FAILED.*\n(.*\n)*1\. \[high\]"):
+        assert_attack_passes(pair, lambda model, x, y: x, given[1], LINF, **SHORT)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"samples": 0}, "samples: got 0"),
+        ({"budget": 0}, "budget: got 0"),
+        ({"inconclusive": "maybe"}, "inconclusive: got 'maybe', expected one of 'fail', 'skip', 'pass'"),
+        ({"detector": None}, "detector: got an unknown setting"),
+    ],
+)
+def test_settings_are_refused(keywords, words, given):
+    with pytest.raises(robust_ext.InvalidArgumentError, match=words):
+        assert_attack_passes(*given[:1], "robust_ext:APGD", given[1], LINF, **keywords)
+
+
+def test_an_endless_attack_ends_in_time_and_what_was_done_counts(given):
+    calls = []
+
+    def attack(model, x, y):
+        calls.append(len(x))
+        while len(calls) > 2:
+            model(x)
+        return x
+
+    begun = time.monotonic()
+    keywords = {**SHORT, "batch_size": 1, "canaries": 0, "sequential": False, "budget": 1.0}
+    with pytest.raises(AssertionError) as caught:
+        assert_attack_passes(given[0], attack, given[1], LINF, **keywords)
+    assert time.monotonic() - begun < 10
+    assert calls[:3] == [1, 1, 1]
+    assert "test score 0.00 of 2," in str(caught.value)
+    assert "The time was over before the attack was compared with others." in str(caught.value)
+
+
+def test_time_that_is_over_before_the_first_sample_leaves_no_verdict(given):
+    with pytest.raises(AssertionError, match=r"(?s)^inconclusive: .*nothing decided.*over after 0 of 40 samples\."):
+        assert_attack_passes(given[0], "robust_ext:APGD(steps=10)", given[1], LINF, budget=1e-6, **SHORT)
+
+
+def test_other_evaluations_are_no_result_where_the_time_is_over(given):
+    model, inputs = given
+    arguments = (model, "robust_ext:APGD(steps=10)", inputs, model(inputs).argmax(1), LINF)
+    with run_context(RunContext(deadline=time.monotonic())), pytest.raises(OutOfTimeError):
+        robust_ext.robust_accuracy(*arguments)
+    assert 0 <= robust_ext.robust_accuracy(*arguments).robust_accuracy(0.1) <= 1
+
+
+def test_a_session_states_its_verdicts(session, pytester):
+    done = session(
+        """
+def test_strong(given):
+    assert assert_attack_passes(given[0], STRONG, given[1], LINF, **SHORT).score == 1
+
+@pytest.mark.attack_test(samples=8, **SHORT)
+class TestMarked:
+    @pytest.mark.attack_test(inconclusive="pass")
+    def test_closest(self, attack_test, given):
+        result = attack_test(given[0], STRONG, given[1], LINF)
+        assert (result.verdict, len(result.records)) == ("inconclusive", 8)
+
+    def test_weak(self, attack_test, given):
+        attack_test(given[0], WEAK, given[1], LINF)
+
+def test_train_mode(given):
+    assert_attack_passes(given[0].train(), STRONG, given[1], LINF, **SHORT)
+
+def test_other():
+    pass
+""",
+        "--junit-xml=report.xml",
+    )
+    done.assert_outcomes(passed=3, failed=2)
+    done.stdout.fnmatch_lines(
+        [
+            "E * AssertionError: failed: *WEAK, test score 0.00 of 8, *",
+            "E *Verdict: FAILED. *",
+            "E *1. [[]high[]] *",
+            "test_mine.py:*: AssertionError",
+            "E *ModelError: *eval*",
+            "* attack tests *",
+            "test_mine.py::TestMarked::test_closest: inconclusive: robust_ext:APGD(steps=10), test score 1.00 of 8, *",
+            "test_mine.py::TestMarked::test_weak: failed: *",
+            "test_mine.py::test_strong: passed: robust_ext:APGD(steps=10), test score 1.00 of 32, R-ASR 0.*, * s",
+            "Verdicts: 1 passed, 1 inconclusive, 1 failed.",
+        ]
+    )
+    # No frame of this project, whether an attack fails or something is wrong.
+    done.stdout.no_fnmatch_line("*attack_tests.py*")
+    done.stdout.no_fnmatch_line("*evaluations/*")
+    assert '<property name="attack_test" value="passed: ' in (pytester.path / "report.xml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("ini", "option", "outcome"),
+    [
+        ("", (), "failed"),
+        ("robust_ext_inconclusive = skip", (), "skipped"),
+        ("robust_ext_inconclusive = skip", ("--robust-ext-inconclusive=pass",), "passed"),
+        ("robust_ext_budget = 1e-6\nrobust_ext_inconclusive = skip", (), "skipped"),
+        ("robust_ext_budget = 1e-6", ("--robust-ext-budget=60", "--robust-ext-inconclusive=skip"), "skipped"),
+    ],
+)
+def test_inconclusive_fails_unless_it_is_said_otherwise(ini, option, outcome, session):
+    code = "def test_few(given): assert_attack_passes(given[0], STRONG, given[1][:4], LINF, **SHORT)"
+    done = session(code, "-rs", *option, ini=ini)
+    done.assert_outcomes(**{outcome: 1})
+    decided = "nothing decided" if ini.startswith("robust_ext_budget") and len(option) < 2 else "test score 1.00 of 4"
+    done.stdout.fnmatch_lines([f"*: inconclusive: *{decided}*", "Verdicts: 1 inconclusive."])
+
+
+@pytest.mark.parametrize(
+    ("ini", "words"),
+    [
+        ("robust_ext_inconclusive = maybe", "robust_ext_inconclusive: got 'maybe', expected one of fail, skip, pass"),
+        ("robust_ext_budget = long", "robust_ext_budget: got 'long', expected seconds above 0"),
+    ],
+)
+def test_wrong_ini_values_are_errors_of_use(ini, words, session):
+    done = session("", ini=ini)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([f"ERROR: {words}"])
+
+
+def test_a_marker_has_keywords_only(session):
+    done = session("@pytest.mark.attack_test(60)\ndef test_it(attack_test): pass")
+    done.assert_outcomes(errors=1)
+    done.stdout.fnmatch_lines(["*attack_test: got (60,), expected keywords, as in attack_test(budget=60)*"])
+
+
+def test_pytest_without_attack_tests_imports_nothing_of_it(pytester):
+    pytester.makepyfile(
+        "import sys\n"
+        "def test_nothing(attack_tests=None):\n"
+        "    assert '_robust_ext_pytestplugin' in sys.modules\n"
+        "    assert not {'torch', 'numpy', 'robust_ext'} & {*sys.modules}\n"
+    )
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    done.assert_outcomes(passed=1)
+    done.stdout.no_fnmatch_line("*attack tests*")
+
+
+@pytest.mark.exhaustive
+def test_processes_of_xdist_send_their_verdicts(pytester):
+    code = "\ndef test_it(given, n): assert_attack_passes(given[0], [WEAK, STRONG][n], given[1], LINF, **SHORT)"
+    pytester.makepyfile(test_mine=f"{BEGINNING}\n@pytest.mark.parametrize('n', [0, 1]){code}")
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2", "--robust-ext-inconclusive=skip")
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.fnmatch_lines(
+        [
+            "test_mine.py::test_it[[]0]: failed: *",
+            "test_mine.py::test_it[[]1]: passed: *",
+            "Verdicts: 1 passed, 1 failed.",
+        ]
+    )
