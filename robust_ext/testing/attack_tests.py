@@ -15,8 +15,9 @@ from typing_extensions import Unpack
 import _robust_ext_pytestplugin as plugin
 from robust_ext.core.errors import OutOfTimeError, RobustExtError
 from robust_ext.core.settings import make_settings
+from robust_ext.core.target import module_device
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_number
+from robust_ext.core.validation import Array, check_choice, check_inputs, check_integer, check_number
 from robust_ext.engine.context import current_context, run_context
 from robust_ext.engine.inputs import bounded_module
 from robust_ext.evaluations.binarization import BinarizationResult, BinarizationSettings, binarization_test
@@ -32,10 +33,11 @@ _COMPARED, _SHOWN = 16, 3
 def assert_attack_passes(
     model: object,
     attack: object,
-    inputs: Tensor,
+    inputs: Array,
     threat_model: ThreatModel,
     *,
-    labels: Tensor | None = None,
+    labels: Array | None = None,
+    device: str | torch.device | None = None,
     samples: int = 64,
     budget: float | None = None,
     inconclusive: str | None = None,
@@ -49,9 +51,10 @@ def assert_attack_passes(
     Args:
         model: As in :func:`robust_ext.binarization_test`.
         attack: Anything :func:`robust_ext.as_attack` takes.
-        inputs: Clean samples, float ``(N, ...)`` in bounds, 32 or more.
+        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds; 32 or more.
         threat_model: The norm, epsilon and bounds.
-        labels: Classes of the samples, int64 ``(N,)``, for the diagnosis; what the model predicts when left out.
+        labels: Classes of the samples ``(N,)``, for the diagnosis; what the model predicts when left out.
+        device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
         samples: How many of the first samples are used at most.
         budget: Seconds after which the test ends with what is decided by then; None for those of pytest's option
             ``--robust-ext-budget``, or any time.
@@ -83,11 +86,11 @@ def assert_attack_passes(
         budget = given.budget if budget is None else check_number("budget", budget, minimum=0, open_minimum=True)
         deadline = None if budget is None else begun + budget
         checked = make_settings(BinarizationSettings, {"sequential": True, **settings}, threat_model=threat_model)
-        inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)[:samples]
+        some = check_inputs("inputs", inputs, bounds=threat_model.bounds)[:samples]
         with run_context(replace(current_context(), deadline=deadline)):
-            result = binarization_test(model, attack, inputs, threat_model, settings=checked)
+            result = binarization_test(model, attack, some, threat_model, device=device, settings=checked)
             passes = result.verdict == "passed" or (result.verdict, otherwise) == ("inconclusive", "pass")
-            causes = [] if passes else _causes(result, model, attack, inputs, labels, threat_model)
+            causes = [] if passes else _causes(result, model, attack, some, labels, threat_model, device)
     except RobustExtError as error:
         # Where this project raised it is of no use to the reader; what the attack raised is.
         raise error.with_traceback(None) from error.__cause__
@@ -114,17 +117,19 @@ def _causes(
     model: object,
     attack: object,
     inputs: Tensor,
-    labels: Tensor | None,
+    labels: Array | None,
     threat_model: ThreatModel,
+    device: str | torch.device | None,
 ) -> list[str]:
     """Findings of the test, and of a diagnosis on a few clean samples where there is time, as lines."""
     causes: list[Mapping[str, Any]] = list(result.content["findings"])
     some = inputs[:_COMPARED]
     try:
         if labels is None:
+            module = bounded_module(model, threat_model, device=device)
             with torch.no_grad():
-                labels = bounded_module(model, threat_model)(some).argmax(1)
-        found = diagnose(model, attack, some, labels[:_COMPARED], threat_model, planted=0)
+                labels = module(some.to(module_device(module))).argmax(1)
+        found = diagnose(model, attack, some, labels[:_COMPARED], threat_model, device=device, planted=0)
     except OutOfTimeError:
         return [*numbered(causes), "", "The time was over before the attack was compared with others."]
     except RobustExtError:
