@@ -139,7 +139,7 @@ def test_the_network_of_mead_is_trained_and_its_detectors_are_judged(tmp_path):
     sizes = ("--train-samples", "600", "--adversarial-samples", "150", "--calibration-samples", "100")
     arms = ("--arm", "linf:0.125,0.3125=robust_ext:ObjectivePGD(steps=20, step_size=0.02)")
     detectors = ("--detector", "nss", "--detector", "fs", "--detector", "lid")
-    command = ("-m", "robust_ext.cli", "mead", *model, *data, *sizes, *arms, *detectors, "--out", out, "--no-progress")
+    command = ("-m", "robust_ext", "mead", *model, *data, *sizes, *arms, *detectors, "--out", out, "--no-progress")
     run_script(*command, folder=tmp_path)
     content = json.loads((out / "result.json").read_text())
     auroc = {

@@ -22,6 +22,7 @@ from robust_ext.cli.demo import demo
 from robust_ext.cli.diagnose import diagnose_command
 from robust_ext.cli.mead import mead_command
 from robust_ext.cli.robust_accuracy import robust_accuracy_command
+from robust_ext.cli.run import run_study
 from robust_ext.core.errors import RobustExtError
 from robust_ext.core.printable import printable
 
@@ -60,6 +61,7 @@ app.command("diagnose")(diagnose_command)
 app.command("mead")(mead_command)
 app.command("robust-accuracy")(robust_accuracy_command)
 app.command("test-time")(adaptive_command)
+app.command("run")(run_study)
 app.command("casestudies")(casestudies)
 app.command("compare")(compare_command)
 app.command("demo")(demo)

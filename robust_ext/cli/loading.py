@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,9 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from robust_ext.cli.options import HIDDEN, number
+from robust_ext.cli.help import HIDDEN
+from robust_ext.cli.options import number
+from robust_ext.cli.study import current_command
 from robust_ext.core.devices import check_device
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.foreign import foreign_code
@@ -121,9 +122,8 @@ class RunOptions(Settings):
             **more,
         }
         known = {name: text for name, text in origin.items() if text is not None}
-        command = _for_shards(sys.argv[1:])
         return run_context(
-            RunContext(origin=known, command=command, jobs=self.jobs, shard=self.part, repair=self.repair)
+            RunContext(origin=known, command=current_command(), jobs=self.jobs, shard=self.part, repair=self.repair)
         )
 
     @property
@@ -172,18 +172,6 @@ class Samples:
     inputs: Tensor
     labels: Tensor
     further: Tensor | None
-
-
-def _for_shards(arguments: list[str]) -> list[str]:
-    """The same command without ``--jobs N`` or ``--jobs=N``, and without ``--repair``, which comes before."""
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip or argument == "--jobs":
-            skip = not skip
-        elif not argument.startswith("--jobs=") and argument != "--repair":
-            kept.append(argument)
-    return kept
 
 
 def load_model(spec: str, *, weights: str | None = None, device: str | torch.device = "cpu") -> object:

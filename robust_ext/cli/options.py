@@ -12,13 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
+from robust_ext.cli.help import HIDDEN, PANELS, first_sentence, help_all, is_rare, panel_title, terminal_words
+from robust_ext.cli.study import printed_back
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
 from robust_ext.core.settings import SettingInfo, Settings, check_setting, declared, default_of, setting_types
 
-HIDDEN = "hidden"
-"""The panel of options that no help shows."""
-
-_PANELS = ("model", "data", "attack", "detector", "test", "run", HIDDEN)
 _Function = Callable[..., None]
 
 
@@ -27,21 +25,26 @@ def command(evaluation: type[Settings] | None = None, **defaults: Any) -> Callab
 
     Every parameter of the function that is annotated with a class of settings gets an instance of it, made from the
     options of this class; ``settings`` gets those of the evaluation, as keywords. Defaults are those of this command,
-    where they are others than declared.
+    where they are others than declared. What was given is printed back, see :mod:`robust_ext.cli.study`.
     """
 
     def decorate(function: _Function) -> _Function:
         hints = typing.get_type_hints(function)
         groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, Settings)}
         classes = [*groups.values(), *([] if evaluation is None else [evaluation])]
-        found = [pair for cls in classes for pair in _parameters(cls, defaults)]
-        parameters = [parameter for _, parameter in sorted(found, key=lambda pair: _PANELS.index(pair[0]))]
+        found = [one for cls in classes for one in _parameters(cls, defaults)]
+        found.sort(key=lambda one: PANELS.index(one[0]))
+        words = {parameter.name: text for panel, parameter, text in found if panel != HIDDEN}
+        own = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        more = help_all(words, {panel for panel, _, _ in found})
+        parameters = [own, *(parameter for _, parameter, _ in found), *more]
 
-        def run(**values: Any) -> None:
+        def run(context: typer.Context, **values: Any) -> None:
             given: dict[str, Any] = {name: cls(**_values(cls, values)) for name, cls in groups.items()}
             if evaluation is not None:
                 given["settings"] = _values(evaluation, values)
-            _call(function, given)
+            with printed_back(context):
+                _call(function, given)
 
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -76,20 +79,22 @@ def number(argument: str, text: str) -> float:
         raise InvalidArgumentError(argument, repr(text), "a number or a fraction such as 8/255") from error
 
 
-def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tuple[str, inspect.Parameter]]:
-    """The panel and the parameter of each setting, as typer reads them."""
+def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tuple[str, inspect.Parameter, str]]:
+    """The panel, the parameter as typer reads it, and all words of each setting."""
     for name, info, kind in _shown(cls):
         default = defaults.get(name, default_of(cls, name))
         required = default is dataclasses.MISSING
-        names = [option_name(name, info)] if "cli" in info.names else []
-        panel = info.names.get("panel") or "test"
+        panel, words = info.names.get("panel") or "test", terminal_words(info.help)
+        names = [option_name(name, info)]
         option: Any
-        if names and not names[0].startswith("-"):
+        if not names[0].startswith("-"):
             # What has no dashes stands by itself on the command line.
-            option = typer.Argument(metavar=names[0], help=_words(info.help))
+            option = typer.Argument(metavar=names[0], help=words)
         else:
+            if kind is bool and default is True:
+                names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
             option = typer.Option(
-                *names, help=_words(info.help), rich_help_panel=panel.capitalize(), hidden=panel == HIDDEN
+                *names, help=first_sentence(words), rich_help_panel=panel_title(panel), hidden=is_rare(panel)
             )
         if typing.get_origin(kind) is tuple:
             kind, default = (list[str], default) if required else (list[str] | None, None)
@@ -97,7 +102,7 @@ def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tu
             kind = str
         default = inspect.Parameter.empty if required else default
         keyword = inspect.Parameter.KEYWORD_ONLY
-        yield panel, inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option])
+        yield panel, inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option]), words
 
 
 def _values(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,10 +141,3 @@ def _shown(cls: type) -> Iterator[tuple[str, SettingInfo, Any]]:
     for name, info in declared(cls).items():
         if info.names.get("cli", "") is not None:
             yield name, info, kinds[name]
-
-
-def _words(text: str) -> str:
-    """Words of a docstring for a terminal; brackets are no markup there."""
-    from rich.markup import escape
-
-    return escape(re.sub(r":\w+:`[~.]?([^`]*)`", r"\1", text).replace("``", ""))

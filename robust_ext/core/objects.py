@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from robust_ext.core.foreign import foreign_code, raised
 from robust_ext.core.source_files import LOADED, SourceFiles
 from robust_ext.core.specification import check_keywords, did_you_mean, match_form, parse_call
 
+# Of the environment, so that it holds in the processes that a run starts too.
+_REFUSED = "ROBUST_EXT_REFUSE_CODE"
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -35,8 +38,8 @@ def resolve_object(text: str, *, argument: str = "object") -> Any:
         argument: What error messages call it.
 
     Raises:
-        InvalidArgumentError: The text has another form, there is no such file, module or name, or the callable does
-            not take these arguments.
+        InvalidArgumentError: The text has another form, there is no such file, module or name, the callable does not
+            take these arguments, or this is inside :func:`refusing_code`.
         DataError: The import or the call raised.
 
     Example:
@@ -45,6 +48,9 @@ def resolve_object(text: str, *, argument: str = "object") -> Any:
     """
     match = match_form(text, argument)
     spec = parse_call(text, argument=argument)
+    if os.environ.get(_REFUSED):
+        expected = "a name of a library; if you trust the study, robust-ext run --allow-code runs what it names"
+        raise InvalidArgumentError(argument, f"{text}, which is code", expected)
     found = _load(spec.scope, spec.name, text, argument)
     if match["arguments"] is None:
         return found
@@ -54,6 +60,27 @@ def resolve_object(text: str, *, argument: str = "object") -> Any:
     check_keywords(found, spec.arguments, argument=argument, label=spec.name)
     with foreign_code(argument, text):
         return found(**spec.arguments)
+
+
+@contextmanager
+def refusing_code() -> Iterator[None]:
+    """Inside the block, no code that a text names is loaded, here or in processes that are started.
+
+    Example:
+        >>> with refusing_code():
+        ...     resolve_object("fractions:Fraction")
+        Traceback (most recent call last):
+        ...
+        robust_ext.core.errors.InvalidArgumentError: object: got fractions:Fraction, which is code, expected a name...
+    """
+    before = os.environ.get(_REFUSED)
+    os.environ[_REFUSED] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_REFUSED]
+        if before is not None:
+            os.environ[_REFUSED] = before
 
 
 def loaded_files() -> dict[str, ModuleType]:

@@ -44,7 +44,7 @@ def run_shards(
         logs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(jobs)]
         children = [
             subprocess.Popen(
-                [sys.executable, "-m", "robust_ext.cli", *arguments, "--shard", f"{number}/{jobs}"],
+                [sys.executable, "-m", "robust_ext", *arguments, "--shard", f"{number}/{jobs}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

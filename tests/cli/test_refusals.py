@@ -77,7 +77,7 @@ def test_code_that_ends_the_process_is_no_result(arguments, main, tmp_path, monk
 
 def test_a_real_process_that_is_ended_by_the_model(tmp_path):
     (tmp_path / "foreign.py").write_text(FOREIGN)
-    command = [sys.executable, "-m", "robust_ext.cli", *ACCURACY, "--model", "foreign.py:quits", *DATA]
+    command = [sys.executable, "-m", "robust_ext", *ACCURACY, "--model", "foreign.py:quits", *DATA]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "SystemExit" in done.stderr

@@ -448,7 +448,7 @@ def test_an_attack_that_is_code_is_adapted_in_its_own_process(tmp_path):
     file.write_text(ROUNDED)
     text = f"{file}:attack"
     data = ["--model", f"{file}:make", "--data", "digits", "--samples", "12", "--eps", "0.3", "--no-progress"]
-    run = [sys.executable, "-m", "robust_ext.cli", "robust-accuracy", *data]
+    run = [sys.executable, "-m", "robust_ext", "robust-accuracy", *data]
     adapted = f"both=robust_ext:AdaptedAttack(attack='{text}', bpda='0', eot=2)"
     more = ["--jobs", "2", "--out", str(out / "a")]
     subprocess.run([*run, "--attack", f"plain={text}", "--attack", adapted, *more], check=True)

@@ -113,7 +113,7 @@ def _process(arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "robust_ext.cli", *arguments],
+            [sys.executable, "-m", "robust_ext", *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=4 * SECONDS,

@@ -35,6 +35,7 @@ class DepthSettings(JudgedSettings):
         "is the test itself, and deeper problems are posed where a witness proves that they can be solved. ``(1,)`` "
         "for none.",
         check=check_depths,
+        panel="depth",
     )
     least_depth: float = setting(
         default=1.0,
@@ -47,12 +48,14 @@ class DepthSettings(JudgedSettings):
         help="Steps that this project's APGD takes to find deeper points, and half as many with the mean of four "
         "gradients nearby (not with a detector); 0 for none.",
         minimum=0,
+        panel="depth",
     )
     witness_queries: int = setting(
         default=200,
         help="Queries that Square makes for the same from the planted point, without gradients; 0 for none. It needs "
         "images, and is not run with a detector.",
         minimum=0,
+        panel="depth",
     )
 
     def to_dict(self) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class ReadoutSettings(DepthSettings):
         + ', with settings or without (``"logistic(C=3)"``), or one of your own, ``"file.py:Class"``; see '
         'docs/binarization.md, "Readouts".',
         check=_check_readout,
+        panel="readout",
     )
     C: float = setting(
         default=10.0,
@@ -42,6 +43,7 @@ class ReadoutSettings(DepthSettings):
         ":func:`robust_ext.models.readouts.fit_directions`; raised for the samples that it keeps from being separated.",
         above=0,
         cli="--C",
+        panel="readout",
     )
     draws: int = setting(
         default=1,

@@ -29,6 +29,7 @@ class BinarizationSettings(ReadoutSettings):
         help="N_i, random points of class 0 for each sample, beside the clean sample (the paper's are 999).",
         minimum=1,
         maximum=1_000_000,
+        panel="planting",
     )
     inner: float | str = setting(
         default=0.5,
@@ -38,9 +39,14 @@ class BinarizationSettings(ReadoutSettings):
         minimum=0,
         maximum=1,
         choices=("uniform",),
+        panel="planting",
     )
     boundary_points: int = setting(
-        default=1, help="N_b, planted points of class 1 for each sample.", minimum=1, maximum=1_000_000
+        default=1,
+        help="N_b, planted points of class 1 for each sample.",
+        minimum=1,
+        maximum=1_000_000,
+        panel="planting",
     )
     planted_candidates: int = setting(
         default=32,
@@ -49,11 +55,13 @@ class BinarizationSettings(ReadoutSettings):
         "queried for.",
         minimum=1,
         maximum=1_000_000,
+        panel="planting",
     )
     boundary: str = setting(
         default="auto",
         help='Where points are planted: ``"corners"``, ``"surface"``, or ``"auto"`` (corners for linf, else surface).',
         choices=("auto", "corners", "surface"),
+        panel="planting",
     )
     gap: float = setting(
         default=0.05,
@@ -61,6 +69,7 @@ class BinarizationSettings(ReadoutSettings):
         "``(1 - gap) epsilon`` (section 3.1, equation 1).",
         minimum=0,
         below=1,
+        panel="planting",
     )
     kappa: float = setting(
         default=0.999,
@@ -68,18 +77,21 @@ class BinarizationSettings(ReadoutSettings):
         "closest inner point to the closest planted one (section 4.3). Harder towards 1.",
         minimum=0,
         below=1,
+        panel="planting",
     )
     kappa_convention: str = setting(
         default="paper",
         help='``"paper"``, as above; ``"reference"``: the paper\'s public code, which starts half way, so that the '
         "same kappa gives a boundary at ``(1 + kappa) / 2``.",
         choices=("paper", "reference"),
+        panel="planting",
     )
     logit_scale: str = setting(
         default="original",
         help='``"original"``: the two logits span the range of the network\'s own (section 3.1, footnote 3). '
         '``"unit"``: they span [-1, 1].',
         choices=("original", "unit"),
+        panel="readout",
     )
     exposure: str = setting(
         default="classifier",
@@ -100,46 +112,60 @@ class BinarizationSettings(ReadoutSettings):
         help="N_r, points outside the ball in class 1 for attacks that imitate some; with a detector only.",
         minimum=0,
         maximum=1_000_000,
-        panel="detector",
+        panel="detection",
     )
     reference_distance: float = setting(
         default=1.75,
         help="Where they lie, in units of epsilon, above 1 (the paper's xi, appendix B).",
         above=1,
-        panel="detector",
+        panel="detection",
     )
     planting_tries: int = setting(
         default=200,
         help="Most points drawn for one that the detector lets pass (or detects, in the inverted test).",
         minimum=1,
-        panel="detector",
+        panel="detection",
     )
     detector_draws: int = setting(
         default=5,
         help="How often a random detector is queried for each point; the majority decides.",
         minimum=1,
-        panel="detector",
+        panel="detection",
     )
     random_inner: int = setting(
-        default=200, help="Points the random attack draws within the ball.", minimum=0, maximum=1_000_000
+        default=200,
+        help="Points the random attack draws within the ball.",
+        minimum=0,
+        maximum=1_000_000,
+        panel="verdict",
     )
     random_corners: int = setting(
-        default=200, help="Points it draws from where points are planted.", minimum=0, maximum=1_000_000
+        default=200,
+        help="Points it draws from where points are planted.",
+        minimum=0,
+        maximum=1_000_000,
+        panel="verdict",
     )
-    canaries: int = setting(default=8, help="Samples that are also posed with the wrong label.", minimum=0)
-    threshold: float = setting(default=0.95, help="Test score that passes, in (0, 1).", above=0, below=1)
+    canaries: int = setting(
+        default=8, help="Samples that are also posed with the wrong label.", minimum=0, panel="verdict"
+    )
+    threshold: float = setting(
+        default=0.95, help="Test score that passes, in (0, 1).", above=0, below=1, panel="verdict"
+    )
     proven_rate: float = setting(
         default=0.9,
         help="A pass needs samples that show a rate above it, with ``error_rate``, beside a score of the threshold; 0: "
         "the score alone.",
         minimum=0,
         below=1,
+        panel="verdict",
     )
     maximum_random_score: float = setting(
         default=0.5,
         help="A pass needs samples that show an R-ASR of at most this, with ``error_rate``; 1: any.",
         above=0,
         maximum=1,
+        panel="verdict",
     )
     calibrate_on: int = setting(
         default=0,
@@ -156,8 +182,9 @@ class BinarizationSettings(ReadoutSettings):
         "rate is not above ``proven_rate``.",
         above=0,
         below=0.5,
+        panel="verdict",
     )
-    confidence: float = setting(default=0.95, help="Of the intervals, in (0, 1).", above=0, below=1)
+    confidence: float = setting(default=0.95, help="Of the intervals, in (0, 1).", above=0, below=1, panel="verdict")
     batch_size: int | str = setting(
         default="auto",
         help='Problems attacked at once, or ``"auto"`` (32, or 8 when sequential).',
@@ -170,14 +197,14 @@ class BinarizationSettings(ReadoutSettings):
         help='Rows of a forward pass while points are measured, or ``"auto"`` (by the size of an input).',
         minimum=1,
         choices=("auto",),
-        panel="run",
+        panel="cost",
     )
     fold: bool = setting(
         default=True,
         help="Measure points through a copy of the network with batch normalisation folded into convolutions, where "
         "there is any and the copy gives the same features, see "
         ":mod:`robust_ext.evaluations.binarization.forward`.",
-        panel="run",
+        panel="cost",
     )
 
     def __post_init__(self) -> None:

@@ -15,7 +15,9 @@ class DiagnosisSettings(JudgedSettings):
     planted: int = setting(
         default=16, help="Samples of the short binarization test, at most; 0 for none.", minimum=0, maximum=1_000_000
     )
-    inner_points: int = setting(default=199, help="Inner points of each of its problems.", minimum=1, maximum=1_000_000)
+    inner_points: int = setting(
+        default=199, help="Inner points of each of its problems.", minimum=1, maximum=1_000_000, panel="planting"
+    )
     layer: str | None = setting(
         default=None,
         help="Name of the layer whose input are the features, see docs/models.md; found when left out.",
@@ -26,13 +28,18 @@ class DiagnosisSettings(JudgedSettings):
         help="Compare with other attacks on the same samples: one gradient step, APGD on the margin and on the "
         "smoothed model, Square, random points, and the attack itself with larger budgets.",
     )
-    queries: int = setting(default=200, help="Queries of Square, for each sample.", minimum=1, maximum=1_000_000)
-    random_points: int = setting(default=100, help="Random points, for each sample.", minimum=1, maximum=1_000_000)
+    queries: int = setting(
+        default=200, help="Queries of Square, for each sample.", minimum=1, maximum=1_000_000, panel="cost"
+    )
+    random_points: int = setting(
+        default=100, help="Random points, for each sample.", minimum=1, maximum=1_000_000, panel="cost"
+    )
     affordable: int = setting(
         default=500,
         help="Passes, backward ones counted twice, that an attack may take for each sample to be run with larger "
         "budgets too.",
         minimum=0,
+        panel="cost",
     )
     batch_size: int = setting(
         default=100,

@@ -14,7 +14,6 @@ A file holds a ``description`` and tables ``[[arms]]``. Each has
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import product
@@ -22,20 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from robust_ext.core.bounds import check_bounds
-from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.specification import did_you_mean, parse_call
 from robust_ext.core.threat import ThreatModel, check_epsilon
+from robust_ext.core.toml import read_toml
 from robust_ext.evaluations.arms import Arm, check_arms
 from robust_ext.registry.base import adapters
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _KEYS = ("attack", "norm", "epsilons", "label", "objective", "algorithm", "objectives", "algorithms")
-# Bytes and arms of a file; the paper's largest suite has 4,000 and 112.
-_LARGEST, _MOST_ARMS = 1_000_000, 2_000
+# Arms of a file; the paper's largest suite has 112.
+_MOST_ARMS = 2_000
 
 
 def suite_names() -> list[str]:
@@ -100,18 +95,7 @@ def _read(name: str) -> dict[str, Any]:
         near = did_you_mean(name, known) if isinstance(name, str) else ""
         raise InvalidArgumentError("suite", name, f"one of {', '.join(known)}, or a file NAME.toml{near}")
     file = Path(name) if name.endswith(".toml") else _folder().joinpath(f"{name}.toml")
-    try:
-        with file.open("rb") as opened:
-            content: bytes = opened.read(_LARGEST + 1)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{name}: cannot be read as a suite ({error})") from error
-    if len(content) > _LARGEST:
-        raise DataError(f"{name}: is larger than a suite can be, {_LARGEST} bytes; name a file with tables [[arms]]")
-    try:
-        return tomllib.loads(content.decode())
-    # The parser follows nesting by recursion, and Python limits the digits of an integer.
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{name}: is no valid TOML ({error}); see robust_ext.evaluations.mead.suites") from error
+    return read_toml(file, name=name, kind="suite", see="see robust_ext.evaluations.mead.suites")
 
 
 def _check_library(attack: str, name: str) -> None:

@@ -1,0 +1,20 @@
+"""``python -m robust_ext``, and the program ``robust-ext``."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; where typer is not installed, status 2 and a line that says how to get it."""
+    try:
+        import typer  # noqa: F401
+    except ModuleNotFoundError as error:
+        line = f"error: the command line needs {error.name}, which is not installed: pip install 'robust-ext[cli]'"
+        print(line, file=sys.stderr)  # noqa: T201
+        raise SystemExit(2) from None
+    from robust_ext.cli.app import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()
