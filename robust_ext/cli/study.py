@@ -151,7 +151,7 @@ def _by_key(params: Sequence[Any]) -> dict[str, Any]:
 
 def _checked(value: Any, parameter: Any, where: str) -> Any:
     """A value of the form that its option takes; what it holds is checked as on the command line."""
-    several = parameter.multiple if hasattr(parameter, "multiple") else parameter.nargs != 1
+    several = getattr(parameter, "multiple", False) or parameter.nargs != 1
     if getattr(parameter, "is_flag", False):
         if not isinstance(value, bool):
             raise InvalidArgumentError(where, repr(value), "true or false")

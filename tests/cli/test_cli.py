@@ -130,7 +130,7 @@ def test_a_detector_on_the_command_line(tmp_path, files):
     assert content["settings"]["detector_calibration"]["achieved"] <= 0.2
     assert "(inverted)" in output
     assert {path.name for path in out.iterdir()} == {
-        *("regular", "inverted", "result.json", "report.html", "judge.json", ".lock-judge"),
+        *("regular", "inverted", "result.json", "report.html", "study.toml", "judge.json", ".lock-judge"),
     }
     refused = invoke(*BASE, *QUICK, "--attack", "robust_ext:APGD", *detector, "--detector-samples", "5")
     assert "at least 20 clean inputs" in str(refused.exception)
@@ -233,12 +233,10 @@ JOBS = {
 @pytest.mark.parametrize(
     "name", [name if name == "robust-accuracy" else pytest.param(name, marks=pytest.mark.exhaustive) for name in JOBS]
 )
-def test_jobs_change_nothing(tmp_path, unsure, monkeypatch, name):
+def test_jobs_change_nothing(tmp_path, unsure, name):
     contents = []
     for jobs in ("1", "2"):
         command = [*JOBS[name](unsure), "--jobs", jobs]
-        # What the processes are given is read from the command line.
-        monkeypatch.setattr(sys, "argv", ["robust-ext", *command, "--out", str(tmp_path / jobs)])
         contents.append(without_clocks(run(*command, out=tmp_path / jobs)[1]))
     assert contents[0] == contents[1]
 

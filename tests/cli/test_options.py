@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from robust_ext.cli import app as cli
+from robust_ext.cli.help import PANELS, panel_title
 from robust_ext.cli.loading import RunOptions
 from robust_ext.cli.options import number, option_name
 from robust_ext.core.errors import InvalidArgumentError
@@ -120,7 +120,7 @@ def invoke(monkeypatch, files):
         if done.exception is not None:
             raise done.exception
         (call,) = calls
-        call.output = done.output
+        call.output = done.stdout
         return call
 
     return run
@@ -149,15 +149,30 @@ def test_every_setting_reaches_the_evaluation(command, invoke):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_in_a_test_here(command):
     settings = [name for name, info in declared(COMMANDS[command][2]).items() if info.names.get("cli", "") is not None]
-    options = [parameter.name for parameter in GROUP.commands[command].params]
-    assert sorted(options) == sorted({*settings, *RUN, *OTHERS[command]})
-    text = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
-    shown = {option for parameter in GROUP.commands[command].params for option in parameter.opts}
-    assert all(option in text for option in shown - {"--shard"})
-    assert "--shard" not in text
-    panels = re.findall("─ (Model|Data|Attack|Detector|Test|Run) ─", text)
-    assert panels == [panel for panel in ("Model", "Data", "Attack", "Detector", "Test", "Run") if panel in panels]
+    parameters = [one for one in GROUP.commands[command].params if one.name != "help_all"]
+    assert sorted(one.name for one in parameters) == sorted({*settings, *RUN, *OTHERS[command]})
+    shown = {option for parameter in parameters for option in parameter.opts} - {"--shard"}
+    rarer = any(one.name == "help_all" for one in GROUP.commands[command].params)
+    short, full = (help_of(command, "--help"), help_of(command, "--help-all" if rarer else "--help"))
+    assert all(f" {option} " in full for option in shown)
+    assert "--shard" not in full
+    assert all(f" {option} " in short for option in shown) is not rarer
+    panels = re.findall("─ ([A-Z][a-z ,]+) ─", full)
+    assert panels == [title for title in map(panel_title, PANELS) if title in panels]
     assert {"Model", "Data", "Attack", "Run"} <= set(panels)
+
+
+def test_the_options_of_a_panel_fit_on_a_screen():
+    """Forty-nine options in one panel were a page nobody read."""
+    short, full = (help_of("binarization", words, columns="80") for words in ("--help", "--help-all"))
+    sizes = [len(re.findall(r"^│ [* ] ? ?--", panel, re.MULTILINE)) for panel in full.split("╭─")]
+    assert sum(sizes) > 45
+    assert max(sizes) <= 10
+    assert len(short.splitlines()) < 100 < len(full.splitlines())
+
+
+def help_of(command, words, columns="200"):
+    return CliRunner().invoke(cli.app, [command, words], env={"COLUMNS": columns, "TERM": "dumb"}).output
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -266,10 +281,12 @@ def test_jobs_repeat_the_command(command, invoke, files, monkeypatch):
     ended = []
     monkeypatch.setattr("robust_ext.cli.loading.end_with_parent", lambda: ended.append(True))
     arguments = ["--out", str(files / "run"), "--samples", "4"]
-    monkeypatch.setattr(sys, "argv", ["robust-ext", command, "--jobs", "2", "--eps", "1", "--repair", "--jobs=2"])
     call = invoke(command, *arguments, "--jobs", "2", "--repair")
     assert (call.context.jobs, call.context.shard, call.context.repair) == (2, (0, 1), True)
-    assert call.context.command == [command, "--eps", "1"]
+    repeated = call.context.command
+    assert repeated[:3] == [command, "--model=digits", "--data=digits"]
+    assert f"--out={files / 'run'}" in repeated
+    assert not any("jobs" in one or "repair" in one or "shard" in one for one in repeated)
     assert not ended
     call = invoke(command, *arguments, "--shard", "1/2")
     assert (call.context.shard, call.context.repair) == ((1, 2), False)

@@ -1,0 +1,190 @@
+"""A study is a command in a file: it goes there and back unchanged, and is refused as the command line refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from robust_ext.cli import app as cli
+from robust_ext.cli.study import printed_back, read_study, study_arguments
+from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtError
+
+GROUP = typer.main.get_command(cli.app)
+COMMANDS = {name: command for name, command in GROUP.commands.items() if name != "run"}
+ODD = 'a "b" \\ c\'s\n#[x]=\t\x1b[31m\x9b é 漢 \U0001f600'
+APGD = "robust_ext:APGD(steps=2)"
+SMALL = {"model": "digits", "data": "digits", "samples": 3, "eps": 0.1, "progress": False, "in-process": True}
+
+
+def keys(command):
+    return {one.opts[0].lstrip("-"): one for one in COMMANDS[command].params if one.name not in ("help_all", "shard")}
+
+
+def other(parameter):
+    """Arguments that set a parameter to something odd that its type allows."""
+    words = [parameter.opts[0]] if parameter.opts[0].startswith("-") else []
+    if getattr(parameter, "is_flag", False):
+        return [parameter.secondary_opts[0] if parameter.default is True else parameter.opts[0]]
+    kind = parameter.type_descriptor.annotation
+    if kind in (int, float):
+        return [*words, "7" if kind is int else "1e-05"]
+    values = [ODD, "-1,2", "8/255"] if getattr(parameter, "multiple", False) or parameter.nargs != 1 else [ODD]
+    return [f"{words[0]}={value}" for value in values] if words else ["--", *values]
+
+
+def parsed(command, arguments):
+    with COMMANDS[command].make_context(command, list(arguments)) as context:
+        return context
+
+
+def texts(context):
+    return {key: str(value) if isinstance(value, Path) else value for key, value in context.params.items()}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_all_options_go_into_a_study_and_back(command, tmp_path):
+    found = [other(parameter) for parameter in keys(command).values()]
+    found.sort(key=lambda words: words[0] == "--")
+    given = parsed(command, [word for words in found for word in words])
+    kinds = {type(value) for value in given.params.values()}
+    given.params.update({"out": tmp_path, "shard": "0/1"})
+    with printed_back(given):
+        pass
+    again = read_study(tmp_path / "study.toml", COMMANDS)
+    assert again.command == command
+    # What is done to a run folder is no part of what repeats it.
+    assert set(again.options) == set(keys(command)) - {"repair"} | ({"out"} & set(keys(command)))
+    expected = {**texts(given), **({"repair": False} if "repair" in given.params else {})}
+    back = texts(parsed(command, study_arguments(again, COMMANDS[command].params)))
+    assert {**expected, "out": 0, "shard": 0} == {**back, "out": 0, "shard": 0}
+    assert {str, bool} & kinds
+    assert (tmp_path / "study.toml").read_text().replace("\n", "").isprintable()
+
+
+def write(folder, command, **values):
+    file = folder / "mine.toml"
+    shown = {bool: lambda one: str(one).lower(), str: lambda one: f"'{one}'"}
+    rows = [f"{key} = {shown.get(type(value), str)(value)}" for key, value in values.items()]
+    file.write_text("\n".join([f"[{command}]", *rows]))
+    return file
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, list(map(str, arguments)))
+
+
+def test_a_study_runs_and_its_folder_repeats_it(tmp_path):
+    file = write(tmp_path, "robust-accuracy", **{**SMALL, "attack": APGD})
+    done = invoke("run", file, "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert f"robust-ext run {tmp_path / 'run' / 'study.toml'} repeats it." in done.output
+    (records,) = (tmp_path / "run").rglob("records.jsonl")
+    before = records.read_bytes()
+    again = invoke("run", tmp_path / "run" / "study.toml")
+    assert again.exit_code == 0, again.output
+    assert records.read_bytes() == before
+    shown = invoke("run", file)
+    assert "worst case" in shown.stdout
+    assert "[robust-accuracy]" not in shown.stdout
+    (tmp_path / "printed.toml").write_text(shown.stderr)
+    assert read_study(tmp_path / "printed.toml", COMMANDS).options["eps"] == "0.1"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"eps": "eight"}, "[robust-accuracy] eps: got 'eight', expected a number or a fraction such as 8/255"),
+        ({"samples": 0}, "[robust-accuracy] samples: got 0, expected"),
+        ({"samples": "many"}, "[robust-accuracy] Invalid value for 'samples'"),
+        ({"eps": [1, 2]}, "[robust-accuracy] eps: got [1, 2], expected a text or a number"),
+        ({"eps": True}, "[robust-accuracy] eps: got True, expected a text or a number"),
+        ({"attack": ["a:b", [1]]}, "attack: got ['a:b', [1]], expected a text, a number, or a list of these"),
+        ({"progress": "no"}, "[robust-accuracy] progress: got 'no', expected true or false"),
+        ({"smaples": 3}, "[robust-accuracy] smaples: got an unknown key, expected an option of robust-accuracy: model"),
+        ({"smaples": 3}, "did you mean samples?"),
+        ({"norm": "l7"}, "[robust-accuracy] norm: got 'l7', expected"),
+        ({"batch_size": 0}, "[robust-accuracy] batch-size: got 0, expected"),
+    ],
+)
+def test_a_wrong_value_names_its_key(more, message, tmp_path):
+    file = write(tmp_path, "robust-accuracy", **{**SMALL, "attack": APGD, **more})
+    error = invoke("run", file).exception
+    assert isinstance(error, RobustExtError)
+    assert str(error).startswith(f"{file}: ")
+    assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("", InvalidArgumentError, "got no table, expected one table, called as a command: binarization, "),
+        ("[mead]\n[diagnose]", InvalidArgumentError, "got [mead], [diagnose], expected one table"),
+        ("eps = 1", InvalidArgumentError, "got eps, expected one table"),
+        ("[binarisation]", InvalidArgumentError, "did you mean binarization?"),
+        ("[run]", InvalidArgumentError, "got [run], expected a command"),
+        ("[mead", DataError, "is no valid TOML"),
+        ("[robust-accuracy]\nmodel = 'digits'", RobustExtError, "[robust-accuracy] Missing option"),
+        ("[attacks]\nseed = 1979-05-27", InvalidArgumentError, "seed: got datetime.date(1979, 5, 27)"),
+    ],
+)
+def test_what_is_no_study(text, kind, message, tmp_path):
+    (tmp_path / "mine.toml").write_text(text)
+    error = invoke("run", tmp_path / "mine.toml").exception
+    assert isinstance(error, kind)
+    assert message in str(error)
+    assert isinstance(invoke("run", tmp_path / "none.toml").exception, DataError)
+    (tmp_path / "mine.toml").write_text("[attacks]")
+    assert "--out: got x, expected no such option" in str(invoke("run", tmp_path / "mine.toml", "--out", "x").exception)
+
+
+HARM = (
+    "open('harm', 'w').close()\n\ndef attack(model, x, y): return x\n\ndef make(classifier=None): return classifier\n"
+)
+CODE = {
+    "model": ("robust-accuracy", {"model": "theirs.py:make", "attack": APGD}),
+    "attack": ("robust-accuracy", {"attack": "theirs.py:attack"}),
+    "module": ("robust-accuracy", {"attack": "theirs:attack"}),
+    "inside": ("robust-accuracy", {"attack": 'robust_ext:AdaptedAttack(attack="theirs.py:attack", eot=2)'}),
+    "own process": ("robust-accuracy", {"attack": "theirs.py:attack", "in-process": False}),
+    "detector": ("binarization", {"attack": APGD, "detector": "theirs.py:make"}),
+    "readout": ("binarization", {"attack": APGD, "readout": "theirs.py:make"}),
+    "defense": ("test-time", {"defense": "theirs.py:make"}),
+    "surrogate": ("test-time", {"defense": "bit-depth", "surrogate": "theirs.py:make"}),
+    "arm": ("mead", {"detector": "nss", "arm": "linf:0.1=theirs.py:attack"}),
+    "allowed by itself": ("mead", {"detector": "nss", "arm": "linf:0.1=theirs.py:attack", "allow-code": True}),
+}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_a_study_runs_no_code_that_it_names(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.py").write_text(HARM)
+    command, values = CODE[name]
+    small = {key: value for key, value in SMALL.items() if command != "mead" or key != "eps"}
+    file = write(tmp_path, command, **{**small, **values})
+    error = invoke("run", file).exception
+    assert isinstance(error, RobustExtError), error
+    assert "which is code, expected a name of a library; if you trust the study, robust-ext run --allow-code" in str(
+        error
+    )
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_study_runs_code_where_that_is_allowed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.py").write_text(HARM)
+    done = invoke("run", write(tmp_path, "robust-accuracy", **SMALL, attack="theirs.py:attack"), "--allow-code")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "harm").exists()
+
+
+def test_without_typer_there_is_one_line():
+    """With the base dependencies alone, the command line used to end in a traceback."""
+    code = "import sys; sys.modules['typer'] = None; sys.argv[0] = 'x'; import runpy; runpy.run_module('robust_ext')"
+    code = code.replace("run_module('robust_ext')", "run_module('robust_ext', run_name='__main__')")
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the command line needs typer, which is not installed: pip install 'robust-ext[cli]'\n"
