@@ -75,7 +75,8 @@ def read_study(path: Path, commands: Mapping[str, Any]) -> Study:
 
 def study_arguments(study: Study, params: Sequence[Any]) -> list[str]:
     """A study as arguments of ``robust-ext``, without the command's name."""
-    named, plain = [], []
+    named: list[str] = []
+    plain: list[str] = []
     known = _by_key(params)
     for key, value in study.options.items():
         parameter = known[key]

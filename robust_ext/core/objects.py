@@ -48,9 +48,7 @@ def resolve_object(text: str, *, argument: str = "object") -> Any:
     """
     match = match_form(text, argument)
     spec = parse_call(text, argument=argument)
-    if os.environ.get(_REFUSED):
-        expected = "a name of a library; if you trust the study, robust-ext run --allow-code runs what it names"
-        raise InvalidArgumentError(argument, f"{text}, which is code", expected)
+    check_code(text, argument)
     found = _load(spec.scope, spec.name, text, argument)
     if match["arguments"] is None:
         return found
@@ -81,6 +79,13 @@ def refusing_code() -> Iterator[None]:
         del os.environ[_REFUSED]
         if before is not None:
             os.environ[_REFUSED] = before
+
+
+def check_code(text: str, argument: str) -> None:
+    """Raise InvalidArgumentError inside :func:`refusing_code`; before a text is given to whatever loads its code."""
+    if os.environ.get(_REFUSED):
+        expected = "a name of a library; if you trust the study, robust-ext run --allow-code runs what it names"
+        raise InvalidArgumentError(argument, f"{text}, which is code", expected)
 
 
 def loaded_files() -> dict[str, ModuleType]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from robust_ext.attacks.base import Attack, CallableAttack, called
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.objects import check_code
 from robust_ext.core.specification import did_you_mean, parse_call
 from robust_ext.core.validation import check_name
 from robust_ext.registry import base as libraries
@@ -84,7 +85,11 @@ def _from_text(text: str, name: str | None, argument: str) -> Attack:
     if adapter is not None:
         return adapter.build_attack(spec.name, spec.arguments, name=name or text)
     load = _LOADER.get()
-    attack = _load(text, name or text, argument) if load is None else load(text, name or text)
+    if load is None:
+        attack = _load(text, name or text, argument)
+    else:
+        check_code(text, argument)
+        attack = load(text, name or text)
     object.__setattr__(attack, "code_text", text)
     return attack
 

@@ -157,7 +157,7 @@ def test_every_option_is_in_a_test_here(command):
     assert all(f" {option} " in full for option in shown)
     assert "--shard" not in full
     assert all(f" {option} " in short for option in shown) is not rarer
-    panels = re.findall("─ ([A-Z][a-z ,]+) ─", full)
+    panels = [title for title in re.findall("─ ([A-Z][a-z ,]+) ─", full) if title != "Options"]
     assert panels == [title for title in map(panel_title, PANELS) if title in panels]
     assert {"Model", "Data", "Attack", "Run"} <= set(panels)
 
@@ -165,10 +165,10 @@ def test_every_option_is_in_a_test_here(command):
 def test_the_options_of_a_panel_fit_on_a_screen():
     """Forty-nine options in one panel were a page nobody read."""
     short, full = (help_of("binarization", words, columns="80") for words in ("--help", "--help-all"))
-    sizes = [len(re.findall(r"^│ [* ] ? ?--", panel, re.MULTILINE)) for panel in full.split("╭─")]
+    sizes = [len(re.findall(r"^│ [* ]? ? ? ?--[a-zC]", panel, re.MULTILINE)) for panel in full.split("╭─")]
     assert sum(sizes) > 45
     assert max(sizes) <= 10
-    assert len(short.splitlines()) < 100 < len(full.splitlines())
+    assert len(short.splitlines()) < 0.6 * len(full.splitlines())
 
 
 def help_of(command, words, columns="200"):
@@ -284,8 +284,8 @@ def test_jobs_repeat_the_command(command, invoke, files, monkeypatch):
     call = invoke(command, *arguments, "--jobs", "2", "--repair")
     assert (call.context.jobs, call.context.shard, call.context.repair) == (2, (0, 1), True)
     repeated = call.context.command
-    assert repeated[:3] == [command, "--model=digits", "--data=digits"]
-    assert f"--out={files / 'run'}" in repeated
+    assert repeated[0] == command
+    assert {"--model=digits", "--data=digits", f"--out={files / 'run'}"} <= set(repeated)
     assert not any("jobs" in one or "repair" in one or "shard" in one for one in repeated)
     assert not ended
     call = invoke(command, *arguments, "--shard", "1/2")
