@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,15 @@ from robust_ext.registry.base import AdaptedModel
 
 
 class ArtModule(nn.Module):
-    """An ART PyTorch classifier as a module: preprocessing in PyTorch, then its network, all with gradients."""
+    """An ART PyTorch classifier as a module: preprocessing in PyTorch, then its network, all with gradients.
+
+    A network in train mode, as a fitted classifier has until it first predicts, is copied into eval mode, in which ART
+    predicts: the classifier stays as it was, and is measured as it predicts.
+    """
 
     def __init__(self, classifier: Any) -> None:
         super().__init__()
-        self.network: nn.Module = classifier.model
+        self.network: nn.Module = _in_eval_mode(classifier.model)
         self._steps = tuple(classifier.preprocessing_operations)
         self.training = self.network.training
 
@@ -33,18 +38,10 @@ class ArtModule(nn.Module):
 def adapt_model(model: Any) -> AdaptedModel:
     """Turn an ART ``PyTorchClassifier`` into a module and its bounds.
 
-    ModelError where its network is in train mode, it has preprocessing outside PyTorch or postprocessing, or its bounds
-    differ from value to value.
+    ModelError where it has preprocessing outside PyTorch or postprocessing, or its bounds differ from value to value.
     """
     if not isinstance(model, art.estimators.classification.PyTorchClassifier):
         raise InvalidArgumentError("model", f"art's {type(model).__name__}", "an art PyTorchClassifier")
-    if model.model.training:
-        # ART predicts in eval mode and leaves the network in it: switching here would change the user's network, and
-        # running it as it is would be another classifier than ART's.
-        raise ModelError(
-            "model: its network is in train mode, as a new ART classifier is until it first predicts; call "
-            "classifier.model.eval() first"
-        )
     outside = [type(step).__name__ for step in model.preprocessing_operations if not _runs_in_torch(step)]
     if outside:
         raise ModelError(
@@ -58,6 +55,19 @@ def adapt_model(model: Any) -> AdaptedModel:
         )
     bounds = None if model.clip_values is None else bounds_of(model.clip_values)
     return AdaptedModel(module=ArtModule(model), bounds=bounds)
+
+
+def _in_eval_mode(network: nn.Module) -> nn.Module:
+    if not any(part.training for part in network.modules()):
+        return network
+    try:
+        return copy.deepcopy(network).eval()
+    except Exception as error:
+        # Copying runs the user's own code.
+        raise ModelError(
+            "model: its network is in train mode, as a new ART classifier is until it first predicts, and cannot be "
+            f"copied ({type(error).__name__}: {error}); call classifier.model.eval() first"
+        ) from error
 
 
 def _runs_in_torch(step: object) -> bool:

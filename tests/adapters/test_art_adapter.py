@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from robust_ext import InvalidArgumentError, MissingDependencyError, ModelError, ThreatModel, as_attack, as_module
+from robust_ext import (
+    InvalidArgumentError,
+    MissingDependencyError,
+    ModelError,
+    ThreatModel,
+    as_attack,
+    as_module,
+    robust_accuracy,
+)
 from robust_ext.core.random import seeded_globals
 from tests.adapters import common
 from tests.adapters.common import (
@@ -223,10 +231,35 @@ def test_the_network_is_reached_and_keeps_its_mode():
     assert not adapted.module.training
     adapted.module.train()
     assert inner.training
-    # ART's own predictions are those of eval mode, so neither its mode nor ART's predictions are taken without need.
-    with pytest.raises(ModelError, match=r"classifier\.model\.eval\(\)"):
-        as_module(classifier(inner))
+
+
+def test_a_freshly_fitted_classifier_in_train_mode_is_measured_as_it_predicts_and_stays_in_it():
+    inner = torch.nn.Sequential(torch.nn.BatchNorm2d(1), network(), torch.nn.Dropout(0.5)).train()
+    fitted = art.estimators.classification.PyTorchClassifier(
+        inner,
+        loss=torch.nn.CrossEntropyLoss(),
+        optimizer=torch.optim.SGD(inner.parameters(), lr=0.1),
+        input_shape=SHAPE,
+        nb_classes=5,
+        clip_values=UNIT,
+    )
+    fitted.fit(X.numpy(), Y.numpy(), batch_size=3, nb_epochs=1)
     assert inner.training
+    found = robust_accuracy(fitted, "robust_ext:APGD(steps=2)", X.numpy(), np.eye(5)[Y.numpy()], LINF)
+    adapted = as_module(fitted).module
+    assert inner.training
+    expected = fitted.predict(X.numpy())
+    np.testing.assert_allclose(adapted(X).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert found.content["clean_accuracy"] == float((expected.argmax(1) == Y.numpy()).mean())
+
+
+def test_a_network_in_train_mode_that_cannot_be_copied_is_refused():
+    class Single(torch.nn.Linear):
+        def __deepcopy__(self, memo):
+            raise TypeError("there is only one")
+
+    with pytest.raises(ModelError, match=r"cannot be copied \(TypeError: there is only one\); call classifier\.model"):
+        as_module(classifier(torch.nn.Sequential(torch.nn.Flatten(), Single(100, 5)).train()))
 
 
 @pytest.mark.parametrize(

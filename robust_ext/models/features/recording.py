@@ -68,6 +68,8 @@ class Recording(TorchFunctionMode):
         self.autocast: torch.dtype | None = None  # Of operations outside of layers.
         with ExitStack() as stack:
             for name, part in model.named_modules():
+                if isinstance(part, torch.jit.ScriptModule):
+                    continue  # Takes no hooks.
                 stack.enter_context(part.register_forward_pre_hook(self._entering(name), with_kwargs=True))
             stack.enter_context(frozen(model))
             stack.enter_context(seeded_globals(0))

@@ -1,0 +1,109 @@
+"""Compiled, scripted and exported networks are evaluated without being compiled, and in eval mode alone."""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from robust_ext import InvalidArgumentError, ModelError, ThreatModel, as_module, binarization_test, robust_accuracy
+from robust_ext.core.classifier import check_classifier
+from robust_ext.models.compiled import Exported, Scripted
+from robust_ext.models.wrapping import unwrapped
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+X = torch.rand(8, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    head = nn.Linear(32, 5)
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), head).eval()
+
+
+def exported(network, rows=None):
+    shapes = ({0: torch.export.Dim.AUTO},) if rows is None else None
+    return torch.export.export(network, (X[: rows or 2],), dynamic_shapes=shapes)
+
+
+def in_place(network):
+    made = copy.deepcopy(network)
+    made.compile()
+    return made
+
+
+def inside(network):
+    return nn.Sequential(nn.Identity(), torch.compile(network)).eval()
+
+
+@pytest.mark.parametrize("make", [torch.compile, in_place, inside])
+def test_torch_compile_takes_no_time_and_changes_no_result(make, network, caplog):
+    made, begun = make(network), time.perf_counter()
+    plain = nn.Sequential(nn.Identity(), network).eval() if make is inside else network
+    settings = {"inner_points": 40, "seed": 0, "depths": (1,)}
+    results = [binarization_test(one, "robust_ext:APGD(steps=5)", X, LINF, **settings).content for one in (made, plain)]
+    assert time.perf_counter() - begun < 30
+    scores, models = ([find(one) for one in results] for find in (_scores, lambda one: one["settings"]["model"]))
+    assert scores[0] == scores[1]
+    assert models[0] == models[1]
+    assert "its originals are evaluated" in caplog.text
+    assert torch._dynamo.utils.counters["frames"]["total"] == 0
+
+
+def _scores(content):
+    return [entry["score"] for entry in content["attacks"]]
+
+
+def test_compiled_parts_share_the_weights_of_the_model(network):
+    made = inside(network)
+    found = as_module(made).module
+    assert [id(p) for p in found.parameters()] == [id(p) for p in network.parameters()]
+    assert as_module(network).module is network
+
+
+FORMS = {
+    "jit trace": lambda network: torch.jit.trace(network, X[:2]),
+    "jit script": torch.jit.script,
+    "export program": exported,
+    "export module": lambda network: exported(network).module(),
+    "export inside": lambda network: nn.Sequential(nn.Identity(), exported(network).module()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_jit_and_export_are_measured_like_the_network(form, network):
+    labels = network(X).argmax(1)
+    found = [
+        robust_accuracy(one, "robust_ext:APGD(steps=5)", X, labels, LINF).robust_accuracy(0.1)
+        for one in (FORMS[form](network), network)
+    ]
+    assert found[0] == found[1]
+    module = as_module(FORMS[form](network)).module
+    assert isinstance(module if "inside" not in form else module[1], (Scripted, Exported))
+    module.train()
+    module.eval()
+    torch.testing.assert_close(check_classifier(copy.deepcopy(module), X), network(X).detach())
+
+
+def test_an_export_of_train_mode_or_of_one_batch_size_is_refused(network):
+    with pytest.raises(ModelError, match=r"exported in train mode \(aten.batch_norm.default, aten.dropout.default\)"):
+        as_module(exported(network.train(), rows=4))
+    with pytest.raises(ModelError, match=r"batches of one size; give torch.export.export dynamic_shapes"):
+        robust_accuracy(exported(network.eval(), rows=4), "robust_ext:APGD()", X, torch.zeros(8).long(), LINF)
+
+
+def test_jit_in_train_mode_is_refused_and_put_into_eval_mode_by_its_owner(network):
+    scripted = torch.jit.script(network).train()
+    with pytest.raises(ModelError, match=r"is in train mode.*call model.eval\(\)"):
+        check_classifier(as_module(scripted).module, X)
+    assert len(check_classifier(as_module(scripted.eval()).module, X)) == len(X)
+    assert unwrapped(as_module(scripted).module) is scripted
+
+
+def test_an_ensemble_is_to_be_one_module(network):
+    with pytest.raises(InvalidArgumentError, match=r"got ModuleList of 2, expected one module .* averages its members"):
+        as_module(nn.ModuleList([network, network]))
