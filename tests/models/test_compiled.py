@@ -18,6 +18,13 @@ LINF = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(8, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
+# Torch's own, of its forms that are on their way out, and of what it calls itself.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.isinstance:FutureWarning"),
+]
+
+
 @pytest.fixture
 def network():
     torch.manual_seed(0)
@@ -70,7 +77,7 @@ FORMS = {
     "jit script": torch.jit.script,
     "export program": exported,
     "export module": lambda network: exported(network).module(),
-    "export inside": lambda network: nn.Sequential(nn.Identity(), exported(network).module()),
+    "export inside": lambda network: as_module(nn.Sequential(nn.Identity(), exported(network).module())).module.eval(),
 }
 
 
