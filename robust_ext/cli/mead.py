@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,18 +10,23 @@ import typer
 
 from robust_ext.cli.adaptation import AdaptationOptions
 from robust_ext.cli.loading import RunOptions, Samples
-from robust_ext.cli.options import command
+from robust_ext.cli.options import command, number
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.printable import printable
 from robust_ext.core.settings import Settings, setting, settings_class
-from robust_ext.core.threat import ThreatModel
+from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.engine.isolation import attack_worker
+from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.mead.api import mead
 from robust_ext.evaluations.mead.fitting import NAMED
 from robust_ext.evaluations.mead.named import find_detectors
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.suites import as_arms, parse_arm
 from robust_ext.registry.model import as_module
+
+# Samples that detectors are fitted on and calibrated with, where the data has as many.
+_FITTED, _CALIBRATING = 5000, 1000
 
 
 @settings_class
@@ -38,9 +44,17 @@ class MeadOptions(Settings):
     )
     arm: tuple[str, ...] = setting(
         default=(),
-        help="A further attack, NORM:EPS[,EPS]=ATTACK, as in linf:8/255=foolbox:LinfPGD(); repeatable.",
+        help="A further attack, NORM:EPS[,EPS]=ATTACK, as in linf:8/255=foolbox:LinfPGD(); or ATTACK alone, at --eps; "
+        "repeatable.",
         panel="attack",
     )
+    eps: str | None = setting(
+        default=None,
+        help="Budgets in --norm, as in 8/255 or 2/255,8/255, in place of those that suites have for their arms in that "
+        "norm; their other arms are left out. Step sizes stay those of the suite.",
+        panel="attack",
+    )
+    norm: str = setting(default="linf", help=f"Norm of --eps: {', '.join(NORMS)}.", choices=NORMS, panel="attack")
     allow_code: bool = setting(
         default=False,
         help="Run code that suites in files name, beside attacks of libraries.",
@@ -50,13 +64,19 @@ class MeadOptions(Settings):
     train_data: str | None = setting(
         default=None, help="Data that detectors are fitted on; the train split of --data.", panel="detector"
     )
-    train_samples: int = setting(default=5000, help="Of them.", minimum=1, panel="detector")
+    train_samples: int | None = setting(
+        default=None,
+        help="Of them; 5000 where there are as many beside those to calibrate.",
+        minimum=1,
+        panel="detector",
+    )
     adversarial_samples: int = setting(
         default=2000, help="Of them, attacked to train supervised detectors.", minimum=1, panel="detector"
     )
-    calibration_samples: int = setting(
-        default=1000,
-        help="Further samples of the training data, for thresholds and to combine detectors.",
+    calibration_samples: int | None = setting(
+        default=None,
+        help="Further samples of the training data, for thresholds and to combine detectors; 1000, or a third of the "
+        "data where that is less.",
         minimum=1,
         panel="detector",
     )
@@ -78,11 +98,10 @@ def mead_command(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, se
 
 
 def _run(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: dict[str, Any]) -> None:
-    suites = own.suite or (() if own.arm else ("quick",))
     # Every arm brings a norm and an epsilon of its own.
     low, high = run.limits
     threat_model = ThreatModel(norm="linf", epsilon=max(high - low, 1e-9), bounds=run.limits)
-    attacks: list[Any] = [*suites, *(one for text in own.arm for one in parse_arm(text))]
+    attacks = _attacks(own, threat_model)
     # Before any detector is fitted.
     arms, _ = as_arms(attacks, threat_model, allow_code=own.allow_code)
     if adapt.settings:
@@ -90,15 +109,16 @@ def _run(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: 
     samples = run.load_samples(seed=settings["seed"])
     model = adapt.check(run.load_model())
     training = _training_data(run, own, samples)
-    rows = training.choose(own.train_samples + own.calibration_samples, seed=settings["seed"])
-    clean, classes = training.take(rows[: own.train_samples], bounds=run.limits)
-    held_out, _ = training.take(rows[own.train_samples :], bounds=run.limits)
+    fitted, calibrating = _sizes(own, training)
+    rows = training.choose(fitted + calibrating, seed=settings["seed"])
+    clean, classes = training.take(rows[:fitted], bounds=run.limits)
+    held_out, _ = training.take(rows[fitted:], bounds=run.limits)
     detectors = find_detectors(
         own.detector,
         as_module(model).module,
         clean,
         classes,
-        attacked=min(own.adversarial_samples, own.train_samples),
+        attacked=min(own.adversarial_samples, fitted),
         preset=own.preset,
         bounds=run.limits,
         seed=settings["seed"],
@@ -106,7 +126,7 @@ def _run(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: 
         repair=run.repair,
         report=partial(typer.echo, err=True) if run.progress else lambda _: None,
     )
-    trained = f"{training.name}, {own.train_samples} samples, and {len(held_out)} to calibrate"
+    trained = f"{training.name}, {fitted} samples, and {len(held_out)} to calibrate"
     with run.context(samples, training_data=trained):
         result = mead(
             model,
@@ -125,12 +145,48 @@ def _run(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: 
 
 
 def _training_data(run: RunOptions, own: MeadOptions, samples: Samples) -> Dataset:
-    """What detectors are fitted and calibrated on: other data than the samples, and enough of it."""
+    """What detectors are fitted and calibrated on: other data than the samples."""
     training = load_dataset(own.train_data or run.data, root=run.data_root, split="train")
     if training.name == samples.dataset.name:
         expected = "other data than the samples, to fit and calibrate detectors on"
         raise InvalidArgumentError("--train-data", training.name, expected)
-    if own.train_samples + own.calibration_samples > len(training):
-        wanted = f"{own.train_samples} and {own.calibration_samples} to calibrate"
-        raise InvalidArgumentError("--train-samples", wanted, f"at most {len(training)} samples of {training.name}")
     return training
+
+
+def _sizes(own: MeadOptions, training: Dataset) -> tuple[int, int]:
+    """How many samples detectors are fitted on and how many calibrate them, by default as many as there are."""
+    there = len(training)
+    calibrating = own.calibration_samples or max(1, min(_CALIBRATING, there // 3))
+    fitted = own.train_samples or max(1, min(_FITTED, there - calibrating))
+    if fitted + calibrating > there:
+        wanted = f"{fitted} and {calibrating} to calibrate"
+        raise InvalidArgumentError("--train-samples", wanted, f"at most {there} samples of {training.name}")
+    usual = (own.train_samples or _FITTED, own.calibration_samples or _CALIBRATING)
+    if (fitted, calibrating) != usual:
+        note = f"{training.name} has {there} samples: {fitted} to fit detectors on, {calibrating} to calibrate them"
+        typer.echo(printable(f"{note} (usually {usual[0]} and {usual[1]})."), err=True)
+    return fitted, calibrating
+
+
+def _attacks(own: MeadOptions, threat_model: ThreatModel) -> list[Any]:
+    """Suites by name and arms; where ``--eps`` is given, the arms of suites that have its norm, at its budgets."""
+    suites = own.suite or (() if own.arm else ("quick",))
+    epsilons = None if own.eps is None else [number("--eps", text) for text in own.eps.split(",")]
+    arms: list[Arm] = []
+    for text in own.arm:
+        if epsilons is None or text.partition("=")[0].partition(":")[0].strip() in (*NORMS, "none"):
+            arms += parse_arm(text)
+        else:
+            arms += [Arm(attack=text, norm=own.norm, epsilon=epsilon) for epsilon in epsilons]
+    if epsilons is None:
+        return [*suites, *arms]
+    found, _ = as_arms(list(suites), threat_model, allow_code=own.allow_code) if suites else ([], [])
+    kept: dict[str, Arm] = {}
+    for arm in (one for one in found if one.norm == own.norm):
+        for epsilon in epsilons if arm.epsilon is not None else (None,):
+            changed = replace(arm, epsilon=epsilon)
+            kept.setdefault(changed.name, changed)
+    if suites and not kept:
+        norms = ", ".join(sorted({arm.norm for arm in found if arm.norm is not None}))
+        raise InvalidArgumentError("--norm", own.norm, f"a norm that arms of {', '.join(suites)} have: {norms}")
+    return [*kept.values(), *arms]

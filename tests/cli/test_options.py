@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from robust_ext.cli import app as cli
 from robust_ext.cli.help import PANELS, panel_title
 from robust_ext.cli.loading import RunOptions
+from robust_ext.cli.mead import MeadOptions, _sizes
 from robust_ext.cli.options import number, option_name
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import declared, setting_types
@@ -51,7 +52,7 @@ OTHERS = {
         *ADAPTING,
     ),
     "diagnose": ("attack", "eps", "norm", "try_remedies", *ADAPTING),
-    "mead": ("detector", "suite", "arm", "allow_code", *TRAINING, *ADAPTING),
+    "mead": ("detector", "suite", "arm", "allow_code", "eps", "norm", *TRAINING, *ADAPTING),
     "robust-accuracy": ("attack", "eps", "norm", *ADAPTING),
     "test-time": ("defense", "defense_weights", "surrogate", "eps", "norm"),
 }
@@ -258,6 +259,43 @@ def test_options_of_mead(invoke, monkeypatch):
     assert made["names"][-1] == "lid"
     assert (len(made["clean"]), made["attacked"], made["preset"]) == (50, 11, "mnist")
     assert call.context.origin["training_data"] == "digits-train, 50 samples, and 40 to calibrate"
+
+
+def test_mead_takes_budgets(invoke, monkeypatch):
+    """They take the place of those that suites have in their norm, and are those of arms without any."""
+    monkeypatch.setattr("robust_ext.cli.mead.find_detectors", lambda *_, **__: {"a": None})
+    arms = invoke("mead", "--eps", "2/255,8/255").positional[1]
+    assert {(arm.norm, arm.epsilon) for arm in arms} == {("linf", 2 / 255), ("linf", 8 / 255)}
+    assert {"PGD-ACE", "FGSM-ACE", "Random"} <= {arm.short for arm in arms}
+    assert len({arm.name for arm in arms}) == len(arms) == 2 * len({arm.short for arm in arms})
+    texts = ["--arm", "linf:0.1=robust_ext:APGD()", "--arm", "robust_ext:APGD(steps=5)"]
+    arms = invoke("mead", "--norm", "l2", "--eps", "1", *texts).positional[1]
+    assert [(arm.norm, arm.epsilon) for arm in arms] == [("linf", 0.1), ("l2", 1.0)]
+    with pytest.raises(InvalidArgumentError, match="--norm: got l1, expected a norm that arms of quick have: l2, linf"):
+        invoke("mead", "--norm", "l1", "--eps", "1")
+    with pytest.raises(InvalidArgumentError, match="--eps: got 'eight'"):
+        invoke("mead", "--eps", "eight")
+
+
+def test_mead_takes_the_training_data_that_there_is():
+    """By default it used to refuse training sets of 5,000 images."""
+    own = {"detector": ("nss",)}
+    sizes = {count: _sizes(MeadOptions(**own), Sized(count)) for count in (60000, 6000, 5000, 900, 2)}
+    assert sizes == {60000: (5000, 1000), 6000: (5000, 1000), 5000: (4000, 1000), 900: (600, 300), 2: (1, 1)}
+    assert _sizes(MeadOptions(**own, calibration_samples=10), Sized(5000)) == (4990, 10)
+    with pytest.raises(
+        InvalidArgumentError, match="got 4500 and 1000 to calibrate, expected at most 5000 samples of few"
+    ):
+        _sizes(MeadOptions(**own, train_samples=4500), Sized(5000))
+
+
+class Sized(list):
+    """Data of so many samples."""
+
+    name = "few"
+
+    def __init__(self, count):
+        super().__init__(range(count))
 
 
 def test_options_that_adapt_every_attack(invoke, monkeypatch):
