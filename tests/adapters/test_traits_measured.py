@@ -3,6 +3,7 @@
 import random
 from copy import deepcopy
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -25,16 +26,22 @@ IN_UNIT_BOUNDS = (
     *("DDNAttack", "EADAttack", "L2CarliniWagnerAttack", "NewtonFoolAttack", "SpatialAttack"),
     *(f"{norm}FMNAttack" for norm in ("LInf", "L2", "L1", "L0")),
 )
-LISTED = {library: usable(library) for library in LIBRARIES}
+# Whose optimizer is run in Python, which takes a hundred times as long.
+SHORT = {f"{norm}BrendelBethgeAttack": {"steps": 8} for norm in ("L0", "L1", "L2", "Linfinity")}
+LISTED = {
+    library: [replace(one, trial={**one.trial, **SHORT.get(one.name, {})}) for one in usable(library)]
+    for library in LIBRARIES
+}
 
 
 def every(*, when=lambda library, listing: True):
+    """All attacks; the tests of one are run after another, so that they share what it did."""
     chosen = [
         case
         for library in LIBRARIES
         for case in cases([listing for listing in LISTED[library] if when(library, listing)], library)
     ]
-    return pytest.mark.parametrize(("library", "listing"), chosen)
+    return pytest.mark.parametrize(("library", "listing"), chosen, scope="module")
 
 
 def network_of(channels, classes, bounds):
@@ -92,6 +99,12 @@ def attacked(library, listing, *, classes=3, bounds=UNIT, **more):
     return candidates, x, recorder
 
 
+@lru_cache(maxsize=2)
+def usual(library, name):
+    """What an attack does with all settings as they are."""
+    return attacked(library, next(one for one in LISTED[library] if one.name == name))
+
+
 def states():
     return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
@@ -107,7 +120,7 @@ def test_the_same_seed_gives_the_same_candidates_and_global_generators_are_left_
     assert states() == before
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(99)
-        assert torch.equal(attacked(library, listing)[0], first)
+        assert torch.equal(usual(library, listing.name)[0], first)
     assert np.random.RandomState is random_state
     assert bool(torch.isfinite(first).all())
     assert float(first.min()) >= -1e-5
@@ -122,7 +135,7 @@ def test_the_same_seed_gives_the_same_candidates_and_global_generators_are_left_
 @every()
 @pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0)], ids=str)
 def test_the_same_problem_in_other_bounds_is_as_hard(library, listing, bounds):
-    unit, x, first = attacked(library, listing)
+    unit, x, first = usual(library, listing.name)
     candidates, inputs, second = attacked(library, listing, bounds=bounds)
     width = bounds[1] - bounds[0]
     assert bool(torch.isfinite(candidates).all())
@@ -202,7 +215,7 @@ def test_what_is_given_epsilon_leaves_the_ball_only_where_stated(library, listin
 
 @every(when=lambda library, listing: listing.traits.minimum_norm and not listing.traits.leaves_ball)
 def test_minimum_norm_attacks_stay_near_what_they_return_where_stated(library, listing):
-    candidates, x, recorder = attacked(library, listing)
+    candidates, x, recorder = usual(library, listing.name)
     norm = listing.traits.norms[0]
     final = distances(candidates, x, norm)
     points = torch.cat(recorder.queries)

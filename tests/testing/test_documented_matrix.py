@@ -1,5 +1,6 @@
 """Every attack of every library is built and run, and becomes what docs/attacks.md states."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,9 @@ def test_nearly_all_find_something_and_the_others_are_explained(target):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("library", "listing", "target"), CASES)
 def test_it_becomes_what_the_page_says(library, listing, target):
+    if library == "foolbox" and listing.name.endswith("BrendelBethgeAttack"):
+        # Its optimizer is run in Python here, which takes a hundred times as long.
+        listing = replace(listing, trial={"steps": 8})
     row = conformance_row(library, listing, target)
     assert row.outcome == OUTCOMES[library, listing.name, target], row.reason
     # Machines round otherwise, and some attacks stop at the clock; but what finds all here finds something there.

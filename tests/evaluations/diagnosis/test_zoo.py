@@ -15,7 +15,7 @@ QUICK = ("noise",)
 NOT_MENDED = ("k-winners",)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def fault(request):
     """A fault by name, where what it needs is on this machine."""
     found = BY_NAME[request.param]
@@ -26,8 +26,9 @@ def fault(request):
 
 def every(names):
     marks = {name: () if name in QUICK else (pytest.mark.exhaustive,) for name in names}
+    # The tests of one fault are run after another, in one process, which keeps what was measured of it.
     return pytest.mark.parametrize(
-        "fault", [pytest.param(name, marks=marks[name], id=name) for name in names], indirect=True
+        "fault", [pytest.param(name, marks=marks[name], id=name) for name in names], indirect=True, scope="module"
     )
 
 
