@@ -75,6 +75,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """The name of what is shared."""
         return self._names.get(id(obj))
 
+    def reducer_override(self, obj: Any) -> Any:
+        """Networks of ``torch.jit`` in their own format, as they cannot be pickled."""
+        if isinstance(obj, torch.jit.ScriptModule):
+            content = io.BytesIO()
+            torch.jit.save(obj, content)
+            return _scripted, (content.getvalue(),)
+        return super().reducer_override(obj)
+
+
+def _scripted(content: bytes) -> torch.jit.ScriptModule:
+    found: torch.jit.ScriptModule = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
+    return found
+
 
 class Unpickler(pickle.Unpickler):
     """For the attack's process: reads what :class:`Pickled` wrote, given what is shared by name."""
