@@ -105,5 +105,6 @@ def run_demo(*, samples: int = 64, seed: int = 0, progress: bool = False) -> Bin
         "verdict": overall([attack["verdict"] for attack in found]),
         "reason": f"{passed} of {len(found)} recipes pass, each judged on its own target. {overall_reason(found)}",
         "attacks": found,
+        "findings": [finding for result in results for finding in result.content["findings"]],
     }
     return BinarizationResult(content, examples=[example for result in results for example in result.examples])

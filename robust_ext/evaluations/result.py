@@ -95,8 +95,12 @@ class EvaluationResult(Tabular):
         """One self-contained page."""
         return reports.report_page(self.content, self.examples)
 
+    def badge(self) -> str:
+        """A small SVG for a README, with the verdict or the main number."""
+        return reports.badge(self.content)
+
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``result.json`` and ``report.html`` to a folder."""
+        """Write ``result.json``, ``report.html`` and ``badge.svg`` to a folder."""
         reports.save(self.content, folder, self.examples)
 
     def saved(self, folder: str | os.PathLike[str] | None) -> Self:

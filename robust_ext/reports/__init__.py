@@ -5,6 +5,7 @@ Matplotlib, jinja2, Pillow and rich are imported when they are needed, not when 
 
 from robust_ext.reports.examples import Example as Example
 from robust_ext.reports.kinds import FORMAT as FORMAT
+from robust_ext.reports.kinds import badge as badge
 from robust_ext.reports.kinds import figure as figure
 from robust_ext.reports.kinds import leading_sentences as leading_sentences
 from robust_ext.reports.kinds import report_page as report_page

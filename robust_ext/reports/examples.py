@@ -1,9 +1,10 @@
-"""Examples: a clean input, what an attack made of it, and their difference, as images inside a page."""
+"""Examples: a clean input, what was planted, what an attack returned, and both differences, as images in a page."""
 
 from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ _MAGENTA = (204, 0, 153)
 class Example:
     """One clean input ``(C, H, W)``, of the sample with this index, and the candidate an attack returned for it.
 
+    ``planted`` is the adversarial example that was there to be found, where one was planted.
+
     One or three channels are shown as grey or colour, of other numbers of channels the first one; inputs of other
     shapes are left out of a page. The outcome is one such as ``"found"``; the bounds are shown as black and white.
     """
@@ -29,11 +32,12 @@ class Example:
     clean: NDArray[Any]
     candidate: NDArray[Any]
     bounds: tuple[float, float]
+    planted: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.clean.shape != self.candidate.shape:
-            shape = f"shape {self.candidate.shape}"
-            raise InvalidArgumentError("candidate", shape, f"the shape of clean, {self.clean.shape}")
+        for name, points in (("candidate", self.candidate), ("planted", self.planted)):
+            if points is not None and points.shape != self.clean.shape:
+                raise InvalidArgumentError(name, f"shape {points.shape}", f"the shape of clean, {self.clean.shape}")
         if not self.bounds[0] < self.bounds[1]:
             raise InvalidArgumentError("bounds", self.bounds, "a pair whose first number is below its second")
 
@@ -44,15 +48,13 @@ class Example:
 
 
 class Panels(NamedTuple):
-    """The images of one example, as data URIs of PNG files with one pixel a pixel, and what they leave out or add.
+    """The images of one example by title, as data URIs of PNG files with one pixel a pixel, and what they leave out.
 
-    Values of the candidate beyond the bounds are shown as black or white. In the perturbation 0 is mid grey, and its
-    largest absolute value, ``scale``, is black or white.
+    Values of points beyond the bounds are shown as black or white. In differences 0 is mid grey, and the largest
+    absolute value of all, ``scale``, is black or white.
     """
 
-    clean: str
-    candidate: str
-    perturbation: str
+    images: Mapping[str, str]
     scale: float
     notes: tuple[str, ...]
 
@@ -61,24 +63,29 @@ def panels(example: Example) -> Panels:
     """The images of an example whose ``is_image`` is true."""
     channels = example.clean.shape[0]
     shown = slice(None) if channels in (1, 3) else slice(0, 1)
-    clean, candidate = (np.asarray(one[shown], dtype=np.float64) for one in (example.clean, example.candidate))
+    given = {"input": example.clean, "planted": example.planted, "candidate": example.candidate}
+    points = {title: np.asarray(one[shown], dtype=np.float64) for title, one in given.items() if one is not None}
     low, high = example.bounds
-    finite = np.isfinite(candidate) & np.isfinite(clean)
-    perturbation = np.where(finite, candidate, 0.0) - np.where(finite, clean, 0.0)
-    scale = float(np.abs(perturbation).max())
+    clean, candidate = points["input"], points["candidate"]
+    finite = {title: np.isfinite(one) & np.isfinite(clean) for title, one in points.items()}
+    moved = {
+        title: np.where(finite[title], one, 0.0) - np.where(finite[title], clean, 0.0)
+        for title, one in points.items()
+        if title != "input"
+    }
+    scale = max(float(np.abs(one).max()) for one in moved.values())
     notes = {
         f"first of {channels} channels": channels not in (1, 3),
-        "values that are not finite are magenta": not finite.all(),
-        "values beyond the bounds are cut": np.any((candidate[finite] < low) | (candidate[finite] > high)),
+        "values that are not finite are magenta": not finite["candidate"].all(),
+        "values beyond the bounds are cut": np.any(
+            (candidate[finite["candidate"]] < low) | (candidate[finite["candidate"]] > high)
+        ),
     }
-    magnified = 0.5 + 0.5 * perturbation / (scale or 1.0)
-    return Panels(
-        clean=_png((clean - low) / (high - low), np.isfinite(clean)),
-        candidate=_png((candidate - low) / (high - low), np.isfinite(candidate)),
-        perturbation=_png(magnified, finite),
-        scale=scale,
-        notes=tuple(note for note, holds in notes.items() if holds),
-    )
+    images = {title: _png((one - low) / (high - low), np.isfinite(one)) for title, one in points.items()}
+    images |= {
+        f"{title} - input": _png(0.5 + 0.5 * one / (scale or 1.0), finite[title]) for title, one in moved.items()
+    }
+    return Panels(images=images, scale=scale, notes=tuple(note for note, holds in notes.items() if holds))
 
 
 def _png(values: NDArray[np.float64], finite: NDArray[np.bool_]) -> str:

@@ -12,6 +12,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.files import make_folder, remove_drafts, replace_file
 from robust_ext.reports import (
     adaptive,
+    badges,
     binarization,
     casestudies,
     diagnosis,
@@ -31,24 +32,39 @@ FORMAT = 1
 
 
 class _Kind(NamedTuple):
-    """How a result becomes text, what its template shows, which of it is the main figure, what there is one of."""
+    """How a result becomes text, its template and what that shows, the main figure of it, its badge, what it has."""
 
     text: Callable[[Result], str]
     context: Callable[[Result], Mapping[str, Any]]
     template: str
     figure: str
+    badge: Callable[[Result], badges.Words]
     row: str = ""
 
 
 _KINDS = {
-    "binarization": _Kind(binarization.text, binarization.context, "binarization.html.jinja", "score_plot", "attack"),
-    "mead": _Kind(mead_text.text, mead_page.context, "mead.html.jinja", "summary_plot", "detector"),
-    "robust_accuracy": _Kind(
-        robust_accuracy.text, robust_accuracy.context, "robust_accuracy.html.jinja", "curves", "attack"
+    "binarization": _Kind(
+        binarization.text,
+        binarization.context,
+        "binarization.html.jinja",
+        "score_plot",
+        badges.binarization,
+        "attack",
     ),
-    "case_studies": _Kind(casestudies.text, casestudies.context, "casestudies.html.jinja", "score_plot"),
-    "diagnosis": _Kind(diagnosis.text, diagnosis.context, "diagnosis.html.jinja", "figure"),
-    "test_time": _Kind(adaptive.text, adaptive.context, "adaptive.html.jinja", "bars"),
+    "mead": _Kind(mead_text.text, mead_page.context, "mead.html.jinja", "summary_plot", badges.mead, "detector"),
+    "robust_accuracy": _Kind(
+        robust_accuracy.text,
+        robust_accuracy.context,
+        "robust_accuracy.html.jinja",
+        "curves",
+        badges.robust_accuracy,
+        "attack",
+    ),
+    "case_studies": _Kind(
+        casestudies.text, casestudies.context, "casestudies.html.jinja", "score_plot", badges.case_studies
+    ),
+    "diagnosis": _Kind(diagnosis.text, diagnosis.context, "diagnosis.html.jinja", "figure", badges.diagnosis),
+    "test_time": _Kind(adaptive.text, adaptive.context, "adaptive.html.jinja", "bars", badges.adaptive),
 }
 
 
@@ -69,6 +85,11 @@ def report_page(result: Result, examples: Sequence[Example] = ()) -> str:
     return render(kind.template, {"result": result, **kind.context(result)}, examples)
 
 
+def badge(result: Result) -> str:
+    """A small SVG for a README: the verdict, or the main number where there is none; escaped, and of no other file."""
+    return badges.draw_badge(_kind_of(result).badge(result))
+
+
 def figure(result: Result) -> Drawing:
     """The main figure of the page; InvalidArgumentError where there is nothing to draw."""
     kind = _kind_of(result)
@@ -84,19 +105,20 @@ def leading_sentences(result: Result) -> list[str]:
 
 
 def save(result: Result, folder: str | os.PathLike[str], examples: Sequence[Example] = ()) -> None:
-    """Write ``result.json`` and ``report.html`` to ``folder``, which is created when it is missing.
+    """Write ``result.json``, ``report.html`` and ``badge.svg`` to ``folder``, which is created when it is missing.
 
-    Both texts are made before the first file is written, so a result that cannot be written (NaN and infinity are not
+    All texts are made before the first file is written, so a result that cannot be written (NaN and infinity are not
     part of JSON) leaves the folder as it was. A file that is already there is replaced in one step. DataError where
     the operating system refuses.
     """
     content = json.dumps({"format": FORMAT, **result}, indent=2, allow_nan=False) + "\n"
-    page = report_page(result, examples)
+    page, small = report_page(result, examples), badge(result)
     folder = Path(folder)
     make_folder(folder)
     remove_drafts(folder)
     replace_file(folder / "result.json", content)
     replace_file(folder / "report.html", page)
+    replace_file(folder / "badge.svg", small)
 
 
 def _kind_of(result: Result) -> _Kind:

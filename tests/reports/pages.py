@@ -95,3 +95,15 @@ def outline(text):
         body = " ".join(re.sub(r"<[^>]*>", " ", body).split())
         lines.append(f"{tag}: {body}")
     return "\n".join(line for line in lines if not line.endswith(": ")) + "\n"
+
+
+def luminance(colour):
+    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    """As WCAG 2 defines it; 4.5 is readable (AA) for text, 3 for shapes."""
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)

@@ -52,7 +52,8 @@ KINDS = {
 FREE = re.compile(
     "name|target|reason|attack|description|suite|defense|category|arm|group|detector|cause|evidence|layer|words|code|title|source|notes"
 )
-EXAMPLES = {"binarization": [make_example()], "mead": [make_example()]}
+PLANTED = make_example(planted=np.full((1, 4, 4), 0.75))
+EXAMPLES = {"binarization": [PLANTED], "mead": [make_example()]}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -241,10 +242,11 @@ def test_files_of_a_result(tmp_path):
     result = make_result([make_attack("攻撃 \ud800")])
     folder = tmp_path / "deep" / "run"
     save(result, folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "result.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["badge.svg", "report.html", "result.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
     assert json.loads((folder / "result.json").read_text(encoding="utf-8")) == {"format": 1, **result}
     assert (folder / "report.html").read_text(encoding="utf-8") == report_page(result)
+    assert (folder / "badge.svg").read_text(encoding="utf-8") == reports.badge(result)
     save({**result, "seed": 2}, str(folder))
     assert json.loads((folder / "result.json").read_text(encoding="utf-8"))["seed"] == 2
 

@@ -36,20 +36,31 @@ def decode(uri):
 @pytest.mark.parametrize(
     ("changes", "images", "scale", "notes"),
     [
-        ({"clean": GREY[None].astype(np.float32) / 255}, {"clean": GREY}, 0, ()),
-        ({"clean": COLOUR_INPUT, "candidate": FLIPPED}, {"clean": COLOUR, "candidate": COLOUR[::-1]}, FAR, ()),
-        ({"clean": np.array([[[-2.0, 0.0, 2.0]]]), "bounds": (-2.0, 2.0)}, {"clean": [[0, 128, 255]]}, 0, ()),
-        # The perturbation is scaled to its largest value; none is grey.
-        ({"clean": HALF, "candidate": HALF + MOVES}, {"perturbation": [[128, 0, 191, 255]]}, 0.02, ()),
-        ({"clean": np.ones((3, 2, 2))}, {"perturbation": np.full((2, 2, 3), 128)}, 0, ()),
-        ({"clean": TWO_CHANNELS}, {"clean": np.full((2, 2), 51)}, 0, ("first of 2 channels",)),
+        ({"clean": GREY[None].astype(np.float32) / 255}, {"input": GREY}, 0, ()),
+        ({"clean": COLOUR_INPUT, "candidate": FLIPPED}, {"input": COLOUR, "candidate": COLOUR[::-1]}, FAR, ()),
+        ({"clean": np.array([[[-2.0, 0.0, 2.0]]]), "bounds": (-2.0, 2.0)}, {"input": [[0, 128, 255]]}, 0, ()),
+        # What is planted is shown as what an attack makes of it is, on one scale.
+        (
+            {"clean": HALF, "candidate": HALF + MOVES, "planted": HALF + 0.5},
+            {
+                "planted": np.full((1, 4), 255),
+                "planted - input": np.full((1, 4), 255),
+                "candidate - input": [[128, 122, 130, 133]],
+            },
+            0.5,
+            (),
+        ),
+        # The difference is scaled to its largest value; none is grey.
+        ({"clean": HALF, "candidate": HALF + MOVES}, {"candidate - input": [[128, 0, 191, 255]]}, 0.02, ()),
+        ({"clean": np.ones((3, 2, 2))}, {"candidate - input": np.full((2, 2, 3), 128)}, 0, ()),
+        ({"clean": TWO_CHANNELS}, {"input": np.full((2, 2), 51)}, 0, ("first of 2 channels",)),
         ({"clean": EDGES, "candidate": EDGES * 2 - 0.5}, {"candidate": [[0, 255]]}, 0.5, (CUT,)),
     ],
 )
 def test_pixels_are_those_of_the_input(changes, images, scale, notes):
     shown = panels(make_example(**changes))
     for name, pixels in images.items():
-        np.testing.assert_array_equal(decode(getattr(shown, name)), pixels)
+        np.testing.assert_array_equal(decode(shown.images[name]), pixels)
     assert shown.scale == pytest.approx(scale)
     assert shown.notes == notes
 
@@ -62,7 +73,7 @@ def test_values_that_are_not_finite_stand_out(channels, value):
     candidate[0, 0, 1] = value
     candidate[0, 1, 1] = 0.75
     shown = panels(make_example(clean=clean, candidate=candidate))
-    for uri in (shown.candidate, shown.perturbation):
+    for uri in (shown.images["candidate"], shown.images["candidate - input"]):
         pixels = decode(uri)
         assert tuple(pixels[0, 1]) == (204, 0, 153)
         assert tuple(pixels[0, 0]) == (128, 128, 128)
@@ -75,6 +86,8 @@ def test_images_are_known_by_their_shape_and_misfits_refused():
     assert {shape: make_example(clean=np.zeros(shape)).is_image for shape in shapes} == shapes
     with pytest.raises(InvalidArgumentError, match="candidate: got shape"):
         make_example(candidate=np.zeros((1, 2, 3)))
+    with pytest.raises(InvalidArgumentError, match=r"planted: got shape \(1, 2\), expected the shape of clean"):
+        make_example(clean=np.zeros((1, 2, 2)), planted=np.zeros((1, 2)))
     with pytest.raises(InvalidArgumentError, match="bounds"):
         make_example(bounds=(1.0, 1.0))
 

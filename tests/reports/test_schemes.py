@@ -8,7 +8,7 @@ import pytest
 
 from robust_ext import reports
 from robust_ext.reports.drawing import COLOURS, DARK, INK, MUTED
-from tests.reports.pages import svgs
+from tests.reports.pages import contrast, luminance, svgs
 from tests.reports.test_pages import KINDS
 
 pytest.importorskip("jinja2")
@@ -27,18 +27,6 @@ def variables(text):
 
 
 LIGHT, NIGHT = (variables(part) for part in re.findall(r":root \{(.*?)\n *\}", STYLE, flags=re.DOTALL))
-
-
-def luminance(colour):
-    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one, other):
-    """As WCAG 2 defines it; 4.5 is readable (AA) for text, 3 for shapes."""
-    low, high = sorted(map(luminance, (one, other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def mixed(one, other, weight):

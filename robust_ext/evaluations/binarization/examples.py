@@ -1,4 +1,4 @@
-"""A few candidates of each attack as images, kept for the report."""
+"""A few candidates of each attack beside what was planted, as images, kept for the report."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def save_examples(
         for row, sample in enumerate(problems.samples[:_EXAMPLES]):
             arrays[f"clean{len(about)}"] = problems.inputs[row].cpu().numpy()
             arrays[f"candidate{len(about)}"] = result.candidates[sample].cpu().numpy()
+            arrays[f"planted{len(about)}"] = problems.planted[row, 0].cpu().numpy()
             outcome = result.records[sample]["outcome"]
             about.append({"attack": name, "sample": sample, "outcome": outcome, "bounds": bounds})
     store.save("examples", about=np.array(json.dumps(about)), **arrays)
@@ -38,6 +39,12 @@ def load_examples(store: Store) -> list[Example]:
     if kept is None:
         return []
     return [
-        Example(**about | {"bounds": tuple(about["bounds"])}, clean=kept[f"clean{i}"], candidate=kept[f"candidate{i}"])
+        # Folders of versions before planted points were shown have none.
+        Example(
+            **about | {"bounds": tuple(about["bounds"])},
+            clean=kept[f"clean{i}"],
+            planted=kept.get(f"planted{i}"),
+            candidate=kept[f"candidate{i}"],
+        )
         for i, about in enumerate(json.loads(str(kept["about"])))
     ]

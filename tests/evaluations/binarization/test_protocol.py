@@ -173,7 +173,13 @@ def test_result_holds_what_is_documented(tmp_path, network, digits, linf, pgd):
     total = attack["seconds"].pop("total")
     assert set(attack["seconds"]) == {"features", "readout", "attack", "random", "verify", "witnesses"}
     assert total == pytest.approx(sum(attack["seconds"].values()))
-    assert "<svg" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page
+    assert page.count('alt="Planted, sample ') == page.count('alt="Candidate - input, sample ') == len(result.examples)
+    for example in result.examples:
+        # What was to be found lies in the ball, away from the input and from what a failing attack returns.
+        assert 0 < abs(example.planted - example.clean).max() <= 0.1 + 1e-6
+        assert example.planted.shape == example.clean.shape == digits[0].shape
     assert f"Verdict: {result.verdict.upper()}." in str(result)
 
 
