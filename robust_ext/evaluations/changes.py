@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,12 +44,28 @@ def setting_changes(
 ) -> dict[str, list[Any]]:
     """The settings with different values, each with both; None where one lacks it. ``pairs`` are names of attacks."""
     before, after = _settings(first, {}), _settings(second, {new: old for old, new in pairs.items()})
-    return _different(before, after)
+    found: Different = {}
+    for name, (old, new) in _different(before, after).items():
+        parts = _parts(old), _parts(new)
+        if parts[0] and parts[0][""] == parts[1].get(""):
+            found |= {f"{name} {key}": pair for key, pair in _different(*parts).items()}
+        else:
+            found[name] = [old, new]
+    return found
 
 
 def version_changes(first: EvaluationResult, second: EvaluationResult) -> Different:
     """The packages with different versions, each with both."""
     return _different(first.content.get("versions", {}), second.content.get("versions", {}))
+
+
+def _parts(description: Any) -> dict[str, str]:
+    """The settings in the description of an attack, ``Name(key=value, ...)``, its name under no key; or nothing."""
+    found = re.fullmatch(r"([\w.:]+)\((.*)\)", description) if isinstance(description, str) else None
+    parts = [] if found is None else re.split(r", (?=\w+=)", found[2])
+    if found is None or not all(re.match(r"\w+=", part) for part in parts):
+        return {}
+    return {"": found[1], **dict(part.split("=", 1) for part in parts)}
 
 
 def _different(before: Mapping[str, Any], after: Mapping[str, Any]) -> Different:
@@ -110,10 +127,14 @@ def score_changes(first: EvaluationResult, second: EvaluationResult, pairs: Mapp
         if other is None:
             continue
         title = str(place[0]) if place[0] == there[0] else f"{place[0]} -> {there[0]}"
-        rest = [one for one in place[1:] if one is not None]
+        rest = [
+            f"{key} {typed(one)}" if isinstance(one, float) else str(one)
+            for key, one in zip(keys[1:], place[1:], strict=True)
+            if one is not None
+        ]
         both = solved[0].get(place), solved[1].get(there)
         yield {
-            "score": "/".join([title, *(typed(one) if isinstance(one, float) else str(one) for one in rest)]),
+            "score": ", ".join([title, *rest]),
             "verdict_before": row.get("verdict"),
             "verdict_after": other.get("verdict"),
             "before": row[value],

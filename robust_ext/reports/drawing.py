@@ -128,17 +128,19 @@ class Drawing:
             from matplotlib import pyplot
 
             axes = pyplot.figure(figsize=self.size).add_axes(self._box)
-        with matplotlib.rc_context({"font.size": _STYLE["font.size"]}):
+        # Lines of a grid are as bright as text on dark ground.
+        with matplotlib.rc_context({"font.size": _STYLE["font.size"], "grid.alpha": 0.3}):
             self.paint(axes)
+        axes.set_axisbelow(True)
+        ink = matplotlib.rcParams["text.color"]
+        for artist in (*axes.lines, *axes.collections, *axes.texts):
+            if hasattr(artist, "get_color") and matplotlib.colors.same_color(artist.get_color(), INK):
+                artist.set_color(ink)
         # A page has a key of its own.
         legend = axes.get_legend() or (axes.legend() if axes.get_legend_handles_labels()[0] else None)
         for text in [*axes.texts, *(legend.get_texts() if legend else ())]:
             if named := re.fullmatch(r"name-(\d+)", text.get_text()):
                 text.set(text=self.names[int(named[1])], parse_math=False)
-        ink = matplotlib.rcParams["text.color"]
-        for artist in (*axes.lines, *axes.collections, *axes.texts):
-            if matplotlib.colors.same_color(artist.get_color() if hasattr(artist, "get_color") else MUTED, INK):
-                artist.set_color(ink)
         return axes
 
     @property

@@ -59,7 +59,8 @@ def csv_text(columns: Columns, rows: Iterable[Row]) -> str:
 def latex_text(columns: Columns, rows: Sequence[Row], shown: Sequence[str]) -> str:
     """A ``tabular`` with the rules of booktabs; all text is escaped."""
     header, lines, numeric = _cells(columns, rows, shown)
-    body = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
+    # A bracket at the start of a line would be an argument of the line break before it.
+    body = [("{}" if line[0].startswith("[") else "") + " & ".join(map(_latex, line)) + r" \\" for line in lines]
     spec = "".join("r" if number else "l" for number in numeric)
     head = " & ".join(map(_latex, header)) + r" \\"
     return "\n".join(
@@ -84,7 +85,7 @@ def html_fragment(
     return (
         f'<div style="border-left: .3em solid {colour}; padding: .1em 0 .1em .9em; margin: .4em 0">'
         f'<div style="font-weight: bold; font-size: 1.1em">{html.escape(plain(headline))}</div>'
-        f'<div style="overflow-x: auto"><table style="border-collapse: collapse; margin: .5em 0">'
+        f'<div style="overflow-x: auto"><table style="border-collapse: collapse; color: inherit; margin: .5em 0">'
         f"<thead>{row(header, 'th')}</thead><tbody>{''.join(row(line, 'td') for line in lines)}</tbody></table></div>"
         f'<div style="opacity: .8; max-width: 60em">{html.escape(plain(reason))}</div></div>'
     )
@@ -106,8 +107,9 @@ def _cell(row: Row, name: str) -> str:
         return "-"
     if isinstance(value, float):
         ends = (row.get(f"{name}_low"), row.get(f"{name}_high"))
-        number = typed(value) if name == "epsilon" else f"{value:.4g}"
-        return number if None in ends else f"{number} [{ends[0]:.3f}, {ends[1]:.3f}]"
+        if None not in ends:
+            return f"{value:.3f} [{ends[0]:.3f}, {ends[1]:.3f}]"
+        return typed(value) if name == "epsilon" else f"{value:.4g}"
     return plain(value)
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, multinomial
 from typer.testing import CliRunner
 
 import robust_ext
@@ -33,13 +33,19 @@ def test_paired_difference_is_mcnemars_test(gained, lost, trials):
     difference, (low, high), p_value = paired_difference(gained, lost, trials)
     assert difference == pytest.approx((gained - lost) / trials)
     assert low <= difference <= high
-    if not gained + lost:
-        assert p_value == 1
-        return
-    wanted = binomtest(gained, gained + lost)
-    assert p_value == pytest.approx(wanted.pvalue)
-    ends = wanted.proportion_ci(method="exact")
-    assert [low, high] == pytest.approx([(2 * end - 1) * (gained + lost) / trials for end in (ends.low, ends.high)])
+    assert p_value == pytest.approx(binomtest(gained, gained + lost).pvalue if gained + lost else 1)
+
+
+def test_the_interval_of_a_paired_difference_covers_what_it_states():
+    trials = 8
+    found = {(up, down): paired_difference(up, down, trials)[1] for up in range(9) for down in range(9 - up)}
+    for rates in ((0.0, 0.0), (0.2, 0.1), (0.5, 0.4), (0.9, 0.05)):
+        covered = 0.0
+        for (up, down), (low, high) in found.items():
+            counts = [up, down, trials - up - down]
+            chance = multinomial.pmf(counts, trials, [*rates, 1 - sum(rates)])
+            covered += chance * (low <= rates[0] - rates[1] <= high)
+        assert covered >= 0.95
 
 
 def test_the_interval_of_a_difference_is_newcombes():
@@ -59,6 +65,9 @@ def test_two_tests_of_the_same_samples(runs):
     assert change["verdict"] == [first.verdict, second.verdict]
     assert change["same"] == {"network": True, "code of the network": True, "samples": True}
     assert change["settings"].keys() >= {"batch_size", "attack weak"}
+    apgd = [robust_ext.as_attack(f"robust_ext:APGD(steps={steps})", name="a") for steps in (2, 3)]
+    both = [robust_ext.robust_accuracy(small.NETWORK, one, small.INPUTS, small.LABELS, small.LINF) for one in apgd]
+    assert robust_ext.compare(*both).content["changes"][0]["settings"] == {"attack a steps": ["2", "3"]}
     assert change["settings"]["batch_size"][1] == 5
     assert "seed" not in change["settings"]
     assert change["versions"] == {}
@@ -99,14 +108,14 @@ def test_robust_accuracy_is_compared_sample_by_sample():
     )
     rows = {row["score"]: row for row in robust_ext.compare(one, other).rows()}
     lost = round(10 * (1 - other.robust_accuracy(0.1)))
-    for name in ("attack/0.1", "worst case/0.1"):
+    for name in ("attack, epsilon 0.1", "worst case, epsilon 0.1"):
         assert (rows[name]["gained"], rows[name]["lost"], rows[name]["paired"]) == (0, lost, 10)
     fewer = robust_ext.robust_accuracy(small.NETWORK, attacks, small.INPUTS[:8], small.LABELS[:8], small.LINF)
     found = robust_ext.compare(one, fewer)
     (change,) = found.content["changes"]
     assert change["same"]["samples"] is False
     assert change["settings"]["samples"] == [10, 8]
-    (row,) = [row for row in change["scores"] if row["score"] == "worst case/0.1"]
+    (row,) = [row for row in change["scores"] if row["score"] == "worst case, epsilon 0.1"]
     assert row["p_value"] is None
     assert row["difference_low"] < row["difference"] < row["difference_high"]
     assert change["only"] == [["attack"], ["still", "step"]]

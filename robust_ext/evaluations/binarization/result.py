@@ -67,7 +67,9 @@ class BinarizationResult(EvaluationResult):
     def headline(self) -> str:
         """The verdict and the best score."""
         needed = self.content["settings"]["threshold"]
-        best = "nothing was planted" if self.score is None else f"score {share(self.score, needed)}, {needed:g} passes"
+        best = (
+            "nothing was planted" if self.score is None else f"score {share(self.score, needed)} of {needed:g} needed"
+        )
         return f"binarization test {self.verdict}: {best}"
 
     def rows(self) -> list[Row]:
