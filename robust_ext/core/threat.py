@@ -230,7 +230,7 @@ def norm_name(norm: object, *, argument: str = "norm") -> str:
         text = f"{float(norm):g}"
     found = "l" + text.removeprefix("l").removeprefix("_")
     if found not in NORMS:
-        raise InvalidArgumentError(argument, norm, "np.inf, 2 or 1, or 'linf', 'l2' or 'l1'")
+        raise InvalidArgumentError(argument, repr(norm), "np.inf, 2 or 1, or 'linf', 'l2' or 'l1'")
     return found
 
 
