@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from robust_ext.cli.loading import ThreatOptions, load_model
+from robust_ext.cli.loading import ThreatOptions
+from robust_ext.cli.models import load_model
 from robust_ext.cli.options import command
 from robust_ext.core.devices import check_device
 from robust_ext.core.errors import InvalidArgumentError
@@ -47,7 +48,7 @@ def adaptive_command(run: ThreatOptions, own: AdaptiveOptions, settings: dict[st
         spec, at, weights = text.partition("@")
         if not spec or (at and not weights):
             raise InvalidArgumentError("--surrogate", text, "a model, or a model with weights, SPEC@FILE")
-        surrogates[text] = load_model(spec, weights=weights or None, device=device)
+        surrogates[text] = load_model(spec, weights=weights or None, device=device).model
     defense = own.defense if own.defense_weights is None else f"{own.defense}, weights {own.defense_weights}"
     with run.context(samples, defense=defense):
         result = evaluate_defense(

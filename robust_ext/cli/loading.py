@@ -6,27 +6,23 @@ import logging
 import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
-from torch import Tensor, nn
+from torch import Tensor
 
 from robust_ext.cli.help import HIDDEN
+from robust_ext.cli.models import LoadedModel, load_model
 from robust_ext.cli.options import number
 from robust_ext.cli.study import current_command
 from robust_ext.core.devices import check_device
-from robust_ext.core.errors import DataError, InvalidArgumentError
-from robust_ext.core.foreign import foreign_code
-from robust_ext.core.objects import resolve_object
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.printable import printable
 from robust_ext.core.settings import Settings, setting, settings_class
-from robust_ext.core.specification import check_keywords
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
-from robust_ext.datasets.files import reading
-from robust_ext.demo.network import digits_network
 from robust_ext.engine import repair
 from robust_ext.engine.context import RunContext, run_context
 from robust_ext.engine.isolation import CAN_ISOLATE
@@ -38,15 +34,30 @@ class RunOptions(Settings):
     """Options of every evaluation."""
 
     model: str = setting(
-        help="digits, package.module:object or file.py:object; a model or what makes one.", panel="model"
+        help="digits; a model of a library, as timm:resnet18(num_classes=10), torchvision:, hf: or robustbench:; or "
+        "package.module:object or file.py:object, a model or what makes one.",
+        panel="model",
     )
     weights: str | None = setting(
         default=None, help="State dict of the model: .safetensors, or a torch file.", panel="model"
     )
+    mean: str | None = setting(
+        default=None,
+        help="Subtracted from inputs before the model: a number for each channel with commas between, or one for all; "
+        "with --std. In place of the normalisation that a library states.",
+        panel="model",
+    )
+    std: str | None = setting(default=None, help="Inputs less --mean are divided by it; likewise.", panel="model")
     bounds: str = setting(default="0,1", help="Lowest and highest input value of the model.", panel="model")
     data: str = setting(help="digits, mnist, fashion-mnist, cifar10, cifar100, an .npz file or a folder.", panel="data")
     data_root: str | None = setting(default=None, help="Folder with the data's files.", panel="data")
     data_split: str = setting(default="test", help="test or train.", choices=("test", "train"), panel="data")
+    input_size: int | None = setting(
+        default=None,
+        help="Height and width to resize images to; when left out, those that a model of a library states.",
+        minimum=1,
+        panel="data",
+    )
     samples: int = setting(default=100, help="Number of samples.", minimum=1, panel="data")
     order: str = setting(
         default="random",
@@ -80,18 +91,41 @@ class RunOptions(Settings):
             raise InvalidArgumentError("--bounds", repr(self.bounds), "two numbers, as in 0,1")
         return number("--bounds", parts[0]), number("--bounds", parts[1])
 
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """The model with its weights and normalisation, on the device."""
+        found = load_model(
+            self.model,
+            weights=self.weights,
+            mean=None if self.mean is None else [number("--mean", text) for text in self.mean.split(",")],
+            std=None if self.std is None else [number("--std", text) for text in self.std.split(",")],
+            device=check_device(self.device, argument="--device"),
+        )
+        if found.bounds is not None and found.bounds != self.limits:
+            raise InvalidArgumentError("--bounds", self.bounds, f"those of {self.model}, {found.bounds}")
+        return found
+
     def load_model(self) -> object:
-        """The model with its weights, on the device."""
-        return load_model(self.model, weights=self.weights, device=check_device(self.device, argument="--device"))
+        """The model itself."""
+        return self.loaded.model
 
     def load_samples(self, *, seed: int, further: int = 0) -> Samples:
-        """The samples, and so many further ones where the data has them."""
+        """The samples, and so many further ones where the data has them; of the size that the model takes."""
         dataset = load_dataset(self.data, root=self.data_root, split=self.data_split)
         count = min(self.samples + further, max(self.samples, len(dataset)))
         rows = dataset.choose(count, seed=seed, order=self.order)
-        inputs, labels = dataset.take(rows, bounds=self.limits)
-        n = self.samples
-        return Samples(dataset, [int(row) for row in rows[:n]], inputs[:n], labels[:n], inputs[n:] if further else None)
+        size = self.size_for(dataset)
+        inputs, labels = dataset.take(rows, bounds=self.limits, size=size)
+        n, ids = self.samples, [int(row) for row in rows]
+        resized = "" if size is None else "{} x {} to {} x {}".format(*dataset.images.shape[2:], *size)
+        return Samples(dataset, ids[:n], inputs[:n], labels[:n], inputs[n:] if further else None, resized)
+
+    def size_for(self, dataset: Dataset) -> tuple[int, ...] | None:
+        """Height and width that images are resized to; None where they have them, or nothing states any."""
+        size = self.loaded.input_shape[1:] if self.loaded.input_shape else None
+        if self.input_size is not None:
+            size = (self.input_size, self.input_size)
+        return None if size == dataset.images.shape[2:] else size
 
     def begin(self) -> None:
         """Check that processes have a folder to share; one of several ends with the process that started it."""
@@ -117,8 +151,11 @@ class RunOptions(Settings):
     def context(self, samples: Samples, **more: str | None) -> AbstractContextManager[None]:
         """The surroundings of the run: where things came from, in words, and the processes that share it."""
         origin = {
-            "model": self.model if self.weights is None else f"{self.model}, weights {self.weights}",
-            "data": f"{samples.dataset.name}, order {self.order}",
+            "model": self.model
+            + ("" if self.weights is None else f", weights {self.weights}")
+            + ("" if self.mean is None else f", mean {self.mean}, std {self.std}"),
+            "data": f"{samples.dataset.name}, order {self.order}"
+            + (f", resized from {samples.resized} (bilinear)" if samples.resized else ""),
             **more,
         }
         known = {name: text for name, text in origin.items() if text is not None}
@@ -165,62 +202,14 @@ class ThreatOptions(RunOptions):
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a data set, their numbers in it, inputs (float32) and labels (int64); and further inputs of it."""
+    """Samples of a data set, their numbers in it, inputs (float32) and labels (int64); and further inputs of it.
+
+    ``resized`` is from what size to what, in words; empty where images are as they were.
+    """
 
     dataset: Dataset
     ids: list[int]
     inputs: Tensor
     labels: Tensor
     further: Tensor | None
-
-
-def load_model(spec: str, *, weights: str | None = None, device: str | torch.device = "cpu") -> object:
-    """``digits`` (the embedded network), or the model, or what the function makes, that ``file.py:object`` names.
-
-    Arguments of the function may follow in parentheses. Weights, a state dict in ``.safetensors`` or a torch file, are
-    read with ``weights_only``; a torch module is moved to the device.
-    """
-    made = digits_network() if spec == "digits" else resolve_object(spec, argument="--model")
-    # A model of a library may be callable too; functions and classes make models.
-    ready = not isinstance(made, type) and (hasattr(made, "bounds") or hasattr(made, "clip_values"))
-    if callable(made) and not isinstance(made, nn.Module) and not ready:
-        check_keywords(made, {}, argument="--model", label=spec)
-        with foreign_code("--model", f"{spec}()", hint="a function that makes a model is called without arguments"):
-            made = made()
-    if weights is not None:
-        if not isinstance(made, nn.Module):
-            raise InvalidArgumentError("--weights", weights, "no weights for a model that is not a torch module")
-        _load_weights(made, Path(weights))
-    if not isinstance(made, nn.Module):
-        return made
-    with foreign_code("--model", f"moving {spec} to {device}", hint="name a device that holds it, --device cpu"):
-        return made.to(device)
-
-
-def _load_weights(model: nn.Module, path: Path) -> None:
-    state = _read_state(path)
-    inner = state.get("state_dict", state)
-    if not isinstance(inner, dict) or not all(isinstance(value, Tensor) for value in inner.values()):
-        raise DataError(f"{path}: holds no state dict; save model.state_dict()")
-    # DataParallel and DistributedDataParallel put this before every name.
-    named = {str(key).removeprefix("module."): value for key, value in inner.items()}
-    try:
-        model.load_state_dict(named)
-    except RuntimeError as error:
-        raise DataError(f"{path}: the weights do not fit the model: {error}") from error
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    with reading(path):
-        if not path.is_file():
-            raise DataError(f"{path}: no such file; --weights takes a .safetensors or torch file")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return dict(load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # Damaged files raise almost anything, safetensors a class of its own without any other base.
-        raise DataError(f"{path}: cannot be read as weights ({type(error).__name__}: {error})") from error
-    return state if isinstance(state, dict) else {}
+    resized: str = ""

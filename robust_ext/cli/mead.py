@@ -110,9 +110,9 @@ def _run(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: 
     model = adapt.check(run.load_model())
     training = _training_data(run, own, samples)
     fitted, calibrating = _sizes(own, training)
-    rows = training.choose(fitted + calibrating, seed=settings["seed"])
-    clean, classes = training.take(rows[:fitted], bounds=run.limits)
-    held_out, _ = training.take(rows[fitted:], bounds=run.limits)
+    rows, size = training.choose(fitted + calibrating, seed=settings["seed"]), run.size_for(training)
+    clean, classes = training.take(rows[:fitted], bounds=run.limits, size=size)
+    held_out, _ = training.take(rows[fitted:], bounds=run.limits, size=size)
     detectors = find_detectors(
         own.detector,
         as_module(model).module,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
@@ -72,13 +73,18 @@ class Dataset:
         return len(self.class_names)
 
     def take(
-        self, indices: Sequence[int] | NDArray[Any] | Tensor, *, bounds: tuple[float, float] = (0.0, 1.0)
+        self,
+        indices: Sequence[int] | NDArray[Any] | Tensor,
+        *,
+        bounds: tuple[float, float] = (0.0, 1.0),
+        size: tuple[int, ...] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Inputs and labels of some samples, in the order of ``indices``.
 
         Args:
             indices: Positions, each at least 0 and below ``len(self)``; may repeat.
             bounds: Input values that stand for black and for white.
+            size: Height and width that images are resized to, bilinear with antialiasing; theirs when left out.
 
         Returns:
             Inputs ``(len(indices), C, H, W)`` float32 in ``bounds`` and labels ``(len(indices),)`` int64, both new
@@ -92,6 +98,8 @@ class Dataset:
         inputs = torch.from_numpy(np.ascontiguousarray(self.images[positions], dtype=np.float32))
         if self.images.dtype == np.uint8:
             inputs /= 255
+        if size is not None:
+            inputs = functional.interpolate(inputs, size, mode="bilinear", antialias=True).clamp_(0, 1)
         if (low, high) != (0.0, 1.0):
             # The nearest float32 of a bound may lie beyond it, and so may a rounded product: clamp to the last inside.
             lowest, highest = np.float32(low), np.float32(high)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from robust_ext.adapters.own import OwnAdapter
 from robust_ext.cli import app as cli
-from robust_ext.cli.loading import load_model
+from robust_ext.cli.models import load_model
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.demo.network import digits_network
 
@@ -150,9 +150,9 @@ def test_models_from_files_and_weights(tmp_path, files):
     x = torch.rand(2, 1, 8, 8)
     expected = digits_network()(x)
     for spec in ("digits", f"{file}:ready", f"{file}:make(trained=True)"):
-        assert torch.equal(load_model(spec, weights=None)(x), expected)
+        assert torch.equal(load_model(spec, weights=None).model(x), expected)
     for weights in ("w.safetensors", "w.pt"):
-        assert torch.equal(load_model(f"{file}:make", weights=str(tmp_path / weights))(x), expected)
+        assert torch.equal(load_model(f"{file}:make", weights=str(tmp_path / weights)).model(x), expected)
 
 
 def test_bad_weights(tmp_path):

@@ -35,7 +35,8 @@ COMMANDS = {
     "test-time": ("adaptive", "evaluate_defense", AdaptiveSettings),
 }
 RUN = (
-    *("model", "weights", "bounds", "data", "data_root", "data_split", "samples", "order"),
+    *("model", "weights", "mean", "std", "bounds"),
+    *("data", "data_root", "data_split", "input_size", "samples", "order"),
     *("out", "device", "progress", "in_process", "attack_timeout", "jobs", "repair", "shard"),
 )
 TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")

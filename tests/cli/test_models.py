@@ -1,0 +1,163 @@
+"""Models of commands: by name, with weights of other prefixes, with a normalisation and at another size."""
+
+import json
+import logging
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner
+
+from robust_ext.cli import app as cli
+from robust_ext.cli.models import load_model
+from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtError
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from tests.libraries import library
+
+TIMM = "timm:vit_tiny_patch16_224(img_size=16, patch_size=8, depth=1, embed_dim=24, num_heads=3, num_classes=10{})"
+STATE = digits_network().state_dict()
+
+
+def run(*arguments):
+    done = CliRunner().invoke(cli.app, [*arguments, "--no-progress", "--in-process"])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def test_a_verdict_on_a_model_of_timm_whose_images_are_resized(tmp_path):
+    """One command; what was done to the images is in the result."""
+    library("timm")
+    folder = tmp_path / "run"
+    attack = ["--attack", "robust_ext:APGD(steps=5)", "--eps", "0.1", "--inner-points", "20", "--canaries", "0"]
+    data = ["--data", "digits", "--samples", "4", "--out", str(folder)]
+    done = run("binarization", "--model", TIMM.format(", in_chans=1"), *data, *attack)
+    assert done.exit_code in (0, 3), done.output
+    content = json.loads((folder / "result.json").read_text())
+    assert content["settings"]["data_origin"] == "digits-test, order random, resized from 8 x 8 to 16 x 16 (bilinear)"
+    assert content["attacks"][0]["verdict"] in ("passed", "failed", "inconclusive")
+    with pytest.raises(RobustExtError, match="expected 3 channels"):
+        run("binarization", "--model", TIMM.format(""), *data[:4], *attack)
+    with pytest.raises(InvalidArgumentError, match=r"--bounds: got -1,1, expected those of timm:.*, \(0.0, 1.0\)"):
+        run("binarization", "--model", TIMM.format(""), "--bounds=-1,1", *data[:4], *attack)
+
+
+def test_images_are_resized_as_pillow_does_it():
+    dataset = load_dataset("digits")
+    inputs, labels = dataset.take([0, 3], size=(12, 5))
+    assert (tuple(inputs.shape), labels.tolist()) == ((2, 1, 12, 5), dataset.labels[[0, 3]].tolist())
+    from PIL import Image
+
+    image = Image.fromarray(dataset.take([3])[0][0, 0].numpy())
+    expected = torch.frombuffer(
+        bytearray(image.resize((5, 12), Image.Resampling.BILINEAR).tobytes()), dtype=torch.float
+    )
+    torch.testing.assert_close(inputs[1, 0].flatten(), expected, rtol=1e-4, atol=1e-4)
+    low = dataset.take([0], bounds=(-3, 1), size=(64, 64))[0]
+    assert -3 <= float(low.min()) < float(low.max()) <= 1
+
+
+def test_a_mean_and_std_are_put_before_any_model():
+    x = torch.rand(3, 1, 8, 8)
+    made = load_model("digits", mean=[0.25], std=[0.5]).model
+    torch.testing.assert_close(made(x), digits_network()((x - 0.25) / 0.5))
+    library("timm")
+    named = load_model(TIMM.format(""), mean=[0.1, 0.2, 0.3], std=[0.4]).model
+    stated = load_model(TIMM.format("")).model
+    x = torch.rand(2, 3, 16, 16)
+    mean = torch.tensor([0.1, 0.2, 0.3])[:, None, None]
+    # In place of the library's own mean and standard deviation of 0.5.
+    torch.testing.assert_close(named(x), stated((x - mean) / 0.4 * 0.5 + 0.5), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--mean", "0.5"], "both --mean and --std"),
+        (["--std", "0.5"], "both --mean and --std"),
+        (["--mean", "0.5,x", "--std", "1"], "--mean: got 'x'"),
+        (["--mean", "0.1,0.2", "--std", "1,1,1"], "one number, or 2 as in mean"),
+        (["--mean", "0.5", "--std", "0"], "std: got"),
+        (["--input-size", "0"], "--input-size"),
+    ],
+)
+def test_normalisations_and_sizes_that_are_none(options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        run("binarization", "--model", "digits", "--data", "digits", "--attack", "a:b", "--eps", "0.1", *options)
+
+
+@pytest.mark.parametrize(
+    ("renamed", "said"),
+    [
+        (lambda name: f"module.{name}", "'module.' was taken off all"),
+        (lambda name: f"model.network.{name}", "'model.network.' was taken off all"),
+        (lambda name: name, ""),
+    ],
+)
+def test_weights_whose_names_differ_by_a_prefix_are_loaded_and_it_is_said(renamed, said, tmp_path, caplog):
+    """Both ways: the file has more, and the model has more."""
+    save_file({renamed(name): value + 1 for name, value in STATE.items()}, tmp_path / "w.safetensors")
+    model = load_model("digits", weights=str(tmp_path / "w.safetensors")).model
+    assert all(torch.equal(value, STATE[name] + 1) for name, value in model.state_dict().items())
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.records)
+
+
+def test_weights_of_a_network_fit_where_it_is_wrapped(tmp_path, monkeypatch, caplog):
+    (tmp_path / "wrapped.py").write_text(
+        "from torch import nn\nfrom robust_ext.demo.network import digits_network\n"
+        "def make():\n    return nn.Sequential(nn.Identity(), digits_network(trained=False))\n"
+    )
+    torch.save(
+        {"epoch": 3, "state_dict": {f"module.{name}": value for name, value in STATE.items()}}, tmp_path / "w.pt"
+    )
+    model = load_model(f"{tmp_path / 'wrapped.py'}:make", weights=str(tmp_path / "w.pt")).model
+    assert torch.equal(model[1].state_dict()["0.weight"], STATE["0.weight"])
+    assert f"'module.' was taken off and '1.' was put before all {len(STATE)} names" in caplog.text
+    assert "was in train mode; it is put into eval mode" in caplog.text
+    assert not model.training
+
+
+def test_weights_that_do_not_fit_name_the_prefix_by_which_most_do(tmp_path):
+    """Instead of 97 missing and 97 unexpected keys."""
+    library("torchvision")
+    network = load_model("torchvision:resnet18(num_classes=2)").model.module
+    state = {f"network.{name}": value for name, value in network.state_dict().items()}
+    state["other"] = state.pop("network.fc.bias")
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(DataError) as caught:
+        load_model("torchvision:resnet18(num_classes=2)", weights=str(tmp_path / "w.pt"))
+    text = str(caught.value)
+    assert f"without the prefix 'network.', {len(state) - 1} of its {len(state)} names are the model's" in text
+    assert "1 names missing (fc.bias) and 1 unexpected (other)" in text
+    save_file({"a": torch.zeros(1), "b.c": torch.zeros(1)}, tmp_path / "no.safetensors")
+    with pytest.raises(
+        DataError, match=r"names missing \(0.bias, 0.weight, 2.bias, ...\) and 2 unexpected \(a, b.c\); ren"
+    ):
+        load_model("digits", weights=str(tmp_path / "no.safetensors"))
+    shapes = {name: value[:1] for name, value in STATE.items()}
+    save_file({name: value.contiguous() for name, value in shapes.items()}, tmp_path / "shapes.safetensors")
+    with pytest.raises(DataError, match="size mismatch"):
+        load_model("digits", weights=str(tmp_path / "shapes.safetensors"))
+
+
+def test_weights_of_a_model_by_name_are_those_of_its_library(tmp_path, caplog):
+    """A state dict of timm's own network, without a prefix, goes into the module with the normalisation."""
+    timm = library("timm")
+    settings = {"img_size": 16, "patch_size": 8, "depth": 1, "embed_dim": 24, "num_heads": 3, "num_classes": 10}
+    network = timm.create_model("vit_tiny_patch16_224", **settings).eval()
+    save_file(network.state_dict(), tmp_path / "w.safetensors")
+    model = load_model(TIMM.format(""), weights=str(tmp_path / "w.safetensors")).model
+    x = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(model(x), network((x - 0.5) / 0.5))
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_model_of_another_kind_takes_no_weights_and_no_normalisation(tmp_path):
+    (tmp_path / "own.py").write_text("class Own:\n    bounds = (0, 1)\nown = Own()\n")
+    for option in ({"weights": "w.pt"}, {"mean": [0.5], "std": [0.5]}):
+        with pytest.raises(InvalidArgumentError, match=f"--{next(iter(option))}: .* not a torch module"):
+            load_model(f"{tmp_path / 'own.py'}:own", **option)
+    assert not isinstance(load_model(f"{tmp_path / 'own.py'}:own").model, nn.Module)
