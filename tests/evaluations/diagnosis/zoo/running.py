@@ -14,8 +14,8 @@ SETTINGS = {"inner_points": 199, "random_inner": 20, "random_corners": 20}
 
 
 def samples(fault, count=12):
-    """Inputs and labels; of a published network fewer, as it is larger."""
-    return cifar(count // 2) if fault.published else tuple(part[:count] for part in digits())
+    """Inputs and labels."""
+    return cifar(count) if fault.published else tuple(part[:count] for part in digits())
 
 
 def score(model, attack, fault):
