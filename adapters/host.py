@@ -77,6 +77,10 @@ class HostAdapter(LibraryAdapter):
         listed: list[AttackListing] = self._part("catalogue").CATALOGUE.listings()
         return listed
 
+    def attack_names(self) -> list[str]:
+        """Names of its attacks that are listed here; most libraries are not imported for it."""
+        return list(self._part("entries").ENTRIES)
+
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
         """Make the attack of that name or alias, with these settings."""
         self._require("library")

@@ -51,7 +51,6 @@ class _Lines(logging.Formatter):
 
 app = typer.Typer(
     cls=_Group,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Can this robustness evaluation be trusted? Tests of adversarial attacks for Foolbox, ART and PyTorch.",

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from robust_ext.cli.completion import completer
 from robust_ext.cli.help import HIDDEN, PANELS, first_sentence, help_all, is_rare, panel_title, terminal_words
 from robust_ext.cli.study import printed_back
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
@@ -94,7 +95,11 @@ def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tu
             if kind is bool and default is True:
                 names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
             option = typer.Option(
-                *names, help=first_sentence(words), rich_help_panel=panel_title(panel), hidden=is_rare(panel)
+                *names,
+                help=first_sentence(words),
+                rich_help_panel=panel_title(panel),
+                hidden=is_rare(panel),
+                autocompletion=completer(name, info),
             )
         if typing.get_origin(kind) is tuple:
             kind, default = (list[str], default) if required else (list[str] | None, None)

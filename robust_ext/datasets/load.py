@@ -104,4 +104,7 @@ _NAMED: dict[str, Callable[[Path, str], Dataset]] = {
     "cifar10": load_cifar10,
     "cifar100": load_cifar100,
 }
-_EXPECTED = f"one of {', '.join(_NAMED)}, or the path of an .npz file or of a folder of images"
+NAMES = tuple(_NAMED)
+"""Names of data sets."""
+
+_EXPECTED = f"one of {', '.join(NAMES)}, or the path of an .npz file or of a folder of images"

@@ -82,6 +82,10 @@ class Adapter:
         """
         return []
 
+    def attack_names(self) -> list[str]:
+        """Names of its attacks, for a shell to complete."""
+        return [one.name for one in self.list_attacks()]
+
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
         """Make the attack called ``attack`` with these settings; ``name`` is how tables call it."""
         expected = f"an attack of another library; {self.name} has none"

@@ -49,7 +49,6 @@ def test_all_options_go_into_a_study_and_back(command, tmp_path):
     found = [other(parameter) for parameter in keys(command).values()]
     found.sort(key=lambda words: words[0] == "--")
     given = parsed(command, [word for words in found for word in words])
-    kinds = {type(value) for value in given.params.values()}
     given.params.update({"out": tmp_path, "shard": "0/1"})
     with printed_back(given):
         pass
@@ -60,7 +59,6 @@ def test_all_options_go_into_a_study_and_back(command, tmp_path):
     expected = {**texts(given), **({"repair": False} if "repair" in given.params else {})}
     back = texts(parsed(command, study_arguments(again, COMMANDS[command].params)))
     assert {**expected, "out": 0, "shard": 0} == {**back, "out": 0, "shard": 0}
-    assert {str, bool} & kinds
     assert (tmp_path / "study.toml").read_text().replace("\n", "").isprintable()
 
 
