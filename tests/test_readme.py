@@ -41,7 +41,22 @@ def test_every_block_is_run_here():
         "libraries.md": 1,
         "binarization.md": 2,
         "case_studies.md": 1,
+        "results.md": 1,
     }
+
+
+def test_results_are_objects(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib").use("agg")
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(blocks("docs/results.md")[0], found)  # noqa: S102
+    # Intervals and counts, as on the page.
+    shown, printed = (" ".join(text.split()) for text in (RESULTS.split("```\n")[2], capsys.readouterr().out))
+    assert printed.startswith(shown.partition("p = ")[0].strip())
+    assert found["weak"] == found["again"]
+    assert found["table"] == (tmp_path / "weak.csv").read_text()
+    assert found["axes"].has_data()
+    found["axes"].figure.clear()
 
 
 def test_the_detector_runs_through_both_tests(tmp_path):

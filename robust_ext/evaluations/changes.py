@@ -61,7 +61,7 @@ def version_changes(first: EvaluationResult, second: EvaluationResult) -> Differ
 
 def _parts(description: Any) -> dict[str, str]:
     """The settings in the description of an attack, ``Name(key=value, ...)``, its name under no key; or nothing."""
-    found = re.fullmatch(r"([\w.:]+)\((.*)\)", description) if isinstance(description, str) else None
+    found = re.fullmatch(r"([^()]+)\((.*)\)", description) if isinstance(description, str) else None
     parts = [] if found is None else re.split(r", (?=\w+=)", found[2])
     if found is None or not all(re.match(r"\w+=", part) for part in parts):
         return {}

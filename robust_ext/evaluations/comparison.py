@@ -163,7 +163,9 @@ def _changes(first: EvaluationResult, other: EvaluationResult, name: str) -> dic
 def _summary(change: Mapping[str, Any]) -> str:
     """The verdict's change, and that of the only score or how many changed, in words."""
     verdict, scores = change["verdict"], change["scores"]
-    parts = [] if verdict is None else [f"verdict {verdict[0]} -> {verdict[1]}"]
+    parts = []
+    if verdict is not None:
+        parts.append(f"verdict {verdict[0]} -> {verdict[1]}" if verdict[0] != verdict[1] else f"still {verdict[0]}")
     if len(scores) == 1:
         row = scores[0]
         _, before, after, difference, p_value, gained, lost = _line(row)

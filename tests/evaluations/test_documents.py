@@ -9,6 +9,7 @@ from torch import nn
 
 from robust_ext import ThreatModel, diagnose, evaluate_defense, mead, robust_accuracy
 from robust_ext.evaluations.mead import load_suite
+from robust_ext.evaluations.result import EvaluationResult
 
 DOCS = Path(__file__).parents[2] / "docs"
 LINF = ThreatModel(norm="linf", epsilon=0.1)
@@ -67,6 +68,14 @@ def test_mead(subject):
     row = content["detectors"][0]["results"][0]
     assert documented("mead.md", "key of a result") <= set(row) <= names(table("mead.md", "key of a result"))
     assert set(content["averages"][0]) <= names(table("mead.md", "key"))
+
+
+def test_the_columns_of_results():
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    for cls in EvaluationResult.__subclasses__():
+        (line,) = re.findall(rf"^\| `{cls.__name__}` \|[^|]*\|(.*)\|$", page, re.MULTILINE)
+        assert re.findall(r"`(\w+)`", line) == list(cls.columns)
+        assert {*cls.keys, *cls.shown, cls.value} <= {*cls.columns}
 
 
 def test_the_suite_can_be_loaded(tmp_path):

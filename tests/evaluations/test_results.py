@@ -11,6 +11,7 @@ import types
 import pytest
 
 import robust_ext
+from robust_ext.casestudies.result import CaseStudyResult
 from robust_ext.evaluations.diagnosis import DiagnosisResult
 from tests.evaluations import small
 from tests.reports import results as made
@@ -162,6 +163,15 @@ def test_pairs_have_a_row_a_test():
     pair = robust_ext.BinarizationResult(made.make_result([made.make_pair("pgd")]))
     assert [(row["test"], row["score"]) for row in pair.rows()] == [("regular", 0.61328125), ("inverted", 0.25)]
     assert "inverted" in pair._repr_html_()
+
+
+def test_case_studies_have_two_rows_a_study(tmp_path):
+    result = CaseStudyResult(made.make_case_studies(HOSTILE))
+    result.save(tmp_path)
+    assert robust_ext.load_result(tmp_path) == result
+    assert [row["recipe"] for row in result.rows()] == ["weak", "right"] * len(result.content["studies"])
+    assert "<script" not in result._repr_html_()
+    assert repr(result).count("of the authors flagged") == 1
 
 
 def test_records_of_a_binarization_test(results):
