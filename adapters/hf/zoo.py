@@ -46,6 +46,11 @@ def build(name: str, settings: dict[str, Any]) -> AdaptedModel:
         expected = "no code of the hub to run; load such a model yourself and give it as file.py:object"
         raise InvalidArgumentError("model", f"hf:{name}(trust_remote_code=...)", expected)
     network, processor = _random(name, settings) if name in names() else _pretrained(name, settings)
+    with making(f"hf:{name}"):
+        return _adapted(name, network, processor)
+
+
+def _adapted(name: str, network: Any, processor: Any) -> AdaptedModel:
     if network.main_input_name != "pixel_values":
         raise ModelError(f"model: hf:{name} takes {network.main_input_name}, not images; name another type")
     module: nn.Module = LogitsOf(network, "logits")
@@ -71,11 +76,12 @@ def _random(name: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _pretrained(name: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
-    if "/" not in name and not Path(name).expanduser().exists():
+    folder = _folder(name)
+    if folder is None and "/" not in name:
         near = did_you_mean(name, names()) or f", as {names()[0]}"
         expected = f"a type of transformers{near}; or a folder, or a name on the hub, as in hf:microsoft/resnet-18"
         raise InvalidArgumentError("model", f"hf:{name}", expected)
-    place = str(Path(name).expanduser()) if Path(name).expanduser().exists() else name
+    place = name if folder is None else folder
     where = {key: settings[key] for key in ("revision", "cache_dir", "local_files_only", "token") if key in settings}
     with making(f"hf:{name}", hint=_FETCHED):
         network, loaded = transformers.AutoModelForImageClassification.from_pretrained(
@@ -93,6 +99,15 @@ def _pretrained(name: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
         # The weights came without one: that of the type.
         processor = _default_processor(network.config.model_type)
     return network, processor
+
+
+def _folder(name: str) -> str | None:
+    try:
+        path = Path(name).expanduser()
+        return str(path) if path.is_dir() else None
+    except (OSError, ValueError, RuntimeError):
+        # Too long, with a zero in it, or of a user that there is not.
+        return None
 
 
 def _default_processor(kind: str) -> Any:

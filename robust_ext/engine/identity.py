@@ -20,6 +20,10 @@ from robust_ext.engine.code_owner import module_globals, owner_of
 from robust_ext.models.adaptive import AdaptiveDefense
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_PACKAGES = (
+    *("torch", "numpy", "foolbox", "adversarial-robustness-toolbox", "torchattacks", "adv-lib"),
+    *("torchvision", "timm", "transformers", "robustbench"),
+)
 # Attributes of any module.
 _TORCHS = set(vars(nn.Module()))
 # Where a defense stands, not what it does.
@@ -115,7 +119,7 @@ def inputs_digest(inputs: Tensor, samples: Sequence[int]) -> str:
 def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
     found = {"robust_ext": __version__, "python": platform.python_version()}
-    for package in ("torch", "numpy", "foolbox", "adversarial-robustness-toolbox", "torchattacks", "adv-lib"):
+    for package in _PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -151,6 +151,10 @@ def test_a_folder_of_transformers_is_loaded_with_its_own_processor(tmp_path):
         ("hf:vit(num_layers=2)", InvalidArgumentError, "settings of ViTConfig; did you mean num_labels"),
         ("hf:vit(trust_remote_code=True)", InvalidArgumentError, "no code of the hub"),
         ("hf:no-one/nothing(local_files_only=True)", DataError, "a type, as in hf:vit"),
+        ("hf:\0", InvalidArgumentError, "a type of transformers"),
+        (f"hf:{'a' * 5000}", InvalidArgumentError, "a type of transformers"),
+        ("hf:~no-such-user-here", InvalidArgumentError, "a type of transformers"),
+        ("hf:vit(image_size='a')", DataError, "check its settings"),
         ("hf:imagegpt(n_layer=1, n_embd=8, n_head=1)", ModelError, "takes input_ids, not images"),
     ],
 )
