@@ -108,8 +108,14 @@ def _bars(result: Mapping[str, Any]) -> Drawing:
         for one in _SIDES
     )
     rows = [
-        (name, [Bar(parts=[(first, RANDOM)], hatched=True), Bar(parts=[(second, SCORE)])])
+        (
+            name,
+            [
+                Bar(parts=[(first, RANDOM)], words=f"{percent(first)} static", hatched=True),
+                Bar(parts=[(second, SCORE)], words=f"{percent(second)} defense"),
+            ],
+        )
         for name, first, second in zip(names, static, defended, strict=True)
     ]
     label = "Robust accuracy of the static model and of the defense under each attack and under all of them"
-    return bar_plot(rows, axis="robust accuracy, per cent", label=label, prefix="bars", beside=2.5)
+    return bar_plot(rows, axis="robust accuracy, per cent", label=label, prefix="bars")

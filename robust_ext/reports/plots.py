@@ -58,7 +58,7 @@ def bar_plot(
         names.append(shorten(plain(text), int(columns)))
         return f"name-{len(names) - 1}"
 
-    width = 3.6 - beside if beside < 2 else 3.9
+    width = 3.6 - beside
     height = _SLOT * sum(len(entries) + (0 if beside else 1) + _SPACE for _, entries in rows)
 
     def paint(axes: Any) -> None:
@@ -88,7 +88,7 @@ def bar_plot(
         axes.spines["left"].set_visible(False)
 
     box = (beside or 0.1, 0.45, width, height)
-    return draw(prefix, (box[0] + width + (0.2 if beside >= 2 else 0.95), height + 0.68), box, paint, label, names)
+    return draw(prefix, (box[0] + width + 0.95, height + 0.68), box, paint, label, names)
 
 
 def _paint_bar(axes: Any, bar: Bar, place: float) -> None:

@@ -118,7 +118,7 @@ def _curves(result: Mapping[str, Any]) -> Drawing:
 
     label = "Robust accuracy over epsilon of each attack, and the worst case over all of them"
     names = [plain(attack["name"]) for attack in result["attacks"]]
-    return draw("curves", (6.6, 3.5), (0.6, 0.5, 5.85, 2.85), paint, label, names)
+    return draw("curves", (5.0, 3.2), (0.6, 0.5, 4.25, 2.55), paint, label, names)
 
 
 def _ticks(epsilons: Sequence[float]) -> list[float]:
