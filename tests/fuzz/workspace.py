@@ -51,7 +51,7 @@ class Wrong(torch.nn.Module):
     def forward(self, x):
         logits = ready(x)
         return {"none": None, "text": "logits", "one": logits[:, :1], "nan": logits * float("nan"), "row": logits[:1],
-                "flat": logits.flatten(), "softmax": logits.softmax(1), "int": logits.long(), "tuple": (logits,),
+                "flat": logits.flatten(), "softmax": logits.softmax(1), "int": logits.long(), "tuple": ("a", None),
                 "inf": logits / 0, "complex": logits * 1j, "empty": logits[:, :0]}[self.kind]
 
 class Unfitted(Detector):
