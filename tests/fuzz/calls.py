@@ -60,6 +60,7 @@ _COMMON = {
     "seed": JUNK,
     "batch_size": JUNK,
     "settings": JUNK,
+    "device": JUNK.filter(lambda device: device is not None),
 }
 _LABELLED = {**_COMMON, "labels": LABELS}
 _CALLS = {

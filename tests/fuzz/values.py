@@ -100,7 +100,7 @@ INPUTS = st.one_of(
             X[0, 0, 0],
             X[:0],
             X[:, :0],
-            X.numpy(),
+            X.numpy().astype(int),
             X.to(torch.complex64),
             X.unsqueeze(0),
             X.flatten(),
@@ -114,7 +114,19 @@ INPUTS = st.one_of(
 LABELS = st.one_of(
     JUNK,
     st.sampled_from(
-        [Y.float(), Y - 3, Y + 3, Y[:2], Y.view(3, 1), Y.bool(), Y.numpy(), Y.tolist(), Y.to("meta"), Y * 10**15]
+        [
+            Y.float(),
+            Y - 3,
+            Y + 3,
+            Y[:2],
+            Y.view(3, 1),
+            Y.bool(),
+            Y.numpy() + 0.5,
+            torch.ones(3, 3),
+            Y.tolist(),
+            Y.to("meta"),
+            Y * 10**15,
+        ]
     ),
 )
 
