@@ -16,6 +16,7 @@ from robust_ext.core.foreign import foreign_code
 from robust_ext.core.objects import resolve_object
 from robust_ext.core.specification import check_keywords
 from robust_ext.demo.network import digits_network
+from robust_ext.models.compiled import evaluable
 from robust_ext.models.normalized import Normalized
 from robust_ext.models.wrapping import unwrapped
 from robust_ext.registry.base import Adapter, adapters
@@ -58,7 +59,8 @@ def load_model(
             if given is not None:
                 raise InvalidArgumentError(option, given, "none for a model that is not a torch module")
         return found
-    module = found.model
+    # Without what torch.compile and torch.export made, which take neither weights nor modes.
+    module = evaluable(found.model)
     if weights is not None:
         load_weights(unwrapped(module), Path(weights))
     if (mean is None) != (std is None):

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
@@ -25,6 +26,7 @@ from robust_ext.engine.recorder import record_queries
 from robust_ext.engine.trace import Trace
 from robust_ext.engine.verify import Verification, take_witnesses, unverified, verify
 from robust_ext.engine.witness import witness_queries
+from robust_ext.models.precision import ambient_autocast
 
 Key = int | str
 T = TypeVar("T")
@@ -101,6 +103,10 @@ def run_task(task: Task) -> TaskResult:
         # What draws from the global generators draws the same in every run, and leaves them as they were.
         own = derive_seed(int(task.stream[0]), *task.stream[1:], "globals")
         stack.enter_context(seeded_globals(own if task.global_seed is None else task.global_seed))
+        kind = task.inputs.device.type
+        if ambient_autocast(kind) is not None:
+            # The model keeps it by itself; what an attack computes is the same in this process and in its own.
+            stack.enter_context(torch.autocast(kind, enabled=False))
         witness = stack.enter_context(witness_queries(task.target, task.inputs, task.threat_model))
         recorder = stack.enter_context(record_queries(task.target, task.inputs, task.labels, task.threat_model))
         target = stack.enter_context(undisturbed(task.attack, task.target, generator))
