@@ -40,8 +40,8 @@ _PAGE = """\
 All settings of the evaluations and of the project's attacks, detectors and defenses, as their classes declare them.
 This page is written by `.ci/generate_settings.py`. In Python they are keywords (`binarization_test(..., kappa=0.99)`);
 on the command line the evaluations' have options of the same names (`--kappa 0.99`), and an attack's stand in its
-parentheses (`--attack "robust_ext:APGD(steps=50)"`). `robust-ext COMMAND --help` also lists the options of model, data
-and run.
+parentheses (`--attack "robust_ext:APGD(steps=50)"`). `robust-ext COMMAND --help-all` also lists the options of model,
+data and run, see [the command line](command_line.md).
 """
 
 

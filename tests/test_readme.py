@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 import robust_ext
@@ -21,6 +22,20 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PGD, LINF = "foolbox:LinfPGD(steps=2)", robust_ext.ThreatModel(norm="linf", epsilon=0.1)
 RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_the_constraints_hold_for_every_python(python):
+    """They used to pin a numpy for all that needs Python 3.11, so that both commands failed on 3.10."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    every = [Requirement(line) for line in lines if not line.startswith("#")]
+    environment = {"python_version": python, "python_full_version": f"{python}.0"}
+    held = [one for one in every if one.marker is None or one.marker.evaluate(environment)]
+    names = [one.name.lower() for one in held]
+    assert len(set(names)) == len(names)
+    assert {one.name.lower() for one in every} - set(names) <= {"exceptiongroup", "tomli", "pytz"}
+    (numpy,) = (one for one in held if one.name == "numpy")
+    assert numpy.specifier.contains("2.2.6") == (python == "3.10")
 
 
 def blocks(page):
