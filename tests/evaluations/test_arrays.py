@@ -1,0 +1,89 @@
+"""Every evaluation takes numpy arrays, one-hot labels, a device, and a model that returns more than logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import robust_ext
+from robust_ext import InvalidArgumentError, ThreatModel
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+ATTACK = "robust_ext:APGD(steps=3)"
+X = torch.rand(6, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Output(nn.Module):
+    """A classifier that returns its logits in a dict, as those of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 24), nn.ReLU())
+        self.head = nn.Linear(24, 5)
+        self.eval()
+
+    def forward(self, x):
+        features = self.body(x)
+        return {"logits": self.head(features), "hidden_states": features}
+
+
+def spread(x):
+    return x.flatten(1).std(1)
+
+
+def rounded(x):
+    return (x * 8).round() / 8
+
+
+EVALUATIONS = {
+    "binarization_test": lambda model, x, y, **given: robust_ext.binarization_test(
+        model, ATTACK, x, LINF, inner_points=30, depths=(1,), layer="head", **given
+    ),
+    "binarization_test with a detector": lambda model, x, y, **given: robust_ext.binarization_test(
+        model, ATTACK, x, LINF, inner_points=30, detector=spread, detector_data=x, detector_fpr=0.2, **given
+    ),
+    "robust_accuracy": lambda model, x, y, **given: robust_ext.robust_accuracy(model, ATTACK, x, y, LINF, **given),
+    "mead": lambda model, x, y, **given: robust_ext.mead(
+        model, ATTACK, x, y, LINF, detectors=spread, detector_data=x, detector_fpr=0.2, resamples=0, **given
+    ),
+    "evaluate_defense": lambda model, x, y, **given: robust_ext.evaluate_defense(
+        rounded, ATTACK, x, y, LINF, classifier=model, **given
+    ),
+    "diagnose": lambda model, x, y, **given: robust_ext.diagnose(
+        model, ATTACK, x, y, LINF, inner_points=30, planted=4, references=False, judge_seed=0, **given
+    ),
+}
+
+
+def outcome(result):
+    """What a result holds, without times."""
+    keys = ("verdict", "static", "defended", "robust_accuracy", "detectors", "likely", "samples")
+    inside = result.content.get("tests", {"": result.content}).values()
+    return [one["settings"]["inputs"] for one in inside], timeless([result.content.get(key) for key in keys])
+
+
+def timeless(value):
+    if isinstance(value, dict):
+        return {key: timeless(one) for key, one in value.items() if key != "seconds"}
+    return [timeless(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_numpy_arrays_on_a_device_give_the_run_of_tensors_for_a_model_with_an_hf_output(name):
+    evaluate, model = EVALUATIONS[name], Output()
+    labels = model(X)["logits"].argmax(1)
+    expected = outcome(evaluate(model, X, labels))
+    arrays = X.numpy().astype(np.float64), np.eye(5)[labels.numpy()]
+    assert outcome(evaluate(model, *arrays, device="cpu")) == expected
+    with pytest.raises(InvalidArgumentError, match=r"^device: got 'meta', expected a device this torch computes on"):
+        evaluate(model, X, labels, device="meta")
+    with pytest.raises(InvalidArgumentError, match=r"^inputs: got dtype torch.uint8, .* divide pixels of 0..255"):
+        evaluate(model, (X * 255).numpy().astype(np.uint8), labels)
+
+
+def test_numpy_arrays_can_be_planted_in_and_scored():
+    planted = robust_ext.plant(Output(), X.numpy(), LINF, inner_points=30, device="cpu")
+    assert planted.score(planted.planted[:, 0].numpy()) == 1
