@@ -75,6 +75,13 @@ def test_a_bare_result_in_a_notebook_is_a_line_or_a_table(results, kind):
     assert parser.rows == 1 + len(result.rows())
 
 
+def test_a_notebook_shows_the_fragment(results):
+    formatters = pytest.importorskip("IPython.core.formatters")
+    result = results["binarization"]
+    shown, _ = formatters.DisplayFormatter().format(result)
+    assert shown == {"text/plain": repr(result), "text/html": result._repr_html_()}
+
+
 class _Parser(html.parser.HTMLParser):
     """The tags of a fragment, and those that were not closed."""
 

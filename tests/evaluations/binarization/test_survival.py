@@ -62,7 +62,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, tested, digits, pgd):
     second = tested(attack, digits[:8], out=tmp_path)
     calls.assert_not_called()
     assert first.to_dict() == second.to_dict()
-    assert json.loads((tmp_path / "result.json").read_text()) == json.loads(json.dumps(first.to_dict()))
+    assert robust_ext.load_result(tmp_path) == first
 
 
 def test_other_settings_are_refused(tmp_path, tested, digits, pgd):
