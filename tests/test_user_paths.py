@@ -1,0 +1,117 @@
+"""What users have, in at most six lines to a verdict: the lines of docs/start.md, as they stand."""
+
+import ast
+import re
+import warnings
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.binarization import BinarizationResult
+from tests.adapters.test_model_libraries import stand_in
+from tests.libraries import library
+
+PAGE = Path(__file__).parents[1] / "docs" / "start.md"
+PATHS = dict(re.findall(r"<!-- path: (\w+) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+
+
+def lines(name):
+    return [line for line in PATHS[name].splitlines() if line.strip()]
+
+
+def cell(name, **given):
+    """Run the lines of a path as a notebook runs a cell: the value of a last line that is an expression."""
+    tree = ast.parse("\n".join(lines(name)))
+    last = tree.body.pop()
+    exec(compile(tree, PAGE.name, "exec"), given)  # noqa: S102 - our own page
+    assert isinstance(last, ast.Expr)
+    return eval(compile(ast.Expression(last.value), PAGE.name, "eval"), given)  # noqa: S307
+
+
+def images(count=2):
+    return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def digits():
+    return load_dataset("digits").take(range(32))
+
+
+def verdicts(printed):
+    return re.findall(r"^Verdict: ([A-Z]+)\.", printed, re.MULTILINE)
+
+
+def test_each_path_takes_at_most_six_lines():
+    assert {name: len(lines(name)) <= 6 for name in PATHS} == dict.fromkeys(PATHS, True)
+    assert {*PATHS} == {"torchvision", "timm", "transformers", "art", "foolbox", "robustbench"}
+
+
+@pytest.mark.parametrize("name", ["torchvision", "timm", "transformers"])
+def test_networks_of_libraries(name, capsys, monkeypatch):
+    """Two images are too few to pass, and enough to plant in and to find."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    library(name)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        cell(name, inputs=images())
+    printed = capsys.readouterr().out
+    assert verdicts(printed) == ["INCONCLUSIVE"]
+    assert "It found 2 of 2 planted examples" in " ".join(printed.split())
+
+
+@pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
+def test_an_art_user_has_numpy(digits, capsys):
+    """A classifier that was just fitted, with arrays, and one-hot labels."""
+    pytest.importorskip("robust_ext.adapters.art.estimators", reason="ART is not installed")
+    from robust_ext.adapters.art.library import art
+
+    network = digits_network().train()
+    classifier = art.estimators.classification.PyTorchClassifier(
+        network,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.SGD(network.parameters(), lr=1e-4),
+        input_shape=(1, 8, 8),
+        nb_classes=10,
+        clip_values=(0, 1),
+    )
+    inputs, labels = (one.numpy() for one in digits)
+    classifier.fit(inputs, np.eye(10, dtype=np.float32)[labels], nb_epochs=1)
+    cell("art", classifier=classifier, inputs=inputs)
+    assert verdicts(capsys.readouterr().out) == ["PASSED"]
+
+
+def test_a_foolbox_user_sees_the_result_in_a_notebook(digits):
+    pytest.importorskip("foolbox")
+    shown = cell("foolbox", network=digits_network(), inputs=digits[0])
+    assert isinstance(shown, BinarizationResult)
+    assert shown.verdict == "passed"
+    page = shown._repr_html_()
+    assert "passed" in page
+    assert "LinfPGD" in page
+
+
+def test_a_robustbench_user_has_robust_accuracy_and_whether_to_trust_it(monkeypatch, capsys):
+    """A stand-in of their package, with a model that finds each class in a corner of its own."""
+
+    def load_model(model_name, model_dir="./models", dataset="cifar10", threat_model="Linf"):
+        assert (model_name, dataset, threat_model) == ("Standard", "cifar10", "Linf")
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
+
+    dataset, threat = Enum("BenchmarkDataset", {"cifar_10": "cifar10"}), Enum("ThreatModel", {"Linf": "Linf"})
+    zoo = {dataset.cifar_10: {threat.Linf: {"Standard": {}}}}
+    stand_in(monkeypatch, "robustbench", utils={"load_model": load_model}, model_zoo={"model_dicts": zoo})
+    inputs = images(32)
+    labels = load_model("Standard")(inputs).argmax(1)
+    labels[:8] = (labels[:8] + 1) % 10
+    cell("robustbench", inputs=inputs, labels=labels)
+    printed = capsys.readouterr().out
+    assert "clean accuracy 75.0" in printed
+    assert verdicts(printed) == ["PASSED"]
