@@ -2,7 +2,6 @@
 
 import ast
 import re
-import warnings
 from enum import Enum
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def cell(name, **given):
     return eval(compile(ast.Expression(last.value), PAGE.name, "eval"), given)  # noqa: S307
 
 
-def images(count=2):
+def images(count):
     return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -52,19 +51,22 @@ def test_each_path_takes_at_most_six_lines():
     assert {*PATHS} == {"torchvision", "timm", "transformers", "art", "foolbox", "robustbench"}
 
 
-@pytest.mark.parametrize("name", ["torchvision", "timm", "transformers"])
+@pytest.mark.parametrize(
+    "name", ["timm", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("torchvision", "transformers"))]
+)
 def test_networks_of_libraries(name, capsys, monkeypatch):
-    """Two images are too few to pass, and enough to plant in and to find."""
+    """One image is too few to pass, and enough to plant in and to find."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     library(name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        cell(name, inputs=images())
+        cell(name, inputs=images(1))
     printed = capsys.readouterr().out
     assert verdicts(printed) == ["INCONCLUSIVE"]
-    assert "It found 2 of 2 planted examples" in " ".join(printed.split())
+    assert "It found 1 of 1 planted examples" in " ".join(printed.split())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
 def test_an_art_user_has_numpy(digits, capsys):
     """A classifier that was just fitted, with arrays, and one-hot labels."""
@@ -93,9 +95,10 @@ def test_a_foolbox_user_sees_the_result_in_a_notebook(digits):
     assert shown.verdict == "passed"
     page = shown._repr_html_()
     assert "passed" in page
-    assert "LinfPGD" in page
+    assert "1.00" in page
 
 
+@pytest.mark.exhaustive
 def test_a_robustbench_user_has_robust_accuracy_and_whether_to_trust_it(monkeypatch, capsys):
     """A stand-in of their package, with a model that finds each class in a corner of its own."""
 
