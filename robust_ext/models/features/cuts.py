@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import SplitError
@@ -77,6 +78,11 @@ def layer_places(recording: Recording, layers: Sequence[str], model: nn.Module) 
             raise SplitError(
                 f"layer: got {name!r}, expected the name of a module of the model, see named_modules() (the last ones: "
                 f"{known})"
+            )
+        if isinstance(modules[name], torch.jit.ScriptModule):
+            raise SplitError(
+                f"layer {name!r} is scripted or traced, where nothing can be observed; give the module that it was "
+                "made of, or a pair (features, readout); without a layer, the logits are the features"
             )
         calls = [one for one in recording.entered if one.layer == name]
         if len(calls) != 1:

@@ -54,8 +54,7 @@ def split(
         whole.training = any(part.training for part in pair)
         check_classifier(whole, inputs)
         return Split(*pair, shape=tuple(check_features(pair[0], inputs).shape[1:]), kind="pair")
-    # What torch.compile returns calls no hooks.
-    network: Any = getattr(model, "_orig_mod", model)
+    network: Any = model
     try:
         return split_linear(network, inputs, layer=layer, tolerance=tolerance)
     except SplitError as error:

@@ -87,7 +87,9 @@ class Tail(nn.Module):
                 together = self._replay(probes)
             except (RuntimeError, IndexError, TypeError, ValueError):
                 return False
-        return together.shape == rows.shape and torch.allclose(together, rows, rtol=1e-3, atol=1e-4, equal_nan=True)
+        # Scales of dynamic quantisation are those of a batch, and differ a little; mixed rows differ by much more.
+        scale = float(rows.abs().nan_to_num(0, 0, 0).max())
+        return together.shape == rows.shape and torch.allclose(together, rows, atol=0.02 * scale, equal_nan=True)
 
     def _replay(self, features: Tensor) -> Tensor:
         values: dict[int, Tensor] = {}

@@ -1,0 +1,269 @@
+"""Architectures, and how each is split: the table of docs/models.md, which the tests run.
+
+python -m tests.models.architectures    (writes the table)
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.libraries import library
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+X = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+BEGIN, END = "<!-- architectures -->", "<!-- end of architectures -->"
+WAYS = {
+    "linear": "linear layer",
+    "replayed": "run again",
+    "beside": "averages, and the logits beside them",
+    "logits": "the logits are the features",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model and what splitting it finds."""
+
+    name: str
+    head: str  # In words.
+    make: Callable[[], object]
+    layer: str = ""  # Expected; "" where the features enter no layer.
+    features: int = 0  # Their number.
+    kind: str = "linear"  # Of the split.
+    size: int = 32  # Of the images.
+    gradient: bool = True  # Whether the model passes gradients on.
+    quick: bool = False  # Whether it is among the ordinary tests.
+
+
+class Small(nn.Module):
+    """Four layers, and a head that is a function of them and what they return."""
+
+    def __init__(self, head, **parts):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 16, 3, 2, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Conv2d(16, 32, 3, 2)
+        )
+        self.fc, self.other, self.conv = nn.Linear(32, 10), nn.Linear(32, 10), nn.Conv2d(32, 10, 1)
+        self.register_buffer("bank", torch.randn(10, 32))
+        self.head = head
+
+    def forward(self, x):
+        return self.head(self, F.relu(self.body(x), inplace=True))
+
+
+def pooled(maps):
+    return maps.mean((2, 3))
+
+
+def plain(net, maps):
+    return net.fc(pooled(maps))
+
+
+def small(head=plain):
+    torch.manual_seed(0)
+    return Small(head).eval()
+
+
+def sequential():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 16, 3, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(64, 10)).eval()
+
+
+def exported():
+    shapes = ({0: torch.export.Dim("rows", min=1, max=1024)},)
+    return torch.export.export(sequential(), (torch.rand(2, 3, 32, 32),), dynamic_shapes=shapes)
+
+
+def quantised():
+    return torch.ao.quantization.quantize_dynamic(copy.deepcopy(sequential()), {nn.Linear}, dtype=torch.qint8)
+
+
+class Autocast(nn.Module):
+    """A network inside a block of autocast."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.eval()
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.network(x)
+
+
+class Mean(nn.Module):
+    """The mean of several networks' logits."""
+
+    def __init__(self, *networks):
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, x):
+        return torch.stack([part(x) for part in self.networks]).mean(0)
+
+
+def ensemble():
+    torch.manual_seed(0)
+    return Mean(*[Small(plain) for _ in range(3)]).eval()
+
+
+def lively(network):
+    """The network in eval mode, with the statistics of noise in its batch normalisations: else signals die out."""
+    norms = [part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    if norms:
+        for norm in norms:
+            norm.momentum = None
+            norm.reset_running_stats()
+        with torch.no_grad():
+            network.train()(torch.rand(16, 3, 64, 64))
+    return network.eval()
+
+
+def tv(name, **settings):
+    """A network of torchvision."""
+    torch.manual_seed(0)
+    return lively(library("torchvision").models.get_model(name, weights=None, num_classes=10, **settings))
+
+
+def tm(name, **settings):
+    """A network of timm."""
+    library("torchvision")
+    torch.manual_seed(0)
+    return lively(library("timm").create_model(name, num_classes=10, **settings))
+
+
+def hf(name, head="", **settings):
+    """A small network of transformers."""
+    torch.manual_seed(0)
+    transformers = library("transformers")
+    config = getattr(transformers, f"{name}Config")(num_labels=10, **settings)
+    return lively(getattr(transformers, f"{name}ForImageClassification{head}")(config))
+
+
+TOKENS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4}
+CONV_HEAD = "1x1 convolution, ReLU, pooling"
+
+
+def _entry(name, head, make, layer="", features=0, kind="linear", **options):
+    return Architecture(name, head, make, layer, features, kind, **options)
+
+
+ARCHITECTURES = [
+    _entry("torchvision resnet18", "linear", lambda: tv("resnet18"), "fc", 512, size=64),
+    _entry("torchvision mobilenet_v3_small", "linear", lambda: tv("mobilenet_v3_small"), "classifier.3", 1024),
+    _entry("torchvision efficientnet_b0", "linear", lambda: tv("efficientnet_b0"), "classifier.1", 1280),
+    _entry("torchvision regnet_y_400mf", "linear", lambda: tv("regnet_y_400mf"), "fc", 440, size=64),
+    _entry("torchvision squeezenet1_1, 32 px", CONV_HEAD, lambda: tv("squeezenet1_1"), "classifier.1", 512, "replayed"),
+    _entry(
+        "torchvision squeezenet1_1, 96 px",
+        CONV_HEAD,
+        lambda: tv("squeezenet1_1"),
+        "classifier.1",
+        522,
+        "beside",
+        size=96,
+    ),
+    _entry(
+        "timm vit_tiny_patch16_224", "linear", lambda: tm("vit_tiny_patch16_224", img_size=64), "head", 192, size=64
+    ),
+    _entry(
+        "timm deit_tiny_distilled_patch16_224",
+        "mean of two linear",
+        lambda: tm("deit_tiny_distilled_patch16_224", img_size=64),
+        "head,head_dist",
+        384,
+        "replayed",
+        size=64,
+    ),
+    _entry(
+        "timm levit_128s",
+        "mean of two linear, each after batch normalisation",
+        lambda: tm("levit_128s", img_size=64),
+        "head.linear,head_dist.linear",
+        768,
+        "replayed",
+        size=64,
+    ),
+    _entry("timm resnetv2_18", "1x1 convolution", lambda: tm("resnetv2_18"), "head.fc", 512, "replayed", size=64),
+    _entry("timm convnext_atto", "linear", lambda: tm("convnext_atto"), "head.fc", 320, size=64),
+    _entry("timm mobilenetv4_conv_small", "linear", lambda: tm("mobilenetv4_conv_small"), "classifier", 1280, size=64),
+    _entry("timm edgenext_xx_small", "linear", lambda: tm("edgenext_xx_small"), "head.fc", 168, size=64),
+    _entry("transformers ViT", "linear", lambda: hf("ViT", intermediate_size=64, **TOKENS), "classifier", 32),
+    _entry(
+        "transformers DeiT with teacher",
+        "mean of two linear",
+        lambda: hf("DeiT", "WithTeacher", intermediate_size=64, **TOKENS),
+        "cls_classifier,distillation_classifier",
+        64,
+        "replayed",
+    ),
+    _entry("transformers Swin", "linear", lambda: hf("Swin", **SWIN), "classifier", 32),
+    _entry("transformers Dinov2", "linear", lambda: hf("Dinov2", **TOKENS), "classifier", 64),
+    _entry(
+        "transformers ResNet",
+        "linear",
+        lambda: hf("ResNet", embedding_size=16, hidden_sizes=(16, 32), depths=(1, 1)),
+        "classifier.1",
+        32,
+    ),
+    _entry("torch.jit.script", "not seen", lambda: torch.jit.script(sequential()), "", 10, "logits", quick=True),
+    _entry("torch.jit.trace", "not seen", lambda: torch.jit.trace(sequential(), X[:1]), "", 10, "logits"),
+    _entry("torch.compile", "linear", lambda: torch.compile(sequential()), "5", 64),
+    _entry("torch.export", "linear", exported, "", 64, "replayed"),
+    _entry("dynamic int8", "quantised linear, without gradients", quantised, "5", 64, "replayed", gradient=False),
+    _entry("half", "linear", lambda: small().half(), "fc", 32),
+    _entry("bfloat16", "linear", lambda: small().bfloat16(), "fc", 32),
+    _entry("double", "linear", lambda: small().double(), "fc", 32),
+    _entry("autocast", "linear", lambda: Autocast(small()), "network.fc", 32),
+    _entry(
+        "mean of three networks",
+        "three linear",
+        ensemble,
+        "networks.0.fc,networks.1.fc,networks.2.fc",
+        96,
+        "replayed",
+        quick=True,
+    ),
+    *[
+        _entry(
+            name, head, lambda function=function: small(function), layer, features, "replayed", quick=name == "cosine"
+        )
+        for name, head, function, layer, features in [
+            ("temperature", "linear, divided", lambda net, x: net.fc(pooled(x)) / 2.5, "fc", 32),
+            ("log-softmax", "linear, log-softmax", lambda net, x: net.fc(pooled(x)).log_softmax(1), "fc", 32),
+            ("functional", "F.linear", lambda net, x: F.linear(pooled(x), net.fc.weight, net.fc.bias), "", 32),
+            ("cosine", "cosine, scaled", lambda net, x: 16 * unit(pooled(x)) @ unit(net.fc.weight).T, "", 32),
+            ("nearest neighbours", "minus distances", lambda net, x: -torch.cdist(pooled(x), net.bank), "", 32),
+            ("prototypes", "minus distances", lambda net, x: -(pooled(x)[:, None] - net.bank).square().sum(2), "", 32),
+            ("convolution, pooled", "1x1 convolution, pooling", lambda net, x: pooled(net.conv(x)), "conv", 32),
+            ("convolution, ReLU, pooled", CONV_HEAD, lambda net, x: pooled(net.conv(x).relu()), "conv", 1568),
+        ]
+    ],
+]
+
+
+def unit(rows):
+    """Rows of length 1."""
+    return F.normalize(rows, dim=1)
+
+
+def table():
+    """The table of the page, as lines."""
+    lines = ["| model | its head | features | how the logits follow |", "|---|---|---|---|"]
+    for one in ARCHITECTURES:
+        where = f"{one.features}, into {', '.join(f'`{name}`' for name in one.layer.split(','))}"
+        features = where if one.layer else f"{one.features}"
+        lines.append(f"| {one.name} | {one.head} | {features} | {WAYS[one.kind]} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")

@@ -1,0 +1,140 @@
+"""Architectures are split as the table states, parts make the model's logits, and what is planted is found."""
+
+import copy
+import logging
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+from robust_ext import ThreatModel
+from robust_ext.attacks.apgd import APGD
+from robust_ext.core.errors import InvalidArgumentError, SplitError
+from robust_ext.core.precision import tolerance_of
+from robust_ext.core.target import Target
+from robust_ext.engine.classifiers import as_classifier
+from robust_ext.evaluations.binarization.planting import plant
+from robust_ext.models.features import split
+from robust_ext.registry.model import as_module
+from tests.models.architectures import ARCHITECTURES, BEGIN, END, PAGE, Small, pooled, small, table
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "FutureWarning", "UserWarning")
+]
+CASES = [pytest.param(one, id=one.name, marks=() if one.quick else pytest.mark.exhaustive) for one in ARCHITECTURES]
+
+
+THREAT = ThreatModel(norm="linf", epsilon=16 / 255)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def images(rows, size, seed=0):
+    return torch.rand(rows, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("one", CASES)
+def test_an_architecture_is_split_as_the_table_states(one):
+    given, x = one.make(), images(4, one.size)
+    module = as_classifier(as_module(given).module, x)
+    found = split(module, x)
+    assert (found.kind, found.layer, found.shape) == (one.kind, one.layer, (one.features,))
+    fresh = images(3, one.size, seed=1).requires_grad_()
+    features = found.features(fresh)
+    with torch.no_grad():
+        logits, tolerance = module(fresh), tolerance_of(module, single=1e-4)
+        assert float((found.readout(features).float() - logits).abs().max()) <= tolerance * float(logits.abs().max())
+        # Hooks count the calls of one pass; what a copy observes is the copy.
+        torch.testing.assert_close(copy.deepcopy(found.features)(fresh), features)
+    if not one.gradient:
+        return
+    (gradient,) = torch.autograd.grad((features * torch.randn(features.shape)).sum(), fresh, allow_unused=True)
+    assert gradient is not None
+    assert bool(gradient.any())
+    planted = plant(given, images(2, one.size, seed=2), THREAT, inner_points=20, planted_candidates=8)
+    assert len(planted) == 2
+    shape = tuple(planted.inputs.shape[1:])
+    target = Target(module=planted.module, bounds=(0.0, 1.0), classes=2, input_shape=shape, device=torch.device("cpu"))
+    options = {"threat_model": THREAT, "generator": torch.Generator().manual_seed(0)}
+    candidates = APGD(steps=10).search(target, planted.inputs, planted.labels, **options)
+    assert planted.score(candidates) == 1
+
+
+def test_the_table_is_that_of_the_page():
+    assert PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip() == table()
+
+
+def test_what_cannot_be_replayed_falls_back_to_the_logits_with_the_reason(caplog):
+    heads = {
+        "depends on data": lambda net, x: net.fc(pooled(x)) * (1 + float(x.sum())),
+        "past all weights": lambda net, x: (
+            net.fc(pooled(x)) + x.flatten(1)[:, :10] ** 2 * 0 + net.input.flatten(1)[:, :10]
+        ),
+    }
+    for words, head in heads.items():
+        model = small(head)
+        if "past" in words:
+            model.register_forward_pre_hook(lambda net, args: setattr(net, "input", args[0]))
+        with caplog.at_level(logging.WARNING):
+            found = split(model, images(4, 32))
+        assert (found.kind, found.shape) == ("logits", (10,))
+        assert words in caplog.text
+        assert "give a pair" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ("body.9", r"layer: got 'body.9', expected the name of a module .*last ones: .*conv"),
+        ("", "layer: got '', expected the name of a module"),
+        ("other", "layer 'other' was called 0 times in one forward pass"),
+        ("body.3", "the logits depend on the inputs by another way too .*it joins at add"),
+    ],
+)
+def test_a_layer_that_does_not_make_the_logits_is_refused_with_the_reason(layer, words):
+    model = small(lambda net, x: net.fc(pooled(x)) + 0 * net.fc.weight.sum() + net.early.mean((2, 3))[:, :10])
+    model.body[1].register_forward_hook(lambda _module, _args, out: setattr(model, "early", 2 * out))
+    with pytest.raises(SplitError, match=words):
+        split(model, images(4, 32), layer=layer)
+
+
+def test_a_layer_of_any_kind_can_be_named_and_large_maps_are_averaged():
+    model = small()
+    flat, large = (split(model, images(4, size), layer="body.3") for size in (16, 64))
+    assert (flat.kind, flat.shape) == ("replayed", (16 * 7 * 7,))
+    assert (large.kind, large.shape) == ("beside", (16 + 10,))
+    x = images(3, 64, seed=5)
+    torch.testing.assert_close(large.readout(large.features(x)), model(x))
+    torch.testing.assert_close(large.features(x)[:, :16], model.body[:3](x).mean((2, 3)))
+
+
+def test_layers_of_a_scripted_network_cannot_be_named():
+    model = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)).eval())
+    with pytest.raises(SplitError, match=r"scripted or traced.*pair"):
+        split(as_module(model).module, images(4, 32), layer="1")
+
+
+def test_features_outside_of_layers_cross_to_other_processes():
+    model = small(lambda net, x: torch.cdist(pooled(x), net.bank))
+    found, x = split(model, images(4, 32)), images(2, 32, seed=3)
+    other = cloudpickle.loads(cloudpickle.dumps(found.features))
+    torch.testing.assert_close(other(x), found.features(x))
+
+
+def test_one_pass_gives_the_features(monkeypatch):
+    model = small(lambda net, x: (net.fc(pooled(x)) + net.other(pooled(x).relu())) / 2)
+    found, calls = split(model, images(4, 32)), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    found.features(images(5, 32))
+    assert len(calls) == 1
+
+
+def test_a_pair_that_is_none_is_refused():
+    with pytest.raises(InvalidArgumentError, match="expected a pair"):
+        split((Small(pooled).eval(),), images(2, 32))
