@@ -20,7 +20,7 @@ Array: TypeAlias = Tensor | NDArray[Any]
 def check_integer(argument: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
     """Return ``value`` when it is an int in ``[minimum, maximum]`` (bools are refused)."""
     expected = f"an integer of at least {minimum}" + ("" if maximum is None else f" and at most {maximum}")
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise InvalidArgumentError(argument, value, expected)
     try:
         number = int(value.__index__())
