@@ -44,7 +44,7 @@ def spread(x):
     return x.flatten(1).std(1)
 """
 COMMANDS = {
-    "binarization": "--attack NET:step --inner-points 30 --random-inner 10 --random-corners 10 --no-sequential "
+    "binarization": "--attack NET:step --inner-points 30 --random-inner 10 --random-corners 10 "
     "--witness-steps 4 --witness-queries 8",
     "robust-accuracy": "--attack NET:step",
     "test-time": "--defense NET:rounded --steps 2 --queries 3",
