@@ -57,6 +57,8 @@ def test_every_block_is_run_here():
         "binarization.md": 2,
         "case_studies.md": 1,
         "results.md": 1,
+        # It fetches weights; names are run in tests/adapters/test_model_libraries.py.
+        "models.md": 1,
         # In tests/test_user_paths.py and tests/testing/test_upstream_attacks.py.
         "start.md": 6,
         "unit_tests_for_attacks.md": 2,
