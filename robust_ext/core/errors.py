@@ -50,7 +50,7 @@ class InconsistentModelError(ModelError):
 
 
 class SplitError(ModelError):
-    """No linear readout could be found, or the one found does not reproduce the model."""
+    """A classifier has no such layer or linear readout, or its logits do not follow from what enters it."""
 
 
 class AttackError(RobustExtError):
