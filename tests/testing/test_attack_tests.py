@@ -74,6 +74,7 @@ def test_a_failure_is_the_table_and_the_diagnosis(given):
     assert len(text.splitlines()) < 50
 
 
+@pytest.mark.exhaustive
 def test_what_is_compared_with_has_the_samples_labels(given):
     """With labels that the model does not predict there is nothing left to attack, and less to find."""
     model, inputs = given
@@ -187,7 +188,6 @@ def test_other():
     ("ini", "option", "outcome"),
     [
         ("", (), "failed"),
-        ("robust_ext_inconclusive = skip", (), "skipped"),
         ("robust_ext_inconclusive = skip", ("--robust-ext-inconclusive=pass",), "passed"),
         ("robust_ext_budget = 1e-6\nrobust_ext_inconclusive = skip", (), "skipped"),
         ("robust_ext_budget = 1e-6", ("--robust-ext-budget=60", "--robust-ext-inconclusive=skip"), "skipped"),
