@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import re
 import textwrap
 import types
@@ -159,7 +160,8 @@ def complete_docstring(cls: type, *, first: Mapping[str, str] = {}, attributes: 
         first: Arguments before the settings, with what they are.
         attributes: What goes under ``Attributes:``, before what stands there.
     """
-    text = (cls.__doc__ or "").rstrip()
+    # From Python 3.13 on, docstrings have no indentation.
+    text = textwrap.indent(inspect.cleandoc(cls.__doc__ or ""), " " * 4).lstrip()
     lines = [*map(_documented, first, first.values())]
     lines += [_documented(name, info.help) for name, info in declared(cls).items()]
     if not lines or "Args:" in text:

@@ -121,7 +121,7 @@ def test_a_factory_is_called_with_the_classifier(factory):
         (3, "detector: got int, expected a Detector, a callable score"),
         (None, "detector: got NoneType"),
         (nn.Flatten(0).train(), r"Flatten in train mode, expected a score in eval mode; call its eval\(\)"),
-        (DLADetector, r"DLADetector\(classifier.*layers.*missing a required argument: 'layers'"),
+        (DLADetector, r"DLADetector\(classifier.*layers.*missing a required (keyword-only )?argument: 'layers'"),
         (lambda model: "abc", "<lambda>, which made 'abc', expected a Detector"),
         (lambda model: Largest, "<lambda>, which made the class Largest, expected a Detector"),
         (lambda model: lambda model: 3, "<lambda>, which made <function"),

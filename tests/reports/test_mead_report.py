@@ -87,7 +87,7 @@ def test_curves_are_those_of_the_lowest_group(small, small_page):
     svg = plot(small_page, f"ROC curves of detector nss, group {lowest['group']}; AUROC: ")
     for objective, title in [("ace", "ACE"), ("gini", "Gini"), (None, "MEAD")]:
         assert f"{title} {shown(entry(nss, lowest['group'], objective=objective)['auroc'])}" in svg.get("aria-label")
-    assert plot(small_page, "ROC curves of detector lid, group Spatial; AUROC: MEAD ")
+    assert plot(small_page, "ROC curves of detector lid, group Spatial; AUROC: MEAD ") is not None
     assert len([one for one in svgs(small_page) if one.get("aria-label", "").startswith("ROC")]) == 6
 
 
