@@ -1,6 +1,7 @@
 """What the tests of wrapped attacks share: small networks, images, runs, a recorder, and which libraries there are."""
 
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import numpy as np
@@ -32,13 +33,20 @@ def usable(library):
 
 
 def cases(listings, library):
-    """Parameters of a test of every attack, skipped where its packages are missing."""
+    """Parameters of a test of every attack, skipped where its packages are missing or cannot be imported."""
     params = []
     for listing in listings:
-        missing = [package for package in listing.traits.packages if find_spec(package) is None]
+        missing = [package for package in listing.traits.packages if not _imports(package)]
         marks = [pytest.mark.skip(reason=f"{listing.name} needs {' and '.join(missing)}")] if missing else []
         params.append(pytest.param(library, listing, id=f"{library}:{listing.name}", marks=marks))
     return params
+
+
+def _imports(package):
+    """Whether a package is there, and torchvision, where torch is built for the CPU, is so too."""
+    if find_spec(package) is None:
+        return False
+    return package != "torchvision" or not torch.__version__.endswith("+cpu") or version(package).endswith("+cpu")
 
 
 def conv_network(shape, classes=5, filters=4):
