@@ -244,7 +244,7 @@ def _arm_run(arms: Sequence[Arm], model: ThreatModel, detector: NamedDetector | 
         "adaptive_to": None if detector is None else detector.name,
     }
     # A name for files, the same for the same run in any suite.
-    digest = hashlib.blake2b(repr(sorted(own.items())).encode(), digest_size=5).hexdigest()
+    digest = hashlib.blake2b(repr([title, *sorted(own.items())]).encode(), digest_size=5).hexdigest()
     return ArmRun(
         key=f"attacks/{re.sub(r'[^A-Za-z0-9.]+', '-', title)[:60].strip('-.')}-{digest}",
         title=title,

@@ -150,6 +150,13 @@ def test_folder(linear, tmp_path):
     assert fresh.content["worst_case"] == saved["worst_case"]
 
 
+def test_names_alike_but_for_signs_are_two_attacks(linear, tmp_path):
+    network, inputs, labels, _ = linear
+    same = dict.fromkeys(("b 1%", "b_1"), "robust_ext:APGD(steps=1)")
+    result = robust_accuracy(network, same, inputs, labels, L2, out=tmp_path)
+    assert [*result.attacks] == [*same]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
