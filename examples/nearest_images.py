@@ -17,7 +17,7 @@ from torch import Tensor
 
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.native import Step
-from robust_ext.cli.loading import load_model
+from robust_ext.cli.models import load_model
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--out", type=Path, help="an image file")
     given = parser.parse_args()
-    network = load_model("digits")
+    network = load_model("digits").model
     inputs, labels = load_dataset("digits").take(range(given.samples))
     target = Target(
         module=network,

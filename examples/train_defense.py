@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from robust_ext.cli.loading import load_model
+from robust_ext.cli.models import load_model
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses import SOAP
 from robust_ext.defenses.catalogue import NAMED, TRAINED
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="nothing is written without it")
     arguments = parser.parse_args()
-    classifier = load_model(arguments.model, weights=arguments.weights)
+    classifier = load_model(arguments.model, weights=arguments.weights).model
     assert isinstance(classifier, nn.Module)
     data = load_dataset(arguments.data, root=arguments.data_root, split="train")
     inputs, labels = data.take(data.choose(arguments.images, seed=arguments.seed))

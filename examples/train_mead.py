@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from robust_ext.cli.loading import load_model
+from robust_ext.cli.models import load_model
 from robust_ext.datasets import load_dataset
 
 NETWORK = f"{Path(__file__).with_name('networks.py')}:mead_mnist"
@@ -36,7 +36,7 @@ def main() -> None:
     test = load_dataset("mnist", root=arguments.data_root)
     test_inputs, test_labels = test.take(range(len(test)))
     torch.manual_seed(arguments.seed)
-    network = load_model(NETWORK)
+    network = load_model(NETWORK).model
     assert isinstance(network, nn.Module)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     for epoch in range(arguments.epochs):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.rows import l2_normalize
-from robust_ext.cli.loading import load_model
+from robust_ext.cli.models import load_model
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 
@@ -87,7 +87,7 @@ def main() -> None:
     data = load_dataset(arguments.data, root=arguments.data_root, split="train")
     inputs, labels = data.take(data.choose(arguments.images or len(data), seed=arguments.seed))
     torch.manual_seed(arguments.seed)
-    network = load_model(NETWORKS if arguments.data == "mnist" else f"{NETWORKS}(side=8, kernel=2)")
+    network = load_model(NETWORKS if arguments.data == "mnist" else f"{NETWORKS}(side=8, kernel=2)").model
     assert isinstance(network, nn.Module)
     train(network, inputs, labels, arguments)
     if arguments.out is not None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from robust_ext import ThreatModel, robust_accuracy
-from robust_ext.cli.loading import load_model
+from robust_ext.cli.models import load_model
 from robust_ext.datasets import load_dataset
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +93,7 @@ def test_published_networks_load_and_work():
     """The architectures in examples/ reproduce the published accuracy on the first test images."""
     weights = need("models", "mnist_wong_kolter_linf_0.1.safetensors")
     inputs, labels = load_dataset("mnist", root=need("data")).take(range(500))
-    network = load_model(f"{ROOT / 'examples' / 'networks.py'}:wong_kolter_mnist", weights=str(weights))
+    network = load_model(f"{ROOT / 'examples' / 'networks.py'}:wong_kolter_mnist", weights=str(weights)).model
     with torch.no_grad():
         assert float((network(inputs).argmax(1) == labels).float().mean()) > 0.95
 
@@ -107,7 +107,7 @@ def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
         weights = tmp_path / f"{norm}.safetensors"
         size = ("--norm", norm, "--eps", "0.5", "--images", "1000", "--epochs", "8")
         run_script(ROOT / "examples" / "train_robust.py", *size, "--out", weights, folder=tmp_path)
-        return load_model(f"{ROOT / 'examples' / 'networks.py'}:pooled(side=8, kernel=2)", weights=str(weights))
+        return load_model(f"{ROOT / 'examples' / 'networks.py'}:pooled(side=8, kernel=2)", weights=str(weights)).model
 
     inputs, labels = load_dataset("digits").take(range(100))
     attack = f"{ROOT / 'examples' / 'restarts.py'}:pgd(restarts=2, steps=10)"

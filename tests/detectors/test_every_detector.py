@@ -170,7 +170,7 @@ def test_a_fit_comes_first_and_takes_inputs(name):
     detector, fit = made(name, network()), CASES[name].fit
     with pytest.raises(ModelError, match=r"detector \w+: is not fitted; call fit\([a-z_, ]+\) first"):
         detector.score(data(2))
-    for wrong in (CLEAN.numpy(), CLEAN * torch.nan, CLEAN.int(), CLEAN[:0]):
+    for wrong in (CLEAN.tolist(), CLEAN * torch.nan, CLEAN.int(), CLEAN[:0]):
         with pytest.raises(InvalidArgumentError, match=r"clean|inputs"):
             fit(detector, wrong, ADVERSARIAL, 0)
         if detector.supervised:

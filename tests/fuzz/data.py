@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robust_ext.cli.loading import load_model
+from robust_ext.cli.models import load_model
 from robust_ext.datasets import load_dataset
 from robust_ext.evaluations.mead.suites import load_suite
 from tests.fuzz.judging import Case

@@ -119,7 +119,7 @@ def parse_arm(text: str) -> list[Arm]:
 
     Example:
         >>> [arm.group for arm in parse_arm("linf:8/255,0.1=robust_ext:ObjectivePGD(steps=40)")]
-        ['linf 0.0313725', 'linf 0.1']
+        ['linf 8/255', 'linf 0.1']
     """
     budget, found, attack = text.partition("=")
     norm, _, epsilons = budget.partition(":")

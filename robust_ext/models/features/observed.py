@@ -37,10 +37,9 @@ class Cut:
     means: tuple[int, ...] = ()
 
     def columns(self, seen: Tensor) -> Tensor:
-        """What is seen there as rows of numbers, ``(N, F)``; at least single precision."""
-        if seen.dtype in _HALVES:
-            seen = seen.float()
+        """What is seen there as rows of numbers, ``(N, F)``; averages are at least of single precision."""
         if self.means:
+            seen = seen.float() if seen.dtype in _HALVES else seen
             seen = seen.mean(self.means)
         return seen.flatten(1) if seen.dim() > 2 else seen
 
@@ -60,7 +59,7 @@ class Observed(nn.Module):
         self.training = model.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features ``(N, F)`` of inputs ``(N, ...)``."""
+        """Features ``(N, F)`` of inputs ``(N, ...)``, in half precision only where the inputs are."""
         layers = [cut.layer for cut in self.cuts if cut.layer is not None]
         entered: dict[str, list[Tensor]] = {name: [] for name in layers}
         with ExitStack() as stack:
@@ -86,7 +85,9 @@ class Observed(nn.Module):
                 parts.append(cut.columns(operations.seen(number)))
         if self.logits:
             parts.append(logits)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        found = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        # Of inputs of single precision, so that readouts need not be fitted in half of it.
+        return found.float() if found.dtype in _HALVES and x.dtype not in _HALVES else found
 
     def of(self, model: nn.Module) -> Observed:
         """The same of another network with layers of the same names."""
