@@ -85,9 +85,9 @@ class Observed(nn.Module):
                 parts.append(cut.columns(operations.seen(number)))
         if self.logits:
             parts.append(logits)
-        found = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        features = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         # Of inputs of single precision, so that readouts need not be fitted in half of it.
-        return found.float() if found.dtype in _HALVES and x.dtype not in _HALVES else found
+        return features.float() if features.dtype in _HALVES and x.dtype not in _HALVES else features
 
     def of(self, model: nn.Module) -> Observed:
         """The same of another network with layers of the same names."""
