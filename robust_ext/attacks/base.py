@@ -254,6 +254,9 @@ def check_attack(attack: object, *, argument: str = "attack") -> Attack:
 
 def broken_package(title: str, install: str, error: Exception) -> MissingDependencyError:
     """The error for a package that is installed and cannot be imported, ``install`` being what pip is given."""
+    if "torchvision::" in str(error) and torch.version.cuda is None:
+        # PyPI's torchvision is built for CUDA, and so would be the next one from there.
+        install = "torchvision --index-url https://download.pytorch.org/whl/cpu"
     return MissingDependencyError(
         f"{title} is installed but cannot be imported ({type(error).__name__}: {error}); install it in a release that "
         f"fits torch {torch.__version__} and the others: pip install --force-reinstall {install}"

@@ -1,5 +1,6 @@
 """Models by name: of timm and transformers with random weights, of torchvision, and of stand-ins for others."""
 
+import re
 import sys
 from collections import OrderedDict
 from enum import Enum
