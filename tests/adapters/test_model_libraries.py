@@ -21,6 +21,7 @@ from robust_ext import (
     as_module,
     binarization_test,
 )
+from robust_ext.attacks.base import broken_package
 from robust_ext.models.normalized import Normalized
 from robust_ext.registry import adapters
 from tests.libraries import library
@@ -283,3 +284,10 @@ def test_a_library_that_is_not_installed_or_broken_is_named_with_the_command(mon
     monkeypatch.delitem(sys.modules, f"robust_ext.adapters.{name}.zoo", raising=False)
     with pytest.raises(MissingDependencyError, match=r"installed but cannot be imported .* pip install --force-reinst"):
         adapters()[name].list_models()
+
+
+def test_torchvision_for_cuda_beside_torch_for_the_cpu_is_replaced_from_torch_s_index(monkeypatch):
+    error = RuntimeError("operator torchvision::nms does not exist")
+    for cuda, command in ((None, "pip install .*torchvision --index-url .*/cpu$"), ("13.0", "force-reinstall timm$")):
+        monkeypatch.setattr("torch.version.cuda", cuda)
+        assert re.search(command, str(broken_package("timm", "timm", error)))
