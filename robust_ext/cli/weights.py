@@ -31,12 +31,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """
     state, wanted = _state_dict(path), list(model.state_dict())
     found = next(
-        (
-            (off, on)
-            for off in _shared(state)
-            for on in _shared(wanted)
-            if _renamed(state, off, on).keys() == set(wanted)
-        ),
+        ((off, on) for off in _shared(state) for on in _shared(wanted) if _fit(_renamed(state, off, on), wanted)),
         None,
     )
     if found is None:
@@ -49,6 +44,12 @@ def load_weights(model: nn.Module, path: Path) -> None:
         model.load_state_dict(_renamed(state, off, on))
     except RuntimeError as error:
         raise DataError(f"{path}: the weights do not fit the model: {error}") from error
+
+
+def _fit(state: Collection[str], wanted: Collection[str]) -> bool:
+    """Whether torch loads these names: counters of batch normalisation may be missing, as they once were."""
+    counted = {name for name in wanted if name.rpartition(".")[2] == "num_batches_tracked"}
+    return set(wanted) - counted <= set(state) <= set(wanted)
 
 
 def _difference(state: Mapping[str, Tensor], wanted: Collection[str]) -> str:

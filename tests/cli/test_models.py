@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from robust_ext.cli import app as cli
 from robust_ext.cli.models import load_model
+from robust_ext.cli.weights import load_weights
 from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
@@ -103,6 +104,16 @@ def test_weights_whose_names_differ_by_a_prefix_are_loaded_and_it_is_said(rename
     assert all(torch.equal(value, STATE[name] + 1) for name, value in model.state_dict().items())
     assert said in caplog.text
     assert bool(said) == bool(caplog.records)
+
+
+def test_counters_of_batch_normalisation_may_be_missing(tmp_path):
+    """As in files of torch before 0.4.1, and in many that were saved without them."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.BatchNorm1d(3))
+    state = {f"module.{name}": value for name, value in network.state_dict().items() if "num_batches" not in name}
+    save_file({name: value + 1 for name, value in state.items()}, tmp_path / "w.safetensors")
+    load_weights(network, tmp_path / "w.safetensors")
+    assert all(torch.equal(network.state_dict()[name[7:]], value + 1) for name, value in state.items())
+    assert network[2].num_batches_tracked == 0
 
 
 def test_weights_of_a_network_fit_where_it_is_wrapped(tmp_path, monkeypatch, caplog):
