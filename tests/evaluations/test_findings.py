@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, robust_accuracy
-from robust_ext.cli.loading import load_model
+from robust_ext.cli.models import load_model
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.causes import attaching
@@ -199,7 +199,7 @@ def resnet():
     weights, images = shared / "models" / "cifar10_resnet20.safetensors", shared / "data" / "cifar10" / "test_jpeg.npz"
     if not weights.exists() or not images.exists():
         pytest.skip("no ResNet-20 or no CIFAR-10 on this machine")
-    network = load_model(f"{ROOT / 'examples' / 'networks.py'}:resnet20", weights=str(weights))
+    network = load_model(f"{ROOT / 'examples' / 'networks.py'}:resnet20", weights=str(weights)).model
     held = np.load(images)
     jpeg, offsets = held["jpeg"], held["offsets"]
     files = (io.BytesIO(jpeg[offsets[row] : offsets[row + 1]].tobytes()) for row in range(12))
