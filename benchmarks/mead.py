@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from robust_ext.cli.loading import load_model
+from robust_ext.cli.models import load_model
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.evaluations.mead import load_suite, mead
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--data-root", required=True)
     parser.add_argument("--samples", type=int, default=100)
     arguments = parser.parse_args()
-    network = load_model(f"{NETWORKS}:mead_mnist", weights=arguments.weights)
+    network = load_model(f"{NETWORKS}:mead_mnist", weights=arguments.weights).model
     training = load_dataset("mnist", root=arguments.data_root, split="train")
     clean, labels = training.take(training.choose(3000, seed=0))
     clean, held_out, labels = clean[:2000], clean[2000:], labels[:2000]
