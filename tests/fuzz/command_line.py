@@ -189,6 +189,8 @@ def texts(rng):
 def _meaning_of_text(name, word):
     if name == "attack" and word == _APGD:
         return "an attack"
+    if name == "layer" and all(part.strip() in {*map(str, range(1, 8))} for part in word.split(",")):
+        return "layers of the digits network"
     return "a device of this torch" if name == "device" and word == "cpu" else ""
 
 

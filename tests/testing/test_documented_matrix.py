@@ -82,6 +82,9 @@ def test_nearly_all_find_something_and_the_others_are_explained(target):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("library", "listing", "target"), CASES)
 def test_it_becomes_what_the_page_says(library, listing, target):
+    if "torchvision" in listing.traits.packages:
+        # Whatever the page says, it depends on the torch beside it, and on what other tests have declared.
+        pytest.skip("whether torchvision can be imported is not a matter of the attack")
     if library == "foolbox" and listing.name.endswith("BrendelBethgeAttack"):
         # Its optimizer is run in Python here, which takes a hundred times as long.
         listing = replace(listing, trial={"steps": 8})
