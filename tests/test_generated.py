@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from robust_ext.core.toml import read_toml
+
 ROOT = Path(__file__).parents[1]
 SNIPPET = """
 from torch import Tensor
@@ -57,3 +59,30 @@ def test_a_type_checker_knows_the_keywords(tmp_path):
     found = {int(line.split(":")[1]): line for line in done.stdout.splitlines() if ": error: " in line}
     assert found.keys() == ERRORS.keys(), done.stdout + done.stderr
     assert all(words in found[line] for line, words in ERRORS.items())
+
+
+def test_what_is_installed_is_all_there_is():
+    """Packages and their data, which an editable install has whatever pyproject.toml lists."""
+    installed = read_toml(ROOT / "pyproject.toml", name="pyproject.toml", kind="project", see="")["tool"]["setuptools"]
+    folders = {"robust_ext": ROOT / "robust_ext", "robust_ext.adapters": ROOT / "adapters"}
+    packages, data = set(), set()
+    for name, folder in folders.items():
+        for file in folder.rglob("*"):
+            inside = [name, *file.relative_to(folder).parts]
+            if file.name == "__init__.py":
+                packages.add(".".join(inside[:-1]))
+            elif file.is_file() and file.suffix not in (".py", ".pyc"):
+                data.add(file)
+    assert packages == {*installed["packages"]}
+    listed = {
+        file
+        for package, patterns in installed["package-data"].items()
+        for pattern in patterns
+        for file in _folder(package, folders).glob(pattern)
+    }
+    assert listed == data
+
+
+def _folder(package, folders):
+    top = max((name for name in folders if package.startswith(name)), key=len)
+    return folders[top].joinpath(*package.removeprefix(top).split(".")[1:])
