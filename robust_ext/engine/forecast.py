@@ -64,8 +64,8 @@ class Forecast:
         """So many rows more went forward and back."""
         self.rows = self.rows[0] + forward, self.rows[1] + backward
         if self._block is not None:
-            *about, counted = self._block
-            self._block = (*about, counted + Cost(forward, backward))  # type: ignore[assignment]
+            key, samples, begun, counted = self._block
+            self._block = key, samples, begun, counted + Cost(forward, backward)
 
     def end(self, key: str, samples: int) -> None:
         """A block is done, or was done before."""

@@ -26,8 +26,9 @@ class _Screen:
     """Where lines go; those of several progresses at once are one line."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._terminal = stream, stream.isatty()
-        self._due = time.monotonic() + (_TERMINAL if self._terminal else _FIRST)
+        self._stream = stream
+        self.terminal = stream.isatty()  # Whether lines are written over
+        self._due = time.monotonic() + (_TERMINAL if self.terminal else _FIRST)
         self._width = self.written = 0
 
     def due(self) -> bool:
@@ -36,9 +37,9 @@ class _Screen:
 
     def write(self, text: str, *, last: bool = False) -> None:
         """Write a line, on a terminal in the place of the one before."""
-        self._due = time.monotonic() + (_TERMINAL if self._terminal else _LATER)
+        self._due = time.monotonic() + (_TERMINAL if self.terminal else _LATER)
         self.written += 1
-        if self._terminal:
+        if self.terminal:
             room = shutil.get_terminal_size().columns - 1
             text = text if len(text) <= room else text[: room - 1] + "…"
             self._stream.write("\r" + text.ljust(self._width) + ("\n" if last else ""))
@@ -46,11 +47,6 @@ class _Screen:
         else:
             self._stream.write(text + "\n")
         self._stream.flush()
-
-    @property
-    def terminal(self) -> bool:
-        """Whether lines are written over."""
-        return self._terminal
 
 
 class Progress:
@@ -82,7 +78,7 @@ class Progress:
         self.done += count
         self._show()
 
-    def say(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Write a line that stays."""
         self._screen.write(text, last=True)
 

@@ -203,7 +203,7 @@ def _announce(forecast: Forecast, title: str, bar: Progress | None) -> None:
     """State what is to be expected: in the log, and where that is long and something is shown, there."""
     logger.info("%s: %s", title, forecast)
     if bar is not None and (forecast.left()[0] or 0.0) > _LONG and not logger.isEnabledFor(logging.INFO):
-        bar.say(f"{title}: {forecast}")
+        bar.write_line(f"{title}: {forecast}")
 
 
 def _open(run: Run, folder: Path | None, context: RunContext, *, repair: bool = False) -> Store:

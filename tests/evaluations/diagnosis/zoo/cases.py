@@ -109,7 +109,15 @@ def of_layer(title: str, code: str, name: str, layer: type[layers.Layer], attack
 _IN_MODEL = [
     of_layer("rounding", "zero_gradient", "quantise", layers.Rounding, FOOLBOX),
     of_layer("zero backward pass", "zero_gradient", "guard", layers.Guard, ADV_LIB),
-    of_layer("JPEG", "zero_gradient", "jpeg", layers.Compressed, TORCHATTACKS),
+    of_layer(
+        "JPEG",
+        "zero_gradient",
+        "jpeg",
+        layers.Compressed,
+        TORCHATTACKS,
+        # The identity only approximates it, so that a last step may lead back out.
+        remedy={"bpda": "net.jpeg", "keep_best": True},
+    ),
     of_layer("argmax and one-hot", "cut_gradient", "codebook", layers.Codebook, attacks.pgd),
     of_layer("detach", "cut_gradient", "contrast", layers.Detached, attacks.pgd),
     of_layer("no_grad", "cut_gradient", "denoise", layers.Denoised, attacks.pgd),
