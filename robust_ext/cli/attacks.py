@@ -61,7 +61,7 @@ def attacks(own: AttacksOptions) -> None:
 
 
 def _matrix(libraries: list[str] | None, seed: int, progress: bool) -> list[dict[str, Any]]:
-    # It imports pytest's helpers, which no other command needs.
+    # It imports the demo's data and network, which no other command needs.
     from robust_ext.testing.conformance import Row, conformance
 
     with showing("attacks", shown=progress, unit="run") as bar:

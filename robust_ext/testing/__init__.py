@@ -1,4 +1,4 @@
-"""Tests for whoever writes attacks, or relies on one. Needs pytest.
+"""Tests for whoever writes attacks, or relies on one. Needs pytest, the matrix of attacks excepted.
 
 :func:`assert_attack_passes` fails where an attack misses what was planted in a model, see
 docs/unit_tests_for_attacks.md. Two base classes check what Foolbox and ART expect of an attack. Subclass
@@ -11,9 +11,23 @@ attack, and pytest runs all of it::
             return MyAttack(steps=5)
 """
 
-import pytest
+import sys
+from typing import TYPE_CHECKING, Any
 
-# Their assertions then explain themselves, as those in test modules do.
-pytest.register_assert_rewrite("robust_ext.testing.art_invariants", "robust_ext.testing.foolbox_invariants")
+if TYPE_CHECKING:
+    from robust_ext.testing.attack_tests import assert_attack_passes as assert_attack_passes
 
-from robust_ext.testing.attack_tests import assert_attack_passes as assert_attack_passes  # noqa: E402
+if "pytest" in sys.modules:
+    # Their assertions then explain themselves, as those in test modules do.
+    sys.modules["pytest"].register_assert_rewrite(
+        "robust_ext.testing.art_invariants", "robust_ext.testing.foolbox_invariants"
+    )
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs pytest once it is used: ``robust-ext attacks --matrix`` does not."""
+    if name != "assert_attack_passes":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from robust_ext.testing import attack_tests
+
+    return attack_tests.assert_attack_passes
