@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from robust_ext.attacks.base import Attack, draw_seed
 from robust_ext.core.errors import AttackError, DisturbedError, RobustExtError
 from robust_ext.core.intact.guard import guarded
+from robust_ext.core.memory import OutOfMemory
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -77,6 +78,12 @@ def _named(name: str) -> Iterator[None]:
     except SystemExit as error:
         raise AttackError(
             f"{name}: tried to exit the process with status {error.code}; raise an exception where it cannot go on"
+        ) from error
+    except OutOfMemory as error:
+        # What an attack finds may depend on its batch, so it is not made smaller here.
+        raise AttackError(
+            f"{name}: out of memory ({str(error).partition('.')[0]}); lower batch_size (--batch-size), the number of "
+            "samples attacked at once"
         ) from error
     except BaseException as error:
         raise AttackError(f"{name}: raised {type(error).__name__}: {error}") from error

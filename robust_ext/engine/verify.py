@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import AttackError
+from robust_ext.core.memory import RowLimit
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.outcomes import BROKEN
 
@@ -39,9 +40,9 @@ def verify(
 
     Logits that are not all finite are an outcome of their own, whatever the label: a class that is masked by an
     infinite logit counts too, as a classifier's logits at clean inputs have to be finite already.
-    ``module`` is the full target in eval mode, run once on all N rows; ``rejects`` gives for the judged candidates
-    which a detector rejects, bool ``(N,)``. AttackError where they are no float tensor
-    of the inputs' shape.
+    ``module`` is the full target in eval mode, run once on all N rows (in parts where these do not fit into memory);
+    ``rejects`` gives for the judged candidates which a detector rejects, bool ``(N,)``. AttackError where they are no
+    float tensor of the inputs' shape.
     """
     candidates = _plain(candidates, attack)
     if candidates.shape != inputs.shape:
@@ -62,7 +63,7 @@ def verify(
     usable = (finite & inside).view(-1, *[1] * (inputs.dim() - 1))
     judged = torch.where(usable, candidates.to(torch.float32), inputs).clamp(low, high)
     with torch.no_grad():
-        logits = module(judged.clone())
+        logits = RowLimit(len(judged)).run(module, judged.clone())
     # The first test that a candidate fails names its outcome.
     tests = [
         ("not_finite", finite),
@@ -73,9 +74,8 @@ def verify(
     ]
     if rejects is not None:
         tests.append(("rejected", ~rejects(judged)))
-    outcomes = ["found"] * len(judged)
-    for outcome, good in reversed(tests):
-        outcomes = [now if ok else outcome for now, ok in zip(outcomes, good.tolist(), strict=True)]
+    names, passed = [name for name, _ in tests], torch.stack([good for _, good in tests], 1).tolist()
+    outcomes = [next((name for name, ok in zip(names, row, strict=True) if not ok), "found") for row in passed]
     return Verification(tuple(outcomes), distances, judged, logits)
 
 

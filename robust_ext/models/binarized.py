@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.memory import RowLimit
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.core.validation import check_choice
 from robust_ext.models.readouts.base import Readout
@@ -139,7 +140,10 @@ class BinarizedClassifier(nn.Module):
         # On numpy 2, some of ART's attacks (Boundary, HopSkipJump) send float64.
         x = x.to(self.references.dtype)
         index = self.problems(x)
-        return self.read(self.features(x), index)
+        if torch.is_grad_enabled():
+            return self.read(self.features(x), index)
+        # Features of a row depend on that row alone, so a batch that does not fit into memory goes through in parts.
+        return self.read(RowLimit(len(x)).run(self.features, x), index)
 
     def read(self, features: Tensor, index: Tensor | None) -> Tensor:
         """Logits ``(M, 2)`` of floating point features ``(M, *F)``; ``index`` is what :meth:`problems` returned."""

@@ -17,25 +17,28 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from robust_ext.core.memory import RowLimit, power_of_two, rows_that_fit
 from robust_ext.core.target import Counted
 from robust_ext.models.features import Observed
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Forward:
     """Features of many points."""
 
     module: nn.Module  # From inputs (M, ...) to features (M, F).
-    rows: int  # Most of a batch.
+    rows: int  # Most of a batch; fewer from then on where these did not fit into memory.
     channels_last: bool = False  # How images are laid out.
 
     def __call__(self, points: Tensor) -> Tensor:
         """The features of ``(M, ...)``, without gradients, in batches of nearly equal size."""
-        pieces = max(1, -(-points.shape[0] // self.rows))
+        limit = RowLimit(self.rows)
         with torch.no_grad():
-            return torch.cat([self.batch(piece) for piece in points.tensor_split(pieces)])
+            features = limit.run(self.batch, points)
+        self.rows = limit.rows
+        return features
 
     def batch(self, points: Tensor) -> Tensor:
         """The features of one batch."""
@@ -53,13 +56,14 @@ def choose_forward(
     ``drawn`` are the features of a random model over several draws; a copy of that would draw other numbers.
 
     (Batches of other sizes differ in their last bits. What is fastest at the moment would make the records of two runs
-    differ too.)
+    differ too. On a GPU whose memory is small beside a batch, memory decides.)
     """
     if rows == "auto":
         # A power of two, 64 for CIFAR's images on a CPU, where caches limit it; more on a GPU and for less input.
-        budget, least, most = (2**24, 16, 1024) if inputs.is_cuda else (2**18, 8, 256)
-        size = max(1, inputs[:1].numel())
-        rows = min(most, max(least, 1 << (max(1, budget // size).bit_length() - 1)))
+        budget, least, most = (2**25, 16, 4096) if inputs.is_cuda else (2**18, 8, 256)
+        rows = min(most, max(least, power_of_two(budget // max(1, inputs[:1].numel()))))
+        if inputs.is_cuda:
+            rows = rows_that_fit(features.module if drawn is None else drawn, inputs[:1], rows)
     if drawn is not None and drawn is not features:
         return Forward(drawn, int(rows))
     twin = folded_twin(features, inputs) if fold else None

@@ -61,7 +61,7 @@ def _blocks(count: int) -> Iterator[tuple[int, int]]:
         yield block, min(_BLOCK, count - block * _BLOCK)
 
 
-def farthest(inner: Tensor, candidates: Tensor, count: int) -> list[int]:
+def farthest(inner: Tensor, candidates: Tensor, count: int) -> Tensor:
     """Which of the candidates to plant: of each of ``count`` equal parts, the one farthest from the inner points.
 
     Among points drawn alike, a readout can tell one only as far as it lies outside the others, which a random one does
@@ -70,30 +70,37 @@ def farthest(inner: Tensor, candidates: Tensor, count: int) -> list[int]:
     the direction where these are most.
 
     Args:
-        inner: Features of inner points, ``(n, *F)``.
-        candidates: Features of candidates, ``(m, *F)``, m of at least ``count``.
+        inner: Features of inner points of B samples, ``(B, n, *F)``.
+        candidates: Features of candidates, ``(B, m, *F)``, m of at least ``count``.
         count: How many to choose.
 
     Returns:
-        Indices, in ascending order.
+        Indices, int64 ``(B, count)``, in ascending order, on the features' device; it is not waited for.
     """
-    parts = torch.arange(len(candidates)).tensor_split(count)
-    if len(candidates) == count:
-        return torch.cat(parts).tolist()
-    rows = inner.flatten(1).double()
-    centre = rows.mean(0)
-    rows, points = rows - centre, candidates.flatten(1).double() - centre
+    problems, total = candidates.shape[:2]
+    parts = torch.arange(total, device=candidates.device).tensor_split(count)
+    if total == count:
+        return torch.cat(parts).expand(problems, count)
+    rows = inner.flatten(2).double()
+    centre = rows.mean(1, keepdim=True)
+    rows, points = rows - centre, candidates.flatten(2).double() - centre
+    floor = _FLOOR * rows.square().mean((1, 2))
     # Where nothing varies at all, what is far is far in any measure.
-    floor = _FLOOR * float(rows.square().mean()) or 1.0
-    squared = points.square().sum(1) / floor
-    if rows.shape[1] <= len(rows):
-        matrix = rows.mT @ rows / len(rows)
-        matrix.diagonal().add_(floor)
-        squared = (points * torch.linalg.solve(matrix, points.mT).mT).sum(1)
+    floor = torch.where(floor == 0, 1.0, floor)
+    if rows.shape[2] <= rows.shape[1]:
+        squared = (points * _solved(rows.mT @ rows / rows.shape[1], floor, points)).sum(2)
     else:
         # The same by the matrix of scalar products, which is smaller where features are many (Woodbury's identity).
-        matrix, along = rows @ rows.mT, points @ rows.mT
-        matrix.diagonal().add_(len(rows) * floor)
-        squared = squared - (along * torch.linalg.solve(matrix, along.mT).mT).sum(1) / floor
-    distances = squared.cpu()
-    return [int(part[distances[part].argmax()]) for part in parts]
+        along = points @ rows.mT
+        squared = points.square().sum(2) - (along * _solved(rows @ rows.mT, rows.shape[1] * floor, along)).sum(2)
+        squared = squared / floor[:, None]
+    columns = zip(parts, squared.tensor_split(count, 1), strict=True)
+    return torch.stack([part[distances.argmax(1)] for part, distances in columns], 1)
+
+
+def _solved(matrix: Tensor, floor: Tensor, points: Tensor) -> Tensor:
+    """``points`` ``(B, m, D)`` times the inverse of ``matrix + floor``, with ``floor`` ``(B,)`` on its diagonal."""
+    matrix.diagonal(dim1=1, dim2=2).add_(floor[:, None])
+    # Positive definite by the floor; whether it is would have to be waited for.
+    lower, _ = torch.linalg.cholesky_ex(matrix)
+    return torch.cholesky_solve(points.mT, lower).mT

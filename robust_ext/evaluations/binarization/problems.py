@@ -146,26 +146,54 @@ def measure(
     Ids and seed decide every draw. May be given: of each sample the points ``(n, ...)``, at least N_b, among which what
     is planted is chosen, and ``references`` ``(B, N_r, ...)``.
     """
-    if candidates is None:
-        candidates = [draw_candidates(x, sample, settings) for x, sample in zip(inputs, samples, strict=True)]
     if references is None:
         references = inputs[:, None][:, :0]
-    features, planted = [], []
-    for x, sample, drawn, outside in zip(inputs, samples, candidates, references, strict=True):
-        # Block by block, so that large images and many points do not fill the memory; what is left joins the last.
-        blocks = list(inner_blocks(x, sample, settings, settings.inner_points))
-        rows = [forward(draw()) for draw in blocks[:-1]]
-        rest = forward(torch.cat([blocks[-1](), x[None], drawn, outside]))
-        sizes = [len(rest) - 1 - len(drawn) - len(outside), 1, len(drawn), len(outside)]
-        last, clean, far, further = torch.split(rest, sizes)
-        inner = torch.cat([clean, *rows, last])
-        # Of a random model, by the means over its draws: one far draw does not make a point far.
-        means = (inner, far) if settings.draws == 1 else (inner.mean(1), far.mean(1))
-        chosen = farthest(*means, settings.boundary_points)
-        planted.append(drawn[chosen])
-        features.append(torch.cat([inner, far[chosen], further]))
+    # As many samples at once as fill a batch; those of a detector have different numbers of candidates.
+    total = 1 + settings.inner_points + settings.boundary_points * settings.planted_candidates + references.shape[1]
+    step = max(1, forward.rows // total) if candidates is None else 1
+    parts = []
+    for start in range(0, len(samples), step):
+        some = slice(start, start + step)
+        given = None if candidates is None else candidates[start][None]
+        parts.append(_measured(forward, inputs[some], samples[some], settings, given, references[some]))
+    planted, features = (torch.cat(column) for column in zip(*parts, strict=True))
     again = None if settings.draws == 1 else torch.stack([_further_draws(forward, points) for points in planted])
-    return Measured(tuple(samples), inputs, torch.stack(planted), references, torch.stack(features), again)
+    return Measured(tuple(samples), inputs, planted, references, features, again)
+
+
+def _measured(
+    forward: Forward,
+    inputs: Tensor,
+    samples: Sequence[int],
+    settings: BinarizationSettings,
+    candidates: Tensor | None,
+    references: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """What is planted ``(B, N_b, ...)`` for a few samples, and the features of all points, see :class:`Measured`.
+
+    Nothing here waits for the device.
+    """
+    if candidates is None:
+        candidates = torch.stack([draw_candidates(x, one, settings) for x, one in zip(inputs, samples, strict=True)])
+
+    def features(*points: Tensor) -> Tensor:
+        rows = torch.cat(points, 1)
+        found = forward(rows.flatten(0, 1))
+        return found.view(*rows.shape[:2], *found.shape[1:])
+
+    # Block by block, so that large images and many points do not fill the memory; what is left joins the last.
+    every = (inner_blocks(x, one, settings, settings.inner_points) for x, one in zip(inputs, samples, strict=True))
+    blocks = list(zip(*every, strict=True))
+    rows = [features(torch.stack([draw() for draw in block])) for block in blocks[:-1]]
+    rest = features(torch.stack([draw() for draw in blocks[-1]]), inputs[:, None], candidates, references)
+    sizes = [rest.shape[1] - 1 - candidates.shape[1] - references.shape[1], 1, candidates.shape[1], references.shape[1]]
+    last, clean, far, further = torch.split(rest, sizes, 1)
+    inner = torch.cat([clean, *rows, last], 1)
+    # Of a random model, by the means over its draws: one far draw does not make a point far.
+    means = (inner, far) if settings.draws == 1 else (inner.mean(2), far.mean(2))
+    chosen = farthest(*means, settings.boundary_points)
+    own = torch.arange(len(inputs), device=inputs.device)[:, None]
+    return candidates[own, chosen], torch.cat([inner, far[own, chosen], further], 1)
 
 
 def _further_draws(forward: Forward, points: Tensor) -> Tensor:

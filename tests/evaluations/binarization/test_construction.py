@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -120,11 +121,12 @@ def test_what_is_planted_is_farthest_from_the_inner_points(features):
     floor = 1e-3 * (rows - rows.mean(0)).var() * np.eye(rows.shape[1])
     apart = candidates.flatten(1).double().numpy() - oracle.location_
     distances = np.einsum("if,fg,ig->i", apart, np.linalg.inv(oracle.covariance_ + floor), apart)
-    assert farthest(inner, candidates, 1) == [distances.argmax()]
-    assert farthest(inner, candidates, 3) == [start + distances[start : start + 4].argmax() for start in (0, 4, 8)]
-    assert farthest(inner, candidates, 12) == list(range(12))
-    still = torch.zeros_like(inner)
-    assert farthest(still, torch.stack([inner[0], 9 * inner[1]]), 1) == [1]
+    # Beside a problem in which nothing varies.
+    inner, candidates = torch.stack([inner, torch.zeros_like(inner)]), torch.stack([candidates] * 2)
+    plain = candidates[1].flatten(1).square().sum(1)
+    for count, ends in ((1, [0, 12]), (3, [0, 4, 8, 12]), (5, [0, 3, 6, 8, 10, 12]), (12, range(13))):
+        expected = [[a + int(far[a:b].argmax()) for a, b in pairwise(ends)] for far in (distances, plain)]
+        assert farthest(inner, candidates, count).tolist() == expected
 
 
 def test_problems_do_not_depend_on_their_batch(network, digits, linf):
