@@ -72,13 +72,11 @@ def test_an_executor(name, tmp_path):
             cancelled.result()
     wait(others)
     # A worker that dies.
-    with pytest.raises(BrokenExecutor) as lost:
+    with pytest.raises(BrokenExecutor if name == "local" else WorkerLostError):
         executor.submit(os._exit, 1).result()
     if name == "local":
         executor.shutdown()
-        executor = factory(name, tmp_path)()
-    else:
-        assert isinstance(lost.value, WorkerLostError)
+        return
     assert executor.submit(pow, 2, 3).result(timeout=60) == 8
     # At an end that does not wait, calls that run end too.
     pid = executor.submit(os.getpid).result()
@@ -151,8 +149,8 @@ REFUSED = {
     "local:two": ({}, "local:N with a number of workers from 1"),
     "local:2": ({"workers": 3}, "as 3 workers .--jobs. are stated besides"),
     "local": ({"workers": 0}, "workers: got 0"),
-    "dask:tcp://127.0.0.1:1": ({"devices": ["cuda:1"]}, "devices"),
-    "slurm": ({}, "a run folder .out, --out. that all nodes share"),
+    "dask:tcp://127.0.0.1:1": ({"devices": ["cuda:1"]}, "devices: got cuda:1, expected devices without numbers"),
+    "slurm": ({}, "a folder that all nodes share"),
 }
 
 

@@ -1,7 +1,7 @@
 """Executors by name, for blocks of samples that are computed elsewhere: processes, Dask, Ray, Slurm; docs/clusters.md.
 
-Each is a :class:`concurrent.futures.Executor`. A call whose worker died raises a ``BrokenExecutor``; where that is a
-:class:`WorkerLostError`, the executor goes on with other workers. ``shutdown(wait=False)`` ends calls that run.
+Each is a :class:`concurrent.futures.Executor`. A call whose worker died raises ``BrokenExecutor`` where the executor is
+of no more use, as that of ``local``; else :class:`WorkerLostError`, and the executor goes on with other workers.
 """
 
 from robust_ext.engine.executors.cluster import WorkerLostError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, wait
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,8 +15,8 @@ from robust_ext.core.errors import MissingDependencyError, RobustExtError
 T = TypeVar("T")
 
 
-class WorkerLostError(BrokenExecutor, RobustExtError):
-    """The process that ran a call is gone; other calls, and calls that follow, have other processes."""
+class WorkerLostError(RobustExtError):
+    """The process that ran a call is gone; the executor is not broken, and other calls have other processes."""
 
 
 class ClusterExecutor(Executor):
@@ -78,11 +79,8 @@ class ClusterExecutor(Executor):
             for future in list(self._unfinished):
                 future.cancel()
         else:
-            _wait(list(self._unfinished))
+            wait_for(list(self._unfinished))
         self.close()
-
-
-_wait = wait
 
 
 def imported(module: str, *, extra: str) -> Any:

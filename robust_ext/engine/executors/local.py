@@ -28,14 +28,6 @@ class LocalExecutor(ProcessPoolExecutor):
         self.workers = workers
         super().__init__(workers, mp_context=_Context(max(1, cores() // workers)), initializer=_begin_worker)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no further calls; what is not waited for ends at once, also calls that run."""
-        processes = list((self._processes or {}).values())
-        super().shutdown(wait=wait, cancel_futures=cancel_futures)
-        if not wait:
-            for process in processes:
-                process.kill()
-
 
 def cores() -> int:
     """Cores that this process may use."""

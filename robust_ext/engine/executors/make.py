@@ -56,6 +56,8 @@ def make_executor(
     if workers is not None:
         workers = check_integer("workers", workers, minimum=1, maximum=_MOST)
     if kind == "local":
+        for device in devices:
+            check_device(device, argument="devices")
         return partial(LocalExecutor, _local_workers(text, place, workers, devices))
     imported(_MODULES[kind], extra=kind)
     gpus = _wants_gpus(text, devices)
@@ -64,9 +66,10 @@ def make_executor(
     if kind == "ray":
         return partial(RayExecutor, place or None, workers=workers, gpus=gpus)
     if folder is None:
-        raise InvalidArgumentError(
-            "executor", text, "a run folder (out, --out) that all nodes share, for its jobs' files"
+        expected = (
+            "a folder that all nodes share, for its jobs' files (--out; make_executor(text, folder=...) in Python)"
         )
+        raise InvalidArgumentError("executor", text, expected)
     return partial(SlurmExecutor, folder, partition=place or None, workers=workers, gpus=gpus)
 
 
@@ -99,7 +102,8 @@ def _local_workers(text: str, place: str, workers: int | None, devices: Sequence
 
 
 def _wants_gpus(text: str, devices: Sequence[str]) -> bool:
-    found = [torch.device(check_device(device, argument="devices")) for device in devices]
+    # They need not be of this machine.
+    found = [torch.device(device) for device in devices]
     if any(device.index is not None for device in found):
         expected = 'devices without numbers ("cuda"), as a cluster deals them out to its workers'
         raise InvalidArgumentError("devices", ",".join(devices), f"{expected} (executor {text})")
