@@ -22,8 +22,8 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def draw(threat_model, name, x, count, seed=0):
-    return getattr(threat_model, name)(x, count, generator=generator(seed))
+def draw(threat_model, name, x, count, seed=0, **more):
+    return getattr(threat_model, name)(x, count, key=seed, **more)
 
 
 def offsets(points, x):
@@ -157,7 +157,7 @@ def test_smaller_linf_corners_have_the_mean_of_those_at_epsilon(bounds, radius):
     epsilon = 0.3 * (bounds[1] - bounds[0])
     threat_model = ThreatModel(norm="linf", epsilon=epsilon, bounds=bounds)
     x = torch.linspace(*bounds, 41)
-    points = offsets(threat_model.sample_corners(x, 4000, generator=generator(2), radius=radius), x)
+    points = offsets(threat_model.sample_corners(x, 4000, key=2, radius=radius), x)
     assert abs(points).max() <= radius * epsilon + 1e-6
     low, high = (np.clip(x.double().numpy() + side * epsilon, *bounds) - x.double().numpy() for side in (-1, 1))
     np.testing.assert_allclose(points.mean(0), (low + high) / 2, atol=5 * epsilon / np.sqrt(4000))
@@ -169,7 +169,7 @@ def test_smaller_linf_corners_have_the_mean_of_those_at_epsilon(bounds, radius):
 def test_smaller_corners_are_those_of_the_smaller_ball(norm):
     ball, smaller = (ThreatModel(norm=norm, epsilon=size) for size in (0.8, 0.8 * 0.75))
     x = torch.rand(20, generator=generator(5))
-    points = ball.sample_corners(x, 30, generator=generator(), radius=0.75)
+    points = ball.sample_corners(x, 30, key=0, radius=0.75)
     assert torch.equal(points, draw(smaller, "sample_corners", x, 30))
 
 
@@ -212,7 +212,7 @@ def test_points_depend_on_the_generator_alone(norm, name):
 
 def inner(norm, size, count, radius=1.0):
     sample = ThreatModel(norm=norm, epsilon=2.0, bounds=(-10, 10)).sample_inner
-    return sample(torch.zeros(size), count, generator=generator(11), radius=radius).double().numpy() / 2.0
+    return sample(torch.zeros(size), count, key=11, radius=radius).double().numpy() / 2.0
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -340,7 +340,7 @@ def test_wrong_arguments_are_named(arguments, message):
 @pytest.mark.parametrize("radius", [0, -0.5, 1.01, float("nan")])
 def test_a_radius_is_a_share_of_epsilon(radius):
     with pytest.raises(InvalidArgumentError, match=r"^radius: got .*, expected a finite number in \(0, 1\]"):
-        ThreatModel(norm="l2", epsilon=1).sample_inner(torch.zeros(2), 3, generator=generator(), radius=radius)
+        ThreatModel(norm="l2", epsilon=1).sample_inner(torch.zeros(2), 3, key=0, radius=radius)
 
 
 def test_values_are_plain_after_checking():
