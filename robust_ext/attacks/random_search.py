@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -12,11 +10,12 @@ from robust_ext.attacks._common.rows import check_batch, over_rows, query
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import Batch, NativeAttack, Step
 from robust_ext.core.cost import Cost
-from robust_ext.core.random import stream
+from robust_ext.core.random import derive_seed
+from robust_ext.core.sampling import evenly_mixed
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import ThreatModel
 
-# Rounds whose points are drawn together. It does not follow `points`, or other numbers would draw other points.
+# Rounds whose points are drawn together.
 _BLOCK = 10
 
 
@@ -78,17 +77,16 @@ class RandomSearch(NativeAttack):
         self, inputs: Tensor, seeds: list[int], solved: Tensor, threat_model: ThreatModel, *, start: int
     ) -> Tensor:
         """Points ``(N, _BLOCK, ...)`` of the rounds from ``start`` on, around unsolved rows; zeros elsewhere."""
-        outer = torch.tensor([self._is_outer(number) for number in range(start, start + _BLOCK)])
+        rows = (~solved).nonzero().squeeze(1)
+        some, ids = inputs[rows], rows.tolist()
+        inner_keys, outer_keys = ([derive_seed(seeds[row], kind) for row in ids] for kind in ("inner", self.outer))
         sample_outer = threat_model.sample_corners if self.outer == "corners" else threat_model.sample_surface
-        kinds = (("inner", ~outer, threat_model.sample_inner), (self.outer, outer, sample_outer))
         block = inputs.new_zeros(len(inputs), _BLOCK, *inputs.shape[1:])
-        for row in (~solved).nonzero().flatten().tolist():
-            for name, chosen, sample in kinds:
-                count = int(chosen.sum())
-                if count:
-                    drawn = sample(inputs[row], count, generator=stream(seeds[row], name, start))
-                    block[row, chosen.to(block.device)] = drawn
+        block[rows] = evenly_mixed(
+            self.outer_share,
+            _BLOCK,
+            start,
+            lambda count, first: sample_outer(some, count, key=outer_keys, start=first),
+            lambda count, first: threat_model.sample_inner(some, count, key=inner_keys, start=first),
+        )
         return block
-
-    def _is_outer(self, number: int) -> bool:
-        return math.floor((number + 1) * self.outer_share) > math.floor(number * self.outer_share)

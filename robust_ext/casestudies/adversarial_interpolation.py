@@ -15,7 +15,7 @@ from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
 from robust_ext.casestudies.measuring import accuracy, attacked, loss_gradients
 from robust_ext.casestudies.networks import normalised_features
-from robust_ext.core.random import derive_seed, stream
+from robust_ext.core.random import derive_seed
 from robust_ext.core.threat import ThreatModel
 from robust_ext.defenses.training.loop import train_network
 
@@ -136,8 +136,8 @@ class AdversarialInterpolation(CaseStudy):
         self, module: nn.Module, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
     ) -> float:
         """Mean cosine of gradients at inputs and at random points near them (Andriushchenko and Flammarion 2020)."""
-        drawn = stream(derive_seed(seed, self.title, "alignment"))
-        others = torch.cat([threat_model.sample_inner(x, 1, generator=drawn) for x in inputs])
+        keys = [derive_seed(seed, row, self.title, "alignment") for row in range(len(inputs))]
+        others = threat_model.sample_inner(inputs, 1, key=keys)[:, 0]
         here, there = (loss_gradients(module, points, labels) for points in (inputs, others))
         return float(nn.functional.cosine_similarity(here, there).mean())
 

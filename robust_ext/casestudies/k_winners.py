@@ -94,15 +94,13 @@ class KWinners(CaseStudy):
         return Measurement(values=values, present=apart[1] > 0.5 and kept < 1, words=words)
 
     def _kept(self, module: nn.Module, inputs: Tensor, threat_model: ThreatModel, *, seed: int) -> float:
-        points = [
-            threat_model.sample_inner(row, 1, generator=stream(derive_seed(seed, "winners"), number))
-            for number, row in enumerate(inputs)
-        ]
+        keys = [derive_seed(seed, number, "winners") for number in range(len(inputs))]
+        points = threat_model.sample_inner(inputs, 1, key=keys)[:, 0]
         chosen: list[Tensor] = []
         last = [part for part in module.modules() if isinstance(part, Winners)][-1]
         with last.register_forward_hook(lambda *call: chosen.append(call[2] != 0)), torch.no_grad():
             module(inputs)
-            module(torch.cat(points))
+            module(points)
         return float((chosen[0] & chosen[1]).sum() / chosen[0].sum())
 
     def weak(self, threat_model: ThreatModel) -> Recipe:

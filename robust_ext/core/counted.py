@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 from collections.abc import Sequence
 from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,8 +48,8 @@ class CountedRows:
     def __init__(self, keys: Sequence[int], count: int, *, start: int = 0, device: torch.device | str = "cpu") -> None:
         checked = [check_integer("key", key, minimum=0, maximum=2**64 - 1) for key in keys]
         hashed = b"".join(hashlib.blake2b(key.to_bytes(8, "little"), digest_size=16).digest() for key in checked)
-        words = torch.from_numpy(np.frombuffer(hashed, "<i4").astype(np.int32).reshape(-1, 4, 1))
-        words = words.to(device, non_blocking=True)
+        words = torch.tensor(struct.unpack(f"<{4 * len(checked)}i", hashed), dtype=torch.int32, device="cpu")
+        words = words.view(len(checked), 4, 1).to(device, non_blocking=True)
         rows = torch.arange(start, start + count, dtype=torch.int32, device=device)
         self._first = _mixed(rows, words[:, 0], words[:, 1])[..., None]
         self._second = _mixed(rows, words[:, 2], words[:, 3])[..., None]

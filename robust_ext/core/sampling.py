@@ -199,3 +199,19 @@ class BallSampling:
 def _parts(limit: Tensor, budget: float) -> Tensor:
     """Limits in parts of the budget, at most all of them, int64: their sums are exact."""
     return (limit * (_BUDGET / budget)).clamp_max_(_BUDGET).round_().long()
+
+
+def evenly_mixed(
+    share: float, count: int, start: int, first: Callable[[int, int], Tensor], second: Callable[[int, int], Tensor]
+) -> Tensor:
+    """Points ``start`` to ``start + count`` of two kinds, ``(B, count, ...)``, the first kind being ``share`` of them.
+
+    Of the first n points, from 0 on, ``floor(n * share)`` are of the first kind, whatever the blocks they are drawn in.
+    A kind is drawn by a function of the number of points and the index, among its own, of the first of them.
+    """
+    before, after = math.floor(start * share), math.floor((start + count) * share)
+    drawn = torch.cat([first(after - before, before), second(count - after + before, start - before)], 1)
+    place = torch.arange(count + 1, device=drawn.device)
+    upto = (place + start).double().mul_(share).floor_().long() - before
+    order = torch.where(upto.diff() > 0, upto[:-1], (after - before) + place[:-1] - upto[:-1])
+    return drawn.index_select(1, order)

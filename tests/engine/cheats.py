@@ -7,7 +7,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.random import stream
+from robust_ext.core.random import derive_seed
 from robust_ext.models.binarized import BinarizedClassifier
 
 
@@ -62,7 +62,7 @@ def garbage_collector(model, x, y, threat_model):
 
 def regeneration(model, x, y, threat_model):
     points = [
-        threat_model.sample_corners(one, 1, generator=stream(seed, sample, "boundary", 0))
+        threat_model.sample_corners(one, 1, key=derive_seed(seed, sample, "boundary"))
         for one in x
         for seed in range(3)
         for sample in range(len(x))

@@ -259,7 +259,9 @@ def test_nothing_that_is_sent_tells_what_is_planted(tmp_path, monkeypatch):
             yield witness
 
     monkeypatch.setattr(protocol, "find_witnesses", find_and_note)
-    monkeypatch.setattr(problems, "draw_candidates", lambda *args: planted.extend(points := draw(*args)) or points)
+    monkeypatch.setattr(
+        problems, "draw_candidates", lambda *args: planted.extend((points := draw(*args)).flatten(0, 1)) or points
+    )
     out = tmp_path / "the run folder"
     result = binarization_test(digits_network(), ATTACKS, X, THREAT_MODEL, isolate=True, out=out, inner_points=60)
     seed, everything = result.content["settings"]["judge_seed"], b"".join(sent)

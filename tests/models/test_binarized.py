@@ -150,7 +150,7 @@ def test_references_that_are_much_alike_are_distinguished(distance):
     module = of_references(references, "linf")
     assert module.problems(references).tolist() == [0, 1, 2]
     for i in range(3):
-        points = threat_model.sample_corners(references[i], 30, generator=torch.Generator().manual_seed(i))
+        points = threat_model.sample_corners(references[i], 30, key=i)
         assert module.problems(points).tolist() == [i] * 30
 
 
@@ -168,10 +168,9 @@ def worst_margin(references, threat_model):
         # Straight towards the other reference, as far as the ball goes.
         power = {"linf": torch.inf, "l2": 2, "l1": 1}[threat_model.norm]
         step = difference / difference.norm(p=power).clamp_min(1e-300)
-        generator = torch.Generator().manual_seed(i * 10 + j)
         points = [(own + threat_model.epsilon * step)[None]]
         for draw in (free.sample_inner, free.sample_surface, free.sample_corners):
-            points.append(draw(references[i].flatten(), 100, generator=generator).double())
+            points.append(draw(references[i].flatten(), 100, key=i * 10 + j).double())
         at = torch.cat(points)
         least = min(least, float((free.distance(at, other[None]) - free.distance(at, own[None])).min()))
     return least

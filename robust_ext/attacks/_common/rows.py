@@ -40,8 +40,7 @@ def row_streams(rows: int, generator: torch.Generator) -> list[torch.Generator]:
 
 def random_start(inputs: Tensor, threat_model: ThreatModel, streams: list[torch.Generator]) -> Tensor:
     """Points uniform in the balls and clipped to the bounds, ``(N, ...)``, each row's from its own stream."""
-    pairs = zip(inputs, streams, strict=True)
-    return torch.cat([threat_model.sample_inner(row, 1, generator=stream) for row, stream in pairs])
+    return threat_model.sample_inner(inputs, 1, key=[draw_seed(stream) for stream in streams])[:, 0]
 
 
 def query(target: Target, points: Tensor) -> Tensor:

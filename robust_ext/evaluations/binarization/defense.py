@@ -143,8 +143,8 @@ def _accepted(
 
 def _random_points(x: Tensor, settings: BinarizationSettings, ball: ThreatModel, key: _Key) -> Iterator[Tensor]:
     draw = ball.sample_corners if settings.corners else ball.sample_surface
-    for block, start in enumerate(range(0, settings.planting_tries, _BLOCK)):
-        yield draw(x, min(_BLOCK, settings.planting_tries - start), generator=stream(*key, block))
+    for start in range(0, settings.planting_tries, _BLOCK):
+        yield draw(x, min(_BLOCK, settings.planting_tries - start), key=derive_seed(*key), start=start)
 
 
 def _attacked_points(x: Tensor, network: nn.Module, ball: ThreatModel, key: _Key) -> Iterator[Tensor]:

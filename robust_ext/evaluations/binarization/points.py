@@ -5,60 +5,44 @@ Zimmermann et al. 2022, section 3.1 and appendix B, draw inner points uniformly 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from robust_ext.core.random import stream
+from robust_ext.core.random import derive_seed
+from robust_ext.core.sampling import evenly_mixed
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
-# Points are drawn in blocks with a stream of their own, so that the first n do not depend on how many follow.
-_BLOCK = 256
 # Of the mean variance of the features: added to each, so that directions in which nothing varies do not decide.
 _FLOOR = 1e-3
 
 
-def draw_candidates(x: Tensor, sample: int, settings: BinarizationSettings) -> Tensor:
-    """The points of a sample among which those to be planted are chosen, ``(n, ...)``: so many for each of N_b."""
+def draw_candidates(inputs: Tensor, samples: Sequence[int], settings: BinarizationSettings) -> Tensor:
+    """The points of B samples among which those to be planted are chosen, ``(B, n, ...)``: so many for each of N_b."""
     draw = settings.threat_model.sample_corners if settings.corners else settings.threat_model.sample_surface
-    key, count = (settings.seed_of_judge, sample, "boundary"), settings.boundary_points * settings.planted_candidates
-    return torch.cat([draw(x, size, generator=stream(*key, block)) for block, size in _blocks(count)])
+    count = settings.boundary_points * settings.planted_candidates
+    return draw(inputs, count, key=keys_of(samples, settings, "boundary"))
 
 
-def draw_inner(x: Tensor, sample: int, settings: BinarizationSettings, count: int) -> Tensor:
-    """The first ``count`` inner points of a sample, ``(count, ...)``."""
-    return torch.cat([draw() for draw in inner_blocks(x, sample, settings, count)])
+def draw_inner(
+    inputs: Tensor, samples: Sequence[int], settings: BinarizationSettings, count: int, *, start: int = 0
+) -> Tensor:
+    """The inner points ``start`` to ``start + count`` of B samples, ``(B, count, ...)``, the two kinds evenly mixed."""
+    ball, radius = settings.threat_model, 1 - settings.gap
+    corners, inner = (keys_of(samples, settings, purpose) for purpose in ("inner corners", "inner"))
+    return evenly_mixed(
+        settings.inner_corners,
+        count,
+        start,
+        lambda size, first: ball.sample_corners(inputs, size, key=corners, start=first, radius=radius),
+        lambda size, first: ball.sample_inner(inputs, size, key=inner, start=first, radius=radius),
+    )
 
 
-def inner_blocks(x: Tensor, sample: int, settings: BinarizationSettings, count: int) -> Iterator[Callable[[], Tensor]]:
-    """Functions that draw the blocks of a sample's inner points."""
-    for block, size in _blocks(count):
-        yield partial(_draw_block, x, sample, settings, block, size)
-
-
-def _draw_block(x: Tensor, sample: int, settings: BinarizationSettings, block: int, size: int) -> Tensor:
-    """The first ``size`` points of a block, the two kinds evenly mixed: of the first n, a share n are corners."""
-    ball, radius, key = settings.threat_model, 1 - settings.gap, (settings.seed_of_judge, sample)
-    corner = _evenly(settings.inner_corners, block * _BLOCK, size)
-    corners, uniform = int(corner.sum()), int((~corner).sum())
-    points = x.new_empty((size, *x.shape), dtype=torch.float32)
-    points[corner] = ball.sample_corners(x, corners, generator=stream(*key, "inner corners", block), radius=radius)
-    points[~corner] = ball.sample_inner(x, uniform, generator=stream(*key, "inner", block), radius=radius)
-    return points
-
-
-def _evenly(share: float, start: int, count: int) -> Tensor:
-    """Which of the points ``start`` to ``start + count`` are of the first kind, bool: evenly spread."""
-    upto = (torch.arange(start, start + count + 1, dtype=torch.float64) * share).floor()
-    return upto.diff() > 0
-
-
-def _blocks(count: int) -> Iterator[tuple[int, int]]:
-    """``(index, size)`` of the blocks that make up ``count`` points."""
-    for block in range(-(-count // _BLOCK)):
-        yield block, min(_BLOCK, count - block * _BLOCK)
+def keys_of(samples: Sequence[int], settings: BinarizationSettings, purpose: str) -> list[int]:
+    """The key of each sample's points for a purpose."""
+    return [derive_seed(settings.seed_of_judge, sample, purpose) for sample in samples]
 
 
 def farthest(inner: Tensor, candidates: Tensor, count: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.evaluations.binarization.forward import Forward
-from robust_ext.evaluations.binarization.points import draw_candidates, farthest, inner_blocks
+from robust_ext.evaluations.binarization.points import draw_candidates, draw_inner, farthest
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.readouts import Readout
@@ -24,6 +24,8 @@ from robust_ext.models.readouts.majority import Majority
 
 # Float64 copies of the features that are solved together stay below this many bytes.
 _SOLVE_BYTES = 256 * 2**20
+# Inner points of a sample that are drawn at once.
+_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def _measured(
     Nothing here waits for the device.
     """
     if candidates is None:
-        candidates = torch.stack([draw_candidates(x, one, settings) for x, one in zip(inputs, samples, strict=True)])
+        candidates = draw_candidates(inputs, samples, settings)
 
     def features(*points: Tensor) -> Tensor:
         rows = torch.cat(points, 1)
@@ -182,10 +184,10 @@ def _measured(
         return found.view(*rows.shape[:2], *found.shape[1:])
 
     # Block by block, so that large images and many points do not fill the memory; what is left joins the last.
-    every = (inner_blocks(x, one, settings, settings.inner_points) for x, one in zip(inputs, samples, strict=True))
-    blocks = list(zip(*every, strict=True))
-    rows = [features(torch.stack([draw() for draw in block])) for block in blocks[:-1]]
-    rest = features(torch.stack([draw() for draw in blocks[-1]]), inputs[:, None], candidates, references)
+    starts, count = range(0, settings.inner_points, _BLOCK), settings.inner_points
+    blocks = (draw_inner(inputs, samples, settings, min(_BLOCK, count - start), start=start) for start in starts)
+    rows = [features(next(blocks)) for _ in starts[1:]]
+    rest = features(next(blocks), inputs[:, None], candidates, references)
     sizes = [rest.shape[1] - 1 - candidates.shape[1] - references.shape[1], 1, candidates.shape[1], references.shape[1]]
     last, clean, far, further = torch.split(rest, sizes, 1)
     inner = torch.cat([clean, *rows, last], 1)

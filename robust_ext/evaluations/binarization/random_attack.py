@@ -12,9 +12,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from robust_ext.core.random import derive_seed, stream
+from robust_ext.core.random import derive_seed
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.forward import Forward
+from robust_ext.evaluations.binarization.points import keys_of
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
@@ -47,12 +48,12 @@ def random_reach(
     separable = torch.stack([version.separable for version in problems], 1)
     alive = [i for i in range(len(first.samples)) if bool(separable[i].any())]
     for number, (inner, corners) in enumerate(_rounds(settings)):
-        size = max(1, forward.rows // (inner + corners))
+        each = len(inner) + len(corners)
+        size = max(1, forward.rows // each)
         for group in (alive[start : start + size] for start in range(0, len(alive), size)):
-            points = torch.cat(
-                [_draw(first.inputs[i], first.samples[i], settings, number, inner, corners) for i in group]
-            )
-            index = torch.tensor(group, device=device).repeat_interleave(inner + corners)
+            ids = [first.samples[i] for i in group]
+            points = _draw(first.inputs[group], ids, settings, inner, corners).flatten(0, 1)
+            index = torch.tensor(group, device=device).repeat_interleave(each)
             measured = forward(points)
             reach = torch.stack([problem.reach(measured, index) for problem in problems], 1)
             reach = torch.where(separable[index], reach, -torch.inf)
@@ -64,7 +65,7 @@ def random_reach(
                     )
                     reach[hits[defense.rejects(points[hits], seed=seed)]] = -torch.inf
             best[group] = torch.maximum(best[group], reach.view(len(group), -1, len(problems)).amax(1))
-            draws[group] += inner + corners
+            draws[group] += each
         solved = (best > boundary.clamp_min(deepest)) | ~separable
         alive = [i for i in alive if not bool(solved[i].all())]
         if not alive:
@@ -72,22 +73,23 @@ def random_reach(
     return best, draws
 
 
-def _rounds(settings: BinarizationSettings) -> list[tuple[int, int]]:
-    """Numbers of inner and corner points of each round, in the proportion of the totals."""
-    total = settings.random_inner + settings.random_corners
-    count = -(-total // _ROUND)
-    edges = [(settings.random_inner * i // count, settings.random_corners * i // count) for i in range(count + 1)]
-    return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(edges)]
+def _rounds(settings: BinarizationSettings) -> list[tuple[range, range]]:
+    """Which inner and corner points each round has, in the proportion of the totals."""
+    totals = settings.random_inner, settings.random_corners
+    count = -(-sum(totals) // _ROUND)
+    edges = [[total * i // count for total in totals] for i in range(count + 1)]
+    return [(range(a[0], b[0]), range(a[1], b[1])) for a, b in pairwise(edges)]
 
 
-def _draw(x: Tensor, sample: int, settings: BinarizationSettings, number: int, inner: int, corners: int) -> Tensor:
-    threat_model = settings.threat_model
-    planted = threat_model.sample_corners if settings.corners else threat_model.sample_surface
-    return torch.cat(
-        [
-            threat_model.sample_inner(
-                x, inner, generator=stream(settings.seed_of_judge, sample, "random inner", number)
-            ),
-            planted(x, corners, generator=stream(settings.seed_of_judge, sample, "random corners", number)),
-        ]
+def _draw(
+    inputs: Tensor, samples: Sequence[int], settings: BinarizationSettings, inner: range, corners: range
+) -> Tensor:
+    """Points ``(B, inner and corners, ...)`` of samples ``(B, ...)``."""
+    ball = settings.threat_model
+    planted = ball.sample_corners if settings.corners else ball.sample_surface
+    inner_keys, corner_keys = (keys_of(samples, settings, f"random {kind}") for kind in ("inner", "corners"))
+    drawn = (
+        ball.sample_inner(inputs, len(inner), key=inner_keys, start=inner.start),
+        planted(inputs, len(corners), key=corner_keys, start=corners.start),
     )
+    return torch.cat(drawn, 1)

@@ -72,7 +72,9 @@ def test_logits_span_the_range_of_the_network(network, digits, linf):
     settings = BinarizationSettings(threat_model=linf, inner_points=100)
     parts, _, problems = problems_of(network, digits[:3], settings)
     for i in range(3):
-        points = torch.cat([digits[i : i + 1], draw_inner(digits[i], i, settings, 100), problems.planted[i]])
+        points = torch.cat(
+            [digits[i : i + 1], draw_inner(digits[i : i + 1], [i], settings, 100)[0], problems.planted[i]]
+        )
         module = problems.select([i]).classifier(parts.features, position=settings.boundary_position)
         with torch.no_grad():
             original, binary = network(points), module(points)
@@ -86,7 +88,7 @@ def test_logits_span_the_range_of_the_network(network, digits, linf):
 @pytest.mark.parametrize(("inner", "share"), [("uniform", 0.0), (0.3, 0.3), (1.0, 1.0)])
 def test_a_share_of_the_inner_points_are_corners_of_the_smaller_ball(digits, threat_model, inner, share):
     settings = BinarizationSettings(threat_model=threat_model, inner=inner, gap=0.2, boundary="corners")
-    points = draw_inner(digits[3], 3, settings, 600)
+    points = draw_inner(digits[3:4], [3], settings, 600)[0]
     assert ((points >= 0) & (points <= 1)).all()
     clean = digits[3].expand_as(points)
     assert (threat_model.distance(points, clean) <= 0.8 * threat_model.epsilon + 1e-5).all()
@@ -103,11 +105,13 @@ def test_a_share_of_the_inner_points_are_corners_of_the_smaller_ball(digits, thr
 @pytest.mark.parametrize("inner", ["uniform", 0.3, 1.0])
 def test_points_do_not_depend_on_batch_order_or_number(digits, linf, inner):
     settings = BinarizationSettings(threat_model=linf, inner_points=600, inner=inner)
-    many = draw_inner(digits[3], 3, settings, 600)
-    assert torch.equal(draw_inner(digits[3], 3, settings, 300), many[:300])
-    assert not torch.equal(draw_inner(digits[3], 4, settings, 300), many[:300])
-    candidates = draw_candidates(digits[3], 3, replace(settings, boundary_points=5))
-    assert torch.equal(draw_candidates(digits[3], 3, settings), candidates[: settings.planted_candidates])
+    many = draw_inner(digits[2:5], [2, 3, 4], settings, 600)
+    alone = torch.cat([draw_inner(digits[3:4], [3], settings, 7, start=start) for start in range(0, 350, 7)], 1)
+    assert torch.equal(alone, many[1:2, :350])
+    assert not torch.equal(draw_inner(digits[3:4], [4], settings, 300), many[1:2, :300])
+    candidates = draw_candidates(digits[2:5], [2, 3, 4], replace(settings, boundary_points=5))
+    few = draw_candidates(digits[3:4], [3], settings)
+    assert torch.equal(few, candidates[1:2, : settings.planted_candidates])
 
 
 @pytest.mark.parametrize("features", [(3,), (2, 40)])
