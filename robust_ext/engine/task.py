@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.running import undisturbed
+from robust_ext.core.heap import keep_freed_memory, trimmed
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target, count_calls
 from robust_ext.core.threat import ThreatModel
@@ -93,6 +94,7 @@ class Attempt:
 
 def run_task(task: Task) -> TaskResult:
     """Run a task in this process, the default worker; AttackError where the attack raised."""
+    keep_freed_memory()
     generator = stream(int(task.stream[0]), *task.stream[1:])
     counter, begun = task.target.counter, time.perf_counter()
     before = counter.snapshot()
@@ -148,19 +150,20 @@ def verified(work: Work[T]) -> Generator[Task, TaskResult, T]:
 
 def drive(tasks: Generator[Task, TaskResult, T], worker: Worker = run_task) -> T:
     """Run tasks one after another; an error of a worker is raised where its task was made."""
-    try:
-        task = next(tasks)
-        while True:
-            try:
-                with watching(task.target.counter, task.attack.name):
-                    result = worker(task)
-            except BaseException as error:
-                task = tasks.throw(error)
-            else:
-                task = tasks.send(result)
-    except StopIteration as end:
-        done: T = end.value
-        return done
+    with trimmed():
+        try:
+            task = next(tasks)
+            while True:
+                try:
+                    with watching(task.target.counter, task.attack.name):
+                        result = worker(task)
+                except BaseException as error:
+                    task = tasks.throw(error)
+                else:
+                    task = tasks.send(result)
+        except StopIteration as end:
+            done: T = end.value
+            return done
 
 
 def _verify(task: Task, check: Check, result: TaskResult) -> Attempt:
