@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import sys
 from types import SimpleNamespace
@@ -22,6 +23,12 @@ def _one_thread():
 def pytest_collection_modifyitems(items):
     """Slow tests first, so that no process is left with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish():
+    """Libraries and collected tests stay to the end; looking through them again and again takes a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _python_of(compiled):
