@@ -6,6 +6,7 @@ import hashlib
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -118,10 +119,14 @@ def inputs_digest(inputs: Tensor, samples: Sequence[int]) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
-    found = {"robust_ext": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    installed = {package: found for package in _PACKAGES if (found := _version(package)) is not None}
+    return {"robust_ext": __version__, "python": platform.python_version(), **installed}
+
+
+@cache
+def _version(package: str) -> str | None:
+    """The version that is installed, read once: every run folder states it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robust_ext.core.errors import MissingDependencyError
 from robust_ext.core.printable import printable
@@ -17,16 +17,29 @@ from robust_ext.reports.drawing import DARK, themed
 from robust_ext.reports.examples import Example, panels
 from robust_ext.reports.findings import command, shared, subject
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 
 def render(template: str, context: Mapping[str, Any], examples: Sequence[Example] = ()) -> str:
     """Fill the template of this name; in HTML everything is escaped that is not marked as markup."""
     try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
+        environment = _environment(template.endswith(".html.jinja"))
     except ImportError as error:
         raise MissingDependencyError('A report page needs jinja2: pip install "robust-ext[cli]"') from error
+    images = [example for example in examples if example.is_image]
+    shown = {"examples": [(one, panels(one)) for one in images], "left_out": len(examples) - len(images)}
+    return environment.get_template(template).render(**shown, **context).rstrip() + "\n"
+
+
+@cache
+def _environment(escaped: bool) -> Environment:
+    """What templates are filled with; those that were read once stay."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader("robust_ext", "reports"),
-        autoescape=template.endswith(".html.jinja"),
+        autoescape=escaped,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -48,9 +61,7 @@ def render(template: str, context: Mapping[str, Any], examples: Sequence[Example
     environment.filters.update(title_of=wording.attack_title, setting=_setting, code=_code)
     environment.filters.update(command=command, shared=shared, subject=subject, themed=themed)
     environment.globals.update(_frame())
-    images = [example for example in examples if example.is_image]
-    shown = {"examples": [(one, panels(one)) for one in images], "left_out": len(examples) - len(images)}
-    return environment.get_template(template).render(**shown, **context).rstrip() + "\n"
+    return environment
 
 
 @cache

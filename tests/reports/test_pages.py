@@ -15,6 +15,7 @@ import pytest
 
 from robust_ext import reports
 from robust_ext.core.errors import DataError, InvalidArgumentError, MissingDependencyError
+from robust_ext.reports import page as page_module
 from robust_ext.reports import report_page, report_text, save
 from tests.reports.mead_results import arms_of, make
 from tests.reports.pages import NASTY, Page, outline, svgs
@@ -217,6 +218,7 @@ def test_refuses_what_it_cannot_show(result, named, tmp_path):
 @pytest.mark.parametrize(("module", "named"), [("jinja2", "jinja2"), ("matplotlib.figure", "matplotlib")])
 def test_names_the_command_that_installs_what_is_missing(kind, monkeypatch, module, named):
     monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(page_module, "_environment", page_module._environment.__wrapped__)
     with pytest.raises(MissingDependencyError, match=rf"{named}: pip install \"robust-ext\[cli\]\""):
         report_page(KINDS[kind]("pgd"))
 

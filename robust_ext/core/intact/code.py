@@ -19,7 +19,7 @@ from robust_ext.core.intact.bookkeeping import assigns
 _JUDGING = ("robust_ext.core", "robust_ext.models", "robust_ext.engine", "robust_ext.evaluations")
 _TORCH = (torch, nn.functional, torch.linalg, builtins)
 _FOLDER = str(Path(torch.__file__).parent)
-_CONTENTS = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_CONTENTS = tuple(map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
 _HOOKS = {
     name: value
     for name, value in vars(nn.modules.module).items()
@@ -47,9 +47,9 @@ class CodeState:
         written = [sys.modules.get(kind.__module__) for kind in bases if not kind.__module__.startswith("torch.")]
         own = {id(owner): owner for owner in _namespaces()}
         added = {id(owner): owner for owner in (*bases, *written) if owner is not None and id(owner) not in own}
-        self._kept = [(owner, dict(vars(owner))) for owner in (*own.values(), *added.values())]
+        self._kept = [(owner, vars(owner).copy()) for owner in (*own.values(), *added.values())]
         self._functions = _JUDGES.functions + _functions(added.values())
-        self._code = [_CONTENTS(function) for _, function in self._functions]
+        self._code = self._contents()
         self._hooks = {name: dict(value) for name, value in _HOOKS.items()}
 
     def restore(self) -> list[str]:
@@ -60,10 +60,13 @@ class CodeState:
             if len(now) == len(kept) and all(map(is_, now.values(), kept.values())):
                 continue
             patched += [f"{owner.__name__}.{name}" for name in _restore(owner, now, kept)]
-        for (name, function), contents in zip(self._functions, self._code, strict=True):
-            if _CONTENTS(function) != contents:
-                function.__code__, function.__defaults__, function.__kwdefaults__ = contents
-                patched.append(name)
+        found = self._contents()
+        if found != self._code:  # Compared one by one they take longer, and nearly always all are the same.
+            pairs = zip(zip(*found, strict=True), zip(*self._code, strict=True), strict=True)
+            for (name, function), (new, contents) in zip(self._functions, pairs, strict=True):
+                if new != contents:
+                    function.__code__, function.__defaults__, function.__kwdefaults__ = contents
+                    patched.append(name)
         for name, kept in self._hooks.items():
             now = _HOOKS[name]
             if list(map(id, now.values())) != list(map(id, kept.values())):
@@ -71,6 +74,11 @@ class CodeState:
                 now.update(kept)
                 patched.append(f"torch's {name[1:].replace('_', ' ')}")
         return patched
+
+    def _contents(self) -> list[list[Any]]:
+        """Code, defaults and keyword defaults of each function, by part."""
+        functions = [function for _, function in self._functions]
+        return [list(map(part, functions)) for part in _CONTENTS]
 
 
 def _namespaces() -> list[Any]:
