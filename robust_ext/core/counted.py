@@ -20,7 +20,7 @@ from torch import Tensor
 from robust_ext.core.validation import check_integer
 
 # Part of what identifies a run: another number wherever the same key gives other numbers, or points other draws.
-DRAWS = 2
+STREAMS = 2
 
 # Shifts and factors of lowbias32, as signed numbers of 32 bits.
 _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32), (16, None))

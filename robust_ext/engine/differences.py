@@ -40,8 +40,8 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
             found += _code(what, before or {}, after or {})
         elif kind == _BEHAVIOUR:
             found += _behaviour(what, before or {}, after or {})
-        elif key == "draws":
-            found.append("draws: begun by a release that draws other points from the same seed")
+        elif key == "streams":
+            found.append("streams: begun by a version that draws other points from the same seed")
         else:
             found.append(f"{key}: {_WORDS[key]}" if key in _WORDS and before and after else _values(key, before, after))
     return found

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor, nn
 
 from robust_ext.core.cost import Cost
-from robust_ext.core.counted import DRAWS
+from robust_ext.core.counted import STREAMS
 from robust_ext.core.errors import AttackError, InvalidArgumentError, OutOfTimeError, RobustExtError, RunFolderBusyError
 from robust_ext.engine.context import ISOLATED, RunContext, current_context
 from robust_ext.engine.forecast import Forecast, make_forecast
@@ -213,7 +213,7 @@ def _open(run: Run, folder: Path | None, context: RunContext, *, repair: bool = 
     return RunFolder(
         folder / run.key,
         kind=run.kind,
-        settings={**run.identity, "draws": DRAWS},
+        settings={**run.identity, "streams": STREAMS},
         versions=versions(),
         shard=context.shard[0] if run.shared else 0,
         repair=repair,

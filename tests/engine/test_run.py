@@ -171,3 +171,10 @@ def test_repairing_runs_the_damaged_block_and_no_other(tmp_path, monkeypatch, jo
     with run_context(RunContext(jobs=jobs)), repairing():
         assert essence(run(made(), out=tmp_path, worker=worker)["one"]) == whole
     assert calls == [3]
+
+
+def test_a_folder_of_other_points_from_the_same_seed_is_refused(tmp_path, monkeypatch):
+    run(made(), out=tmp_path)
+    monkeypatch.setattr("robust_ext.engine.run.STREAMS", 3)
+    with pytest.raises(RunFolderError, match="streams: begun by a version that draws other points from the same seed"):
+        run(made(), out=tmp_path)

@@ -158,7 +158,7 @@ def test_without_gradients_square_remains(linear, cut):
         def forward(self, x):
             return cut(super().forward(x) - 0.5)
 
-    problems = plant((Features().eval(), readout), inputs, LINF, **TINY).problems
+    problems = plant((Features().eval(), readout), inputs, LINF, **{**TINY, "planted_candidates": 32}).problems
     found = {
         one.name: one for one in find_witnesses(Features().eval(), problems, BinarizationSettings(threat_model=LINF))
     }
