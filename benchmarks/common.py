@@ -71,25 +71,30 @@ def seconds(function: Callable[[], object], *, repeats: int = 1) -> float:
 
 
 def replay(network: nn.Module, x: Tensor, *, forwards: int, gradients: int, sizes: tuple[int, int]) -> float:
-    """Seconds of bare passes: ``forwards`` rows without and ``gradients`` rows with gradients to the inputs.
+    """CPU seconds of bare passes: ``forwards`` rows without and ``gradients`` rows with gradients to the inputs.
 
     Args:
         network: The plain network; its weights are frozen meanwhile.
-        x: Inputs, of which the first is repeated.
+        x: Inputs, of which the first is repeated; in this layout.
         forwards: Rows that only go forward.
         gradients: Rows that go forward and backward.
         sizes: Rows of a batch of each kind.
     """
-    only, both = (x[:1].expand(size, *x.shape[1:]).contiguous() for size in sizes)
+    only, both = (x[:1].repeat(size, *[1] * (x.dim() - 1)).contiguous(memory_format=_layout(x)) for size in sizes)
     both.requires_grad_(True)
-    start = time.perf_counter()
+    start = time.process_time()
     with frozen(network):
         with torch.no_grad():
             for _ in range(round(forwards / sizes[0])):
                 network(only)
         for _ in range(round(gradients / sizes[1])):
             torch.autograd.grad(network(both).sum(), both)
-    return time.perf_counter() - start
+    return time.process_time() - start
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
 
 
 def best_sizes(network: nn.Module, x: Tensor) -> tuple[int, int]:

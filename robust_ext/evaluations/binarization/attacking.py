@@ -72,7 +72,9 @@ class ProblemAttack:
         result.seconds["verify"] += time.perf_counter() - start
         attempt = yield from self._attempt(problems, 0, self._purpose, result)
         checked = attempt.verified
-        reach = 1 + ((module.scores(checked.candidates, checked.logits) - problems.edge) / problems.gap).cpu()
+        reach = 1 + (module.scores(checked.candidates, checked.logits) - problems.edge) / problems.gap
+        # In one copy from the device.
+        distances, reaches = torch.stack([checked.distances, reach]).tolist()
         traces = [None] * len(problems.samples) if attempt.trace is None else attempt.trace.rows()
         if attempt.trace is not None:
             result.curves.append(attempt.trace.curve)
@@ -82,8 +84,8 @@ class ProblemAttack:
                 "outcome": checked.outcomes[row] if survivors[row] else "not_planted",
                 "planted": survivors[row],
                 "references": references[row],
-                "distance": _plain(checked.distances[row]),
-                "reach": _plain(reach[row]) if usable else None,
+                "distance": _plain(distances[row]),
+                "reach": _plain(reaches[row]) if usable else None,
                 "canary": None,
                 "trace": traces[row],
                 **({} if attempt.error is None else {"error": attempt.error}),
@@ -186,6 +188,5 @@ def _predicted(module: nn.Module, points: Tensor, label: int) -> Tensor:
     return (logits.argmax(1) == label) & torch.isfinite(logits).all(1)
 
 
-def _plain(value: Tensor) -> float | None:
-    number = float(value)
+def _plain(number: float) -> float | None:
     return number if number - number == 0 else None

@@ -123,11 +123,11 @@ def find_witnesses(
                 attack=attack.name,
                 rejects=None if defense is None else partial(defense.rejects, seed=seed),
             )
-        past = (found.logits[:, 1] - found.logits[:, 0]).double() + module.position
+        past = ((found.logits[:, 1] - found.logits[:, 0]).double() + module.position).tolist()
         good = [row for row, outcome in enumerate(found.outcomes) if outcome == "found"]
         yield Witness(
             attack.name,
-            {problems.samples[row]: float(past[row]) for row in good},
+            {problems.samples[row]: past[row] for row in good},
             {problems.samples[row]: found.candidates[row] for row in good},
         )
 

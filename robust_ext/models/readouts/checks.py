@@ -52,24 +52,27 @@ def check_logits(
     """
     if type(readout).logits is Readout.logits:
         return
+    count, wrong = features.shape[1], torch.zeros(len(features), dtype=torch.int64, device=features.device)
     for row in (gap > 0).nonzero().flatten().tolist():
         points = features[row]
-        own = {name: part[row].expand(len(points), *part.shape[1:]) for name, part in parameters.items()}
-        limit = threshold[row].expand(len(points))
+        own = {name: part[row].expand(count, *part.shape[1:]) for name, part in parameters.items()}
+        limit = threshold[row].expand(count)
         with foreign_code("readout", readout.description), torch.no_grad():
             logits = readout.logits(points, own, limit, torch.ones_like(limit), torch.zeros_like(limit))
-        if not isinstance(logits, Tensor) or logits.shape != (len(points), 2):
+        if not isinstance(logits, Tensor) or logits.shape != (count, 2):
             shown = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise _error(readout, f"logits() returned {shown} for {len(points)} rows", f"shape ({len(points)}, 2)")
+            raise _error(readout, f"logits() returned {shown} for {count} rows", f"shape ({count}, 2)")
         beyond = scores[row] - limit
-        wrong = (logits.argmax(1) == 1) != (beyond > 0)
-        wrong &= beyond.abs() > _CLOSE * gap[row]
-        if bool(wrong.any()):
-            raise _error(
-                readout,
-                f"logits() predicts another class than score() for {int(wrong.sum())} of {len(points)} measured points",
-                "the second logit to be the larger one exactly where the score is above the threshold",
-            )
+        other = (logits.argmax(1) == 1) != (beyond > 0)
+        wrong[row] = (other & (beyond.abs() > _CLOSE * gap[row])).sum()
+    # In one copy from the device.
+    found = max(wrong.tolist(), default=0)
+    if found:
+        raise _error(
+            readout,
+            f"logits() predicts another class than score() for {found} of {count} measured points",
+            "the second logit to be the larger one exactly where the score is above the threshold",
+        )
 
 
 def _error(readout: Readout, got: str, expected: str) -> InvalidArgumentError:
