@@ -46,30 +46,30 @@ def random_reach(
     best = torch.full((len(first.samples), len(problems)), -torch.inf, dtype=torch.float64, device=device)
     draws = torch.zeros(len(first.samples), dtype=torch.int64)
     separable = torch.stack([version.separable for version in problems], 1)
-    alive = [i for i in range(len(first.samples)) if bool(separable[i].any())]
+    alive = [row for row, good in enumerate(separable.any(1).tolist()) if good]
     for number, (inner, corners) in enumerate(_rounds(settings)):
+        if not alive:
+            break
         each = len(inner) + len(corners)
         size = max(1, forward.rows // each)
-        for group in (alive[start : start + size] for start in range(0, len(alive), size)):
-            ids = [first.samples[i] for i in group]
-            points = _draw(first.inputs[group], ids, settings, inner, corners).flatten(0, 1)
-            index = torch.tensor(group, device=device).repeat_interleave(each)
+        groups = (alive[start : start + size] for start in range(0, len(alive), size))
+        # The device is waited for at the end of a round, and not within one.
+        for group, rows in zip(groups, torch.tensor(alive, device=device).split(size), strict=True):
+            ids = [first.samples[row] for row in group]
+            points = _draw(first.inputs[rows], ids, settings, inner, corners).flatten(0, 1)
+            index = rows.repeat_interleave(each)
             measured = forward(points)
             reach = torch.stack([problem.reach(measured, index) for problem in problems], 1)
             reach = torch.where(separable[index], reach, -torch.inf)
             if defense is not None:
                 hits = (reach > boundary).any(1).nonzero().squeeze(1)
                 if len(hits):
-                    seed = derive_seed(
-                        settings.seed_of_judge, first.samples[group[0]], "random detector", defense.test, number
-                    )
+                    seed = derive_seed(settings.seed_of_judge, ids[0], "random detector", defense.test, number)
                     reach[hits[defense.rejects(points[hits], seed=seed)]] = -torch.inf
-            best[group] = torch.maximum(best[group], reach.view(len(group), -1, len(problems)).amax(1))
+            best[rows] = torch.maximum(best[rows], reach.view(len(rows), -1, len(problems)).amax(1))
             draws[group] += each
-        solved = (best > boundary.clamp_min(deepest)) | ~separable
-        alive = [i for i in alive if not bool(solved[i].all())]
-        if not alive:
-            break
+        open_rows = ((best <= boundary.clamp_min(deepest)) & separable).any(1).tolist()
+        alive = [row for row in alive if open_rows[row]]
     return best, draws
 
 
