@@ -15,6 +15,7 @@ from robust_ext.attacks.base import Attack
 from robust_ext.casestudies.base import Recipe
 from robust_ext.core.cost import Cost
 from robust_ext.core.random import derive_seed
+from robust_ext.core.speed import Probe
 from robust_ext.core.target import Target
 from robust_ext.engine.code_digest import attack_code
 from robust_ext.engine.identity import describe
@@ -44,6 +45,10 @@ class RecipeRun(Run):
         found = self.attack.cost(self.given.threat_model, classes=self.given.logits.shape[1])
         known = found is not None and self.defense is None
         return (found or Cost()) + Cost(1, unknown=() if known else (self.title,))
+
+    def probe(self) -> Probe:
+        """The module that is attacked, at the first inputs."""
+        return Probe(self.shown, self.given.inputs, min(_BATCH, len(self.given.inputs)))
 
     def work(self, rows: range, store: Store) -> Work[Block]:
         """One task: the attack on these rows."""

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from robust_ext.attacks.base import Attack
-from robust_ext.casestudies.accuracy import measured_accuracy, plan_recipe
+from robust_ext.casestudies.accuracy import RecipeRun, measured_accuracy, plan_recipe
 from robust_ext.casestudies.base import CaseStudy, Recipe
 from robust_ext.casestudies.catalogue import CASE_STUDIES, load_case_study
 from robust_ext.casestudies.content import binarization_entry, make_content, study_entry
 from robust_ext.casestudies.preparation import CaseData, case_threat_model, load_case_data, trained_defense
 from robust_ext.casestudies.result import CaseStudyResult
+from robust_ext.core.cost import Spent
 from robust_ext.core.errors import InconsistentModelError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.threat import ThreatModel
@@ -27,12 +28,13 @@ from robust_ext.detectors.base import Detector
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.progress import Progress, showing
-from robust_ext.engine.run import run_all
+from robust_ext.engine.run import Outcome, run_all
 from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.binarization import binarization_test
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.detectors import calibrate_detector
+from robust_ext.evaluations.timing import Part, parts_of, time_table
 from robust_ext.registry.attack import as_attack
 
 _FALSE_POSITIVES = 0.05
@@ -79,6 +81,7 @@ def run_case_studies(
     check_integer("images", images, minimum=100)
     given = load_case_data(data, root=data_root, samples=samples, images=images, seed=seed)
     folder, begun, studies = None if out is None else Path(out), time.perf_counter(), []
+    outcomes, parts = list[Outcome[RecipeRun]](), list[Part]()
     models = {name: case_threat_model(load_case_study(name), data) for name in chosen}
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         isolation = {"isolate": isolate, "attack_timeout": attack_timeout}
@@ -94,11 +97,13 @@ def run_case_studies(
                     worker=worker,
                     isolation=isolation,
                     bar=bar,
+                    outcomes=outcomes,
+                    parts=parts,
                 )
                 studies.append({"name": name, **one.run()})
         settings = {"data": data, "images": len(given.train_inputs)}
-        seconds = time.perf_counter() - begun
-        content = make_content(studies, samples=samples, settings=settings, seed=seed, seconds=seconds)
+        taken = time_table(outcomes, begun=begun, others=parts)
+        content = make_content(studies, samples=samples, settings=settings, seed=seed, time=taken)
         return tell(CaseStudyResult(content).saved(folder))
 
 
@@ -114,12 +119,15 @@ class _Running:
     worker: Worker
     isolation: Mapping[str, Any]
     bar: Progress | None
+    outcomes: list[Outcome[RecipeRun]]  # Of all studies, for what they took
+    parts: list[Part]  # Likewise, of their binarization tests and training
 
     def run(self) -> dict[str, Any]:
         """Train, measure, and judge both recipes."""
         study, data, begun = self.study, self.data, time.perf_counter()
         self._show("training")
         module = trained_defense(study, data, seed=self.seed, folder=self.folder)
+        self.parts.append(Part("training", None, Spent(seconds=time.perf_counter() - begun)))
         self._show("mechanism", done=1)
         measurement = study.measure(module, data.inputs, data.labels, self.threat_model, seed=self.seed)
         detector = self._detector(module)
@@ -190,6 +198,7 @@ class _Running:
         )
         outcomes = drive(run_all([run], out=self.folder, progress=False, title=kind), self.worker)
         assert outcomes is not None
+        self.outcomes.append(outcomes[run.key])
         return measured_accuracy(outcomes[run.key])
 
     def _binarization(
@@ -216,4 +225,5 @@ class _Running:
             return {"refused": str(error)}
         finally:
             module.eval()
+        self.parts.extend(parts_of(result.content))
         return {"refused": None, **binarization_entry(result.content)}

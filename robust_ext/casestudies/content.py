@@ -14,7 +14,12 @@ _TEST = ("score", "score_interval", "random_score", "random_score_interval", "sa
 
 
 def make_content(
-    studies: Sequence[Mapping[str, Any]], *, samples: int, settings: Mapping[str, Any], seed: int, seconds: float
+    studies: Sequence[Mapping[str, Any]],
+    *,
+    samples: int,
+    settings: Mapping[str, Any],
+    seed: int,
+    time: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Everything ``result.json`` holds."""
     return {
@@ -26,7 +31,7 @@ def make_content(
         "settings": dict(settings),
         "versions": versions(),
         "seed": seed,
-        "seconds": seconds,
+        "time": dict(time),
     }
 
 

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import logging
-import time
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
-
-from robust_ext.core.random import seeded_globals
-
-logger = logging.getLogger(__name__)
-
-# Rows of the first measurement; of the second, which is made where the first one comes to more than so many seconds.
-_FEW, _MORE, _LONG = 4, 32, 60.0
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -45,6 +33,32 @@ class Cost:
         return Cost(self.forward * times, self.backward * times, self.unknown)
 
 
+class Spent(NamedTuple):
+    """What something took: rows that went forward, rows that a gradient came back through, and seconds.
+
+    In JSON it is a list of the three.
+
+    Example:
+        >>> Spent.total([Spent(3, 2, 0.5), [1, 0, 0.25]])
+        Spent(forward=4, backward=2, seconds=0.75)
+    """
+
+    forward: int = 0
+    backward: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def total(cls, parts: Iterable[Sequence[float]]) -> Spent:
+        """What several took."""
+        forward, backward, seconds = (sum(column) for column in zip(*parts, (0, 0, 0.0), strict=True))
+        return cls(int(forward), int(backward), float(seconds))
+
+    @property
+    def passes(self) -> dict[str, int]:
+        """The rows by name."""
+        return {"forward": self.forward, "backward": self.backward}
+
+
 @dataclass(frozen=True)
 class Rates:
     """Seconds that a row takes to go ``forward``, and a gradient of it to come ``backward``."""
@@ -55,43 +69,3 @@ class Rates:
     def seconds(self, cost: Cost) -> float:
         """What the known part of a cost takes."""
         return cost.forward * self.forward + cost.backward * self.backward
-
-
-def measure_rates(module: nn.Module, inputs: Tensor, cost: Cost) -> Rates | None:
-    """Measure the rates of a copy of a module in eval mode at inputs ``(N, ...)``, N of at least 1, with a few rows.
-
-    ``cost`` is what is to be estimated: where it is long, rows are measured in a batch of the usual size. None where
-    the module cannot be copied or run.
-    """
-    try:
-        # What a module keeps from call to call stays as it is.
-        module = copy.deepcopy(module)
-        with seeded_globals(0):
-            rates = _measured(module, inputs[:_FEW])
-            if rates.seconds(cost) <= _LONG:
-                return rates
-            return _measured(module, inputs[torch.arange(_MORE, device=inputs.device) % len(inputs)])
-    except Exception as error:
-        logger.info("the time of a row was not measured (%s: %s)", type(error).__name__, error)
-        return None
-
-
-def _measured(module: nn.Module, rows: Tensor) -> Rates:
-    with torch.no_grad():
-        forward = _seconds(lambda: module(rows), rows)
-    points = rows.clone().requires_grad_(True)
-    try:
-        with torch.enable_grad():
-            both = _seconds(lambda: torch.autograd.grad(module(points).sum(), points), rows)
-    except RuntimeError:
-        # No gradient: an attack that needs one states it.
-        both = forward
-    return Rates(forward / len(rows), max(both - forward, 0.0) / len(rows))
-
-
-def _seconds(call: Callable[[], object], rows: Tensor) -> float:
-    begun = time.perf_counter()
-    call()
-    if rows.is_cuda:
-        torch.cuda.synchronize(rows.device)
-    return time.perf_counter() - begun

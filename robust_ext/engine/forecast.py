@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from robust_ext.core.cost import Cost, Rates, measure_rates
+from robust_ext.core.cost import Cost, Rates
+from robust_ext.core.speed import measure_rates
 
 if TYPE_CHECKING:
     from robust_ext.engine.run import Run
@@ -130,7 +131,7 @@ def make_forecast(runs: Sequence[Run]) -> Forecast:
     made = Forecast({run.key: run.cost() for run in runs}, {run.key: sum(map(len, run.blocks)) for run in runs})
     network = next((probe for run in runs if (probe := run.probe()) is not None), None)
     if network is not None:
-        made.rates = measure_rates(*network, made.total)
+        made.rates = measure_rates(network, made.total)
     return made
 
 

@@ -12,18 +12,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from robust_ext.core.cost import Cost
+from robust_ext.core.cost import Cost, Spent
 from robust_ext.core.counted import STREAMS
 from robust_ext.core.errors import AttackError, InvalidArgumentError, OutOfTimeError, RobustExtError, RunFolderBusyError
+from robust_ext.core.speed import Probe
 from robust_ext.engine.context import ISOLATED, RunContext, current_context
 from robust_ext.engine.forecast import Forecast, make_forecast
 from robust_ext.engine.identity import versions
+from robust_ext.engine.phases import Speedometer, phases_of
 from robust_ext.engine.progress import Progress, is_shown, phase, showing
 from robust_ext.engine.run_folder import RunFolder
 from robust_ext.engine.shards import run_shards
@@ -66,7 +68,7 @@ class Block:
             for n, (row, outcome) in enumerate(zip(rows, attempt.verified.outcomes, strict=True))
         ]
         curve = [] if attempt.trace is None else list(attempt.trace.curve)
-        timing = {"block": rows[0], "seconds": attempt.seconds, "passes": attempt.passes, "curve": curve}
+        timing = {"block": rows[0], "phases": attempt.spent, "curve": curve}
         return Block(records=records, timing=timing, candidates=candidates)
 
 
@@ -93,8 +95,8 @@ class Run(ABC):
         """What one of its samples takes, on the average and at most."""
         return Cost(unknown=(self.title,))
 
-    def probe(self) -> tuple[nn.Module, Tensor] | None:
-        """The network whose rows :meth:`cost` counts, and inputs ``(N, ...)`` to measure its speed with."""
+    def probe(self) -> Probe | None:
+        """The network whose rows are counted, to measure its speed with."""
         return None
 
     def prepare(self, store: Store) -> Work[None]:
@@ -129,24 +131,14 @@ class Outcome(Generic[R_co]):
     refusal: str | None = None  # Why it could not be run; the rest is then empty
     cut: bool = False  # Whether the time was over before its blocks were done
 
-    def total(self, part: str, name: str) -> Any:
-        """Sum over blocks of ``seconds`` or ``passes`` of this name."""
-        return sum(timing[part][name] for timing in self.timings)
+    def spent(self, phase: str) -> Spent:
+        """What a phase took, over all blocks."""
+        return Spent.total(timing["phases"][phase] for timing in self.timings)
 
 
 def isolated(outcomes: Iterable[Outcome[Any]]) -> bool:
     """Whether every attack ran in a process of its own."""
     return all(timing.get("isolated", False) for one in outcomes for timing in one.timings)
-
-
-def spent(outcomes: Iterable[Outcome[Any]], *, begun: float, **parts: float) -> dict[str, float]:
-    """Seconds of parts and in all, since ``begun`` and of earlier calls in the same folders.
-
-    The parts are those of all processes, and may add up to more than went by; then the total is what they add up to.
-    """
-    # What several processes left is of this call too.
-    earlier = sum(one.store.earlier for one in outcomes) if current_context().jobs == 1 else 0.0
-    return {**parts, "total": max(time.perf_counter() - begun + earlier, sum(parts.values()))}
 
 
 def run_all(
@@ -175,6 +167,7 @@ def run_all(
             run_shards(context.command, folders, jobs=context.jobs, total=total, bar=bar)
     alone = context.shard[1] == 1
     outcomes: dict[str, Outcome[R]] = {}
+    speeds: dict[nn.Module | None, Speedometer] = {}
     shown = progress and alone and context.jobs == 1
     left = sorted(runs, key=lambda run: not run.long)
     with showing(title, shown=shown, total=total, unit=unit, forecast=forecast) as bar:
@@ -190,8 +183,13 @@ def run_all(
                         raise
                     busy.append(run)
                     continue
+                # Before the session: what counts the rows of a network is no part of its copy.
+                probe = run.probe()
+                network = None if probe is None else probe.network
+                if network not in speeds:
+                    speeds[network] = Speedometer(probe)
                 with closing(store), run.session():
-                    outcomes[run.key] = yield from _run(run, store, context, bar)
+                    outcomes[run.key] = yield from _run(run, store, context, speeds[network], bar)
             if not alone:
                 return None
             if len(busy) == len(left):
@@ -220,7 +218,19 @@ def _open(run: Run, folder: Path | None, context: RunContext, *, repair: bool = 
     )
 
 
-def _run(run: R, store: Store, context: RunContext, bar: Progress | None) -> Generator[Task, TaskResult, Outcome[R]]:
+def timed(work: Work[Block], speed: Speedometer) -> Generator[Task, TaskResult, Block]:
+    """The tasks of a block, whose timing gets its seconds in all, and those of bare passes in the same process."""
+    begun = time.perf_counter()
+    block = yield from verified(work)
+    seconds = time.perf_counter() - begun
+    counted = Spent.total(spent for *_, spent in phases_of(block.timing, ""))
+    more = {"seconds": seconds, "speed": speed.after(counted._replace(seconds=seconds))}
+    return replace(block, timing={**block.timing, **more})
+
+
+def _run(
+    run: R, store: Store, context: RunContext, speed: Speedometer, bar: Progress | None
+) -> Generator[Task, TaskResult, Outcome[R]]:
     number, count = context.shard if run.shared else (0, 1)
     forecast = Forecast() if bar is None else bar.forecast
     phase(run.title)
@@ -234,7 +244,7 @@ def _run(run: R, store: Store, context: RunContext, bar: Progress | None) -> Gen
                 break
             if not store.holds(rows):
                 forecast.begin(run.key, len(rows))
-                block = yield from verified(run.work(rows, store))
+                block = yield from timed(run.work(rows, store), speed)
                 if block.candidates is not None:
                     # Before the records: a block whose records are there is not run again.
                     kept = block.candidates.detach().cpu().numpy()

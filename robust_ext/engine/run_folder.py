@@ -75,7 +75,7 @@ class RunFolder(Store):
         except BaseException:
             self.close()
             raise
-        self.earlier = sum(_seconds(timing) for timing in self._timings.values())
+        self.earlier = sum(timing.get("seconds", 0.0) for timing in self._timings.values())
 
     def refresh(self) -> None:
         """Read the lines that were added to the files of all shards since the last time."""
@@ -190,11 +190,3 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as they come back from JSON, so that they can be compared."""
     plain: dict[str, Any] = json.loads(json.dumps(settings, allow_nan=False))
     return plain
-
-
-def _seconds(entry: object) -> float:
-    """All that a timing, in its ``seconds`` and those of its parts, adds up to."""
-    if not isinstance(entry, Mapping):
-        return 0.0
-    own = sum(entry["seconds"].values()) if isinstance(entry.get("seconds"), Mapping) else 0.0
-    return float(own) + sum(_seconds(part) for name, part in entry.items() if name != "seconds")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.running import undisturbed
+from robust_ext.core.cost import Spent
 from robust_ext.core.heap import keep_freed_memory, trimmed
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target, count_calls
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import current_context
+from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase, watching
 from robust_ext.engine.recorder import record_queries
 from robust_ext.engine.trace import Trace
@@ -85,8 +87,7 @@ class Attempt:
     """What a task came to."""
 
     verified: Verification
-    seconds: dict[str, float]  # {"attack", "verify"}
-    passes: dict[str, int]  # Rows sent {"forward", "backward"} by the attack
+    spent: dict[str, Spent]  # By {"attack", "verify"}
     witnesses: Tensor | None = None  # As in the task's result
     trace: Trace | None = None  # As in the task's result
     error: str | None = None  # Why nothing came back, where nothing did
@@ -167,18 +168,18 @@ def drive(tasks: Generator[Task, TaskResult, T], worker: Worker = run_task) -> T
 
 
 def _verify(task: Task, check: Check, result: TaskResult) -> Attempt:
-    begun, error = time.perf_counter(), None
+    phases, error = Phases(task.target.counter), None
     phase(f"verification of {check.name}")
-    if result.lost is None:
-        found = _judge(task, check, result)
-    else:
-        outcome, error = result.lost
-        found = unverified(outcome, task.inputs, module=check.module)
-    seconds = {"attack": result.seconds, "verify": time.perf_counter() - begun}
+    with nullcontext() if task.counted is None else count_calls(task.counted, task.target.counter):
+        if result.lost is None:
+            found = _judge(task, check, result)
+        else:
+            outcome, error = result.lost
+            found = unverified(outcome, task.inputs, module=check.module)
+    phases.stop("verify")
     return Attempt(
         verified=found,
-        seconds=seconds,
-        passes=result.passes,
+        spent={"attack": Spent(**result.passes, seconds=result.seconds), **phases.spent},
         witnesses=result.witnesses,
         trace=result.trace,
         error=error,

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackRefusedError, RobustExtError
 from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.speed import Probe
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.base import Detector
@@ -56,9 +57,9 @@ class ScoredRun(Run):
         """Nothing is attacked."""
         return Cost()
 
-    def probe(self) -> tuple[nn.Module, Tensor]:
+    def probe(self) -> Probe:
         """The classifier, at the first inputs."""
-        return self.given.module, self.given.inputs
+        return Probe(self.given.module, self.given.inputs, min(self.batch_size, len(self.given.inputs)))
 
     def points(self, rows: range, store: Store) -> Tensor:
         """What is scored."""

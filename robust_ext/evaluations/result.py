@@ -23,11 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+# What is measured by a clock.
+_MEASURED = ("time", "seconds", "seconds_ratio")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class EvaluationResult(Tabular):
     """Base of results; ``print`` shows the tables of one, and a notebook its verdict and a table.
 
-    Results are equal where they are of one kind and their contents are, as ``result.json`` would hold them.
+    Results are equal where they are of one kind and their contents are, as ``result.json`` would hold them, but for
+    the time that they took.
 
     Args:
         content: Everything ``result.json`` holds; numbers, not strings.
@@ -129,9 +134,9 @@ class EvaluationResult(Tabular):
 
 
 def _plain(value: Any) -> Any:
-    """A value with dicts for mappings."""
+    """A value with dicts for mappings, without what differs whenever it is measured."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(one) for key, one in value.items() if key not in _MEASURED}
     return list(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
 
@@ -148,7 +153,7 @@ def framed(
     *,
     settings: Mapping[str, Any],
     seed: int,
-    seconds: Mapping[str, float],
+    time: Mapping[str, Any],
     **parts: Any,
 ) -> dict[str, Any]:
     """The parts of ``result.json``, with what those of all labelled samples hold."""
@@ -161,5 +166,5 @@ def framed(
         "isolated": isolated(outcomes),
         "versions": versions(),
         "seed": seed,
-        "seconds": dict(seconds),
+        "time": dict(time),
     }

@@ -9,7 +9,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.engine.outcomes import LOST, OUTCOMES
 from robust_ext.reports import findings
 from robust_ext.reports.depth import depth_plots, depth_words
-from robust_ext.reports.drawing import RANDOM, REST, SCORE, Drawing
+from robust_ext.reports.drawing import RANDOM, SCORE, Drawing
 from robust_ext.reports.hardness import calibration_plots, hardness_plots
 from robust_ext.reports.plots import Bar, bar_plot
 from robust_ext.reports.text import Line, paragraph, table
@@ -17,15 +17,6 @@ from robust_ext.reports.wording import attack_title, interval, plain, seconds, s
 
 _HEADER = ("verdict", "attack", "test score", "R-ASR", "depth", "planted", "canaries", "seconds")
 _VERDICTS = ("passed", "failed", "inconclusive")
-# The timed phases in the order in which a run goes through them.
-_PHASES = {
-    "features": ("Features", "#12355b"),
-    "readout": ("Readout", SCORE),
-    "attack": ("Attack", RANDOM),
-    "random": ("Random attack", "#56b4e9"),
-    "witnesses": ("Witnesses", "#009e73"),
-    "verify": ("Verification", REST),
-}
 
 
 def text(result: Mapping[str, Any]) -> str:
@@ -64,12 +55,10 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "OUTCOMES": {key: words for key, words in OUTCOMES.items() if _shown(key, tests, pairs=bool(pairs))},
         "threshold": result["settings"]["threshold"],
         "score_plot": _score_plot(tests),
-        "seconds_plot": _seconds_plot(tests),
         "depths": list(depth_plots(tests)),
         "depth_words": depth_words,
         "hardness": list(hardness_plots(tests)),
         "calibration": list(calibration_plots(tests)),
-        "PHASES": _PHASES,
     }
 
 
@@ -142,16 +131,3 @@ def _score_plot(result: Mapping[str, Any]) -> Drawing:
         prefix="score",
         line=(threshold, f"pass from {threshold:g}"),
     )
-
-
-def _seconds_plot(result: Mapping[str, Any]) -> Drawing:
-    """Stacked bars of every attack's seconds by phase, and what is left of the total."""
-    rows = []
-    for attack in result["attacks"]:
-        taken = attack["seconds"]
-        parts = [(taken.get(phase, 0.0), colour) for phase, (_, colour) in _PHASES.items()]
-        rest = max(taken["total"] - sum(part for part, _ in parts), 0.0)
-        words = f"{seconds(taken['total'])} s"
-        rows.append((attack_title(attack), [Bar(parts=[*parts, (rest, "#e4e7eb")], words=words)]))
-    longest = max(*(attack["seconds"]["total"] for attack in result["attacks"]), 1e-9)
-    return bar_plot(rows, axis="seconds", label="Seconds of each attack by phase", prefix="seconds", limit=longest)

@@ -20,14 +20,16 @@ from robust_ext.reports import (
     mead_page,
     mead_text,
     robust_accuracy,
+    timing,
 )
 from robust_ext.reports.drawing import Drawing
 from robust_ext.reports.examples import Example
 from robust_ext.reports.page import render
+from robust_ext.reports.text import paragraph
 
 Result = Mapping[str, Any]
 
-FORMAT = 1
+FORMAT = 2
 """Of ``result.json``; grows where a reader of an older one would go wrong. Files without it are of format 1."""
 
 
@@ -73,7 +75,8 @@ def report_text(result: Result) -> str:
 
     It is refused where its kind or verdict is none, or where it has no attacks or detectors.
     """
-    return _kind_of(result).text(result)
+    words = paragraph(timing.sentence(result)) if "time" in result else []
+    return "\n".join([_kind_of(result).text(result), *words, ""]) if words else _kind_of(result).text(result)
 
 
 def report_page(result: Result, examples: Sequence[Example] = ()) -> str:
@@ -82,7 +85,7 @@ def report_page(result: Result, examples: Sequence[Example] = ()) -> str:
     Examples are shown in their order; those that are no images are counted in a note.
     """
     kind = _kind_of(result)
-    return render(kind.template, {"result": result, **kind.context(result)}, examples)
+    return render(kind.template, {"result": result, **timing.context(result), **kind.context(result)}, examples)
 
 
 def badge(result: Result) -> str:

@@ -75,7 +75,7 @@ def test_memory_and_folder_hold_the_same(tmp_path):
     assert [[one[key] for key in ("index", "sample", "twice")] for one in here.records] == [
         [i, i, 2 * i] for i in range(7)
     ]
-    assert here.total("passes", "forward") == 7
+    assert here.spent("attack").forward == 7
     assert {file.name for file in (tmp_path / "one").glob("*.npz")} == {f"candidates-{n:06d}.npz" for n in (0, 3, 6)}
 
 

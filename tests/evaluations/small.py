@@ -88,7 +88,7 @@ def essence(result):
 
     def timeless(part):
         if isinstance(part, dict):
-            return {key: timeless(value) for key, value in part.items() if key not in ("seconds", "cost")}
+            return {key: timeless(value) for key, value in part.items() if key not in ("seconds", "time", "cost")}
         return [timeless(value) for value in part] if isinstance(part, (list, tuple)) else part
 
     examples = [(one.attack, one.sample, one.outcome, one.candidate.tolist()) for one in result.examples]

@@ -67,7 +67,7 @@ def outcome(result):
 
 def timeless(value):
     if isinstance(value, dict):
-        return {key: timeless(one) for key, one in value.items() if key != "seconds"}
+        return {key: timeless(one) for key, one in value.items() if key not in ("seconds", "time")}
     return [timeless(one) for one in value] if isinstance(value, list) else value
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import robust_ext
-from robust_ext.core.cost import Cost, measure_rates
+from robust_ext.core.cost import Cost
+from robust_ext.core.speed import Probe, measure_rates
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.cost import planting_cost
 from robust_ext.evaluations.binarization.preparation import PassCounter, counted_parts
@@ -157,9 +158,10 @@ def test_rates_are_measured_at_a_copy_and_only_where_the_module_can_be_run():
             return x.flatten(1)
 
     module = Kept().eval()
-    found = measure_rates(module, torch.rand(2, 3), Cost(10**9))
+    found = measure_rates(Probe(module, torch.rand(2, 3), 32), Cost(10**9))
     assert found.forward > 0
     assert module.calls == 0
-    no_gradient = measure_rates(nn.Sequential(Kept(), nn.Threshold(2.0, 0.0)), torch.ones(2, 3).int().float(), Cost(1))
+    flat = nn.Sequential(Kept(), nn.Threshold(2.0, 0.0))
+    no_gradient = measure_rates(Probe(flat, torch.ones(2, 3).int().float(), 2), Cost(1))
     assert no_gradient.backward >= 0
-    assert measure_rates(nn.Linear(4, 2), torch.rand(2, 3), Cost(1)) is None
+    assert measure_rates(Probe(nn.Linear(4, 2), torch.rand(2, 3), 2), Cost(1)) is None

@@ -96,7 +96,7 @@ def essence(out):
 
     def timeless(part):
         if isinstance(part, dict):
-            return {key: timeless(value) for key, value in part.items() if key not in ("seconds", "cost")}
+            return {key: timeless(value) for key, value in part.items() if key not in ("seconds", "time", "cost")}
         return [timeless(value) for value in part] if isinstance(part, list) else part
 
     def records_of(file):

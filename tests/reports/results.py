@@ -99,6 +99,31 @@ def depth_row(depth, problems, found, random_found, by_others):
 DEPTHS = [depth_row(1.0, 256, 157, 31, (256, 157, 31)), depth_row(2.0, 192, 48, 4, (160, 40, 3))]
 
 
+def make_time(attacks):
+    """What it took: planting by a folded copy, attacks, and a rest of which no rows are known."""
+
+    def row(phase, of, forward, backward, seconds, floor):
+        ratio = seconds / floor if floor else None
+        return {
+            "phase": phase,
+            "of": of,
+            "forward": forward,
+            "backward": backward,
+            "seconds": seconds,
+            "floor": floor,
+            "ratio": ratio,
+        }
+
+    rows = [
+        row("features", None, 64000, 0, 41.5, 44.0),
+        *(row("attack", name, 6400, 6400, 12.5, 11.25) for name in attacks),
+        row("rest", None, 0, 0, 3.25, None),
+    ]
+    whole = (sum(one[key] or 0 for one in rows) for key in ("forward", "backward", "seconds", "floor"))
+    total = row(None, None, *whole)
+    return {"phases": rows, "total": {key: total[key] for key in list(total)[2:]}, "wall": 21.0}
+
+
 def make_attack(name, **changes):
     """The entry of one attack in a binarization test; ``changes`` replaces whole values."""
     entry = {
@@ -153,6 +178,7 @@ def make_result(attacks, **changes):
         "isolated": True,
         "versions": VERSIONS,
         "seed": 20240501,
+        "time": make_time([attack["name"] for attack in attacks]),
     }
     assert changes.keys() <= entry.keys()
     return {**entry, **changes}
@@ -192,7 +218,7 @@ def make_robust_accuracy(*names, **changes):
         "settings": {"norm": "l2", "batch_size": 100, "seed": 3},
         "isolated": True,
         "versions": VERSIONS,
-        "seconds": {"attack": 26.0, "total": 30.0},
+        "time": make_time(names),
         **changes,
     }
 
@@ -240,7 +266,7 @@ def make_adaptive(*names, **changes):
         "settings": {"steps": 50, "seed": 1},
         "isolated": True,
         "versions": VERSIONS,
-        "seconds": {"attack": 26.0, "total": 30.0},
+        "time": make_time(names),
         **changes,
     }
 
@@ -343,7 +369,7 @@ def make_diagnosis(*names, **changes):
         "isolated": True,
         "versions": VERSIONS,
         "seed": 3,
-        "seconds": 30.5,
+        "time": make_time(["pgd"]),
         **changes,
     }
 
@@ -401,5 +427,5 @@ def make_case_studies(name):
         "settings": {"data": "digits", "images": 1297},
         "versions": VERSIONS,
         "seed": 0,
-        "seconds": 33.0,
+        "time": make_time(["weak", "right"]),
     }

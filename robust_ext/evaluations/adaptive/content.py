@@ -14,11 +14,12 @@ from robust_ext.core.statistics import proportion_interval
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.outcomes import LOST
-from robust_ext.engine.run import Outcome, isolated, spent
+from robust_ext.engine.run import Outcome, isolated
 from robust_ext.evaluations.adaptive.findings import find_faults
 from robust_ext.evaluations.adaptive.plan import CATEGORIES
 from robust_ext.evaluations.adaptive.protocol import StepRun
 from robust_ext.evaluations.caveats import attack_warnings
+from robust_ext.evaluations.timing import time_table
 
 Floats = NDArray[np.float64]
 
@@ -59,11 +60,7 @@ def make_content(
         "isolated": isolated(outcomes[1:]),
         "versions": versions(),
         "seed": seed,
-        "seconds": spent(
-            outcomes,
-            begun=begun,
-            **{phase: sum(one.total("seconds", phase) for one in ran) for phase in ("attack", "verify")},
-        ),
+        "time": time_table(outcomes, begun=begun),
     }
     upper = ", and stand as clean inputs, so that robust accuracy is an upper bound"
     broken = attack_warnings([(one.run.title, one.records) for one in ran], consequence=upper)
@@ -143,8 +140,8 @@ def _attack(one: Outcome[StepRun]) -> dict[str, Any]:
         "attack": step.attack.description,
         "exposure": step.exposure,
         "outcomes": dict(sorted(Counter(record["outcome"] for record in one.records).items())),
-        "seconds": one.total("seconds", "attack"),
-        "passes": {way: one.total("passes", way) for way in ("forward", "backward")},
+        "seconds": one.spent("attack").seconds,
+        "passes": one.spent("attack").passes,
     }
 
 

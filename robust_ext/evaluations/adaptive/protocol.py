@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.transfer import Transfer
-from robust_ext.core.cost import Cost
+from robust_ext.core.cost import Cost, Spent
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError, RobustExtError
 from robust_ext.core.random import derive_seed, seeded_globals
-from robust_ext.core.target import Target
+from robust_ext.core.speed import Probe
+from robust_ext.core.target import PassCounter, Target, count_calls
 from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code
 from robust_ext.engine.identity import describe, model_digest, plain_settings
 from robust_ext.engine.inputs import EvaluationInputs, blocks_of
 from robust_ext.engine.outcomes import LOST
+from robust_ext.engine.phases import Phases
 from robust_ext.engine.run import Block, Run
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Attempt, Check, Key, Task, Work
@@ -87,19 +88,19 @@ class StepRun(Run):
         # The gradient of a prediction comes back through all that it was made by.
         return predictions + Cost(found.forward * forward + found.backward * backward, found.backward * forward) * draws
 
-    def probe(self) -> tuple[nn.Module, Tensor]:
+    def probe(self) -> Probe:
         """The static model, at the first inputs."""
-        return self.defense.classifier, self.given.inputs
+        return Probe(self.defense.classifier, self.given.inputs, len(self.blocks[0]))
 
     def work(self, rows: range, store: Store) -> Work[Block]:
         """One task: the step on these rows."""
         given, name, first = self.given, self.title, self.given.ids[rows[0]]
-        inputs, labels = given.rows(rows)
+        (inputs, labels), counter = given.rows(rows), PassCounter()
         if self.step is None:
-            static_model, threat_model = self.defense.classifier, given.threat_model
-            verified = verify(inputs, inputs, labels, module=static_model, threat_model=threat_model, attack=name)
-            nothing = {"attack": 0.0, "verify": 0.0}
-            attempt = Attempt(verified=verified, seconds=nothing, passes={"forward": 0, "backward": 0})
+            static_model, threat_model, phases = self.defense.classifier, given.threat_model, Phases(counter)
+            with count_calls(static_model, counter):
+                verified = verify(inputs, inputs, labels, module=static_model, threat_model=threat_model, attack=name)
+            attempt = Attempt(verified=verified, spent={"attack": Spent(), "verify": Spent()})
         else:
             target = Target(
                 module=self.step.module(self.defense, self.settings),
@@ -122,12 +123,14 @@ class StepRun(Run):
             )
             # Witnesses are of the defense, not of the static model.
             attempt = yield task, Check(module=self.defense.classifier, name=name, witnessed=False)
-        begun = time.perf_counter()
-        of_static, judged = self._judged(inputs, labels, attempt, first)
-        static, static_finite = _predict(self.defense.classifier, of_static, labels)
-        keys = [("test time answers", name, number) for number in range(self.draws)]
-        predictions = [self._predict(judged, labels, first, *key) for key in keys]
-        attempt.seconds["verify"] += time.perf_counter() - begun
+            phases = Phases(counter)
+        with count_calls(self.defense.classifier, counter):
+            of_static, judged = self._judged(inputs, labels, attempt, first)
+            static, static_finite = _predict(self.defense.classifier, of_static, labels)
+            keys = [("test time answers", name, number) for number in range(self.draws)]
+            predictions = [self._predict(judged, labels, first, *key) for key in keys]
+        phases.stop("verify")
+        attempt.spent["verify"] = Spent.total([attempt.spent["verify"], phases.spent["verify"]])
         right, finite = (torch.stack(parts, 1) for parts in zip(*predictions, strict=True))
         sound = (static_finite & finite.all(1)).tolist()
         outcomes = tuple(

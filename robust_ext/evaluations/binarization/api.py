@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.callbacks import Callback, listening
+from robust_ext.evaluations.timing import time_table
 from robust_ext.models.features import Observed
 
 
@@ -95,26 +97,34 @@ def binarization_test(
         >>> binarization_test(model, lambda model, x, y: x, x, threat_model, inner_points=50).verdict
         'failed'
     """
+    begun = time.perf_counter()
     checked = make_settings(BinarizationSettings, options, base=settings, threat_model=threat_model)
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
     with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
         checked = with_judge_seed(checked, out=out, worker=worker)
         runs = _prepare(model, attacks, inputs, checked, detector, detector_data, sample_ids=sample_ids, device=device)
         outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"), worker)
-        return tell(BinarizationResult({}) if outcomes is None else _result(outcomes, out))
+        return tell(BinarizationResult({}) if outcomes is None else _result(outcomes, out, begun=begun))
 
 
-def _result(outcomes: Mapping[str, Outcome[BinarizationRun]], out: str | os.PathLike[str] | None) -> BinarizationResult:
+def _result(
+    outcomes: Mapping[str, Outcome[BinarizationRun]], out: str | os.PathLike[str] | None, *, begun: float
+) -> BinarizationResult:
     """The result of one test, or of the regular and the inverted one together; all are saved."""
-    results = {}
+    results, single = {}, list(outcomes) == [""]
     for key, left in outcomes.items():
-        one = BinarizationResult(make_content(left), records=left.records, examples=load_examples(left.store))
+        one = BinarizationResult(
+            make_content(left, begun=begun if single else None),
+            records=left.records,
+            examples=load_examples(left.store),
+        )
         results[key] = one.saved(None if out is None else Path(out) / key)
-    if "" in results:
+    if single:
         return results[""]
     shared = {key: value for key, value in outcomes[TESTS[0]].run.identity.items() if key != "test"}
     examples = [replace(one, attack=f"{one.attack} ({test})") for test in TESTS for one in results[test].examples]
-    content = combine_tests({test: results[test].content for test in TESTS}, shared)
+    taken = time_table(outcomes.values(), begun=begun)
+    content = combine_tests({test: results[test].content for test in TESTS}, shared, time=taken)
     return BinarizationResult(content, examples=examples).saved(out)
 
 

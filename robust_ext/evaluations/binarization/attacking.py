@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.cost import Spent
 from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Counted, Target
 from robust_ext.engine.outcomes import LOST
+from robust_ext.engine.phases import Phases
 from robust_ext.engine.task import Attempt, Check, Task, Work
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.problems import Problems
@@ -28,9 +29,13 @@ class Attacked:
 
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
     candidates: dict[int, Tensor] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=lambda: {"attack": 0.0, "verify": 0.0})
-    passes: dict[str, int] = field(default_factory=dict)
+    spent: dict[str, Spent] = field(default_factory=lambda: {"attack": Spent(), "verify": Spent()})
     curves: list[Sequence[Mapping[str, Any]]] = field(default_factory=list)  # Of each call of the attack
+
+    def add(self, spent: Mapping[str, Spent]) -> None:
+        """Add what more was spent."""
+        for phase, more in spent.items():
+            self.spent[phase] = Spent.total([self.spent[phase], more])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,6 @@ class ProblemAttack:
         point is adversarial through the whole model.
         """
         result, traits = Attacked(), self.attack.traits
-        before = self.features.counter.snapshot()
         together = traits.batching == "full" or (
             not traits.one_by_one and identifiable(problems.inputs, self.settings.threat_model)
         )
@@ -59,17 +63,16 @@ class ProblemAttack:
         for rows in [everything] if together else [[row] for row in everything]:
             if rows:
                 yield from self._batch(problems.select(rows), result)
-        spent = self.features.counter.since(before)
-        result.passes = {"forward": spent.forward, "backward": spent.backward}
         return result
 
     def _batch(self, problems: Problems, result: Attacked) -> Work[None]:
         module, settings = self._judge(problems), self.settings
-        start = time.perf_counter()
+        phases = Phases(self.features.counter)
         seed = derive_seed(settings.seed_of_judge, problems.samples[0], "recheck") // 2
         survivors = count_planted(module, problems, defense=self.defense, seed=seed).tolist()
         references = _count_adversarial(module, problems.references, self.defense, seed).tolist()
-        result.seconds["verify"] += time.perf_counter() - start
+        phases.stop("verify")
+        result.add(phases.spent)
         attempt = yield from self._attempt(problems, 0, self._purpose, result)
         checked = attempt.verified
         reach = 1 + (module.scores(checked.candidates, checked.logits) - problems.edge) / problems.gap
@@ -153,8 +156,7 @@ class ProblemAttack:
             rejects = partial(defense.rejects, seed=seed)
         # A canary is about what the attack returns, whatever it has met on its way.
         attempt = yield task, Check(module=judge, name=self.attack.name, rejects=rejects, witnessed=not canary)
-        for phase, seconds in attempt.seconds.items():
-            result.seconds[phase] += seconds
+        result.add(attempt.spent)
         return attempt
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from robust_ext.core.cost import Spent
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, versions
 from robust_ext.engine.run import Outcome, isolated
@@ -31,6 +32,7 @@ from robust_ext.evaluations.causes.attaching import (
 from robust_ext.evaluations.causes.finding import WEIGHTS, ranked
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.caveats import attack_warnings
+from robust_ext.evaluations.timing import Part, time_table
 from robust_ext.models.features import Observed
 from robust_ext.reports.findings import remedy, sentence
 
@@ -43,8 +45,8 @@ _BLIND = (
 _NOTHING = {"outcome": "not_planted"}
 
 
-def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
-    """Everything ``result.json`` holds of one test."""
+def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> dict[str, Any]:
+    """Everything ``result.json`` holds of one test, of a call that began then; None for one of several."""
     run, attacks, attempted, causes, behind = outcome.run, [], [], [], []
     for name, attack in run.attacks.items():
         mine = _until_decided(name, run, outcome.records)
@@ -88,7 +90,14 @@ def make_content(outcome: Outcome[BinarizationRun]) -> dict[str, Any]:
         "isolated": isolated([outcome]),
         "versions": versions(),
         "seed": run.settings.seed,
+        "time": time_table([outcome], begun=begun, others=_calibration(run)),
     }
+
+
+def _calibration(run: BinarizationRun) -> list[Part]:
+    """What the calibration took, where there was one."""
+    found = run.calibration
+    return [] if found is None else [Part("calibration", None, Spent(**found["passes"], seconds=found["seconds"]))]
 
 
 def _attacked(name: str, run: BinarizationRun, records: Sequence[Record], *, failed: bool) -> Attacked:
@@ -147,8 +156,13 @@ def _until_decided(name: str, run: BinarizationRun, records: Sequence[Record]) -
     return records if number is None else [record for group in groups[:number] for record in group]
 
 
-def combine_tests(contents: Mapping[str, Mapping[str, Any]], described: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``result.json`` holds of the regular and the inverted test together, and of settings that both share."""
+def combine_tests(
+    contents: Mapping[str, Mapping[str, Any]], described: Mapping[str, Any], *, time: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What ``result.json`` holds of the regular and the inverted test together, and of settings that both share.
+
+    ``time`` is what both took.
+    """
     regular = contents["regular"]
     attacks = []
     for number, attack in enumerate(regular["attacks"]):
@@ -173,4 +187,5 @@ def combine_tests(contents: Mapping[str, Mapping[str, Any]], described: Mapping[
         "witnesses": [{"test": test, **row} for test, one in contents.items() for row in one["witnesses"]],
         "warnings": [f"In the {test} test: {words}" for test, one in contents.items() for words in one["warnings"]],
         "settings": {**regular["settings"], **described},
+        "time": dict(time),
     }

@@ -86,10 +86,7 @@ def _attack(attack: ProblemAttack, problems: Problems, result: Attacked, own: De
     again = Attacked()
     if run and left:
         again = yield from attack.run(problems.select(left))
-        for phase, seconds in again.seconds.items():
-            result.seconds[phase] += seconds
-        for way, rows in again.passes.items():
-            result.passes[way] += rows
+        result.add(again.spent)
     for row in posed:
         sample = problems.samples[row]
         result.records[sample]["depths"].append({"depth": depth, **_entry(again, sample, own, depth)})

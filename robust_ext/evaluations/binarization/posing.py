@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase
 from robust_ext.evaluations.binarization.defense import Defense, Drawn
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-
-
-class Clock:
-    """Seconds of the phases of posing problems."""
-
-    def __init__(self) -> None:
-        self.seconds = {"features": 0.0, "readout": 0.0, "random": 0.0, "witnesses": 0.0}
-        self._start = time.perf_counter()
-
-    def stop(self, phase: str) -> None:
-        """End a phase, which began where the one before it ended."""
-        now = time.perf_counter()
-        self.seconds[phase] = now - self._start
-        self._start = now
 
 
 @dataclass(frozen=True)
@@ -47,7 +33,7 @@ def pose(
     samples: Sequence[int],
     drawn: Sequence[Drawn] | None,
     settings: BinarizationSettings,
-    clock: Clock,
+    phases: Phases,
     *,
     defense: Defense | None = None,
 ) -> Posed:
@@ -64,17 +50,17 @@ def pose(
         candidates=None if drawn is None else _given([drawn[row].candidates for row in usable]),
         references=None if drawn is None else torch.stack(_given([drawn[row].references for row in usable])),
     )
-    clock.stop("features")
+    phases.stop("features")
     phase("readouts")
     fitted = fit(measured, readout, settings)
     del measured
-    clock.stop("readout")
+    phases.stop("readout")
     phase("random attack")
     positions = [settings.boundary_position]
     # On to the deepest problem that may be posed, so that its share of all of them is exact.
     deepest = settings.depths[-1] if len(settings.depths) > 1 else 0.0
     best, counts = random_reach(forward, [fitted], positions, settings, defense=defense, deepest=deepest)
-    clock.stop("random")
+    phases.stop("random")
     separable = fitted.select([row for row, good in enumerate(fitted.separable.tolist()) if good])
     reach = dict(zip(fitted.samples, best[:, 0].tolist(), strict=True))
     return Posed(separable, reach, dict(zip(fitted.samples, counts.tolist(), strict=True)))

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Cost
 from robust_ext.core.random import derive_seed
+from robust_ext.core.speed import Probe
 from robust_ext.core.target import Counted, count_calls
 from robust_ext.engine.context import current_context
+from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase, watching
 from robust_ext.engine.run import Block, Run
 from robust_ext.engine.store import Record, Store
@@ -29,7 +31,7 @@ from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_acc
 from robust_ext.evaluations.binarization.depth import Deepest, pose_deeper
 from robust_ext.evaluations.binarization.examples import save_examples
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
-from robust_ext.evaluations.binarization.posing import Clock, pose
+from robust_ext.evaluations.binarization.posing import pose
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.rules import Rules
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
@@ -98,9 +100,11 @@ class BinarizationRun(Run):
         images, count = self.inputs.dim() == 4, len(self.ids)
         return sample_cost(self.attacks, self.given, samples=count, images=images, detector=self.defense is not None)
 
-    def probe(self) -> tuple[nn.Module, Tensor]:
+    def probe(self) -> Probe:
         """The features with the readout, at the first inputs."""
-        return nn.Sequential(self.features.module, self.readout).eval(), self.inputs[:4].to(self.device)
+        network = nn.Sequential(self.features.module, self.readout).eval()
+        measured = dict.fromkeys(("features", "random"), self.forward.rows)
+        return Probe(network, self.inputs[:4].to(self.device), self.given.group_size, measured)
 
     def prepare(self, store: Store) -> Work[None]:
         """Calibrate the hardness once."""
@@ -168,23 +172,22 @@ class BinarizationRun(Run):
     def work(self, rows: range, store: Store) -> Work[Block]:
         """Plant something for each of these samples, and run every undecided attack on it."""
         undecided, settings = self._undecided(store), self.settings
-        before, clock = self.features.counter.snapshot(), Clock()
+        phases = Phases(self.features.counter)
         samples, defense = [self.ids[index] for index in rows], self.defense
         inputs = self.inputs[rows.start : rows.stop].to(self.device)
         drawn = None
         if defense is not None:
             phase("points the detector lets pass")
             drawn = [draw_accepted(x, id_, settings, defense) for x, id_ in zip(inputs, samples, strict=True)]
-        parts = self.forward, self.readout, inputs, samples, drawn, settings, clock
+            phases.stop("accepted")
+        parts = self.forward, self.readout, inputs, samples, drawn, settings, phases
         posed = pose(*parts, defense=defense)
-        problems, witnesses = posed.problems, self._witnesses(posed.problems, clock)
-        spent = self.features.counter.since(before)
-        passes = {"forward": spent.forward, "backward": spent.backward}
-        timing: dict[str, Any] = {"block": rows[0], "seconds": clock.seconds, "passes": passes, "attacks": {}}
+        problems, witnesses = posed.problems, self._witnesses(posed.problems, phases)
+        timing: dict[str, Any] = {"block": rows[0], "phases": phases.spent, "attacks": {}}
         # Where nothing can be planted in any sample of the group, there is nothing to attack.
         results = {} if problems is None else (yield from self._attack(problems, undecided, witnesses))
         for name, done in results.items():
-            timing["attacks"][name] = {"seconds": done.seconds, "passes": done.passes, "curve": mean_curve(done.curves)}
+            timing["attacks"][name] = {"phases": done.spent, "curve": mean_curve(done.curves)}
         if problems is not None and rows[0] == 0:
             save_examples(store, problems, results, settings.threat_model.bounds)
         records: list[dict[str, Any]] = []
@@ -212,13 +215,13 @@ class BinarizationRun(Run):
         """Whether problems are posed beyond the planted points."""
         return len(self.given.depths) > 1
 
-    def _witnesses(self, problems: Problems | None, clock: Clock) -> list[Witness]:
+    def _witnesses(self, problems: Problems | None, phases: Phases) -> list[Witness]:
         """What the project's own attacks find in the problems of a group."""
         if problems is None or not problems.samples or not self.deep:
             return []
         phase("witnesses")
         found = list(find_witnesses(self.drawn("witness"), problems, self.settings, defense=self.defense))
-        clock.stop("witnesses")
+        phases.stop("witnesses")
         return found
 
     def _attack(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from robust_ext.core.cost import Spent
 from robust_ext.engine.outcomes import OUTCOMES
 from robust_ext.engine.store import Record
 from robust_ext.evaluations.binarization.depth_scores import score_depths, solved_depth
@@ -17,7 +18,7 @@ from robust_ext.evaluations.caveats import lost_words
 _KAPPAS = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 
 # Phases whose seconds all attacks of a run share.
-_SHARED = ("features", "readout", "random", "witnesses")
+_SHARED = ("accepted", "features", "readout", "random", "witnesses")
 
 
 def summarise_attack(
@@ -96,15 +97,16 @@ def _deeper(depths: Sequence[Mapping[str, Any]]) -> list[Solved]:
 
 
 def _cost(name: str, timings: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Seconds by phase and passes of an attack, its share of the groups' preparation included."""
+    """Seconds by phase and passes of an attack, with those of what all attacks share."""
     own = [entry["attacks"][name] for entry in timings if name in entry["attacks"]]
-    seconds = {phase: sum(entry["seconds"][phase] for entry in timings) for phase in _SHARED}
-    seconds |= {phase: sum(entry["seconds"][phase] for entry in own) for phase in ("attack", "verify")}
-    both = [*timings, *own]
-    return {
-        "seconds": {**seconds, "total": sum(seconds.values())},
-        "passes": {way: sum(entry["passes"][way] for entry in both) for way in ("forward", "backward")},
+    spent = {
+        phase: Spent.total(entry["phases"][phase] for entry in entries if phase in entry["phases"])
+        for phases, entries in ((_SHARED, timings), (("attack", "verify"), own))
+        for phase in phases
     }
+    total = Spent.total(spent.values())
+    seconds = {phase: one.seconds for phase, one in spent.items()}
+    return {"seconds": {**seconds, "total": total.seconds}, "passes": total.passes}
 
 
 def _planting(name: str, records: Sequence[Record], attacked: Sequence[Record]) -> dict[str, dict[str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.probes import probe_model
 from robust_ext.evaluations.diagnosis.content import make_content
 from robust_ext.evaluations.diagnosis.examination import Examination, find
-from robust_ext.evaluations.diagnosis.examining import Examiner
+from robust_ext.evaluations.diagnosis.examining import Examiner, Work
 from robust_ext.evaluations.diagnosis.options import DiagnosisOptions
 from robust_ext.evaluations.diagnosis.result import DiagnosisResult
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
@@ -143,6 +143,7 @@ class _Diagnosis:
     settings: DiagnosisSettings
     out: Path | None
     worker: Worker
+    work: Work = field(default_factory=Work)
 
     def run(self, module: nn.Module, *, begun: float, progress: bool, trying: bool) -> DiagnosisResult:
         """Probe, examine, find, and try."""
@@ -168,6 +169,7 @@ class _Diagnosis:
             inputs=self.inputs,
             threat_model=self.threat_model,
             settings=self.settings,
+            work=self.work,
             begun=begun,
         )
         return DiagnosisResult(content)
@@ -186,7 +188,7 @@ class _Diagnosis:
         except ModelError as error:
             return None, str(error)
         out = None if self.out is None else self.out / folder
-        return Examiner(given=given, settings=self.settings, out=out, worker=self.worker), None
+        return Examiner(given=given, settings=self.settings, out=out, worker=self.worker, work=self.work), None
 
     def _try(
         self, module: nn.Module, examination: Examination, findings: Sequence[Finding], watch: Callable[[str], object]

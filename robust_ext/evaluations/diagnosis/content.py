@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,9 +18,10 @@ from robust_ext.evaluations.causes.ioaf import ioaf, unstable_predictions
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.diagnosis.examination import Examination
-from robust_ext.evaluations.diagnosis.examining import ROLES, Examined, Ran, robust_share
+from robust_ext.evaluations.diagnosis.examining import ROLES, Examined, Ran, Work, robust_share
 from robust_ext.evaluations.diagnosis.next_steps import next_steps
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+from robust_ext.evaluations.timing import time_table
 
 # The neighbourhood in which predictions are to be stable, as a share of the bounds' width, and the samples looked at.
 _NEAR, _FEW = 8 / 255, 4
@@ -38,6 +38,7 @@ def make_content(
     inputs: Tensor,
     threat_model: ThreatModel,
     settings: DiagnosisSettings,
+    work: Work,
     begun: float,
 ) -> dict[str, Any]:
     """Everything ``result.json`` holds."""
@@ -78,7 +79,7 @@ def make_content(
         "isolated": ISOLATED.get(),
         "versions": versions(),
         "seed": settings.seed,
-        "seconds": time.perf_counter() - begun,
+        "time": time_table(work.outcomes, begun=begun, others=work.planted),
     }
 
 

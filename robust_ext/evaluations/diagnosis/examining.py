@@ -19,15 +19,16 @@ from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.outcomes import BROKEN, LOST
-from robust_ext.engine.run import run_all
+from robust_ext.engine.run import Outcome, run_all
 from robust_ext.engine.store import Record
 from robust_ext.engine.task import Worker, drive
-from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
+from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.binarization import BinarizationResult, binarization_test
 from robust_ext.evaluations.causes.attaching import as_entry
 from robust_ext.evaluations.causes.evidence import Entry
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+from robust_ext.evaluations.timing import Part, parts_of
 
 ONE_STEP, ASCENT, SQUARE, RANDOM = "one gradient step", "APGD on the margin", "Square", "random points"
 SMOOTHED = "APGD on the smoothed model"
@@ -89,6 +90,14 @@ class Examined:
         ]
 
 
+@dataclass
+class Work:
+    """All that was run for a diagnosis, for what it took."""
+
+    outcomes: list[Outcome[ArmRun]] = field(default_factory=list)
+    planted: list[Part] = field(default_factory=list)  # Of its binarization tests
+
+
 @dataclass(frozen=True, kw_only=True)
 class Examiner:
     """Runs attacks on the samples of a diagnosis."""
@@ -97,6 +106,7 @@ class Examiner:
     settings: DiagnosisSettings
     out: Path | None
     worker: Worker
+    work: Work = field(default_factory=Work)
 
     def examine(self, attack: Attack) -> Examined:
         """Run an attack on the samples, and on problems planted in the first of them."""
@@ -111,6 +121,7 @@ class Examiner:
             return Examined(ran=replace(ran, error=str(error)))
         except ModelError as error:
             return Examined(ran=ran, error=str(error))
+        self.work.planted += parts_of(result.content)
         return Examined(
             ran=ran,
             planted=result.attacks[attack.name],
@@ -134,12 +145,13 @@ class Examiner:
             return replace(found, error=str(error))
         assert outcomes is not None
         left = outcomes[run.key]
+        self.work.outcomes.append(left)
         return replace(
             found,
             records=left.records,
             curve=next((timing["curve"] for timing in left.timings if timing.get("curve")), ()),
-            seconds=left.total("seconds", "attack"),
-            passes={way: left.total("passes", way) for way in ("forward", "backward")},
+            seconds=left.spent("attack").seconds,
+            passes=left.spent("attack").passes,
         )
 
     def references(self) -> Iterator[Ran]:

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robust_ext.core.cost import Spent
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.detectors.combining import combine
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.outcomes import BROKEN, LOST
-from robust_ext.engine.run import Outcome, spent
+from robust_ext.engine.run import Outcome
 from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun
 from robust_ext.evaluations.arms import Arm
@@ -34,6 +35,7 @@ from robust_ext.evaluations.mead.summary import (
     score_detector,
 )
 from robust_ext.evaluations.result import framed
+from robust_ext.evaluations.timing import Part, time_table
 from robust_ext.reports import Example
 
 logger = logging.getLogger(__name__)
@@ -89,11 +91,10 @@ def make_content(
         ),
         settings={**settings.to_dict(), "detectors": {one.name: one.digest for one in run.detectors}},
         seed=settings.seed,
-        seconds=spent(
+        time=time_table(
             [natural, *left],
             begun=begun,
-            **{phase: sum(one.total("seconds", phase) for one in left) for phase in ("attack", "verify")},
-            score=sum(entry["seconds"] for entry in detectors),
+            others=[Part("scores", entry["name"], Spent(seconds=entry["seconds"])) for entry in detectors],
         ),
     )
 
@@ -177,10 +178,11 @@ def _arm_results(
             known = None if run.adaptive_to is None else run.adaptive_to.name
             # A run that several arms share is split between them.
             alike = len(run.arms)
+            spent = outcome.spent("attack")
             cost = {
                 "outcomes": outcomes_of(outcome.records, success),
-                "seconds": outcome.total("seconds", "attack") / alike,
-                "passes": {way: outcome.total("passes", way) / alike for way in ("forward", "backward")},
+                "seconds": spent.seconds / alike,
+                "passes": {way: rows / alike for way, rows in spent.passes.items()},
             }
             name = arm.name if known is None else f"{arm.name}, knowing {known}"
             scores = {detector: values for detector, (values, _) in found.items()}

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from robust_ext.core.cost import Spent
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.engine.identity import describe
 from robust_ext.engine.outcomes import BROKEN, LOST
-from robust_ext.engine.run import Outcome, spent
+from robust_ext.engine.run import Outcome
 from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.causes.attaching import find_causes, of_arm, prober
 from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.result import framed
+from robust_ext.evaluations.timing import time_table
 
 
 def make_content(
@@ -50,12 +52,7 @@ def make_content(
         warnings=attack_warnings(records, consequence=upper),
         settings={"epsilons": list(epsilons), "batch_size": run.batch_size, "seed": run.seed},
         seed=run.seed,
-        seconds=spent(
-            outcomes,
-            begun=begun,
-            attack=sum(entry["seconds"] for entry in attacks),
-            verify=sum(left.total("seconds", "verify") for left in outcomes),
-        ),
+        time=time_table(outcomes, begun=begun),
     )
 
 
@@ -69,6 +66,7 @@ def _findings(outcomes: Sequence[Outcome[ArmRun]]) -> list[dict[str, Any]]:
 
 def _attack(name: str, mine: Sequence[Outcome[ArmRun]], smallest: Floats, rows: list[dict[str, Any]]) -> dict[str, Any]:
     attack = mine[0].run.attack
+    spent = Spent.total(left.spent("attack") for left in mine)
     distances = [float(value) if np.isfinite(value) else None for value in smallest]
     return {
         "name": name,
@@ -77,8 +75,8 @@ def _attack(name: str, mine: Sequence[Outcome[ArmRun]], smallest: Floats, rows: 
         "robust_accuracy": rows,
         "distances": distances if attack.traits.minimum_norm else None,
         "outcomes": dict(sorted(Counter(record["outcome"] for left in mine for record in left.records).items())),
-        "seconds": sum(left.total("seconds", "attack") for left in mine),
-        "passes": {way: sum(left.total("passes", way) for left in mine) for way in ("forward", "backward")},
+        "seconds": spent.seconds,
+        "passes": spent.passes,
     }
 
 

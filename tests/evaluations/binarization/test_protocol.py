@@ -171,7 +171,7 @@ def test_result_holds_what_is_documented(tmp_path, network, digits, linf, pgd):
     assert all(isinstance(attack[key], int) for key in ("samples", "not_separable", "not_planted"))
     assert (set(attack["canaries"]), set(attack["passes"])) == ({"planted", "repaired"}, {"forward", "backward"})
     total = attack["seconds"].pop("total")
-    assert set(attack["seconds"]) == {"features", "readout", "attack", "random", "verify", "witnesses"}
+    assert set(attack["seconds"]) == {"accepted", "features", "readout", "attack", "random", "verify", "witnesses"}
     assert total == pytest.approx(sum(attack["seconds"].values()))
     page = (tmp_path / "report.html").read_text()
     assert "<svg" in page

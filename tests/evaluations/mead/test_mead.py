@@ -61,7 +61,7 @@ def run(subject, detectors, arms, **keywords):
 
 def content(result):
     """What a result holds beside times and what an attack object says of itself."""
-    text = json.dumps({key: value for key, value in result.content.items() if key not in ("seconds", "versions")})
+    text = json.dumps({key: value for key, value in result.content.items() if key not in ("time", "versions")})
     found = json.loads(text)
     for part in (*found["detectors"], *found["arms"]):
         part.pop("seconds")

@@ -1,0 +1,93 @@
+"""What an evaluation took, by phase, against the floor: its rows as bare passes of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from robust_ext.reports.text import Line
+from robust_ext.reports.wording import plain, seconds
+
+PHASES = {
+    "calibration": "calibration",
+    "training": "training",
+    "accepted": "points the detector lets pass",
+    "features": "planting",
+    "readout": "readouts",
+    "random": "random search",
+    "witnesses": "witnesses",
+    "attack": "attack",
+    "verify": "verification",
+    "scores": "scores",
+    "rest": "the rest",
+}
+"""Phases in words, in the order of tables."""
+
+_HEADER = ("phase", "rows forward", "rows back", "seconds", "floor", "of the floor")
+# Attacks that have a row each; more are one row.
+_ROWS = 12
+# Phases that a sentence names.
+_NAMED = 3
+
+
+def sentence(result: Mapping[str, Any]) -> str:
+    """The time in a sentence; empty for results that have none."""
+    if "time" not in result:
+        return ""
+    total = result["time"]["total"]
+    words = f"Time: {seconds(total['seconds'])} s"
+    if total["floor"] is not None:
+        bare = f"{_rows(total)}: {seconds(total['floor'])} s"
+        words += f", {total['ratio']:.2f} times its bare passes ({bare})"
+    longest = sorted(_phases(result), key=lambda row: -row["seconds"])[:_NAMED]
+    shares = [f"{_label(row)} {100 * row['seconds'] / max(total['seconds'], 1e-9):.0f}%" for row in longest]
+    return f"{words}; {', '.join(shares)}."
+
+
+def table_rows(result: Mapping[str, Any]) -> list[Line]:
+    """A header, a row a phase, and the total."""
+    lines = [(_label(row), *_cells(row)) for row in _phases(result)]
+    return [_HEADER, *lines, ("in all", *_cells(result["time"]["total"]))]
+
+
+def context(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What every page shows: the table, and the seconds of this call where more were spent than went by."""
+    if "time" not in result:
+        return {"time_rows": [], "wall": None}
+    time = result["time"]
+    differs = time["wall"] is not None and time["wall"] < 0.99 * time["total"]["seconds"]
+    return {"time_rows": table_rows(result), "wall": seconds(time["wall"]) if differs else None}
+
+
+def _phases(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rows of phases, with many attacks as one."""
+    rows: list[Mapping[str, Any]] = list(result["time"]["phases"])
+    attacks = [row for row in rows if row["phase"] == "attack"]
+    if len(attacks) <= _ROWS:
+        return rows
+    place = rows.index(attacks[0])
+    whole = {key: sum(row[key] or 0 for row in attacks) for key in ("forward", "backward", "seconds", "floor")}
+    ratio = whole["seconds"] / whole["floor"] if whole["floor"] else None
+    merged = {**whole, "phase": "attack", "of": f"{len(attacks)} of them", "ratio": ratio}
+    return [*rows[:place], merged, *(row for row in rows[place:] if row["phase"] != "attack")]
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    words = PHASES.get(row["phase"], row["phase"])
+    return words if row["of"] is None else f"{words}: {plain(row['of'])}"
+
+
+def _cells(row: Mapping[str, Any]) -> Line:
+    floor, ratio = row["floor"], row["ratio"]
+    return (
+        f"{row['forward']:,}" if row["forward"] else "-",
+        f"{row['backward']:,}" if row["backward"] else "-",
+        seconds(row["seconds"]),
+        "-" if floor is None else seconds(floor),
+        "-" if ratio is None else f"{ratio:.2f}",
+    )
+
+
+def _rows(total: Mapping[str, Any]) -> str:
+    back = f" and {total['backward']:,} back" if total["backward"] else ""
+    return f"{total['forward']:,} rows forward{back}"
