@@ -64,7 +64,8 @@ EVALUATIONS = {
 def plain(value):
     """Content without what differs between any two runs."""
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items() if "seconds" not in key and key not in ("isolated", "time")}
+        measured = ("isolated", "time")
+        return {key: plain(one) for key, one in value.items() if "seconds" not in key and key not in measured}
     return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 

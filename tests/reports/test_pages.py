@@ -246,7 +246,7 @@ def test_files_of_a_result(tmp_path):
     save(result, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["badge.svg", "report.html", "result.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
-    assert json.loads((folder / "result.json").read_text(encoding="utf-8")) == {"format": 1, **result}
+    assert json.loads((folder / "result.json").read_text(encoding="utf-8")) == {"format": 2, **result}
     assert (folder / "report.html").read_text(encoding="utf-8") == report_page(result)
     assert (folder / "badge.svg").read_text(encoding="utf-8") == reports.badge(result)
     save({**result, "seed": 2}, str(folder))

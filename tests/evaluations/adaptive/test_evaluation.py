@@ -76,7 +76,7 @@ def accuracy(result, part="defended"):
 
 
 def plain(content):
-    found = json.loads(json.dumps({key: value for key, value in content.items() if key not in ("seconds", "time", "cost")}))
+    found = json.loads(json.dumps({key: value for key, value in content.items() if key not in ("time", "cost")}))
     for attack in (*found["static"]["attacks"], *found["defended"]["attacks"]):
         attack.pop("seconds")
     return found
