@@ -170,7 +170,7 @@ def test_a_random_detector_is_calibrated_by_the_seed_alone(network, digits, linf
     assert torch.equal(torch.random.get_rng_state(), state)
     torch.manual_seed(2)
     again = pair(network, digits[:4], linf, detector=detectors[1], **arguments)
-    assert first.content == again.content
+    assert first == again
     pair(network, digits[:2], linf, detector=detectors[2], **{**arguments, "out": None, "seed": 5})
     assert torch.equal(detectors[0].threshold, detectors[1].threshold)
     assert not torch.equal(detectors[0].threshold, detectors[2].threshold)

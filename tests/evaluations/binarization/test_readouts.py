@@ -135,7 +135,7 @@ def test_another_readout_is_refused_in_the_same_folder(tmp_path, network, digits
     file.write_text(base.format(1))
     first = binarization_test(network, lambda model, x, y: x, digits[:4], linf, **options)
     again = binarization_test(network, lambda model, x, y: x, digits[:4], linf, **options)
-    assert again.to_dict() == first.to_dict()
+    assert again == first
     file.write_text(base.format(2))
     with pytest.raises(RunFolderError, match=r"readout code: changed \(own.py\)"):
         binarization_test(network, lambda model, x, y: x, digits[:4], linf, **options)

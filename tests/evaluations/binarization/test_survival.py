@@ -61,7 +61,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, tested, digits, pgd):
     calls.reset_mock()
     second = tested(attack, digits[:8], out=tmp_path)
     calls.assert_not_called()
-    assert first.to_dict() == second.to_dict()
+    assert first == second
     assert robust_ext.load_result(tmp_path) == first
 
 

@@ -115,7 +115,7 @@ def test_interrupted_and_resumed(subject, tmp_path, raises_at):
     assert content(resumed) == content(whole)
     saved = json.loads((tmp_path / "result.json").read_text())
     assert saved["kind"] == "mead"
-    assert saved == json.loads(json.dumps({"format": 1, **resumed.content}))
+    assert saved == json.loads(json.dumps({"format": 2, **resumed.content}))
     assert "<html" in (tmp_path / "report.html").read_text()
 
 

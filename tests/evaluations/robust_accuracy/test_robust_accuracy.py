@@ -145,7 +145,7 @@ def test_folder(linear, tmp_path):
     result = robust_accuracy(network, more, inputs, labels, L2, epsilons=EPSILONS, out=tmp_path)
     exact.calls.assert_called_once_with(40)
     saved = json.loads((tmp_path / "result.json").read_text())
-    assert saved == json.loads(json.dumps({"format": 1, **result.content}))
+    assert saved == json.loads(json.dumps({"format": 2, **result.content}))
     fresh = robust_accuracy(network, more, inputs, labels, L2, epsilons=EPSILONS)
     assert fresh.content["worst_case"] == saved["worst_case"]
 
