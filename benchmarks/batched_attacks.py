@@ -32,7 +32,7 @@ def main() -> None:
         attack = CallableAttack(pgd(200), batching=batching)
         posed = ProblemAttack(attack=attack, features=parts.features, settings=settings)
         done = drive(verified(posed.run(problems)))
-        times.setdefault(batching, []).append(done.seconds["attack"])
+        times.setdefault(batching, []).append(done.spent["attack"].seconds)
         found = sum(record["outcome"] == "found" for record in done.records.values())
         print(f"PGD-200, batching={batching:<7} found {found}/{len(inputs)}", flush=True)
     print(f"one at a time / together = {sum(times['single']) / sum(times['any']):.2f}")

@@ -51,12 +51,15 @@ def main() -> None:
         threat_model, out = ThreatModel(norm="linf", epsilon=0.125), Path(folder) / "run"
         result = mead(network, arms, inputs, labels, threat_model, detectors=detectors, detector_data=held_out, out=out)
         total = time.perf_counter() - begun
-    seconds = result.content["seconds"]
+    seconds = {"attack": 0.0, "verify": 0.0, "scores": 0.0}
+    for row in result.content["time"]["phases"]:
+        if row["phase"] in seconds:
+            seconds[row["phase"]] += row["seconds"]
     attack = seconds["attack"]
     sys.stdout.write(
         f"{len(arms)} arms, {arguments.samples} samples: total / attacks {total / attack:.3f}; of the attacks' time: "
-        f"verification {seconds['verify'] / attack:.3f}, scores {seconds['score'] / attack:.3f}, "
-        f"the rest {(total - attack - seconds['verify'] - seconds['score']) / attack:.3f}\n"
+        f"verification {seconds['verify'] / attack:.3f}, scores {seconds['scores'] / attack:.3f}, "
+        f"the rest {(total - attack - seconds['verify'] - seconds['scores']) / attack:.3f}\n"
     )
     for entry in result.content["detectors"]:
         sys.stdout.write(f"  {entry['name']:<8} scores {entry['seconds'] / attack:.3f}\n")
