@@ -183,13 +183,14 @@ def run_all(
                         raise
                     busy.append(run)
                     continue
-                # Before the session: what counts the rows of a network is no part of its copy.
-                probe = run.probe()
-                network = None if probe is None else probe.network
-                if network not in speeds:
-                    speeds[network] = Speedometer(probe)
-                with closing(store), run.session():
-                    outcomes[run.key] = yield from _run(run, store, context, speeds[network], bar)
+                with closing(store):
+                    # Before the session: what counts the rows of a network is no part of its copy.
+                    probe = run.probe()
+                    network = None if probe is None else probe.network
+                    if network not in speeds:
+                        speeds[network] = Speedometer(probe)
+                    with run.session():
+                        outcomes[run.key] = yield from _run(run, store, context, speeds[network], bar)
             if not alone:
                 return None
             if len(busy) == len(left):
